@@ -1,23 +1,23 @@
-"""Every failure that sparring raises on purpose.
+"""Defines every failure that sparring raises on purpose.
 
     SparringError
     |-- SettingsError            a configuration or command line that cannot be run
     |-- CheckpointError          a checkpoint that is missing, damaged, or of another run
-    |-- CodecError               bytes that are not one of our records
+    |-- CodecError               bytes that are not a record of sparring
     |   `-- LimitExceeded        ... because they claim or hold more than is allowed
     |-- ProtocolError            the simulator conversation was broken
-    |   |-- LocalProtocolError   ... by this side: a bug here
+    |   |-- LocalProtocolError   ... by this side, which is a bug
     |   `-- RemoteProtocolError  ... by the other side
-    |-- QueueError               a queue or board cannot do what was asked
-    |   |-- Empty                nothing to get right now
-    |   |-- Full                 no credit right now
-    |   |-- TooLarge             the message can never fit: its maker must split it
-    |   |-- Closed               this end was closed in order
-    |   `-- Broken               the other end is gone
+    |-- QueueError               an operation of a queue or topic failed
+    |   |-- Empty                no message is available now
+    |   |-- Full                 there is no credit now
+    |   |-- TooLarge             the message can never fit and must be split
+    |   |-- QueueClosed          this end was closed in order
+    |   `-- QueueBroken          the other end no longer accepts this one
     `-- ServiceError             a process of the run failed, stalled or gave up
-        `-- NoRoom               ... because what it needs to keep could not be written
+        `-- DiskFull             ... because it could not write essential data
 
-A message says what was got, what was expected and what to do about it.
+A message states what was got, what was expected and what to try.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from typing import Final
 
 
 class SparringError(Exception):
-    """Base of all failures raised on purpose."""
+    """A failure was raised on purpose; this class is the base of all such failures."""
 
 
-class Explained(SparringError):
-    """A failure in three parts: what was got, what was expected, what to do.
+class ExplainedError(SparringError):
+    """A failure is explained in three parts: got, expected, remedy.
 
     Args:
-        got: what was found, with names and values.
-        expected: what would have been right.
-        remedy: what the reader can do about it.
+        got: found value, with names.
+        expected: correct value.
+        remedy: action for the reader.
     """
 
     def __init__(self, *, got: str, expected: str, remedy: str) -> None:
@@ -47,22 +47,22 @@ class Explained(SparringError):
 
 
 class SettingsError(SparringError):
-    """A configuration or command line that cannot be run."""
+    """The configuration or command line cannot be run."""
 
 
-class CheckpointError(Explained):
-    """A checkpoint that is missing, damaged, or of another run."""
+class CheckpointError(ExplainedError):
+    """The checkpoint is missing, damaged, or from another run."""
 
 
-class CodecError(Explained):
-    """Bytes that are not one of our records."""
+class CodecError(ExplainedError):
+    """The bytes are not a record of sparring."""
 
 
 class LimitExceeded(CodecError):
-    """Bytes that claim or hold more than is allowed; refused before anything was allocated."""
+    """The bytes claim or hold more than is allowed; they are rejected before any allocation."""
 
 
-class ProtocolError(Explained):
+class ProtocolError(ExplainedError):
     """The simulator conversation was broken.
 
     Args:
@@ -75,78 +75,78 @@ class ProtocolError(Explained):
 
 
 class LocalProtocolError(ProtocolError):
-    """This side tried something the conversation does not allow: a bug here."""
+    """This side violated the conversation, which is a bug."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The other side did something the conversation does not allow."""
+    """The other side violated the conversation."""
 
 
 class QueueError(SparringError):
-    """A queue or board cannot do what was asked."""
+    """An operation of a queue or topic failed."""
 
 
 class Empty(QueueError):
-    """Nothing to get right now."""
+    """No message is available now."""
 
 
 class Full(QueueError):
-    """No credit to put right now."""
+    """There is no credit to put a message now."""
 
 
 class TooLarge(QueueError):
-    """The message can never fit: its maker must split it."""
+    """The message can never fit and must be split."""
 
 
-class Closed(QueueError):
+class QueueClosed(QueueError):
     """This end was closed in order."""
 
 
-class Broken(QueueError):
-    """The other end is gone."""
+class QueueBroken(QueueError):
+    """The other end no longer accepts this one."""
 
 
 class ServiceError(SparringError):
     """A process of the run failed, stalled or gave up."""
 
 
-class NoRoom(ServiceError):
-    """What a process needs to keep could not be written."""
+class DiskFull(ServiceError):
+    """A process could not write essential data."""
 
 
-# Exit statuses of all commands and processes; 0 is fine. `docs/operations.md` lists them.
+# Exit statuses of all commands and processes; 0 is success. `docs/operations.md` lists them.
 
 FAILED: Final = 1
-"""It went wrong: the run, or what was checked."""
+"""The run or the check failed."""
 
 BAD_INPUT: Final = 2
-"""A command line or configuration that cannot be run: nothing was started."""
+"""The command line or configuration cannot be run, and no process was started."""
 
 UNUSABLE: Final = 3
-"""Of a process whose failure a restart cannot mend."""
+"""A process failed in a way that a restart cannot repair."""
 
 BELOW: Final = 4
-"""`sparring evaluate --at-least`: the policy is not good enough."""
+"""The policy is below `sparring evaluate --at-least`."""
 
 STALLED: Final = 5
-"""A run that did not go on, and was ended for that."""
+"""The run made no progress and was ended."""
 
-NO_ROOM: Final = 28
-"""Exit status of a process that could not write what it needs to keep: on a full disk it cannot say why."""
+DISK_FULL: Final = 28
+"""A process could not write essential data; on a full disk its log may not contain the reason."""
 
-CAN_NOT_START: Final = 127
-"""In the place of a program that could not be started, as shells have it."""
+CANNOT_START: Final = 127
+"""A program could not be started; shells use the same status."""
 
 
 def first_failure(failure: BaseException) -> BaseException:
-    """The first failure inside nested groups."""
+    """Returns the first failure inside nested groups."""
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
     return failure
 
 
 def install_command(extra: str = "") -> str:
-    """The command that installs the libraries of an extra, or those of all simulators, from the oldest that work."""
+    """Returns the command that installs the libraries of an extra, or the required ones, with their version bounds."""
     libraries = []
     for requirement in metadata.requires("sparring") or ():
         library, _, marker = requirement.partition(";")

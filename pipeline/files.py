@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Writes files so that they are either complete or absent."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import BinaryIO
 
 
 def put(file: BinaryIO, data: bytes) -> None:
-    """Writes to a file of a run. What has to survive is written here only, so that a test can fill the disk."""
+    """Writes to a file of a run; all durable data is written here, so that a test can simulate a full disk."""
     left = memoryview(data)
-    while left:  # a file without a buffer may take a part of it
+    while left:  # an unbuffered file may accept a part only
         left = left[file.write(left) :]
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replaces `path` by `data` in one step: a reader sees the old or the new, never a part.
+    """Replaces the content of `path` in one step: a reader sees the old or the new content, never a part.
 
     Args:
-        path: its folder exists.
-        data: the whole content.
-        durable: also survive a loss of power, at the price of waiting for the disk.
+        path: path in an existing folder.
+        data: whole content.
+        durable: whether to wait for the disk, so that the content survives a power loss.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; `path` is as it was.
+        OSError: the disk is full or the folder cannot be written; `path` is unchanged.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
@@ -43,10 +43,10 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def write_through(path: Path, data: bytes) -> None:
-    """Writes a file whose folder is not in place yet, and waits for the disk.
+    """Writes a file whose folder is not published yet, and waits for the disk.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; a part may be there.
+        OSError: the disk is full or the folder cannot be written; a part of the file may exist.
     """
     with path.open("wb") as file:
         put(file, data)
@@ -55,10 +55,10 @@ def write_through(path: Path, data: bytes) -> None:
 
 
 def append(path: Path, data: bytes) -> int:
-    """Adds to the end of a file, all of `data` or, unless the process dies, nothing; returns the file's size.
+    """Appends all of `data` or, unless the process dies, nothing; returns the size of the file.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; the file is as it was.
+        OSError: the disk is full or the folder cannot be written; the file is unchanged.
     """
     with path.open("ab", buffering=0) as file:
         before = file.tell()
@@ -71,7 +71,7 @@ def append(path: Path, data: bytes) -> int:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes renames within a folder survive a loss of power, where the platform can."""
+    """Makes renames within a folder survive a power loss, on platforms that support that."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:

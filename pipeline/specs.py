@@ -1,7 +1,7 @@
-"""What a behavior sees and does: said once by the simulator, before any data.
+"""Describes a behavior's observations and actions, which the simulator sends once, before any data.
 
-A behavior id is `Name?team=N`. Behaviors of one name share one network; teams of one name can
-play against each other with it.
+A behavior id is `Name?team=N`. Behaviors of one name share one network, with which their teams can
+play against each other.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from sparring.pipeline.errors import Explained
+from sparring.pipeline.errors import ExplainedError
 
 ObservationKind = Literal["vector", "image", "entities", "goal"]
 ObservationDtype = Literal["float32", "uint8"]
 
 _ID = re.compile(r"([^?]+)(?:\?team=([0-9]{1,10}))?")
-_BAD_IN_NAME = frozenset('/\\?*:"<>|#')  # of folders; the last one divides names of senders
+_BAD_IN_NAME = frozenset('/\\?*:"<>|#')  # not allowed in folder names, except "#", which divides ids of senders
 _LONGEST_NAME = 100
 _TAKEN = frozenset({"checkpoints", "initial", "logs", "players", "run_logs", "snapshots"})
-"""Folders beside those of behaviors in that of a run."""
+"""Folders of a run beside those of its behaviors."""
 _FILES = (".json", ".jsonl", ".png", ".prom", ".yaml")
-"""How files there end."""
+"""Suffixes of the files of a run."""
 _RANKS: dict[str, tuple[int, ...]] = {"vector": (1,), "image": (3,), "entities": (2,), "goal": (1,)}
 
 
-class SpecError(Explained):
-    """A spec that no network can be built for, or a behavior id that cannot be read."""
+class SpecError(ExplainedError):
+    """No network can be built for the spec, or the behavior id cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservationSpec:
-    """One named observation of an agent.
+    """Describes one named observation of an agent.
 
     Attributes:
         name: unique within the behavior.
-        shape: per agent: vector and goal [size], image [channels, height, width],
+        shape: shape per agent: vector and goal [size], image [channels, height, width],
             entities [most entities, features].
-        dtype: `float32`, or `uint8` for images (scaled to 0..1 where they enter a network).
-        kind: which encoder reads it.
+        dtype: `float32`, or `uint8` for images, which networks scale to 0..1.
+        kind: selects the encoder.
     """
 
     name: str
@@ -73,7 +73,7 @@ class ObservationSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionSpec:
-    """What an agent can do at a decision.
+    """Describes the actions of an agent at a decision.
 
     Attributes:
         continuous: number of continuous actions, each in [-1, 1].
@@ -99,18 +99,18 @@ class ActionSpec:
 
     @property
     def parts(self) -> int:
-        """Number of continuous dimensions and branches."""
+        """Returns the number of continuous dimensions and branches."""
         return self.continuous + len(self.discrete)
 
     @property
     def mask_size(self) -> int:
-        """Number of columns of an action mask: the choices of all branches side by side."""
+        """Returns the number of columns of an action mask: the choices of all branches side by side."""
         return sum(self.discrete)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BehaviorSpec:
-    """Observations and actions of one behavior name, the same for all its teams."""
+    """Describes the observations and actions of one behavior name, the same for all its teams."""
 
     observations: tuple[ObservationSpec, ...]
     actions: ActionSpec
@@ -126,12 +126,12 @@ class BehaviorSpec:
 
     @property
     def observation_bytes(self) -> int:
-        """Of one agent's observations."""
+        """Returns the bytes of one agent's observations."""
         return sum(math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in self.observations)
 
 
 def read_spec(plain: Mapping[str, Any]) -> BehaviorSpec:
-    """A spec from what `dataclasses.asdict` made of it, and JSON of that."""
+    """Returns the spec that `dataclasses.asdict`, and possibly JSON, have converted."""
     observations = tuple(ObservationSpec(**{**one, "shape": tuple(one["shape"])}) for one in plain["observations"])
     actions = plain["actions"]
     return BehaviorSpec(
@@ -142,7 +142,7 @@ def read_spec(plain: Mapping[str, Any]) -> BehaviorSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class BehaviorId:
-    """A behavior name and a team.
+    """Identifies a behavior by its name and team.
 
     Attributes:
         name: selects settings, network and learner.
@@ -157,7 +157,7 @@ class BehaviorId:
         """Reads `Name` or `Name?team=N`.
 
         Raises:
-            SpecError: the name is empty, the team is no number from 0 to 2^31 - 1, or there is another query.
+            SpecError: the name is empty, the team is not a number from 0 to 2^31 - 1, or there is another query.
         """
         found = _ID.fullmatch(text)
         team = int(found[2] or 0) if found else -1
@@ -170,7 +170,7 @@ class BehaviorId:
 
 
 def names_a_folder(name: str) -> bool:
-    """Whether a behavior of this name can have a folder and a learner of its own."""
+    """Returns whether a behavior of this name can have its own folder and learner."""
     plain = bool(name.strip()) and name.isprintable() and not _BAD_IN_NAME & set(name) and not name.startswith(".")
     return plain and len(name.encode()) <= _LONGEST_NAME and name not in _TAKEN and not name.endswith(_FILES)
 

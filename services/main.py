@@ -1,4 +1,4 @@
-"""The `sparring` command. Each command's module is imported when it is used: a simulator loads no torch."""
+"""The `sparring` command, which imports only the module of the chosen command: a simulator loads no torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sparring.services.process.lifeline import end_with_supervisor
 
 COMMANDS: Final = {
     "train": "train from a configuration",
-    "evaluate": "play episodes with a checkpoint and say how good it is",
+    "evaluate": "play episodes with a checkpoint and measure it",
     "export": "write trained policies to files for games and other programs",
     "record": "record episodes of a simulator as demonstrations",
-    "demo": "show what recorded episodes hold",
+    "demo": "show the content of recorded episodes",
     "tournament": "let trained policies play against each other",
     "check": "check a configuration without running it",
     "keys": "make keys for a run on several machines",
-    "join": "run what a run puts on this machine",
-    "status": "show how a run stands",
-    "doctor": "say what this machine lacks for a run",
+    "join": "run this machine's part of a run on several machines",
+    "status": "show the state of a run",
+    "doctor": "show what this machine lacks for a run",
     "simulator": "run a built-in simulator or a bridge",
     "service": "run one service of a run alone",
     "compliance": "check a foreign simulator against the protocol",
@@ -31,11 +31,11 @@ COMMANDS: Final = {
 
 
 _MODULES: Final = {"simulator": "sparring.services.stages.simulator"}
-"""Of commands that are stages of a run too."""
+"""Modules of commands that are also stages of a run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status: 0 fine, 1 failed, 2 bad input."""
+    """Runs a command; returns its exit status: 0 success, 1 failure, 2 bad input."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="sparring", description="Trains teams of agents in simulators of your own.")
     parser.add_argument("--version", action="version", version=f"sparring {__version__}")
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name == chosen:
-            if name == "service":  # first: until all it imports is loaded, its supervisor may be gone
+            if name == "service":  # before the imports, during which its supervisor may end
                 end_with_supervisor()
             module = importlib.import_module(_MODULES.get(name, f"sparring.services.commands.{name}"))
             module.add_arguments(command)

@@ -1,10 +1,9 @@
-"""How hypothesis draws its examples, and what a machine's speed has no say in.
+"""Fixtures of all tests, and the two hypothesis profiles.
 
-`repeatable`, the default: the same examples at every run, on every machine. A test that fails here
-fails again.
+`repeatable`, the default, runs the same examples every time on every machine, so a failure repeats itself.
 
-`search`: new examples at every run, more of them where a test does not say how many, and what failed is
-kept and tried first. `HYPOTHESIS_PROFILE=search pytest tests/queues tests/coordination`
+`search` runs new examples every time, more of them where a test sets no number, and retries stored failures first:
+`HYPOTHESIS_PROFILE=search pytest tests/queues tests/coordination`
 """
 
 from __future__ import annotations
@@ -12,11 +11,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from trio.testing import MockClock
 
-# How long an example takes says more of the machine and of what else it does than of the example.
+# The time that an example takes depends on the load of the machine, so it decides nothing.
 _ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
 
 settings.register_profile("repeatable", derandomize=True, **_ANY_MACHINE)
@@ -24,7 +26,24 @@ settings.register_profile("search", derandomize=False, max_examples=1000, **_ANY
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 SLOW_S = 900
-"""What ends a slow test that hangs; how long it takes says more of the machine, as above."""
+"""Timeout of a slow test: generous, because a loaded machine is many times slower."""
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """Coroutines run on trio with a virtual clock, which jumps to the next deadline as soon as every task waits."""
+    return "trio", {"clock": MockClock(autojump_threshold=0)}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch uses one thread, so that sums are rounded the same way every time."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,20 +53,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: a full collection need not look at it again, thousands of times."""
+    """Imported modules stay loaded, so the garbage collector need not visit them thousands of times."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a module (a test, where it is slow) left open is found here, not in whichever test collects it by chance."""
+    """A file or socket left open is reported here, with its module (a slow test: with itself), not in a later test."""
     last = nextitem is None or item.path != nextitem.path
     if last or item.get_closest_marker("slow"):
         gc.collect()
 
 
 def pytest_sessionfinish() -> None:
-    """The only import name is `sparring`: its folders are never imported beside it."""
+    """The folders `pipeline` and `services` are imported below the name `sparring` only."""
     wrong = {name for name in sys.modules if name.partition(".")[0] in ("pipeline", "services")}
     assert not wrong, f"got modules {sorted(wrong)[:4]}; expected them below sparring only"

@@ -1,4 +1,4 @@
-"""Imports go one way, read from the sources; and a simulator pays for nothing it does not use."""
+"""Imports between packages go one way, and a simulator process imports none of the trainer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sources(top: str) -> list[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Modules that a file names in an import, wherever it stands."""
+    """Yields the modules that a file imports, at any depth."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -44,14 +44,14 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def package(path: Path) -> str:
-    """The package of `pipeline` or `services` that a file belongs to."""
+    """Returns the package of `pipeline` or `services` that a file belongs to."""
     return path.relative_to(ROOT).parts[1].removesuffix(".py")
 
 
 @pytest.mark.parametrize(
     "path", [*sources("pipeline"), *sources("services")], ids=lambda path: str(path.relative_to(ROOT))
 )
-def test_a_package_imports_only_packages_before_it(path: Path) -> None:
+def test_package_imports_only_earlier_packages(path: Path) -> None:
     own = package(path)
     for module in imports(path):
         parts = module.split(".")
@@ -85,7 +85,7 @@ def test_torch_is_imported_only_where_networks_are() -> None:
                 assert path.relative_to(ROOT).as_posix().startswith(TORCH), path
 
 
-def test_nothing_pickles() -> None:
+def test_no_module_pickles() -> None:
     for top in ("pipeline", "services", "scripts"):
         for path in sources(top):
             banned = {"pickle", "cloudpickle", "dill", "shelve", "marshal"} & set(imports(path))
@@ -93,14 +93,14 @@ def test_nothing_pickles() -> None:
 
 
 @pytest.mark.parametrize("module", ["sparring.pipeline.simulation", "sparring.services.stages.simulator"])
-def test_a_simulator_loads_none_of_the_trainer(module: str) -> None:
+def test_simulator_loads_none_of_the_trainer(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {LIGHT!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_a_supervisor_loads_no_torch() -> None:
-    """It starts the processes that need it: a run begins seconds sooner, and holds it in memory once less."""
+def test_supervisor_does_not_load_torch() -> None:
+    """Processes that it starts load torch; without it the run begins seconds sooner and needs less memory."""
     code = "import sys, sparring.services.commands.train; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

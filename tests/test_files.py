@@ -1,4 +1,4 @@
-"""Files that are whole or not there, on a disk that has no room for all of them."""
+"""Files are complete or absent, even on a full disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparring.pipeline import files
 
 
 def full(file: BinaryIO, data: bytes) -> None:
-    """A disk with room for half."""
+    """Writes half of the data, as a disk that becomes full does."""
     file.write(data[: len(data) // 2])
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_what_is_added_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_writes_a_line_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lines"
     assert files.append(path, b"first\n") == 6
     with monkeypatch.context() as patched:
@@ -29,7 +29,7 @@ def test_what_is_added_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch:
     assert path.read_bytes() == b"first\nthird\n"
 
 
-def test_what_is_replaced_is_the_old_one_until_the_new_one_is_whole(
+def test_replaced_file_keeps_its_old_content_until_the_new_one_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state"
@@ -41,8 +41,8 @@ def test_what_is_replaced_is_the_old_one_until_the_new_one_is_whole(
     assert path.read_bytes() == b"old"
 
 
-class Sparing:
-    """A file that takes two bytes at once, as one without a buffer may."""
+class UnbufferedFile:
+    """A file that accepts two bytes at a time."""
 
     def __init__(self) -> None:
         self.content = b""
@@ -52,7 +52,7 @@ class Sparing:
         return len(data[:2])
 
 
-def test_a_file_that_takes_a_part_gets_the_rest() -> None:
-    file = Sparing()
+def test_put_writes_the_rest_after_a_partial_write() -> None:
+    file = UnbufferedFile()
     files.put(file, b"seven..")  # type: ignore[arg-type]
     assert file.content == b"seven.."

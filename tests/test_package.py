@@ -1,4 +1,4 @@
-"""One import name: what is installed, and what a user's folder can do to it."""
+"""The package has one import name, and files in a user's folder cannot replace it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ simulators: [{name: goal, areas: 4}]
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A folder whose files would be imported in place of the trainer's, if its path came first."""
+    """A folder whose files would replace the trainer's modules if its path came first."""
     folder = tmp_path / "game"
     (folder / "services").mkdir(parents=True)
     for name in ("pipeline.py", "services/__init__.py", "yaml.py", "sparring.py", "torch.py"):
@@ -34,32 +34,32 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *command: str) -> str:
-    """What a command prints in a folder, without variables that change Python's path."""
+    """Runs a command in a folder without variables that change Python's path; returns its output."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def trains(folder: Path, *command: str) -> None:
-    """A whole run of every service completes in a folder."""
+def check_training(folder: Path, *command: str) -> None:
+    """Checks that a whole run completes in a folder."""
     arguments = ("train", "config.yaml", "--run-id", "run", "--seed", "1", "--no-export")
     run(folder, *command, *arguments)
     assert (folder / "results" / "run" / "summary.json").exists()
 
 
-def test_the_command_says_its_version() -> None:
+def test_command_prints_its_version() -> None:
     assert run(ROOT, *SPARRING, "--version").split() == ["sparring", sparring.__version__]
 
 
 @pytest.mark.slow
-def test_a_run_imports_nothing_from_the_working_directory(hostile: Path) -> None:
-    trains(hostile, str(Path(sys.executable).with_name("sparring")))
+def test_run_imports_nothing_from_the_working_directory(hostile: Path) -> None:
+    check_training(hostile, str(Path(sys.executable).with_name("sparring")))
 
 
 @pytest.mark.slow
-def test_what_is_built_installs_one_name_and_runs(hostile: Path, tmp_path: Path) -> None:
-    """The source distribution, and the wheel built from it, in an empty environment that borrows libraries."""
+def test_built_package_installs_one_name_and_runs(hostile: Path, tmp_path: Path) -> None:
+    """A wheel built from the source distribution runs in a new environment with the libraries of this one."""
     built, environment = tmp_path / "dist", tmp_path / "environment"
     run(ROOT, sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built))
     (package,) = built.glob("*.whl")
@@ -71,8 +71,8 @@ def test_what_is_built_installs_one_name_and_runs(hostile: Path, tmp_path: Path)
     run(tmp_path, python, "-m", "pip", "install", "--no-deps", "--force-reinstall", str(package))
     added = {path.name for path in site.iterdir()} - before
     assert added == {"sparring", f"sparring-{sparring.__version__}.dist-info"}
-    where = run(hostile, python, "-P", "-c", "import sparring.services.main as main; print(main.__file__)").strip()
-    assert Path(where).is_relative_to(site)
+    location = run(hostile, python, "-P", "-c", "import sparring.services.main as main; print(main.__file__)").strip()
+    assert Path(location).is_relative_to(site)
     assert not any(path.is_symlink() for path in (site / "sparring").rglob("*"))
     assert (site / "sparring" / "pipeline" / "bridges" / "unity" / "messages.proto").exists()
-    trains(hostile, str(environment / "bin" / "sparring"))
+    check_training(hostile, str(environment / "bin" / "sparring"))

@@ -12,7 +12,7 @@ NAMES = st.text(st.characters(exclude_characters="?", exclude_categories=["Cs"])
 
 
 @given(NAMES, st.integers(0, 2**31 - 1))
-def test_a_behavior_id_is_read_back_from_its_text(name: str, team: int) -> None:
+def test_behavior_id_is_parsed_from_its_text(name: str, team: int) -> None:
     identity = BehaviorId(name=name, team=team)
     assert BehaviorId.parse(str(identity)) == identity
     assert BehaviorId.parse(name) == BehaviorId(name=name, team=0)
@@ -24,7 +24,7 @@ def test_a_behavior_id_is_read_back_from_its_text(name: str, team: int) -> None:
      "A?team=2147483648", "A?team=1?team=2", "A?team=\u00b2", "A?team=1&team=2",
      "A?team=%31", "A?team=" + "1" * 5000],
 )  # fmt: skip
-def test_a_behavior_id_that_can_not_be_read_is_refused(text: str) -> None:
+def test_malformed_behavior_id_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="Name"):
         BehaviorId.parse(text)
 
@@ -39,7 +39,7 @@ def test_behavior_ids_sort_by_name_and_team() -> None:
 @pytest.mark.parametrize(
     ("kind", "shape"), [("vector", (4,)), ("goal", (2,)), ("image", (3, 84, 84)), ("entities", (20, 5))]
 )
-def test_each_kind_has_its_rank(kind: str, shape: tuple[int, ...]) -> None:
+def test_each_kind_of_observation_has_its_rank(kind: str, shape: tuple[int, ...]) -> None:
     assert ObservationSpec(name="o", shape=shape, kind=kind).shape == shape  # type: ignore[arg-type]
     for wrong in ((), (*shape, 1, 1), shape[:-1]):
         with pytest.raises(SpecError, match="dimensions"):
@@ -60,7 +60,7 @@ def test_only_known_kinds_sizes_and_dtypes_are_accepted() -> None:
             ObservationSpec(name="o", **wrong)  # type: ignore[arg-type]
 
 
-def test_an_action_spec_needs_an_action_and_counts_its_choices() -> None:
+def test_action_spec_needs_an_action_and_counts_its_choices() -> None:
     assert ActionSpec(discrete=(3, 2, 4)).mask_size == 9
     assert ActionSpec(continuous=2).mask_size == 0
     for wrong in ({}, {"continuous": -1}, {"discrete": (0,)}, {"continuous": 1, "discrete": (3, -1)}):
@@ -68,7 +68,7 @@ def test_an_action_spec_needs_an_action_and_counts_its_choices() -> None:
             ActionSpec(**wrong)  # type: ignore[arg-type]
 
 
-def test_the_observations_of_a_behavior_have_names_of_their_own() -> None:
+def test_observations_of_a_behavior_have_unique_names() -> None:
     one = ObservationSpec(name="o", shape=(1,))
     assert BehaviorSpec(observations=(one,), actions=ActionSpec(continuous=1)).observations == (one,)
     for wrong in ((), (one, one)):
@@ -76,7 +76,7 @@ def test_the_observations_of_a_behavior_have_names_of_their_own() -> None:
             BehaviorSpec(observations=wrong, actions=ActionSpec(continuous=1))
 
 
-def test_a_spec_error_says_what_was_got_expected_and_to_do() -> None:
+def test_spec_error_has_got_expected_and_remedy() -> None:
     with pytest.raises(SpecError) as caught:
         ObservationSpec(name="radar", shape=(0,))
     assert "radar" in caught.value.got

@@ -1,57 +1,50 @@
-"""What nothing goes on without is written again until there is room, and who waits for that says so."""
+"""Indispensable files are written again until the disk has space, and progress reports the wait."""
 
 from __future__ import annotations
 
 import errno
-from typing import Any
 
 import anyio
 import pytest
 import structlog
-from trio.testing import MockClock
 
-from sparring.pipeline.errors import NoRoom
+from sparring.pipeline.errors import DiskFull
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ProgressTracker
 from sparring.pipeline.monitoring.writing import COUNTER, Writing
 
 
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return ("trio", {"clock": MockClock(autojump_threshold=0)})
-
-
 class Disk:
-    """A disk that has room from some time on."""
+    """A disk that is full until `free_at`."""
 
-    def __init__(self, room_at: float) -> None:
+    def __init__(self, free_at: float) -> None:
         self.registry = Registry("learning-Walk", "learning-Walk.1")
         self.progress = ProgressTracker(self.registry, anyio.current_time)
         self.writing = Writing(self.registry, structlog.get_logger(), anyio.current_time, 20.0, self.progress)
-        self.said: list[str] = []
-        self._room_at = room_at
+        self.waits: list[str] = []
+        self._free_at = free_at
 
     async def write(self) -> str:
-        self.said.append(self.progress.waiting_for)
-        if anyio.current_time() < self._room_at:
+        self.waits.append(self.progress.waiting_for)
+        if anyio.current_time() < self._free_at:
             raise OSError(errno.ENOSPC, "No space left on device")
         return "written"
 
 
 @pytest.mark.anyio
-async def test_it_says_what_it_waits_for_until_there_is_room() -> None:
-    disk = Disk(room_at=anyio.current_time() + 1.7)
+async def test_progress_names_the_disk_until_the_write_succeeds() -> None:
+    disk = Disk(free_at=anyio.current_time() + 1.7)
     disk.progress.waits("segments", "steps", "stepping-0")
-    assert await disk.writing.until_done(disk.write, "the books") == "written"
-    waits = "room on the disk for the books"
-    assert disk.said == ["steps", waits, waits, waits, waits]
+    assert await disk.writing.until_done(disk.write, "the step counts") == "written"
+    waiting = "room on the disk for the step counts"
+    assert disk.waits == ["steps", *4 * [waiting]]
     assert disk.progress.waiting_for == "steps"
     assert disk.registry.snapshot(0.0, "", ()).counters[COUNTER] == 4
 
 
 @pytest.mark.anyio
-async def test_without_room_it_gives_up_in_time() -> None:
-    disk, began = Disk(room_at=float("inf")), anyio.current_time()
-    with pytest.raises(NoRoom, match=r"got .*No space left.*for 5 s; expected to write the books.*make room"):
-        await disk.writing.until_done(disk.write, "the books", 5.0)
+async def test_writing_to_a_full_disk_is_given_up_at_the_deadline() -> None:
+    disk, began = Disk(free_at=float("inf")), anyio.current_time()
+    with pytest.raises(DiskFull, match=r"got .*No space left.*for 5 s; expected to write the step counts.*free disk"):
+        await disk.writing.until_done(disk.write, "the step counts", 5.0)
     assert 5.0 <= anyio.current_time() - began < 6.0

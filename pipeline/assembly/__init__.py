@@ -1,1 +1,1 @@
-"""Assembly: turns the steps of live agents into finished segments."""
+"""Assembly turns the steps of live agents into finished segments."""

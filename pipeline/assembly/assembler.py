@@ -1,8 +1,8 @@
-"""Steps of one source and behavior in, finished segments out.
+"""Turns the steps of one source and behavior into finished segments.
 
-A segment closes when it has `time_horizon` steps, its agent ends, its simulator goes away, or a cut
-asks for it. Small pieces are gathered into messages of at least `message_steps` steps; a cut sends what is
-there, so nothing waits for ever: a learner that waits for steps always causes a cut.
+A segment closes when it has `time_horizon` steps, its agent ends, its simulator disconnects, or a flush
+requests it. Small segments are gathered into messages of at least `message_steps` steps; a flush sends all
+that are open, so none waits forever: a learner that waits for steps always causes a flush.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.assembly.block import Block, SegmentSlice, Slots
 from sparring.pipeline.assembly.columns import joined, slice_rows
-from sparring.pipeline.assembly.log import Lines
+from sparring.pipeline.assembly.log import RowNumbers
 from sparring.pipeline.assembly.notes import Account, Notes
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.steps import AgentsEnded, BehaviorSteps, OutcomesReported
@@ -25,13 +25,13 @@ from sparring.pipeline.messages.steps import AgentsEnded, BehaviorSteps, Outcome
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """How segments are cut and sent.
+    """Sets the sizes of segments and messages.
 
     Attributes:
         horizon: most steps of a segment.
-        message_steps: steps that are worth a message.
-        largest: most steps of a message; a single longer segment is split, its first part closed by a cut.
-        sequence: steps from one stored memory of an agent to the next; 0 where nothing is remembered.
+        message_steps: least steps of a message, except after a flush.
+        largest: most steps of a message; a single longer segment is split, as if a flush closed its first part.
+        sequence: steps from one stored memory of an agent to the next; 0 for policies without memory.
     """
 
     horizon: int
@@ -41,13 +41,13 @@ class Sizes:
 
 
 class Assembler:
-    """Open and finished segments of one behavior from one source.
+    """Assembles the segments of one behavior from one source.
 
     Args:
-        behavior: name.
-        source: start of the stepping process.
-        origin: this start of assembly.
-        sizes: how segments are cut and sent.
+        behavior: behavior name.
+        source: incarnation of the stepping service.
+        origin: incarnation of this assembly service.
+        sizes: of segments and messages.
     """
 
     def __init__(self, behavior: str, source: str, origin: str, sizes: Sizes) -> None:
@@ -58,28 +58,28 @@ class Assembler:
 
     @property
     def received(self) -> int:
-        """Steps the source had produced by the last part that arrived."""
+        """Returns the steps that the source had produced by the last part that arrived."""
         return self._account.received
 
     @property
     def orphaned(self) -> int:
-        """Steps that could not be recorded, because they began before this start of assembly."""
+        """Returns the steps that could not be recorded because they began before this incarnation of assembly."""
         return self._account.orphaned
 
     @property
     def open_steps(self) -> int:
-        """Steps in open segments."""
+        """Returns the steps in open segments."""
         return int(self.block.lengths[self.block.live].sum())
 
     @property
     def closed_steps(self) -> int:
-        """Steps in finished segments that are not sent yet."""
+        """Returns the steps in finished segments that are not sent yet."""
         return self.block.closed_steps
 
     def apply(self, part: BehaviorSteps) -> None:
-        """Takes over the steps of some ticks."""
+        """Records the steps of some ticks."""
         self._account.begin(part.produced_before, part.ghosts)
-        self._notes.ended(part.results)
+        self._notes.add_results(part.results)
         for record in (part.ended, part.joined, part.reported, part.acted):
             self.block.grow(None if record is None else record.slots)
         bounds = [[0, 0, 0, 0, 0], *np.cumsum(part.rows, axis=0).tolist()]
@@ -88,23 +88,23 @@ class Assembler:
         while at < len(completed):
             following = at + self.alike(part, at)
             rows = [slice(start, stop) for start, stop in zip(bounds[at], bounds[following], strict=True)]
-            take = self._tick if following == at + 1 else self._ticks
-            found = take(part, rows, following - at)
+            apply = self._tick if following == at + 1 else self._ticks
+            found = apply(part, rows, following - at)
             self._account.count(sum(completed[at:following]), found)
             at = following
 
     def skip(self, part: BehaviorSteps) -> None:
-        """Counts the steps of some ticks as not recorded; matches that ended are kept."""
+        """Counts the steps of some ticks as not recorded; the results of matches are kept."""
         self._account.begin(part.produced_before, part.ghosts)
         self._account.count(int(part.completed.sum()), 0)
-        self._notes.ended(part.results)
+        self._notes.add_results(part.results)
 
     def close_all(self) -> None:
-        """The source is gone: everything open is interrupted, every agent is gone."""
+        """Interrupts all open segments and removes all agents, because the source has ended."""
         self._interrupt(np.flatnonzero(self.block.live).astype(np.int32))
 
     def flush(self, serial: int) -> Iterator[Segments]:
-        """Closes everything open without ending it, and sends all; the last message carries `serial`."""
+        """Closes all open segments without an end, and yields all messages; the last one carries `serial`."""
         block = self.block
         slots = block.open_slots()
         if slots.size:
@@ -114,27 +114,27 @@ class Assembler:
         yield from self._messages(serial, everything=True)
 
     def ready_messages(self) -> Iterator[Segments]:
-        """Messages that are worth sending now: of enough steps, or of matches where no steps are to be waited for."""
+        """Yields messages of enough steps, or with results of matches if no open steps will follow."""
         if self.closed_steps >= self._sizes.message_steps:
             yield from self._messages(0, everything=False)
         elif self._notes.results and not self.open_steps:
             yield from self._messages(0, everything=True)
-        if self._account.unreported:
-            yield self.greeting()
+        if self._account.has_unreported:
+            yield self.announcement()
 
-    def greeting(self) -> Segments:
-        """An empty message, so that its reader hears of this source before its first segment."""
+    def announcement(self) -> Segments:
+        """Returns an empty message, which makes this source known before its first segment."""
         return self._message([], 0)
 
     def rest(self) -> Iterator[Segments]:
-        """Messages with everything finished."""
+        """Yields messages with all finished segments."""
         if self.closed_steps or self._notes:
             yield from self._messages(0, everything=True)
 
     # ---------------------------------------------------------------- one tick
 
     def alike(self, part: BehaviorSteps, first: int) -> int:
-        """How many ticks from `first` on can be taken together: the same live agents decide and act in each."""
+        """Returns how many ticks from `first` on can be applied together: the same live agents act in each."""
         reported, acted, counts = part.reported, part.acted, part.rows
         if reported is None or acted is None or acted.slots is not None:
             return 1
@@ -151,7 +151,7 @@ class Assembler:
         return most if same.all() else int(np.argmin(same))
 
     def _ticks(self, part: BehaviorSteps, rows: list[slice], count: int) -> int:
-        """Applies `count` ticks that are alike at once. Returns how many steps they completed."""
+        """Applies `count` ticks that are alike at once; returns how many steps they completed."""
         assert part.reported is not None
         assert part.acted is not None
         reported, where = slice_rows(part.reported, rows[3]), rows[4]
@@ -164,7 +164,7 @@ class Assembler:
         return found + (count - 1) * n
 
     def _tick(self, part: BehaviorSteps, rows: list[slice], _: int) -> int:
-        """Applies one tick: its slice of the rows lost, ended, joined, reported, acted.
+        """Applies one tick, given its slices of the rows lost, ended, joined, reported and acted.
 
         Returns how many steps it completed.
         """
@@ -176,7 +176,7 @@ class Assembler:
             found += self._end(slice_rows(part.ended, ended))
         if part.joined is not None and joined.start < joined.stop:
             self.block.join(slice_rows(part.joined, joined))
-        decided: tuple[Slots, Lines | None] = (_NOBODY, None)
+        decided: tuple[Slots, RowNumbers | None] = (_NO_SLOTS, None)
         if part.reported is not None and reported.start < reported.stop:
             done, decided = self._report(part.reported, reported)
             found += done
@@ -192,41 +192,41 @@ class Assembler:
         stepped = slots[block.lengths[slots] > 0]
         if stepped.size:
             block.close(stepped, block.waiting(stepped)).interrupted[:] = True
-        self._notes.unreported(block.agents[slots])
+        self._notes.add_unreported(block.agents[slots])
         block.free(slots)
 
     def _end(self, ended: AgentsEnded) -> int:
-        """Returns how many steps it completed."""
+        """Records the ends of agents; returns how many steps they completed."""
         block = self.block
         done = block.complete(ended.slots, ended.rewards, ended.group_rewards)
         here = np.flatnonzero(block.live[ended.slots])
         slots = ended.slots[here]
         stepped = block.lengths[slots] > 0
-        gone = self._groups_gone(slots)
+        groups_ended = self._groups_ended(slots)
         if np.count_nonzero(stepped):
             last = here[stepped]
             piece = block.close(slots[stepped], block.append(tuple(column[last] for column in ended.observations)))
             piece.interrupted = ended.interrupted[last]
             piece.terminated = ~piece.interrupted
-            piece.group_ended = gone[stepped]
-        ended_whole = slots[self._notes.told(block, slots) & gone]
+            piece.group_ended = groups_ended[stepped]
+        ended_whole = slots[self._notes.reportable(block, slots) & groups_ended]
         outcomes = None if ended.outcomes is None else ended.outcomes[here]
         self._notes.add(block, slots, outcomes, self._group_returns(ended_whole))
         block.free(slots)
         return done
 
-    def _groups_gone(self, ending: Slots) -> NDArray[np.bool_]:
-        """[n] Whether no agent of the same group is left once `ending` are gone; alone counts as a group."""
+    def _groups_ended(self, ending: Slots) -> NDArray[np.bool_]:
+        """Returns [n] whether no agent of the same group remains without `ending`; a lone agent is its own group."""
         groups = self.block.groups[ending]
         if not groups.any():
             return np.ones(len(ending), bool)
         left = self.block.live.copy()
         left[ending] = False
-        gone: NDArray[np.bool_] = ~np.isin(groups, self.block.groups[left]) | (groups == 0)
-        return gone
+        ended: NDArray[np.bool_] = ~np.isin(groups, self.block.groups[left]) | (groups == 0)
+        return ended
 
-    def _report(self, reported: OutcomesReported, part: slice) -> tuple[int, tuple[Slots, Lines | None]]:
-        """Returns how many steps it completed; all agents with the rows of their decisions, None if one has none."""
+    def _report(self, reported: OutcomesReported, part: slice) -> tuple[int, tuple[Slots, RowNumbers | None]]:
+        """Records outcomes; returns the steps completed, the slots, and the rows of their decisions if all have one."""
         block = self.block
         slots = reported.slots[part]
         group_rewards = None if reported.group_rewards is None else reported.group_rewards[part]
@@ -239,9 +239,9 @@ class Assembler:
         return done, (slots, rows if len(known) == len(slots) else None)
 
     def _group_returns(self, last: Slots) -> NDArray[np.float32]:
-        """One return for each group whose last agents are `last`.
+        """Returns one return for each group whose last agents are `last`.
 
-        Members of a group that end together saw the same group rewards; the one that lived longest saw most.
+        Members of a group that end together saw the same group rewards; the longest episode saw most of them.
         """
         block = self.block
         last = last[block.groups[last] != 0]
@@ -254,7 +254,7 @@ class Assembler:
     # ---------------------------------------------------------------- messages
 
     def _messages(self, serial: int, *, everything: bool) -> Iterator[Segments]:
-        """Finished segments in messages of at most `largest` steps."""
+        """Yields finished segments in messages of at most `largest` steps."""
         block = self.block
         while block.closed_steps >= (1 if everything else self._sizes.message_steps):
             pieces: list[SegmentSlice] = []
@@ -263,7 +263,7 @@ class Assembler:
                 piece = block.closed.pop(0)
                 pieces.append(piece)
                 steps += len(piece.rows)
-            if not pieces:  # one piece with several segments that do not fit together
+            if not pieces:  # one piece with several segments that together exceed a message
                 middle = len(block.closed[0].lengths) // 2
                 block.closed[:1] = [block.closed[0].part(slice(0, middle)), block.closed[0].part(slice(middle, None))]
                 continue
@@ -285,7 +285,7 @@ class Assembler:
             observations=tuple(column[rows] for column in log.observations),
             next_observations=tuple(column[following] for column in log.observations),
             masks=None if log.masks is None else log.masks[rows],
-            matchups=joined([piece.matchups for piece in pieces], np.int64) if self.block.drawn else None,
+            matchups=joined([piece.matchups for piece in pieces], np.int64) if self.block.has_matchups else None,
             **self._notes.take(),
             carried=None if log.carried is None else log.carried[rows[self._starts(per_segment["lengths"])]],
             **{name: getattr(log, name)[rows] for name in _PER_ROW},
@@ -293,11 +293,11 @@ class Assembler:
         )
 
     def _starts(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """First row of each sequence."""
+        """Returns the first row of each sequence."""
         return sequences.divide(lengths, self._sizes.sequence)[0]
 
 
-_NOBODY: Slots = np.empty(0, np.int32)
+_NO_SLOTS: Slots = np.empty(0, np.int32)
 _PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
 _PER_SEGMENT: tuple[tuple[str, Any], ...] = (
     ("lengths", np.int32),

@@ -1,4 +1,4 @@
-"""Open segments of one source and behavior: a slot per live agent, and the rows of its steps in the log.
+"""Holds the open segments of one source and behavior: a slot per live agent, and the log rows of its steps.
 
 An open segment of length t has its steps in rows `path[slot, :t]` of the log; row `path[slot, t]` is
 the decision that waits for its outcome. All operations are on columns of slots.
@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.assembly.log import Lines, StepLog
+from sparring.pipeline.assembly.log import RowNumbers, StepLog
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted
 
 Slots = NDArray[np.int32]
@@ -24,29 +24,29 @@ _FIRST_STEPS: Final = 16
 
 
 class FinishedSegments(Protocol):
-    """Finished segments as rows of the log, which keeps these.
+    """Names the rows of finished segments, which the log keeps.
 
     Attributes:
-        rows: [r] their steps.
-        following: [s] what came after each.
+        rows: [r] rows of the steps.
+        following: [s] row of the decision or end after each segment.
     """
 
-    rows: Lines
-    following: Lines
+    rows: RowNumbers
+    following: RowNumbers
 
 
 @dataclass(slots=True)
 class SegmentSlice:
-    """Finished segments, one after the other, as rows of the log; with the other names as in `Segments`.
+    """Holds finished segments, one after the other, as rows of the log; other columns are those of `Segments`.
 
     Attributes:
-        rows: [r] their steps.
-        following: [s] the decision or end that came after each.
+        rows: [r] rows of the steps.
+        following: [s] row of the decision or end after each segment.
     """
 
     lengths: NDArray[np.int32]
-    rows: Lines
-    following: Lines
+    rows: RowNumbers
+    following: RowNumbers
     terminated: Mask
     interrupted: Mask
     group_ended: Mask
@@ -57,7 +57,7 @@ class SegmentSlice:
     matchups: NDArray[np.int64]
 
     def part(self, segments: slice) -> SegmentSlice:
-        """Some of the segments."""
+        """Returns some of the segments."""
         starts = np.concatenate([[0], np.cumsum(self.lengths)])
         rows = slice(int(starts[segments.start or 0]), int(starts[len(self.lengths[: segments.stop])]))
         values = {name: getattr(self, name)[segments] for name in self.__slots__ if name != "rows"}
@@ -65,18 +65,18 @@ class SegmentSlice:
 
 
 class Block:
-    """The slots.
+    """Holds the slots of live agents.
 
     Attributes:
-        live: an agent has the slot.
-        seen: the decision that waits for its outcome is in the log.
-        acted: ... and an action was chosen for it.
-        known: its episode was seen from the start.
-        matchups: number of the draw it plays under.
-        drawn: there are any: the behavior is under self-play.
-        lessons: serial of the lessons that its simulator had when its episode began.
-        taught: there are any: environment parameters have curricula.
-        lengths: steps in its open segment.
+        live: whether an agent has the slot.
+        seen: whether the decision that waits for its outcome is in the log.
+        acted: whether an action was also chosen for that decision.
+        known: whether the agent's episode was seen from the start.
+        matchups: number of the matchup that the agent plays under.
+        has_matchups: whether the behavior is under self-play.
+        lessons: serial of the lessons that the agent's simulator had when its episode began.
+        has_lessons: whether environment parameters have curricula.
+        lengths: steps in the agent's open segment.
         episode_lengths: steps of its episode in segments closed before, likewise both returns.
 
     Args:
@@ -115,45 +115,45 @@ class Block:
         self.teams: NDArray[np.int32] = np.zeros(_FIRST_SLOTS, np.int32)
         self.simulators: NDArray[np.int32] = np.zeros(_FIRST_SLOTS, np.int32)
         self.matchups: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
-        self.drawn = False
+        self.has_matchups = False
         self.lessons: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
-        self.taught = False
+        self.has_lessons = False
         self.episode_returns: NDArray[np.float64] = np.zeros(_FIRST_SLOTS)
         self.episode_group_returns: NDArray[np.float64] = np.zeros(_FIRST_SLOTS)
         self.episode_lengths: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
-        self._path: Lines = np.zeros((_FIRST_SLOTS, min(_FIRST_STEPS, horizon) + 1), np.int64)
+        self._path: RowNumbers = np.zeros((_FIRST_SLOTS, min(_FIRST_STEPS, horizon) + 1), np.int64)
 
     # ---------------------------------------------------------------- writing
 
     def join(self, joined: AgentsStarted) -> None:
-        """Gives slots to agents; one that is here already keeps its open segment."""
+        """Gives slots to agents; one that has its slot already keeps its open segment."""
         slots = joined.slots
-        stranger = ~(self.live[slots] & (self.agents[slots] == joined.agents))
-        new = slots[stranger]
+        is_new = ~(self.live[slots] & (self.agents[slots] == joined.agents))
+        new = slots[is_new]
         self.seen[new] = False
         self.acted[new] = False
         self.lengths[new] = 0
         self.episode_returns[new] = 0.0
         self.episode_group_returns[new] = 0.0
         self.episode_lengths[new] = 0
-        self.known[slots] = joined.fresh | self.known[slots] & ~stranger
+        self.known[slots] = joined.fresh | self.known[slots] & ~is_new
         self.live[slots] = True
         self.agents[slots] = joined.agents
         self.groups[slots] = joined.groups
         self.teams[slots] = joined.teams
         self.simulators[slots] = joined.simulators
         if joined.matchups is not None:
-            self.drawn = True
+            self.has_matchups = True
             self.matchups[slots] = joined.matchups
         if joined.lessons is not None:
-            self.taught = True
+            self.has_lessons = True
             self.lessons[slots] = joined.lessons
 
     def complete(self, slots: Slots, rewards: NDArray[np.float32], group_rewards: NDArray[np.float32] | None) -> int:
-        """Writes the outcome of the steps under way.
+        """Writes the outcomes of pending steps.
 
         Returns:
-            How many there were; the other rows have no action that this block knows of.
+            How many there were; the other rows have no action that this block knows.
         """
         pending = self.acted[slots]
         done = int(np.count_nonzero(pending))
@@ -170,11 +170,11 @@ class Block:
         self.seen[slots] = False
         return done
 
-    def observe(self, slots: Slots, observations: tuple[NDArray[Any], ...]) -> tuple[Slots, Lines]:
-        """Writes what agents see at their next decision.
+    def observe(self, slots: Slots, observations: tuple[NDArray[Any], ...]) -> tuple[Slots, RowNumbers]:
+        """Writes the observations of agents at their next decision.
 
         Returns:
-            Those of `slots` that have an agent here, and the row of each.
+            The live ones of `slots`, and the row of each.
         """
         live = self.live[slots]
         if np.count_nonzero(live) < len(slots):
@@ -195,15 +195,15 @@ class Block:
         acted: ActionsChosen,
         part: slice,
     ) -> None:
-        """Writes several ticks in which the same agents, all here, decided and acted, and nothing else happened.
+        """Writes several ticks in which the same live agents decided and acted, and nothing else happened.
 
         Args:
-            slots: [n] whose; the outcomes of their steps before the first tick are written.
+            slots: [n] slots of the agents; the outcomes of their steps before the first tick are written.
             observations: one [k n, *shape] per observation, tick by tick.
-            rewards: [(k - 1) n] of the steps that the later ticks complete.
-            group_rewards: likewise, or None.
-            acted: the actions.
-            part: which of them.
+            rewards: [(k - 1) n] rewards of the steps that the later ticks complete.
+            group_rewards: [(k - 1) n] group rewards likewise, or None.
+            acted: record with the actions.
+            part: rows of `acted`.
         """
         rows = self._add(observations)
         first, done, count = int(rows[0]), len(rewards), len(rows) // len(slots)
@@ -218,39 +218,39 @@ class Block:
         self.seen[slots] = True
         self.acted[slots] = True
 
-    def append(self, observations: tuple[NDArray[Any], ...]) -> Lines:
-        """Writes what agents saw at their end; the row of each."""
+    def append(self, observations: tuple[NDArray[Any], ...]) -> RowNumbers:
+        """Writes the observations of agents at their end; returns the row of each."""
         return self._add(observations)
 
-    def act(self, acted: ActionsChosen, part: slice, slots: Slots, rows: Lines | None) -> None:
+    def act(self, acted: ActionsChosen, part: slice, slots: Slots, rows: RowNumbers | None) -> None:
         """Writes the actions chosen for decisions that are in the log.
 
         Args:
-            acted: the actions.
-            part: which of them.
-            slots: of these.
-            rows: of their decisions, one after the other; None where they have to be looked up, and where those
-                reported before this block began are left out.
+            acted: record with the actions.
+            part: rows of `acted`.
+            slots: slots of the agents.
+            rows: consecutive rows of their decisions; if None, they are looked up, and decisions reported before this
+                block began are left out.
         """
         if rows is not None:
             self.log.act(slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0), acted, part)
             self.acted[slots] = True
             return
-        here = np.flatnonzero(self.seen[slots])
-        slots = slots[here]
-        self.log.act(self._path[slots, self.lengths[slots]], acted, here + part.start)
+        known = np.flatnonzero(self.seen[slots])
+        slots = slots[known]
+        self.log.act(self._path[slots, self.lengths[slots]], acted, known + part.start)
         self.acted[slots] = True
 
     def close_full(self, slots: Slots) -> None:
-        """Finishes the segments of `slots` that have reached the horizon, by less than two; what is beyond goes on.
+        """Finishes the segments of `slots` that have reached the horizon; steps beyond it begin new ones.
 
-        In the order of the ticks in which they reached it, as if these had been written one by one.
+        No segment has two horizons of steps. They close in the order of the ticks in which they reached the horizon.
         """
         lengths = self.lengths[slots]
         full = np.flatnonzero(lengths >= self.horizon)
         if not full.size:
             return
-        full = full[np.argsort(-lengths[full], kind="stable")]  # the longest was the first to get there
+        full = full[np.argsort(-lengths[full], kind="stable")]  # the longest was the first to reach it
         slots, beyond = slots[full], lengths[full] - self.horizon
         self.lengths[slots] = self.horizon
         self.close(slots, self._path[slots, self.horizon])
@@ -258,14 +258,14 @@ class Block:
         self._path[slots, :moved] = self._path[slots, self.horizon : self.horizon + moved]
         self.lengths[slots] = beyond
 
-    def close(self, slots: Slots, following: Lines) -> SegmentSlice:
+    def close(self, slots: Slots, following: RowNumbers) -> SegmentSlice:
         """Finishes the open segments of `slots`, each of at least one step, without ending them.
 
         Args:
-            slots: [n] whose.
-            following: [n] row of what came after.
+            slots: [n] slots of the agents.
+            following: [n] row of the decision or end after each segment.
 
-        The caller sets the flags of the piece, and the new lengths.
+        The caller sets the flags of the result, and the new lengths.
         """
         lengths, rows = self.steps_of(slots)
         piece = SegmentSlice(
@@ -285,11 +285,11 @@ class Block:
         self.closed_steps += len(rows)
         return piece
 
-    def steps_of(self, slots: Slots) -> tuple[NDArray[np.int32], Lines]:
-        """Steps in the open segments of `slots`, which now count as those of segments closed.
+    def steps_of(self, slots: Slots) -> tuple[NDArray[np.int32], RowNumbers]:
+        """Moves the steps in the open segments of `slots` to those of closed segments.
 
         Returns:
-            How many each has [n], and their rows.
+            The number of steps of each slot [n], and their rows.
         """
         lengths = self.lengths[slots]
         starts = np.cumsum(lengths) - lengths
@@ -302,13 +302,13 @@ class Block:
         self.episode_lengths[slots] += lengths
         return lengths.astype(np.int32), rows
 
-    def restart(self, slots: Slots, waiting: Lines) -> None:
-        """Begins new segments with the decisions in the rows `waiting`."""
+    def restart(self, slots: Slots, waiting: RowNumbers) -> None:
+        """Begins new segments with the pending decisions in the rows `waiting`."""
         self._path[slots, 0] = waiting
         self.lengths[slots] = 0
 
     def free(self, slots: Slots) -> None:
-        """Takes slots from agents that are gone."""
+        """Frees the slots of agents that have ended."""
         self.live[slots] = False
         self.seen[slots] = False
         self.acted[slots] = False
@@ -317,22 +317,22 @@ class Block:
     # ---------------------------------------------------------------- reading
 
     def of_live(self, slots: Slots) -> Slots:
-        """Those of `slots` that have an agent here."""
+        """Returns the live ones of `slots`."""
         return slots[self.live[slots]]
 
     def open_slots(self) -> Slots:
-        """Slots whose open segment has at least one step, in order."""
+        """Returns the slots whose open segment has at least one step, in order."""
         return np.flatnonzero(self.live & (self.lengths > 0)).astype(np.int32)
 
-    def waiting(self, slots: Slots) -> Lines:
-        """Row of the present decision of each slot."""
-        rows: Lines = self._path[slots, self.lengths[slots]]
+    def waiting(self, slots: Slots) -> RowNumbers:
+        """Returns the row of the present decision of each slot."""
+        rows: RowNumbers = self._path[slots, self.lengths[slots]]
         return rows
 
     # ---------------------------------------------------------------- size
 
     def grow(self, slots: Slots | None) -> None:
-        """Makes room for all of `slots`."""
+        """Adds rows so that all of `slots` fit."""
         needed = int(slots.max()) + 1 if slots is not None and slots.size else 0
         held = len(self.live)
         if needed <= held:
@@ -344,35 +344,35 @@ class Block:
         self._path = np.concatenate([self._path, np.zeros((more, self._path.shape[1]), np.int64)])
 
     def _lengthen(self, time: int) -> None:
-        """Makes room for a row at `time`."""
+        """Adds columns so that a row at `time` fits."""
         steps = self._path.shape[1]
         if time >= steps:
             more = max(time + 1 - steps, min(steps, self.horizon + 1 - steps))
             self._path = np.concatenate([self._path, np.zeros((len(self._path), more), np.int64)], axis=1)
 
-    def _add(self, observations: tuple[NDArray[Any], ...]) -> Lines:
+    def _add(self, observations: tuple[NDArray[Any], ...]) -> RowNumbers:
         n = len(observations[0])
         if self.log.size + n > self.log.capacity:
-            self._give_up(n)
+            self._compact(n)
         first = self.log.add(observations)
         return np.arange(first, first + n)
 
-    def _give_up(self, room: int) -> None:
-        """Frees the rows of the log that no segment needs."""
+    def _compact(self, rows: int) -> None:
+        """Frees the rows of the log that no segment needs, so that `rows` more fit."""
         slots = np.flatnonzero(self.live)
         inside = np.arange(self._path.shape[1]) < (self.lengths + self.seen)[slots, None]
         needed = np.zeros(self.log.size, bool)
         needed[self._path[slots][inside]] = True
-        for kept in self._kept():
-            needed[kept.rows] = True
-            needed[kept.following] = True
-        numbers = self.log.keep(needed, room)
+        for finished in self._unsent():
+            needed[finished.rows] = True
+            needed[finished.following] = True
+        numbers = self.log.keep(needed, rows)
         moved = self._path[slots]
         moved[inside] = numbers[moved[inside]]
         self._path[slots] = moved
-        for kept in self._kept():
-            kept.rows, kept.following = numbers[kept.rows], numbers[kept.following]
+        for finished in self._unsent():
+            finished.rows, finished.following = numbers[finished.rows], numbers[finished.following]
 
-    def _kept(self) -> Iterable[FinishedSegments]:
-        """Everything finished that is not sent yet."""
+    def _unsent(self) -> Iterable[FinishedSegments]:
+        """Returns all finished segments that are not sent yet."""
         return self.closed

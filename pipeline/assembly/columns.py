@@ -1,4 +1,4 @@
-"""Columns put together and taken apart."""
+"""Concatenates and slices columns."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 
 def joined(columns: list[Any], dtype: Any) -> Any:
-    """One column after the other; an empty one of none."""
+    """Returns the columns concatenated, an empty one if there are none."""
     if not columns:
         return np.empty(0, dtype)
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 def slice_rows(record: Any, part: slice | NDArray[Any]) -> Any:
-    """Some rows of a record of columns."""
+    """Returns some rows of a record of columns."""
     values: dict[str, Any] = {}
     for name in type(record).__slots__:
         value = getattr(record, name)

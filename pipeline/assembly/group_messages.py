@@ -1,4 +1,4 @@
-"""Finished group segments as the messages of each behavior name."""
+"""Turns finished group segments into the messages of each behavior name."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 from sparring.pipeline.assembly.groups import ClosedGroupSegments, MemberSegments
 from sparring.pipeline.assembly.members import BehaviorMembers, observations
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.messages.segments import Segments, Shared, TeammateSegments
+from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
 
 _PER_ROW: Final = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
 
 
 def divided(behavior: str, closed: ClosedGroupSegments, largest: int) -> Iterator[ClosedGroupSegments]:
-    """The group segments in which a behavior name has steps, as many at a time as fit into a message.
+    """Yields the group segments in which a behavior name has steps, as many at a time as fit into a message.
 
     Args:
-        behavior: name.
-        closed: group segments.
-        largest: most steps of a message, those of mates included.
+        behavior: behavior name.
+        closed: finished group segments.
+        largest: most steps of a message, those of teammates included.
 
     Raises:
-        ServiceError: a single one does not fit.
+        ServiceError: a single group segment does not fit.
     """
     own = np.flatnonzero(closed.steps(behavior))
-    sizes = np.sum([closed.steps(name) for name in closed.stays], axis=0)[own]
+    sizes = np.sum([closed.steps(name) for name in closed.members], axis=0)[own]
     start, size = 0, 0
     for at, steps in enumerate(sizes.tolist()):
         if steps > largest:
@@ -46,20 +46,20 @@ def divided(behavior: str, closed: ClosedGroupSegments, largest: int) -> Iterato
 def message(
     members: Mapping[str, BehaviorMembers], behavior: str, closed: ClosedGroupSegments | None, flush: int
 ) -> Segments:
-    """The next message of a behavior name.
+    """Returns the next message of a behavior name.
 
     Args:
-        members: of all behavior names of the source.
-        behavior: name.
-        closed: group segments in which it has steps; None for none.
-        flush: serial of the cut that the message completes, else 0.
+        members: members by behavior name, for the whole source.
+        behavior: behavior name of the message.
+        closed: group segments in which it has steps, if any.
+        flush: serial of the flush that the message completes, else 0.
     """
     one = members[behavior]
     log = one.block.log
     if closed is None:
         nothing = np.empty(0, np.int64)
         closed = ClosedGroupSegments(nothing, nothing.astype(np.int32), nothing > 0, nothing.astype(np.float32), {})
-    own = closed.stays.get(behavior) or _no_stays()
+    own = closed.members.get(behavior) or _no_segments()
     rows, times = own.rows, log.times[own.rows]
     return Segments(
         **one.account.next_message(len(rows)),
@@ -75,52 +75,52 @@ def message(
         groups=own.keys,
         agents=own.agents,
         simulators=own.simulators,
-        matchups=own.matchups if one.block.drawn else None,
+        matchups=own.matchups if one.block.has_matchups else None,
         **one.notes.take(),
         carried=None if log.carried is None else log.carried[rows[one.starts(own.lengths, times)]],
-        shared=Shared(
+        shared=GroupSegments(
             numbers=closed.numbers,
             spans=closed.spans,
             ended=closed.ended,
             rewards=closed.rewards,
             teammates=tuple(
-                _teammates(name, members[name], stays, len(closed.numbers))
-                for name, stays in closed.stays.items()
+                _teammates(name, members[name], segments, len(closed.numbers))
+                for name, segments in closed.members.items()
                 if name != behavior
             ),
-            **_shown(one, own, len(closed.numbers)),
+            **_common_columns(one, own, len(closed.numbers)),
         ),
         **{name: getattr(log, name)[rows] for name in _PER_ROW},
     )
 
 
-def _teammates(behavior: str, one: BehaviorMembers, stays: MemberSegments, groups: int) -> TeammateSegments:
+def _teammates(behavior: str, one: BehaviorMembers, segments: MemberSegments, groups: int) -> TeammateSegments:
     log = one.block.log
     return TeammateSegments(
         behavior=behavior,
-        lengths=stays.lengths,
-        observations=observations(log.observations, stays.rows),
-        next_observations=observations(log.observations, stays.following),
-        continuous=log.continuous[stays.rows],
-        discrete=log.discrete[stays.rows],
-        **_shown(one, stays, groups),
+        lengths=segments.lengths,
+        observations=observations(log.observations, segments.rows),
+        next_observations=observations(log.observations, segments.following),
+        continuous=log.continuous[segments.rows],
+        discrete=log.discrete[segments.rows],
+        **_common_columns(one, segments, groups),
     )
 
 
-def _shown(one: BehaviorMembers, stays: MemberSegments, groups: int) -> dict[str, Any]:
-    """The columns that `Shared` and `TeammateSegments` have in common."""
+def _common_columns(one: BehaviorMembers, segments: MemberSegments, groups: int) -> dict[str, Any]:
+    """Returns the columns that `GroupSegments` and `TeammateSegments` have in common."""
     log = one.block.log
     return {
-        "members": np.bincount(stays.groups, minlength=groups).astype(np.int32),
-        "times": log.times[stays.rows],
-        "next_times": stays.next_times,
-        "until": stays.until,
-        "next_continuous": log.continuous[stays.following],
-        "next_discrete": log.discrete[stays.following],
+        "members": np.bincount(segments.groups, minlength=groups).astype(np.int32),
+        "times": log.times[segments.rows],
+        "next_times": segments.next_times,
+        "until": segments.until,
+        "next_continuous": log.continuous[segments.following],
+        "next_discrete": log.discrete[segments.following],
     }
 
 
-def _no_stays() -> MemberSegments:
+def _no_segments() -> MemberSegments:
     nothing = np.empty(0, np.int64)
     numbers, flags = nothing.astype(np.int32), nothing > 0
     return MemberSegments(

@@ -1,8 +1,8 @@
-"""The decisions of open and unsent segments, in columns: a row per decision, in the order of arrival.
+"""Logs the decisions of open and unsent segments in columns: a row per decision, in the order of arrival.
 
-A row is written in three moments: what the agent saw, what it did, what it got. Segments are lists of
-row numbers, so a step of all agents is written as it came and copied once more when it is sent.
-Rows that nobody needs any more are given up when the log is full: what is left moves to its front.
+A row is written in three parts: the agent's observations, its action, and the outcome. Segments are lists
+of row numbers, so a step of all agents is written as it arrives and copied once more when it is sent. When
+the log is full, rows that no segment needs are dropped, and the others move to its front.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.messages.steps import ActionsChosen
 
-Lines = NDArray[np.int64]
-"""Row numbers of the log."""
+RowNumbers = NDArray[np.int64]
+"""Row numbers in the log."""
 AnyArray = NDArray[Any]
 
 _FIRST_ROWS: Final = 256
 
 
 class StepLog:
-    """The columns; all are `capacity` rows long, the first `size` are in use.
+    """Holds columns of `capacity` rows, of which the first `size` are in use.
 
     Attributes:
         size: rows in use.
-        capacity: rows there is room for.
+        capacity: rows allocated.
         observations: one [rows, *shape] per observation; empty before the first decision.
         rewards: [rows] the agent's own reward.
         group_rewards: [rows] the group's reward.
@@ -35,8 +35,8 @@ class StepLog:
         continuous: [rows, continuous actions] raw sample.
         discrete: [rows, branches] chosen index.
         masks: [rows, choices of all branches] True = forbidden; None before the first mask.
-        carried: [rows, numbers] what the agent carried to the decision; None where the network asks for nothing.
-        times: [rows] group time of the decision, where there are groups.
+        carried: [rows, numbers] numbers that the agent carried to the decision; None if its network uses none.
+        times: [rows] group timestep of the decision, for groups.
     """
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class StepLog:
         self.times: NDArray[np.int32] = np.zeros(_FIRST_ROWS, np.int32)
 
     def add(self, observations: tuple[AnyArray, ...]) -> int:
-        """Writes what agents saw; there must be room.
+        """Writes the observations of agents, for which enough rows must be free.
 
         Returns:
-            The first of the new rows, which follow each other.
+            The first of the new rows, which are consecutive.
         """
         if not self.observations:
             self.observations = [np.zeros((self.capacity, *c.shape[1:]), c.dtype) for c in observations]
@@ -67,13 +67,13 @@ class StepLog:
             held[first : self.size] = column
         return first
 
-    def act(self, rows: Lines | slice, acted: ActionsChosen, part: Lines | slice) -> None:
-        """Writes what agents did.
+    def act(self, rows: RowNumbers | slice, acted: ActionsChosen, part: RowNumbers | slice) -> None:
+        """Writes the actions of agents.
 
         Args:
-            rows: of the log.
-            acted: the actions.
-            part: which of them.
+            rows: rows in the log.
+            acted: record with the actions.
+            part: rows of `acted`.
         """
         self.log_probs[rows] = acted.log_probs[part]
         self.versions[rows] = acted.versions[part]
@@ -94,19 +94,19 @@ class StepLog:
                 self.carried = np.zeros((self.capacity, acted.carried.shape[1]), np.float32)
             self.carried[rows] = acted.carried[part]
 
-    def keep(self, needed: NDArray[np.bool_], room: int) -> Lines:
-        """Gives up all rows but those needed, and grows where that makes too little room.
+    def keep(self, needed: NDArray[np.bool_], more: int) -> RowNumbers:
+        """Drops all rows but those needed, and grows if that frees too few.
 
         Args:
-            needed: [size] which rows are kept.
-            room: rows there must be room for.
+            needed: [size] whether each row is kept.
+            more: number of rows that must fit afterwards.
 
         Returns:
             [size] new number of each row that is kept.
         """
         kept = np.flatnonzero(needed)
         capacity = self.capacity
-        while capacity < 2 * (len(kept) + room):  # at least half is free: what moves now is not moved again soon
+        while capacity < 2 * (len(kept) + more):  # at least half is free, so that rows are not moved again soon
             capacity *= 2
 
         def moved(column: AnyArray) -> AnyArray:
@@ -122,11 +122,11 @@ class StepLog:
         self.carried = None if self.carried is None else moved(self.carried)
         self.times = moved(self.times)
         self.size, self.capacity = len(kept), capacity
-        numbers: Lines = np.cumsum(needed) - 1
+        numbers: RowNumbers = np.cumsum(needed) - 1
         return numbers
 
     def _of_width(self, column: AnyArray, like: AnyArray) -> AnyArray:
-        """The column, given its width when the first actions arrive."""
+        """Returns the column, which gets its width when the first actions arrive."""
         if column.shape[1] == like.shape[1]:
             return column
         return np.zeros((self.capacity, like.shape[1]), like.dtype)

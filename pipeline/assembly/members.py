@@ -1,9 +1,8 @@
-"""Members of groups that have one behavior name: their slots, and the segments that their groups have not closed."""
+"""Holds the slots of group members of one behavior name, and the segments that their groups have not closed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,51 +11,19 @@ from numpy.typing import NDArray
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.assembly.block import Block, FinishedSegments, Slots
 from sparring.pipeline.assembly.groups import Mask, MemberSegments, Places
-from sparring.pipeline.assembly.log import Lines
+from sparring.pipeline.assembly.log import RowNumbers
 from sparring.pipeline.assembly.notes import Account, Notes
-from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TickEvents:
-    """One tick of one behavior name.
-
-    Attributes:
-        part: the record it stands in.
-        lost: slots whose simulator went away.
-        ended: agents that ended.
-        joined: agents that came.
-        reported: agents at their next decision.
-        acted: rows of the actions.
-        completed: steps it completes.
-    """
-
-    part: BehaviorSteps
-    lost: Slots
-    ended: AgentsEnded | None
-    joined: AgentsStarted | None
-    reported: OutcomesReported | None
-    acted: slice
-    completed: int
-
-    @property
-    def only_lost(self) -> bool:
-        """Whether simulators went away and nothing else is told of."""
-        others = self.ended or self.joined or self.reported
-        return self.lost.size > 0 and others is None and self.acted.start == self.acted.stop
 
 
 class MemberBlock(Block):
-    """Slots of members.
-
-    A segment ends with that of its group: `departed` keeps those of members that are gone before.
+    """Holds the slots of group members, whose segments close with those of their groups.
 
     Attributes:
-        places: [slots] of the member's group in the group table.
-        totals: [slots] what the group itself had earned at the member's last decision.
-        decided: [slots] tick of that.
-        departed: of members that are gone, whose groups go on.
-        closed_stays: finished, and not sent yet.
+        places: [slots] place of the member's group in the group table.
+        totals: [slots] rewards of the group itself up to the member's last decision.
+        decided: [slots] tick of that decision.
+        departed: segments of members that have left groups whose segments are still open.
+        unsent: finished segments that are not sent yet.
     """
 
     per_slot = (*Block.per_slot, "places", "totals", "decided")
@@ -67,15 +34,15 @@ class MemberBlock(Block):
         self.totals: NDArray[np.float64] = np.zeros(len(self.live))
         self.decided: NDArray[np.int64] = np.zeros(len(self.live), np.int64)
         self.departed: list[MemberSegments] = []
-        self.closed_stays: list[MemberSegments] = []
+        self.unsent: list[MemberSegments] = []
 
-    def stays(self, slots: Slots, following: Lines, until: NDArray[np.int64]) -> MemberSegments:
-        """The open segments of `slots`; the caller says how they end, and frees or restarts the slots.
+    def open_segments(self, slots: Slots, following: RowNumbers, until: NDArray[np.int64]) -> MemberSegments:
+        """Returns the open segments of `slots`; the caller sets how they end, and frees or restarts the slots.
 
         Args:
-            slots: [n] whose.
-            following: [n] row of what came after.
-            until: [n] group time from which on the member is not there.
+            slots: [n] slots of the members.
+            following: [n] row of the decision or end after each segment.
+            until: [n] group timestep from which the member is absent.
         """
         lengths, rows = self.steps_of(slots)
         return MemberSegments(
@@ -95,51 +62,49 @@ class MemberBlock(Block):
         )
 
     def collect(self, rank: NDArray[np.int64], spans: NDArray[np.int64], lost: Mask) -> MemberSegments | None:
-        """Finishes the segments of all members of closing groups; those that go on begin new ones.
+        """Finishes the segments of all members of closing groups; members that continue begin new ones.
 
         Args:
-            rank: [places] number of each group among those that close, -1 for the others.
-            spans: [g] their group times.
-            lost: [slots] whose simulator went away.
+            rank: [places] index of each group among those that close, -1 for the others.
+            spans: [g] group timesteps of the closing groups.
+            lost: [slots] whether the member's simulator has disconnected.
         """
         found = []
-        here: Slots = np.flatnonzero(self.live & self.seen & (rank[self.places] >= 0)).astype(np.int32)
-        if here.size:
-            waiting = self.waiting(here)
-            stays = self.stays(here, waiting, spans[rank[self.places[here]]] + 1)
-            stays.interrupted = lost[here]
-            found.append(stays)
-            self.restart(here, waiting)
+        present: Slots = np.flatnonzero(self.live & self.seen & (rank[self.places] >= 0)).astype(np.int32)
+        if present.size:
+            waiting = self.waiting(present)
+            segments = self.open_segments(present, waiting, spans[rank[self.places[present]]] + 1)
+            segments.interrupted = lost[present]
+            found.append(segments)
+            self.restart(present, waiting)
             self.log.times[waiting] = 0
         if self.departed:
-            gone = MemberSegments.concatenate(self.departed)
-            closing = rank[gone.groups] >= 0
+            departed = MemberSegments.concatenate(self.departed)
+            closing = rank[departed.groups] >= 0
             if np.count_nonzero(closing):
-                found.append(gone.pick(np.flatnonzero(closing)))
-                self.departed = [gone.pick(np.flatnonzero(~closing))]
+                found.append(departed.pick(np.flatnonzero(closing)))
+                self.departed = [departed.pick(np.flatnonzero(~closing))]
         if not found:
             return None
         every = MemberSegments.concatenate(found)
         every.groups = rank[every.groups]
         every = every.pick(np.argsort(every.groups, kind="stable"))
-        self.closed_stays.append(every)
+        self.unsent.append(every)
         return every
 
-    def _kept(self) -> Iterable[FinishedSegments]:
-        return (*self.departed, *self.closed_stays)
+    def _unsent(self) -> Iterable[FinishedSegments]:
+        return (*self.departed, *self.unsent)
 
 
 class BehaviorMembers:
-    """One behavior name of a source.
+    """Holds the members of one behavior name of a source.
 
     Attributes:
-        number: of the behavior name.
-        block: the slots.
-        account: counts.
-        notes: episodes that ended.
-        horizon: most group times of a segment.
-        message_steps: steps that are worth a message.
-        sequence: group times from one stored memory of an agent to the next; 0 where nothing is remembered.
+        number: number of the behavior name.
+        notes: episodes and matches that have ended.
+        horizon: most group timesteps of a segment.
+        message_steps: least steps of a message, except after a flush.
+        sequence: group timesteps from one stored memory of an agent to the next; 0 for policies without memory.
         closed_steps: steps in finished segments that are not sent yet.
         found: steps recorded in the present tick.
     """
@@ -157,28 +122,28 @@ class BehaviorMembers:
 
     @property
     def received(self) -> int:
-        """Steps the source had produced by the last part that arrived."""
+        """Returns the steps that the source had produced by the last part that arrived."""
         return self.account.received
 
     @property
     def orphaned(self) -> int:
-        """Steps that could not be recorded, because they began before this start of assembly."""
+        """Returns the steps that could not be recorded because they began before this incarnation of assembly."""
         return self.account.orphaned
 
     @property
     def open_steps(self) -> int:
-        """Steps in open segments, those of members that are gone included."""
+        """Returns the steps in open segments, those of departed members included."""
         block = self.block
-        departed = sum(len(stays.rows) for stays in block.departed)
+        departed = sum(len(segments.rows) for segments in block.departed)
         return int(block.lengths[block.live].sum()) + departed
 
-    def starts(self, lengths: NDArray[np.int32], times: NDArray[np.int32]) -> Lines:
-        """First row of each sequence, at which it is said what the member carried."""
+    def starts(self, lengths: NDArray[np.int32], times: NDArray[np.int32]) -> RowNumbers:
+        """Returns the first row of each sequence, of which the message contains what the member carried."""
         if not self.sequence:
             return np.empty(0, np.int64)
         return sequences.windows(lengths, times, self.sequence)
 
 
-def observations(columns: list[NDArray[Any]], rows: Lines) -> tuple[NDArray[Any], ...]:
-    """The given rows of every observation."""
+def observations(columns: list[NDArray[Any]], rows: RowNumbers) -> tuple[NDArray[Any], ...]:
+    """Returns the given rows of every observation."""
     return tuple(column[rows] for column in columns)

@@ -1,4 +1,4 @@
-"""What is kept of a behavior's steps beside the steps: how many there were, and the episodes that ended."""
+"""Notes the step counts of a behavior, and its episodes and matches that have ended."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _RESULTS: Final = ("numbers", "matchups", "simulators", "row_counts", "who", "sc
 
 @dataclass(slots=True)
 class Account:
-    """Counts of one behavior from one source, as `Segments` tell them.
+    """Counts the steps of one behavior from one source, as `Segments` report them.
 
     Attributes:
-        behavior: name.
-        source: start of the stepping process.
-        origin: this start of assembly.
+        behavior: behavior name.
+        source: incarnation of the stepping service.
+        origin: incarnation of this assembly service.
         ghosts: steps that ghosts have played.
+        reported_orphans: orphaned steps that the last message reported.
     """
 
     behavior: str
@@ -47,29 +48,29 @@ class Account:
     orphaned: int = 0
     sequence: int = 0
     handed_on: int = 0
-    told: int = 0
+    reported_orphans: int = 0
 
     @property
-    def unreported(self) -> bool:
-        """Whether there are steps that could not be recorded of which no message has told."""
-        return self.orphaned > self.told
+    def has_unreported(self) -> bool:
+        """Returns whether any steps that could not be recorded are still unreported."""
+        return self.orphaned > self.reported_orphans
 
     def begin(self, produced_before: int, ghosts: int) -> None:
-        """A part has come."""
+        """Begins to count the steps of a part."""
         self.ghosts = max(self.ghosts, ghosts)
         if self.began is None:
             self.began = self.received = produced_before
 
     def count(self, completed: int, found: int) -> None:
-        """Steps that a part completes, and how many of them could be recorded."""
+        """Counts the steps that a part completes, and those of them that could be recorded."""
         self.received += completed
         self.orphaned += completed - found
 
     def next_message(self, steps: int) -> dict[str, Any]:
-        """What the next message, of so many steps, says of itself."""
+        """Returns the head of the next message, which has `steps` steps."""
         self.sequence += 1
         self.handed_on += steps
-        self.told = self.orphaned
+        self.reported_orphans = self.orphaned
         return {
             "behavior": self.behavior,
             "source": self.source,
@@ -84,7 +85,7 @@ class Account:
 
 
 class Notes:
-    """Episodes and matches that ended since the last message."""
+    """Collects the episodes and matches that have ended since the last message."""
 
     def __init__(self) -> None:
         self._episodes: list[Episodes] = []
@@ -92,68 +93,68 @@ class Notes:
         self._unreported: list[int] = []
 
     def __bool__(self) -> bool:
-        """Whether there is something to tell."""
+        """Returns whether any episode or match has ended."""
         return bool(self._episodes or self._unreported or self._results)
 
     @property
     def results(self) -> bool:
-        """Whether matches are among it."""
+        """Returns whether any match has ended."""
         return bool(self._results)
 
-    def told(self, block: Block, slots: Slots) -> NDArray[np.bool_]:
-        """[n] Of which episodes something can be told: those seen whole, of at least one step."""
-        told: NDArray[np.bool_] = block.known[slots] & (block.episode_lengths[slots] > 0)
-        return told
+    def reportable(self, block: Block, slots: Slots) -> NDArray[np.bool_]:
+        """Returns [n] which episodes can be reported: those seen whole, of at least one step."""
+        reportable: NDArray[np.bool_] = block.known[slots] & (block.episode_lengths[slots] > 0)
+        return reportable
 
-    def unreported(self, agent_episodes: NDArray[np.int64]) -> None:
-        """Nothing can be told of these lives."""
+    def add_unreported(self, agent_episodes: NDArray[np.int64]) -> None:
+        """Adds agent episodes of which no statistics are known."""
         self._unreported += agent_episodes.tolist()
 
     def add(
         self, block: Block, slots: Slots, outcomes: NDArray[np.float32] | None, group_returns: NDArray[np.float32]
     ) -> None:
-        """Episodes of `slots` have ended, all their steps are in segments closed before.
+        """Adds the ended episodes of `slots`, whose steps are all in closed segments.
 
         Args:
-            block: of the slots.
-            slots: [n] whose.
-            outcomes: [n] of their matches; None where nobody said.
-            group_returns: [g] of groups that have ended with them.
+            block: block of the slots.
+            slots: [n] slots of the agents.
+            outcomes: [n] outcomes of their matches; None if none was reported.
+            group_returns: [g] returns of the groups that have ended with them.
         """
-        told = self.told(block, slots)
-        self.unreported(block.agents[slots[~told]])
-        if not (np.count_nonzero(told) or group_returns.size):
+        reportable = self.reportable(block, slots)
+        self.add_unreported(block.agents[slots[~reportable]])
+        if not (np.count_nonzero(reportable) or group_returns.size):
             return
-        whole = slots[told]
+        whole = slots[reportable]
         self._episodes.append(
             Episodes(
                 returns=block.episode_returns[whole].astype(np.float32),
                 lengths=block.episode_lengths[whole].astype(np.int32),
                 group_returns=group_returns,
                 teams=block.teams[whole],
-                outcomes=np.full(len(whole), -1.0, np.float32) if outcomes is None else outcomes[told],
+                outcomes=np.full(len(whole), -1.0, np.float32) if outcomes is None else outcomes[reportable],
                 agents=block.agents[whole],
                 groups=block.groups[whole],
                 shared_returns=block.episode_group_returns[whole].astype(np.float32),
-                lessons=block.lessons[whole if block.taught else whole[:0]],
+                lessons=block.lessons[whole if block.has_lessons else whole[:0]],
             )
         )
 
-    def ended(self, results: Results | None) -> None:
-        """Matches have ended."""
+    def add_results(self, results: Results | None) -> None:
+        """Adds the results of matches."""
         if results is not None:
             self._results.append(results)
 
     def take(self) -> dict[str, Any]:
-        """All of them, once, as the next message tells them."""
+        """Removes all episodes and results, and returns them as fields of the next message."""
         columns = {name: joined([getattr(one, name) for one in self._episodes], dtype) for name, dtype in _KINDS}
         episodes = Episodes(**columns, unreported=np.array(self._unreported, np.int64))
-        results = _together(self._results) if self._results else None
+        results = _concatenate(self._results) if self._results else None
         self._episodes, self._unreported, self._results = [], [], []
         return {"episodes": episodes, "results": results}
 
 
-def _together(results: list[Results]) -> Results:
-    """The matches of all; the later of a source know the seats of the earlier, and have them in the same order."""
+def _concatenate(results: list[Results]) -> Results:
+    """Returns all results as one record; the names of a later one begin with those of the earlier ones."""
     columns = {name: np.concatenate([getattr(one, name) for one in results]) for name in _RESULTS}
     return Results(names=results[-1].names, before=results[0].before, **columns)

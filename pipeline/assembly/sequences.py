@@ -1,4 +1,4 @@
-"""How segments are divided into the sequences that a recurrent network is trained on.
+"""Divides segments into the sequences that a recurrent network is trained on.
 
 A segment's first sequence begins with its first step, and a new one every `length` steps; the last may be shorter.
 
@@ -16,7 +16,7 @@ Numbers = NDArray[np.int64]
 
 
 def counts(lengths_s: NDArray[Any], length: int) -> Numbers:
-    """[s] sequences of each segment.
+    """Returns [s] the number of sequences of each segment.
 
     Args:
         lengths_s: rows of each segment.
@@ -26,7 +26,7 @@ def counts(lengths_s: NDArray[Any], length: int) -> Numbers:
 
 
 def divide(lengths_s: NDArray[Any], length: int) -> tuple[Numbers, Numbers]:
-    """First row [q] and number of rows [q] of each sequence, in the order of the rows. Arguments as `counts`."""
+    """Returns the first row [q] and number of rows [q] of each sequence; arguments as for `counts`."""
     counts_s = counts(lengths_s, length)
     starts_s = np.cumsum(lengths_s, dtype=np.int64) - lengths_s
     within_q = (np.arange(counts_s.sum()) - np.repeat(np.cumsum(counts_s) - counts_s, counts_s)) * length
@@ -35,14 +35,14 @@ def divide(lengths_s: NDArray[Any], length: int) -> tuple[Numbers, Numbers]:
 
 
 def windows(lengths_s: NDArray[Any], times_r: NDArray[Any], length: int) -> Numbers:
-    """[q] first row of each sequence of members of groups.
+    """Returns [q] the first row of each sequence of group members.
 
-    They share windows of group time: a sequence begins with each segment, and with the first row in every window.
+    Members share windows of group timesteps: a sequence begins with each segment, and in each window.
 
     Args:
-        lengths_s: rows of each segment; 0 where a segment has none.
-        times_r: group time of each row.
-        length: group times of a window.
+        lengths_s: rows of each segment, possibly 0.
+        times_r: group timestep of each row.
+        length: group timesteps of a window.
     """
     window_r = times_r // length
     begins_r = np.ones(len(times_r), bool)
@@ -52,7 +52,7 @@ def windows(lengths_s: NDArray[Any], times_r: NDArray[Any], length: int) -> Numb
 
 
 def rows_of(first_q: NDArray[Any], lengths_q: NDArray[Any]) -> Numbers:
-    """[r] rows of the given sequences, one sequence after the other."""
+    """Returns [r] the rows of the given sequences, one sequence after the other."""
     ends_q = np.cumsum(lengths_q, dtype=np.int64)
     rows_r: Numbers = np.arange(int(lengths_q.sum())) + np.repeat(first_q - (ends_q - lengths_q), lengths_q)
     return rows_r

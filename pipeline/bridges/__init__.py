@@ -1,1 +1,1 @@
-"""Bridges: simulators of another protocol (Unity, Godot) or another Python interface (Gymnasium, PettingZoo)."""
+"""Bridges connect simulators of other protocols (Unity, Godot) and Python interfaces (Gymnasium, PettingZoo)."""

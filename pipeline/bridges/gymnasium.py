@@ -1,7 +1,7 @@
-"""Gymnasium environments as a game: each area is one environment and one agent.
+"""Plays Gymnasium environments as a game: each area is one environment and one agent.
 
-An ended episode and the next one's first observation stand in the same report, so no frame is
-spent on a reset. `terminated` is an end, `truncated` an interruption.
+A report holds the end of an episode and the first observation of the next one, so that a reset takes no frame.
+`terminated` is an end, `truncated` an interruption.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden, imported
+from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices, import_optional
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparring.pipeline.simulation.game import Game
 
 _NATIVE_FROM = 8
-"""Areas from which an environment's own vector form is faster than its single form in a loop."""
+"""Number of areas from which an environment's own vector form is faster than a loop over its single form."""
 
 
 def make_gymnasium(
@@ -36,23 +36,23 @@ def make_gymnasium(
     brightest: int = 255,
     **options: Any,
 ) -> Game:
-    """A Gymnasium environment as a game.
+    """Returns a Gymnasium environment as a game.
 
     Args:
-        env_id: as for `gymnasium.make`; `module:Name-v0` imports the module that registers it.
-        areas: environments side by side, 1 or more.
-        behavior: its name; None takes the id without namespace and version.
+        env_id: id for `gymnasium.make`; `module:Name-v0` imports the module that registers it.
+        areas: number of environments side by side, 1 or more.
+        behavior: name of the behavior; None takes the id without namespace and version.
         vectorization: `sync` steps single environments, `native` the environment's own vector form,
             `auto` the faster of the two.
-        wrappers: classes to wrap each environment in, innermost first, as `package.module.Class` with commas between.
-        brightest: largest value in images of bytes, which are stretched to 0..255: maps of 0 and 1 have 1.
-        options: for the environment.
+        wrappers: classes to wrap each environment in, innermost first, as `package.module.Class`, separated by commas.
+        brightest: largest value in images of bytes, which are scaled to 0..255; 1 for maps of 0 and 1.
+        options: keyword arguments of the environment.
 
     Raises:
         SettingsError: the package or environment is missing, or an option is unknown.
-        SpecError: a space has no form here.
+        SpecError: a space is not supported.
     """
-    gymnasium = imported("gymnasium", "gymnasium")
+    gymnasium = import_optional("gymnasium", "gymnasium")
     if areas < 1 or vectorization not in ("auto", "sync", "native") or brightest not in range(1, 256):
         raise SettingsError(
             f"got areas={areas}, vectorization={vectorization!r} and brightest={brightest!r}; expected 1 or more "
@@ -70,7 +70,9 @@ def make_gymnasium(
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
                 return NativeGame(name, vector, brightest)
             vector.close()
-        return GymnasiumGame(name, [_made(gymnasium, env_id, classes, options) for _ in range(areas)], brightest)
+        return GymnasiumGame(
+            name, [_make_wrapped(gymnasium, env_id, classes, options) for _ in range(areas)], brightest
+        )
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise SettingsError(
             f"got environment {env_id!r} with options {options}: {error}; expected one that Gymnasium can make; "
@@ -78,8 +80,8 @@ def make_gymnasium(
         ) from error
 
 
-def _made(gymnasium: Any, env_id: str, wrappers: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """One environment in its wrappers."""
+def _make_wrapped(gymnasium: Any, env_id: str, wrappers: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Returns one environment in its wrappers."""
     env = gymnasium.make(env_id, **options)
     for wrapper in wrappers:
         env = wrapper(env)
@@ -87,7 +89,7 @@ def _made(gymnasium: Any, env_id: str, wrappers: Sequence[Any], options: Mapping
 
 
 def _wrapper(path: str) -> Any:
-    """The class that a dotted path names."""
+    """Returns the class with the dotted path `path`."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
@@ -109,7 +111,7 @@ def _has_native(gymnasium: Any, env_id: str, areas: int, options: Mapping[str, A
 
 
 class _GymnasiumBase:
-    """What both forms share: specs, ids, and reports of one behavior."""
+    """Holds what both forms share: specs, ids, and reports of one behavior."""
 
     def __init__(self, name: str, areas: int, observation_space: Any, action_space: Any, brightest: int) -> None:
         self.name = name
@@ -119,7 +121,7 @@ class _GymnasiumBase:
         self._areas = np.arange(areas, dtype=np.int64)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """The one behavior."""
+        """Returns the spec of the one behavior."""
         spec = BehaviorSpec(observations=self._observations.specs, actions=self._actions.spec)
         return {self._behavior: spec}
 
@@ -128,12 +130,12 @@ class _GymnasiumBase:
 
 
 class GymnasiumGame(_GymnasiumBase):
-    """Single environments in a loop; an ended one is reset in the same frame.
+    """Steps single environments in a loop, and resets an ended one in the same frame.
 
     Args:
-        name: of the behavior.
-        envs: one environment per area, all of the same spaces.
-        brightest: as for `Observations`.
+        name: name of the behavior.
+        envs: one environment for each area, all with the same spaces.
+        brightest: see `Observations`.
     """
 
     def __init__(self, name: str, envs: Sequence[Any], brightest: int = 255) -> None:
@@ -158,7 +160,7 @@ class GymnasiumGame(_GymnasiumBase):
         if act is None or not len(act.agents):
             return ()
         rewards = np.zeros(len(act.agents), np.float32)
-        seen, infos, rows, last, cut = [], [], [], [], []
+        seen, infos, rows, last, interrupted = [], [], [], [], []
         values = self._actions.rows(act.continuous, act.discrete)
         for row, (area, value) in enumerate(zip(act.agents.tolist(), values, strict=True)):
             env = self._envs[area]
@@ -166,13 +168,15 @@ class GymnasiumGame(_GymnasiumBase):
             if terminated or truncated:
                 rows.append(row)
                 last.append(observation)
-                cut.append(not terminated)
+                interrupted.append(not terminated)
                 observation, info = env.reset(options=dict(self._parameters) or None)
             seen.append(observation)
             infos.append(info)
         ended = None
         if rows:
-            ended = ends(act.agents[rows], self._observations.rows(last), rewards=rewards[rows], interrupted=cut)
+            ended = ends(
+                act.agents[rows], self._observations.rows(last), rewards=rewards[rows], interrupted=interrupted
+            )
             rewards[rows] = 0
         following = decisions(act.agents, self._observations.rows(seen), rewards=rewards, masks=self._masks(infos))
         return self._report(following, ended)
@@ -185,19 +189,19 @@ class GymnasiumGame(_GymnasiumBase):
     def _masks(self, infos: Sequence[Mapping[str, Any]]) -> NDArray[np.bool_] | None:
         if not any("action_mask" in info for info in infos):
             return None
-        return forbidden([info.get("action_mask") for info in infos], self._actions.spec)
+        return forbidden_choices([info.get("action_mask") for info in infos], self._actions.spec)
 
 
 class NativeGame(_GymnasiumBase):
-    """An environment's own vector form, which resets an ended area in the following frame.
+    """Steps an environment's own vector form, which resets an ended area in the following frame.
 
-    An area then decides nothing in the frame of its end; where all areas ended at once, the
-    following frame is taken along, so that a report always holds a decision.
+    An area does not decide in the frame of its end. If all areas end at once, the following frame belongs to the same
+    report, so that a report always holds a decision.
 
     Args:
-        name: of the behavior.
+        name: name of the behavior.
         vector: a vector environment with AutoresetMode.NEXT_STEP.
-        brightest: as for `Observations`.
+        brightest: see `Observations`.
     """
 
     def __init__(self, name: str, vector: Any, brightest: int = 255) -> None:
@@ -213,7 +217,7 @@ class NativeGame(_GymnasiumBase):
         return self._report(decisions(self._areas, self._observations.batch(observations)), None)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
-        """Steps all areas; those that ended before get no action and begin anew."""
+        """Steps all areas; those that ended before get no action and begin their next episode."""
         values = self._idle.copy()
         if act := actions.get(self._behavior):
             values[act.agents] = self._actions.batch(act.continuous, act.discrete)

@@ -1,7 +1,7 @@
-"""PettingZoo environments as a game, parallel and turn-based, with action masks.
+"""Plays PettingZoo environments as a game, parallel and turn-based, with action masks.
 
-Each area is one environment. An agent id is `area x number of possible agents + index`. Where there
-is more than one behavior id, the episode of an area is one match.
+Each area is one environment. An agent id is `area x number of possible agents + index`. With more than one behavior id,
+the episode of an area is one match.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden, imported
+from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices, import_optional
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Ends
 from sparring.pipeline.simulation.game import decisions, ends
@@ -31,14 +31,14 @@ _MASK = "action_mask"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Teams:
-    """How the agents of an environment become behaviors, teams and groups.
+    """Assigns the agents of an environment to behaviors, teams and groups.
 
     Attributes:
-        behavior: name of the behavior where `behaviors` is `one`.
+        behavior: name of the behavior if `behaviors` is `one`.
         behaviors: `one` name for all, or a name `per_type` (`adversary_0` -> `adversary`).
         teams: `shared` (all team 0), `each` (the i-th agent is team i) or `per_type` (the i-th type is team i).
         groups: agents of one team in one area are a group.
-        shared_reward: the mean reward is the group's, and none is an agent's own; parallel only.
+        shared_reward: the group gets the mean reward, and agents get none of their own; parallel environments only.
         outcomes: the sign of an agent's last reward is its outcome.
     """
 
@@ -57,13 +57,13 @@ class Teams:
             )
         if self.shared_reward and not self.groups:
             raise SettingsError(
-                "got shared_reward without groups; expected groups whose reward it can be; set groups as well"
+                "got shared_reward without groups; expected groups, which get the reward; set groups as well"
             )
         if self.outcomes and self.teams == "shared":
             raise SettingsError("got outcomes with teams=shared; expected teams that can win; set teams as well")
 
     def ids(self, agents: Sequence[Any]) -> list[BehaviorId]:
-        """The behavior id of each agent."""
+        """Returns the behavior id of each agent."""
         kinds = [re.sub(r"_?\d+$", "", str(agent)) or str(agent) for agent in agents]
         order = list(dict.fromkeys(kinds))
         numbers = {"shared": [0] * len(kinds), "each": range(len(kinds)), "per_type": [order.index(k) for k in kinds]}
@@ -83,22 +83,22 @@ def make_pettingzoo(
     outcomes: bool = False,
     **options: Any,
 ) -> Game:
-    """A PettingZoo environment as a game; its parallel form where it has one, else turn by turn.
+    """Returns a PettingZoo environment as a game: in its parallel form if it has one, else turn by turn.
 
     Args:
-        env_id: module of the environment, as "mpe2.simple_spread_v3".
-        areas: environments side by side, 1 or more.
+        env_id: module of the environment, such as "mpe2.simple_spread_v3".
+        areas: number of environments side by side, 1 or more.
         behavior: name of the behavior; None takes the module's name without version.
         behaviors: `one` name for all agents, or a name `per_type` (`adversary_0` -> `adversary`).
         teams: `shared` (all team 0), `each` (the i-th agent is team i) or `per_type` (the i-th type is team i).
         groups: agents of one team in one area are a group.
-        shared_reward: the mean reward is the group's, and none is an agent's own; parallel only.
-        outcomes: the sign of an agent's last reward is its outcome: 1 won, 0.5 drawn, 0 lost; needs teams.
-        options: for the environment.
+        shared_reward: the group gets the mean reward, and agents get none of their own; parallel environments only.
+        outcomes: the sign of an agent's last reward is its outcome: 1 won, 0.5 drawn, 0 lost; requires teams.
+        options: keyword arguments of the environment.
 
     Raises:
         SettingsError: the package or environment is missing, or an option is unknown or impossible.
-        SpecError: a space has no form here, or agents of one behavior differ in theirs.
+        SpecError: a space is not supported, or agents of one behavior have different spaces.
     """
     if areas < 1:
         raise SettingsError(f"got areas={areas}; expected 1 or more; correct the simulator's options")
@@ -106,7 +106,7 @@ def make_pettingzoo(
     roles = Teams(
         behavior=name, behaviors=behaviors, teams=teams, groups=groups, shared_reward=shared_reward, outcomes=outcomes
     )
-    imported("pettingzoo", "pettingzoo")
+    import_optional("pettingzoo", "pettingzoo")
     factory, form = _environment(env_id)
     try:
         envs = [factory(**options) for _ in range(areas)]
@@ -118,10 +118,10 @@ def make_pettingzoo(
 
 
 def _environment(env_id: str) -> tuple[Callable[..., Any], type[ParallelGame] | type[TurnGame]]:
-    """What makes the environment, and the form of its game."""
+    """Returns the factory of the environment, and the form of its game."""
     try:
         with warnings.catch_warnings():
-            # The module form is deprecated for a registry that holds PettingZoo's own environments only.
+            # PettingZoo deprecates the module form in favor of a registry of its own environments.
             warnings.simplefilter("ignore", DeprecationWarning)
             module = importlib.import_module(env_id)
     except ImportError as error:
@@ -140,7 +140,7 @@ def _environment(env_id: str) -> tuple[Callable[..., Any], type[ParallelGame] | 
 
 @dataclass(slots=True)
 class _FrameRows:
-    """What one behavior id gathers in one frame, before it becomes columns."""
+    """Collects the rows of one behavior id in one frame, before they become columns."""
 
     agents: list[int] = field(default_factory=list)
     seen: list[Any] = field(default_factory=list)
@@ -153,12 +153,12 @@ class _FrameRows:
 
 @dataclass(slots=True)
 class _Area:
-    """One environment.
+    """Holds one environment.
 
     Attributes:
-        number: from 0.
-        match: number of the running episode.
-        playing: agents that have decided in this episode and not ended.
+        number: counted from 0.
+        match: number of the current episode.
+        playing: agents that have decided and not ended in this episode.
     """
 
     number: int
@@ -168,11 +168,11 @@ class _Area:
 
 
 class _PettingZooBase(ABC):
-    """What both forms share: behaviors, ids, and the columns of a frame.
+    """Holds what both forms share: behaviors, ids, and the columns of a frame.
 
     Args:
-        name: of the game.
-        envs: one environment per area, all the same.
+        name: name of the game.
+        envs: one environment for each area, all the same.
         roles: behaviors, teams and groups.
     """
 
@@ -190,7 +190,7 @@ class _PettingZooBase(ABC):
         self._parameters: Mapping[str, float] = {}
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Spec of every behavior id."""
+        """Returns the spec of every behavior id."""
         return {
             identity: BehaviorSpec(observations=self._readers[name].specs, actions=self._writers[name].spec)
             for identity, name in self._name_of.items()
@@ -205,7 +205,7 @@ class _PettingZooBase(ABC):
         return self._close()
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
-        """Plays on in every area that got an action."""
+        """Steps every area that got an action."""
         chosen: dict[int, dict[Any, Any]] = {}
         for identity, act in actions.items():
             values = self._writers[self._name_of[identity]].rows(act.continuous, act.discrete)
@@ -224,11 +224,11 @@ class _PettingZooBase(ABC):
 
     @abstractmethod
     def _begin(self, area: _Area, seed: int | None) -> None:
-        """Starts an episode and notes its first decisions."""
+        """Begins an episode and adds its first decisions."""
 
     @abstractmethod
     def _play(self, area: _Area, values: Mapping[Any, Any]) -> None:
-        """Steps one area with the actions of its agents and notes what followed."""
+        """Steps one area with the actions of its agents and adds the rows that follow."""
 
     # ------------------------------------------------------------ one frame
 
@@ -243,13 +243,13 @@ class _PettingZooBase(ABC):
     def _decide(
         self, area: _Area, agent: Any, seen: Any, info: Mapping[str, Any], reward: float, shared: float
     ) -> None:
-        """Notes an agent that wants an action."""
+        """Adds an agent that wants an action."""
         area.playing.add(agent)
         rows = self._add(self._deciding, area, agent, seen, reward, shared)
         rows.masks.append(seen[_MASK] if agent in self._masked else info.get(_MASK))
 
     def _end(self, area: _Area, agent: Any, seen: Any, reward: float, shared: float, interrupted: bool) -> None:
-        """Notes an agent that ended; one that never decided is nobody the trainer knows."""
+        """Adds an agent that ended, unless it never decided: the trainer does not know it then."""
         if agent in area.playing:
             area.playing.discard(agent)
             self._add(self._ended, area, agent, seen, reward, shared).interrupted.append(interrupted)
@@ -267,11 +267,11 @@ class _PettingZooBase(ABC):
         return rows
 
     def _close(self) -> Sequence[BehaviorReport]:
-        """The rows of the frame as columns."""
+        """Returns the rows of the frame as reports."""
         reports = []
         for identity, name in self._name_of.items():
             rows, over = self._deciding[identity], self._ended[identity]
-            masks = forbidden(rows.masks, self._writers[name].spec)
+            masks = forbidden_choices(rows.masks, self._writers[name].spec)
             deciding = None
             if rows.agents:
                 deciding = decisions(**self._columns(name, rows), groups=self._group_ids(rows), masks=masks)
@@ -302,7 +302,7 @@ class _PettingZooBase(ABC):
 
 
 class ParallelGame(_PettingZooBase):
-    """Environments whose agents act at once. See `_PettingZooBase`."""
+    """Steps environments whose agents act at once."""
 
     def _begin(self, area: _Area, seed: int | None) -> None:
         self._next_match(area)
@@ -326,10 +326,10 @@ class ParallelGame(_PettingZooBase):
 
 
 class TurnGame(_PettingZooBase):
-    """Environments whose agents act in turn: an agent's reward accrues until its next turn. See `_PettingZooBase`.
+    """Steps environments whose agents act in turn: an agent's reward accumulates until its next turn.
 
     Raises:
-        SettingsError: `shared_reward`, which has no meaning where each agent's time runs by itself.
+        SettingsError: `shared_reward` is set, which has no meaning if each agent has its own time.
     """
 
     def __init__(self, name: str, envs: Sequence[Any], roles: Teams) -> None:
@@ -350,7 +350,7 @@ class TurnGame(_PettingZooBase):
         self._advance(area)
 
     def _advance(self, area: _Area) -> None:
-        """Goes on to the next turn of an agent that lives; ended agents are taken off on the way."""
+        """Advances to the next turn of an agent that has not ended, and removes ended agents on the way."""
         env = area.env
         while env.agents:
             agent = env.agent_selection
@@ -363,13 +363,13 @@ class TurnGame(_PettingZooBase):
         self._begin(area, None)
 
 
-# ---------------------------------------------------------------- spaces of agents
+# ---------------------------------------------------------------- spaces
 
 
 def _spaces(
     env: Any, agents: Sequence[Any], ids: Sequence[BehaviorId]
 ) -> tuple[dict[str, Observations], dict[str, Actions], frozenset[Any]]:
-    """Readers and writers by behavior name, and the agents whose observation holds their mask."""
+    """Returns readers and writers by behavior name, and the agents whose observation holds their mask."""
     first: dict[str, Any] = {}
     masked = set()
     for agent, identity in zip(agents, ids, strict=True):
@@ -390,8 +390,8 @@ def _spaces(
 
 
 def _unmasked(space: Any) -> Any:
-    """The space without its action mask."""
+    """Returns the space without its action mask."""
     if _MASK not in getattr(space, "spaces", ()):
         return space
-    spaces = imported("gymnasium", "pettingzoo").spaces
+    spaces = import_optional("gymnasium", "pettingzoo").spaces
     return spaces.Dict({key: inner for key, inner in space.spaces.items() if key != _MASK})

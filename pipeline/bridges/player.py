@@ -1,7 +1,7 @@
-"""A game's own program: launched, watched, ended; and what to say when it fails.
+"""Launches, supervises and ends a game's own program, and explains its failures.
 
-A bridge speaks with a program that it does not own. Whatever goes wrong there is told with the program's name, how
-far it had come, how it ended and the last lines of its log.
+A bridge talks to a program that it does not own. Every error about it holds the program's name, its phase, its exit
+status and the last lines of its log.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from sparring.pipeline.errors import Explained
+from sparring.pipeline.errors import ExplainedError
 
-Phase = Literal["not started", "launched", "connected", "initialised", "first reset", "stepping"]
-"""How far a player has come."""
+Phase = Literal["not started", "launched", "connected", "initialized", "first reset", "stepping"]
+"""The stages of a player's start, in order."""
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
@@ -25,32 +25,32 @@ _EXPECTED: Final[Mapping[Phase, str]] = {
     "not started": "a program that can be started",
     "launched": "a game that connects",
     "connected": "a game that introduces itself",
-    "initialised": "a game that can be reset",
+    "initialized": "a game that can be reset",
     "first reset": "agents that want to decide",
-    "stepping": "a game that goes on",
+    "stepping": "a game that keeps running",
 }
 _TAIL_LINES: Final = 8
 _TAIL_BYTES: Final = 4096
 _TAIL_LENGTH: Final = 600
-"""Of one log: the supervisor shows the last 2000 bytes of what a simulator has said, and the cause stands first."""
+"""Characters of one log: the supervisor shows the last 2000 bytes of a simulator's output, cause first."""
 
 
-class PlayerFailed(Explained):
-    """The game did not start, or answer, or go on."""
+class PlayerFailed(ExplainedError):
+    """Reports that the game did not start, did not answer, or ended."""
 
 
 class PlayerProgram:
-    """One program that plays, or nothing where somebody starts it by hand.
+    """Represents one program that plays, or none if a person starts the game.
 
     Args:
-        name: for messages, as "Unity player 0".
-        command: program and arguments; None: it is started by hand.
-        log: file that holds what it writes; None: it writes where this process does.
-        more: files that it writes itself, whose ends are told too.
-        environment: variables beside those of this process.
+        name: name for messages, such as "Unity player 0".
+        command: program and arguments; None if a person starts the game.
+        log: file for the program's output; None: it shares the output of this process.
+        more: log files that the program writes itself; errors include their ends.
+        environment: environment variables beside those of this process.
 
     Attributes:
-        phase: how far it has come; whoever speaks with it moves this on.
+        phase: stage of the start; the bridge updates it.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class PlayerProgram:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Launches it, in the process group of this process: whoever ends that group ends the game too.
+        """Launches the program in the process group of this process, so that both end together.
 
         Raises:
-            PlayerFailed: there is no such program, or it cannot be started.
+            PlayerFailed: the program does not exist or cannot be started.
         """
         if self._command is not None:
             try:
@@ -87,7 +87,9 @@ class PlayerProgram:
         self.phase = "launched"
 
     def _launch(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Runs nothing between fork and exec: threads of a library that listens here do not survive a fork."""
+        """Launches the program without code between fork and exec: threads of a listening library do not survive a
+        fork.
+        """
         environment = {**os.environ, **self._environment}
         if self._log is None:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
@@ -97,37 +99,37 @@ class PlayerProgram:
 
     @property
     def launched(self) -> bool:
-        """Whether this process has started it."""
+        """Returns whether this process has started the program."""
         return self._process is not None
 
-    def check(self, patience_s: float = 0.0) -> None:
-        """Does nothing while it runs.
+    def check(self, wait_s: float = 0.0) -> None:
+        """Raises if the program has ended.
 
         Args:
-            patience_s: how long to wait for its end, where something says that it comes.
+            wait_s: time to wait for an end that is expected.
 
         Raises:
-            PlayerFailed: it has ended.
+            PlayerFailed: the program has ended.
         """
         process = self._process
-        if process is None or (process.poll() is None and not _ended(process, patience_s)):
+        if process is None or (process.poll() is None and not _ended(process, wait_s)):
             return
         status = process.returncode
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         raise self.failure(f"the end of the game by {how}", "see its log; start it by hand to see it fail")
 
     def failure(self, got: str, remedy: str = "see the game's log") -> PlayerFailed:
-        """An error that names the player, how far it had come, the cause, and the end of its log.
+        """Returns an error with the player's name, its phase, the cause, and the end of its log.
 
         Args:
             got: the cause.
-            remedy: what its author can do.
+            remedy: what the game's author can do.
         """
         where = f"{self.name}, {self.phase}: {got}"
         return PlayerFailed(got=where, expected=_EXPECTED[self.phase], remedy=remedy + self._tail())
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Waits for its end, asks for it when the time is up, and forces it when that does not help either."""
+        """Waits for the program's end, then terminates it, and finally kills it."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -139,7 +141,7 @@ class PlayerProgram:
         process.wait()
 
     def watch(self, ended: Callable[[], None]) -> None:
-        """Calls `ended` once, on a thread of its own, when the launched program has ended."""
+        """Calls `ended` once, on its own thread, when the launched program has ended."""
         process = self._process
         if process is None:
             return
@@ -151,9 +153,9 @@ class PlayerProgram:
         threading.Thread(target=wait, name=f"end of {self.name}", daemon=True).start()
 
     def _tail(self) -> str:
-        """The last lines of its logs, in one line, where there are any."""
-        told = [(log, " | ".join(lines)[-_TAIL_LENGTH:]) for log in self._logs if (lines := _last_lines(log))]
-        parts = [f"; the end of {log}: {end}" for log, end in told]
+        """Returns the last lines of its logs in one line, or ""."""
+        ends = [(log, " | ".join(lines)[-_TAIL_LENGTH:]) for log in self._logs if (lines := _last_lines(log))]
+        parts = [f"; the end of {log}: {end}" for log, end in ends]
         if not parts and self._logs:
             return f" ({', '.join(map(str, self._logs))}: nothing)"
         return "".join(parts)

@@ -1,9 +1,8 @@
-"""How Gymnasium spaces read as specs, and values of them as columns; for both bridges.
+"""Translates Gymnasium spaces to specs, and their values to columns, for both bridges.
 
-Observations: a 1-D or integer Box, Discrete (one-hot), MultiDiscrete (one-hot each) and MultiBinary
-are vectors; a 3-D Box of uint8 or floats is an image, turned to channels first; Dict and Tuple are
-several observations. Actions: Discrete, MultiDiscrete and MultiBinary are branches, a Box with
-finite bounds is continuous, rescaled from [-1, 1].
+Observations: a 1-D or integer Box, Discrete (one-hot), MultiDiscrete (one-hot each) and MultiBinary are vectors; a 3-D
+Box of uint8 or floats is an image, transposed to channels first; Dict and Tuple are several observations. Actions:
+Discrete, MultiDiscrete and MultiBinary are branches; a Box with finite bounds is continuous, rescaled from [-1, 1].
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from sparring.pipeline.specs import ActionSpec, ObservationSpec, SpecError
 Array = NDArray[Any]
 
 
-def imported(module: str, extra: str) -> Any:
-    """The optional package `module`.
+def import_optional(module: str, extra: str) -> Any:
+    """Returns the optional package `module`.
 
     Raises:
-        SettingsError: it is not installed; names the extra that brings it.
+        SettingsError: it is not installed; the message names the extra that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -39,12 +38,12 @@ def imported(module: str, extra: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Leaf:
-    """One observation inside a space.
+    """Describes one observation inside a space.
 
     Attributes:
-        spec: what the trainer sees.
+        spec: its spec for the trainer.
         path: keys that lead to it from an observation.
-        read: values of n agents -> [n, *spec.shape].
+        read: converts the values of n agents to [n, *spec.shape].
     """
 
     spec: ObservationSpec
@@ -57,10 +56,10 @@ class Observations:
 
     Args:
         space: a Gymnasium space.
-        brightest: largest value in images of bytes, which are stretched to 0..255: maps of 0 and 1 have 1.
+        brightest: largest value in images of bytes, which are scaled to 0..255; 1 for maps of 0 and 1.
 
     Raises:
-        SpecError: the space has no form here.
+        SpecError: the space is not supported.
     """
 
     def __init__(self, space: Any, brightest: int = 255) -> None:
@@ -68,22 +67,22 @@ class Observations:
         self.specs = tuple(leaf.spec for leaf in self._leaves)
 
     def rows(self, items: Sequence[Any]) -> tuple[Array, ...]:
-        """Columns [n, *shape] per observation, from one observation per agent."""
+        """Returns columns [n, *shape] for each observation, from one value per agent."""
         return tuple(leaf.read([_at(item, leaf.path) for item in items]) for leaf in self._leaves)
 
     def batch(self, items: Any) -> tuple[Array, ...]:
-        """As `rows`, from observations that a vector environment has already batched."""
+        """Returns the same columns from values that a vector environment has already batched."""
         return tuple(leaf.read(_at(items, leaf.path)) for leaf in self._leaves)
 
 
 class Actions:
-    """Turns columns of actions into values of one space.
+    """Converts columns of actions to values of one space.
 
     Args:
         space: a Gymnasium space.
 
     Raises:
-        SpecError: the space has no form here.
+        SpecError: the space is not supported.
     """
 
     def __init__(self, space: Any) -> None:
@@ -91,21 +90,21 @@ class Actions:
         self._plain = _kind(space) == "Discrete"
 
     def batch(self, continuous: Array, discrete: Array) -> Array:
-        """Values [n, *space.shape] for continuous [n, continuous] and discrete [n, branches]."""
+        """Returns values [n, *space.shape] for continuous [n, continuous] and discrete [n, branches]."""
         return self._values(continuous, discrete)
 
     def rows(self, continuous: Array, discrete: Array) -> list[Any]:
-        """As `batch`, one value per agent; Discrete as plain int, which environments step fastest."""
+        """Returns the same values as a list for n agents; Discrete as plain int, which environments step fastest."""
         values = self._values(continuous, discrete)
         return values.tolist() if self._plain else list(values)
 
 
-def forbidden(masks: Sequence[Any], spec: ActionSpec) -> NDArray[np.bool_] | None:
-    """Masks [n, choices] with True = forbidden from per-agent masks where 1 means legal.
+def forbidden_choices(masks: Sequence[Any], spec: ActionSpec) -> NDArray[np.bool_] | None:
+    """Returns masks [n, choices] with True = forbidden from masks of agents with 1 = legal.
 
     Args:
-        masks: per agent: choices of all branches side by side (or one sequence per branch), or None.
-        spec: of the actions.
+        masks: for each agent, the choices of all branches side by side (or one sequence per branch), or None.
+        spec: action spec of the agents.
 
     Raises:
         SpecError: a mask has another size than the action spec.
@@ -128,7 +127,7 @@ def forbidden(masks: Sequence[Any], spec: ActionSpec) -> NDArray[np.bool_] | Non
 
 
 def _kind(space: Any) -> str:
-    """Name of the Gymnasium space that `space` is or is derived from; so that this module imports nothing."""
+    """Returns the name of the Gymnasium space that `space` is or inherits from, without an import of Gymnasium."""
     names = (base.__name__ for base in type(space).__mro__ if base.__module__.startswith("gymnasium.spaces"))
     return next(names, type(space).__name__)
 
@@ -137,7 +136,7 @@ def _kind(space: Any) -> str:
 
 
 def _leaves(space: Any, path: tuple[Any, ...], brightest: int) -> Iterator[_Leaf]:
-    """The observations in a space, in its order; images of bytes stretched from 0..brightest."""
+    """Yields the observations in a space, in its order; images of bytes are scaled from 0..brightest."""
     kind = _kind(space)
     if kind == "Dict":
         for key, inner in space.spaces.items():
@@ -172,7 +171,9 @@ def _vector(name: str, path: tuple[Any, ...], size: int, read: Callable[[Any], A
 
 
 def _image(space: Any, name: str, path: tuple[Any, ...], brightest: int) -> _Leaf:
-    """Channels first. Of a square image the channels are the odd dimension, else the smaller of first and last."""
+    """Returns an image with channels first. The channels of a square image are the odd dimension, else the smaller of
+    first and last.
+    """
     first, middle, end = space.shape
     last = first == middle or (middle != end and end <= first)
     height, width, channels = space.shape if last else (*space.shape[1:], space.shape[0])
@@ -185,14 +186,14 @@ def _image(space: Any, name: str, path: tuple[Any, ...], brightest: int) -> _Lea
     def read(items: Any) -> Array:
         values = np.asarray(items, dtype)
         if integers and brightest < 255:
-            values = _stretched(values, name, brightest)
+            values = _scale_bytes(values, name, brightest)
         return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values
 
     return _Leaf(spec=spec, path=path, read=read)
 
 
-def _stretched(values: Array, name: str, brightest: int) -> Array:
-    """Bytes 0..brightest as 0..255."""
+def _scale_bytes(values: Array, name: str, brightest: int) -> Array:
+    """Scales bytes from 0..brightest to 0..255."""
     if values.size and int(values.max()) > brightest:
         raise SpecError(
             got=f"image {name!r} with a value of {int(values.max())}",
@@ -200,8 +201,8 @@ def _stretched(values: Array, name: str, brightest: int) -> Array:
             remedy="set brightest to the largest value that the environment sends",
         )
     table = np.round(np.arange(brightest + 1) * (255 / brightest)).astype(np.uint8)
-    stretched: Array = table[values]
-    return stretched
+    scaled: Array = table[values]
+    return scaled
 
 
 def _one_hot(name: str, path: tuple[Any, ...], sizes: Array, starts: Array) -> _Leaf:

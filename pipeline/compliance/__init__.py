@@ -1,1 +1,1 @@
-"""Compliance: checks a foreign simulator against the protocol."""
+"""Checks foreign simulators against the protocol."""

@@ -1,4 +1,4 @@
-"""A foreign simulator under examination: its process, and one connection of it. No threads."""
+"""Runs a foreign simulator under test as a process, and holds one connection to it, without threads."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sparring.pipeline.compliance.steps import Finding, failed
-from sparring.pipeline.errors import CodecError, Explained, ProtocolError
+from sparring.pipeline.errors import CodecError, ExplainedError, ProtocolError
 from sparring.pipeline.messages.codec import SIMULATORS, FrameReader, to_bytes
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Bye, Fault, Ping, Pong
 
 ADDRESS_VARIABLE: Final = "SPARRING_ADDRESS"
 GRACE_S: Final = 2.0
-"""From the request to end to the end by force."""
+"""Time between SIGTERM and SIGKILL."""
 
 
 class SimulatorHost(Protocol):
     """Runs the simulator and accepts its connections."""
 
     def start(self) -> None:
-        """Starts the simulator anew; one that still runs is ended first."""
+        """Starts a new process of the simulator; a running one is ended first."""
 
     def accept(self, timeout_s: float) -> socket.socket:
-        """Its next connection.
+        """Returns the simulator's next connection.
 
         Raises:
-            TimeoutError: it did not connect in time.
+            TimeoutError: the simulator did not connect in time.
         """
 
     def exit_status(self, timeout_s: float) -> int | None:
-        """Its exit status, or None where it still runs after `timeout_s`."""
+        """Returns the simulator's exit status, or None if it still runs after `timeout_s`."""
 
-    def last_words(self) -> str:
-        """The end of what it printed."""
+    def output_tail(self) -> str:
+        """Returns the end of the simulator's output."""
 
     def stop(self) -> None:
         """Ends the simulator."""
 
 
 class SimulatorProcess:
-    """A simulator as a process of its own, with the address in its environment and arguments.
+    """Runs a simulator as a process, with the address in its environment and arguments.
 
     Args:
-        command: program and arguments; `{address}` in them is replaced.
+        command: program and arguments; `{address}` in them is replaced by the address.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ class SimulatorProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
         return " | ".join(line.strip() for line in lines[-3:])
 
@@ -94,7 +94,7 @@ class SimulatorProcess:
         self._log.unlink(missing_ok=True)
 
     def _end(self) -> None:
-        """Ends the process and what it started; what it left in the backlog is not ours any more."""
+        """Ends the process and its children, and closes the connections in the backlog."""
         if self._process is None:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -114,11 +114,11 @@ class SimulatorProcess:
 
 
 class ConversationStopped(Exception):
-    """The conversation cannot go on.
+    """Reports that the conversation cannot continue.
 
     Args:
-        finding: why.
-        rule: the rule that it breaks; "" for the one under examination.
+        finding: the reason.
+        rule: the broken rule; "" for the one that is checked.
     """
 
     def __init__(self, finding: Finding, rule: str = "") -> None:
@@ -128,11 +128,11 @@ class ConversationStopped(Exception):
 
 
 class SilenceTimeout(ConversationStopped):
-    """No message came in time; the connection is still there."""
+    """Reports that no message came in time; the connection is still open."""
 
 
 class TrialConnection:
-    """One connection of the simulator, seen from the trainer's side."""
+    """Represents one connection of the simulator on the trainer's side."""
 
     def __init__(self, connected: socket.socket, timeout_s: float, clock: Callable[[], float]) -> None:
         self._socket = connected
@@ -143,14 +143,14 @@ class TrialConnection:
 
     @property
     def state(self) -> str:
-        """Of the conversation."""
+        """Returns the state of the conversation."""
         return self._conversation.state
 
     def send(self, message: Any) -> None:
         """Sends one message.
 
         Raises:
-            Stopped: the connection is gone.
+            ConversationStopped: the connection is closed.
         """
         self._conversation.sending(message)
         self._socket.settimeout(self._timeout_s)
@@ -158,11 +158,11 @@ class TrialConnection:
             self._socket.sendall(to_bytes(message))
         except OSError as error:
             raise ConversationStopped(
-                failed(f"{error} on sending {type(message).__name__}", "an open connection", "stay")
+                failed(f"{error} on sending {type(message).__name__}", "an open connection", "keep the connection open")
             ) from error
 
     def _receive(self, deadline: float) -> Any:
-        """The next message; a Ping is answered and handed out as well."""
+        """Returns the next message; a Ping is answered and returned too."""
         try:
             while (message := self._reader.next()) is None:
                 self._fill(deadline)
@@ -176,11 +176,12 @@ class TrialConnection:
         return message
 
     def expect(self, *kinds: type[Any]) -> Any:
-        """The next message of one of `kinds`; Pings and late Pongs are passed over.
+        """Returns the next message of one of `kinds`; skips Pings and late Pongs.
 
         Raises:
-            Silent: none came in time, Pings and Pongs not counted.
-            Stopped: the connection closed, what came breaks the protocol, or the simulator ends the conversation.
+            SilenceTimeout: none came in time, Pings and Pongs not counted.
+            ConversationStopped: the connection closed, a message breaks the protocol, or the simulator ends the
+                conversation.
         """
         deadline = self._clock() + self._timeout_s
         wanted = " or ".join(kind.__name__ for kind in kinds)
@@ -189,13 +190,13 @@ class TrialConnection:
             if isinstance(message, kinds):
                 return message
             if isinstance(message, Fault):
-                told = f"Fault {message.code}: got {message.got}, expected {message.expected}"
-                raise ConversationStopped(failed(told, wanted, "see whether the simulator's own checks are right"))
+                got = f"Fault {message.code}: got {message.got}, expected {message.expected}"
+                raise ConversationStopped(failed(got, wanted, "check the simulator's own checks"))
             if isinstance(message, Bye):
-                raise ConversationStopped(failed(f"Bye ({message.reason})", wanted, "stay until the trainer says Bye"))
+                raise ConversationStopped(failed(f"Bye ({message.reason})", wanted, "stay until the trainer sends Bye"))
 
     def closes(self) -> bool:
-        """Whether the simulator closes the connection in time; what it still says is passed over."""
+        """Returns whether the simulator closes the connection in time; skips its remaining messages."""
         deadline = self._clock() + self._timeout_s
         try:
             while True:
@@ -207,7 +208,7 @@ class TrialConnection:
             return True
 
     def drop(self) -> None:
-        """Closes the connection without a word."""
+        """Closes the connection without a Bye."""
         self._socket.close()
 
     def _fill(self, deadline: float) -> None:
@@ -226,5 +227,5 @@ class TrialConnection:
         self._reader.feed(data)
 
 
-def _explained(error: Explained) -> Finding:
+def _explained(error: ExplainedError) -> Finding:
     return failed(error.got, error.expected, error.remedy)

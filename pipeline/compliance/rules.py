@@ -1,6 +1,6 @@
-"""Plays the trainer for a foreign simulator and says, rule by rule, whether it keeps the protocol.
+"""Plays the trainer for a foreign simulator, and reports for each rule whether it keeps the protocol.
 
-The rules of conduct stand here in the order of play; those about Steps are in `compliance_steps`.
+The rules of conduct are here in the order of play; those about Steps are in `steps.py`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sparring.pipeline.compliance.peer import (
     TrialConnection,
 )
 from sparring.pipeline.compliance.steps import STEP_RULES, Finding, Status, failed, skipped
-from sparring.pipeline.compliance.trial import FirstSight, Trial, first_sight
+from sparring.pipeline.compliance.trial import FirstObservations, Trial, first_observations
 from sparring.pipeline.messages.simulator import VERSION, Bye, Fault, Ping, Pong, Sampler
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
 
 SEED: Final = 1
 MOST_STEPS: Final = 2000
-"""Steps played at most while waiting for episodes to end."""
+"""Most Steps to play until episodes end."""
 FEW_STEPS: Final = 3
-"""Steps before a connection is dropped: some count to compare."""
+"""Steps to count before the connection is closed."""
 PARAMETER: Final = "compliance"
-"""An environment parameter that no simulator knows, and that none may stumble over."""
+"""An environment parameter that no simulator knows, and that each must ignore."""
 SAMPLER: Final = Sampler(kind="uniform", values=(0.25, 0.75), seed=1)
 
 PASS: Final = Finding(status="PASS")
@@ -38,7 +38,7 @@ PASS: Final = Finding(status="PASS")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What came of one rule."""
+    """Holds the result of one rule."""
 
     rule: str
     sentence: str
@@ -50,13 +50,13 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """One rule of conduct.
+    """Describes one rule of conduct.
 
     Attributes:
         name: short and stable, for scripts.
         sentence: the rule.
-        check: plays the part of the conversation that shows it.
-        needed: nothing can be examined without it.
+        check: plays the part of the conversation that the rule concerns.
+        needed: no other rule can be checked if this one is broken.
     """
 
     name: str
@@ -68,14 +68,14 @@ class Rule:
 def check_simulator(
     command: Sequence[str], *, episodes: int = 3, timeout_s: float = 10.0, clock: Callable[[], float] = time.monotonic
 ) -> list[Verdict]:
-    """Starts `command` and examines it against every rule.
+    """Starts `command` and checks it against every rule.
 
     Args:
         command: program and arguments; `{address}` in them is replaced, and the environment variable
             SPARRING_ADDRESS holds the address to connect to.
-        episodes: ended episodes to play for.
-        timeout_s: for each answer of the simulator.
-        clock: seconds, monotonic.
+        episodes: number of ended episodes to play for.
+        timeout_s: limit for each answer of the simulator.
+        clock: monotonic clock, in seconds.
 
     Raises:
         OSError: the command cannot be started.
@@ -90,7 +90,7 @@ def check_simulator(
 def examine(
     host: SimulatorHost, *, episodes: int = 3, timeout_s: float = 10.0, clock: Callable[[], float] = time.monotonic
 ) -> list[Verdict]:
-    """As `check_simulator`, for a simulator that `host` runs."""
+    """Checks a simulator that `host` runs; see `check_simulator`."""
     trial = Trial(host, episodes=episodes, timeout_s=timeout_s, clock=clock)
     findings: dict[str, Finding] = {}
     blocked = ""
@@ -101,21 +101,21 @@ def examine(
         try:
             findings[rule.name] = rule.check(trial)
         except ConversationStopped as stopped:
-            trial.lost()
+            trial.disconnect()
             if stopped.rule:
                 findings.setdefault(stopped.rule, stopped.finding)
             findings[rule.name] = skipped(f"rule {stopped.rule} was broken") if stopped.rule else stopped.finding
         if rule.needed and findings[rule.name].status != "PASS":
             blocked = f"rule {rule.name} did not hold"
-    trial.lost()
+    trial.disconnect()
     return _verdicts(findings, trial)
 
 
 def _verdicts(findings: dict[str, Finding], trial: Trial) -> list[Verdict]:
     watch, unseen = trial.watch, skipped("no Step arrived")
-    heard = PASS if trial.hello else skipped("no message arrived")
+    received = PASS if trial.hello else skipped("no message arrived")
     rows = [(rule.name, rule.sentence, findings.get(rule.name, PASS)) for rule in RULES]
-    rows += [(name, sentence, findings.get(name, heard)) for name, sentence in ALWAYS.items()]
+    rows += [(name, sentence, findings.get(name, received)) for name, sentence in ALWAYS.items()]
     for rule in STEP_RULES:
         rows.append((rule.name, rule.sentence, watch.findings.get(rule.name, PASS if watch.steps else unseen)))
     return [
@@ -124,7 +124,7 @@ def _verdicts(findings: dict[str, Finding], trial: Trial) -> list[Verdict]:
     ]
 
 
-# ---------------------------------------------------------------- conduct, in the order of play
+# ---------------------------------------------------------------- rules of conduct, in the order of play
 
 
 def _connects(trial: Trial) -> Finding:
@@ -140,7 +140,7 @@ def _hello(trial: Trial) -> Finding:
 
 
 def _specs(trial: Trial) -> Finding:
-    """The codec has refused a spec that no network can be built for; ids and names are left."""
+    """Checks ids and names; the codec has rejected specs that no network can be built for."""
     by_name: dict[str, BehaviorSpec] = {}
     for text, spec in trial.watch.specs.items():
         try:
@@ -182,7 +182,7 @@ def _heartbeat(trial: Trial) -> Finding:
 
 
 def _reset(trial: Trial) -> Finding:
-    trial.first = first_sight(trial.reset(SEED))
+    trial.first = first_observations(trial.reset(SEED))
     return PASS
 
 
@@ -193,12 +193,12 @@ def _plays(trial: Trial) -> Finding:
         trial.act()
     if trial.watch.ended < ends:
         got = f"{trial.watch.ended} ended episodes in {MOST_STEPS} Steps"
-        return Finding(status="WARN", got=got, expected=f"{ends}", remedy="limit the length of an episode")
+        return Finding(status="WARN", got=got, expected=f"{ends}", remedy="limit the length of episodes")
     return PASS
 
 
 def _parameters(trial: Trial) -> Finding:
-    """Changes without a reset: a number, which then gets a sampler, which becomes a number again."""
+    """Changes a parameter without a reset: a number, then a sampler, then a number again."""
     trial.deciding()
     for value in (1.0, SAMPLER, 2.0):
         trial.act({PARAMETER: value})
@@ -208,7 +208,7 @@ def _parameters(trial: Trial) -> Finding:
 def _resets_in_place(trial: Trial) -> Finding:
     trial.deciding()
     trial.act()
-    again = first_sight(trial.reset(SEED, {PARAMETER: SAMPLER}))
+    again = first_observations(trial.reset(SEED, {PARAMETER: SAMPLER}))
     if again.keys() != trial.first.keys() or any(len(again[key][0]) != len(trial.first[key][0]) for key in again):
         return Finding(
             status="WARN",
@@ -220,9 +220,9 @@ def _resets_in_place(trial: Trial) -> Finding:
 
 
 def _seed(trial: Trial) -> Finding:
-    """The Reset in place of Act had the seed of the first one."""
+    """Compares the first observations of two Resets with the same seed."""
     trial.deciding()
-    again = first_sight(trial.reset(SEED))
+    again = first_observations(trial.reset(SEED))
     same = again.keys() == trial.first.keys() and all(
         len(again[key]) == len(trial.first[key])
         and all(
@@ -236,23 +236,23 @@ def _seed(trial: Trial) -> Finding:
             status="WARN",
             got="other first observations with the same seed",
             expected="the same",
-            remedy="seed the random source from Reset.seed; without it no run can be repeated",
+            remedy="seed the random source from Reset.seed; without it no run is reproducible",
         )
     return PASS
 
 
 def _bye(trial: Trial) -> Finding:
     peer = trial.deciding()
-    peer.send(Bye(reason="the examination is over"))
+    peer.send(Bye(reason="the check is over"))
     closed = peer.closes()
-    trial.lost()
+    trial.disconnect()
     if not closed:
         return failed("an open connection after Bye", "a closed one", "close the connection and end")
     status = trial.host.exit_status(trial.timeout_s)
     if status is None:
-        return Finding(status="WARN", got="a process that goes on", expected="its exit", remedy="end after Bye")
+        return Finding(status="WARN", got="a process that keeps running", expected="its exit", remedy="end after Bye")
     if status != 0:
-        return failed(f"exit status {status}; it printed: {trial.host.last_words()}", "0", "end in order after Bye")
+        return failed(f"exit status {status}; it printed: {trial.host.output_tail()}", "0", "end in order after Bye")
     return PASS
 
 
@@ -261,7 +261,7 @@ def _reconnects(trial: Trial) -> Finding:
     for _ in range(FEW_STEPS):
         trial.act()
     counted = dict(trial.watch.counted)
-    trial.lost()
+    trial.disconnect()
     try:
         trial.accept()
         trial.recount = (dict(trial.greet().steps), counted)
@@ -276,7 +276,7 @@ def _reconnects(trial: Trial) -> Finding:
 
 def _counted(trial: Trial) -> Finding:
     if trial.recount is None:
-        return skipped("it did not come back")
+        return skipped("it did not reconnect")
     theirs, ours = trial.recount
     if not theirs and ours:
         return skipped("Hello.steps is empty: it does not count")
@@ -287,9 +287,9 @@ def _counted(trial: Trial) -> Finding:
 
 def _fault(trial: Trial) -> Finding:
     peer = trial.deciding()
-    peer.send(Fault(code="internal", got="an examination", expected="an end", remedy="none: this is a test"))
+    peer.send(Fault(code="internal", got="a check", expected="an end", remedy="none: this is a test"))
     closed = peer.closes()
-    trial.lost()
+    trial.disconnect()
     return PASS if closed else failed("an open connection after Fault", "a closed one", "show the Fault and end")
 
 
@@ -302,11 +302,11 @@ RULES: Final = (
     Rule(name="reset", sentence="It answers Reset with a Step.", check=_reset, needed=True),
     Rule(name="ping_deciding", sentence="It answers Ping while it waits for Act.", check=_ping_deciding),
     Rule(name="plays", sentence="It answers every Act with a Step, and episodes end.", check=_plays),
-    Rule(name="parameters", sentence="It goes on after an Act that changes parameters.", check=_parameters),
+    Rule(name="parameters", sentence="It continues after an Act that changes parameters.", check=_parameters),
     Rule(name="reset_in_place", sentence="Reset in place of Act begins all episodes anew.", check=_resets_in_place),
     Rule(name="seed", sentence="The same seed shows the same first observations.", check=_seed),
     Rule(name="bye", sentence="It ends in order on Bye.", check=_bye),
-    Rule(name="reconnects", sentence="It comes back after a broken connection.", check=_reconnects),
+    Rule(name="reconnects", sentence="It reconnects after a broken connection.", check=_reconnects),
     Rule(name="counts", sentence="It counts its steps as the trainer does.", check=_counted),
     Rule(name="fault", sentence="It ends the conversation on Fault.", check=_fault),
 )
@@ -315,8 +315,8 @@ ALWAYS: Final = {
     "decoding": "Every message can be decoded.",
     "order": "Every message is allowed by the table of the conversation.",
 }
-"""Rules that hold for every message; a broken one ends the conversation it was broken in."""
+"""Rules for every message; a message that breaks one ends its conversation."""
 
 
-def _counts(sight: FirstSight) -> dict[str, int]:
-    return {behavior: len(columns[0]) for behavior, columns in sight.items()}
+def _counts(first: FirstObservations) -> dict[str, int]:
+    return {behavior: len(columns[0]) for behavior, columns in first.items()}

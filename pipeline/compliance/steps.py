@@ -1,4 +1,4 @@
-"""What a simulator's Steps must hold, rule by rule. Reads Steps in order and does no I/O."""
+"""Checks a simulator's Steps rule by rule, in order and without I/O."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 Status = Literal["PASS", "FAIL", "WARN", "SKIP"]
 
 LONGEST_SILENCE: Final = 500
-"""Steps after which an agent that decided and was never seen again is named."""
+"""Steps after which an agent that decided and was not reported again breaks the rule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What came of a rule: for SKIP `got` is the reason, for PASS all are empty."""
+    """Holds the result of a rule: `got` is the reason for SKIP, and all texts are empty for PASS."""
 
     status: Status
     got: str = ""
@@ -29,12 +29,12 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRule:
-    """One rule about Steps.
+    """Describes one rule about Steps.
 
     Attributes:
         name: short and stable, for scripts.
         sentence: the rule.
-        check: findings against one Step; the first one counts.
+        check: yields findings against one Step; the first one counts.
         essential: a Step that breaks it cannot be answered.
     """
 
@@ -46,11 +46,11 @@ class StepRule:
 
 @dataclass(slots=True)
 class AgentEpisode:
-    """An agent from its first decision to its end.
+    """Tracks an agent from its first decision to its end.
 
     Attributes:
-        seen: number of the Step it was last reported in.
-        match: its contest, None unsaid.
+        seen: number of the last Step that reported the agent.
+        match: id of its match; None if not reported.
     """
 
     seen: int
@@ -59,17 +59,17 @@ class AgentEpisode:
 
 @dataclass(slots=True)
 class StepWatch:
-    """Follows the Steps of one simulator.
+    """Tracks the Steps of one simulator.
 
     Attributes:
-        specs: by behavior id, as introduced on this connection.
-        agent_episodes: living agents by behavior id and agent id.
-        acted: agents with an action whose outcome is open, by behavior id.
-        counted: completed steps by behavior name since the process started.
-        ended: episodes ended since then.
+        specs: specs by behavior id, as introduced on this connection.
+        agent_episodes: running episodes by behavior id and agent id.
+        acted: agents with an action and no outcome yet, by behavior id.
+        counted: completed steps by behavior name, since the process started.
+        ended: ended episodes, since the process started.
         steps: Steps read in all.
-        sequence: of the next Step.
-        first: the next Step is the first after a Reset.
+        sequence: sequence number of the next Step.
+        first: whether the next Step is the first after a Reset.
         findings: first finding of each broken rule.
     """
 
@@ -84,22 +84,22 @@ class StepWatch:
     findings: dict[str, Finding] = field(default_factory=dict)
 
     def connected(self, specs: Mapping[str, BehaviorSpec]) -> None:
-        """A new Hello: the count of Steps begins anew."""
+        """Handles a new Hello: Steps are counted from 0 again."""
         self.specs = dict(specs)
         self.sequence = 0
 
     def restarted(self) -> None:
-        """A new process: its counts begin anew."""
+        """Handles a new process: its counts begin at 0."""
         self.counted = {}
 
     def reset(self) -> None:
-        """A Reset was sent: nobody lives."""
+        """Handles a Reset: no episode is running."""
         self.first = True
         self.agent_episodes = {}
         self.acted = {}
 
     def read(self, step: Step) -> bool:
-        """Checks one Step against all rules; False where it cannot be answered."""
+        """Checks one Step against all rules; returns False if it cannot be answered."""
         for rule in STEP_RULES:
             finding = next(rule.check(self, step), None)
             if finding is not None:
@@ -184,7 +184,7 @@ def _finite(watch: StepWatch, step: Step) -> Iterator[Finding]:
                 yield failed(
                     f"NaN or infinity in {name} of agent {rows.agents[row]} in {where}",
                     "finite numbers",
-                    "look for a division by zero or an uninitialised value",
+                    "find the division by zero or the uninitialized value",
                 )
 
 
@@ -206,7 +206,7 @@ def _first_step(watch: StepWatch, step: Step) -> Iterator[Finding]:
         yield failed("a first Step without decisions", "first decisions of all agents", "report them after Reset")
     if any(report.ends is not None and len(report.ends.agents) for report in step.reports):
         yield failed(
-            "ends in the first Step after Reset", "decisions only", "forget the episodes before a Reset without a word"
+            "ends in the first Step after Reset", "decisions only", "discard the episodes before a Reset without ends"
         )
 
 
@@ -266,10 +266,10 @@ def _contests(watch: StepWatch, step: Step) -> Iterator[Finding]:
         parts = [(report.ends, set[int]()), (report.decisions, ended)]
         for rows, anew in parts:
             for agent, match in _matches(rows).items():
-                life = agent_episodes.get(agent)
-                if agent not in anew and life is not None and life.match != match:
+                episode = agent_episodes.get(agent)
+                if agent not in anew and episode is not None and episode.match != match:
                     yield failed(
-                        f"agent {agent} of {report.behavior} in match {match}, before in {life.match}",
+                        f"agent {agent} of {report.behavior} in match {match}, before in {episode.match}",
                         "one match for an episode",
                         "change the match only with a new episode",
                     )
@@ -281,7 +281,7 @@ def _outcomes(watch: StepWatch, step: Step) -> Iterator[Finding]:
             continue
         outcomes = report.ends.outcomes
         if not ((outcomes >= 0) & (outcomes <= 1)).all():
-            yield failed(f"outcomes {outcomes.tolist()}"[:200], "1 won, 0.5 drawn, 0 lost", "send one of these")
+            yield failed(f"outcomes {outcomes.tolist()}"[:200], "1 won, 0.5 drawn, 0 lost", "send a number from 0 to 1")
         by_match: dict[int | None, float] = {}
         matches = _matches(report.ends)
         for agent, outcome in zip(report.ends.agents.tolist(), outcomes.tolist(), strict=True):
@@ -297,11 +297,12 @@ def _outcomes(watch: StepWatch, step: Step) -> Iterator[Finding]:
 def _silence(watch: StepWatch, step: Step) -> Iterator[Finding]:
     reported = {report.behavior: _agents(report) for report in step.reports}
     for behavior, agent_episodes in watch.agent_episodes.items():
-        for agent, life in agent_episodes.items():
-            if watch.steps - life.seen > LONGEST_SILENCE and agent not in reported.get(behavior, ()):
+        for agent, episode in agent_episodes.items():
+            if watch.steps - episode.seen > LONGEST_SILENCE and agent not in reported.get(behavior, ()):
+                silent = watch.steps - episode.seen
                 yield Finding(
                     status="WARN",
-                    got=f"agent {agent} of {behavior} not seen for {watch.steps - life.seen} Steps after its decision",
+                    got=f"agent {agent} of {behavior} not seen for {silent} Steps after its decision",
                     expected="its next decision or its end",
                     remedy="report an end when an agent leaves",
                 )
@@ -321,23 +322,23 @@ STEP_RULES: Final = (
         name="observations", sentence="Observations have the spec's order, shapes and dtypes.", check=_observations
     ),
     StepRule(name="finite", sentence="Observations and rewards are finite.", check=_finite),
-    StepRule(name="ids", sentence="An agent stands at most once in decisions and once in ends.", check=_ids_once),
+    StepRule(name="ids", sentence="An agent is at most once in decisions and once in ends.", check=_ids_once),
     StepRule(name="first_step", sentence="The first Step after Reset has decisions and no ends.", check=_first_step),
     StepRule(name="ends", sentence="Only agents end that have decided in this episode.", check=_ends),
     StepRule(name="groups", sentence="Group ids are from 0 to 2^31 - 1.", check=_groups),
     StepRule(name="matches", sentence="An agent stays in one match for an episode.", check=_contests),
     StepRule(name="outcomes", sentence="Outcomes are 0 to 1 and one for a team in a match.", check=_outcomes),
-    StepRule(name="silence", sentence="A living agent is reported again.", check=_silence),
+    StepRule(name="silence", sentence="An agent that decided is reported again.", check=_silence),
 )
 
 
 def failed(got: str, expected: str, remedy: str) -> Finding:
-    """A broken rule."""
+    """Returns the finding of a broken rule."""
     return Finding(status="FAIL", got=got, expected=expected, remedy=remedy)
 
 
 def skipped(reason: str) -> Finding:
-    """A rule that could not be examined."""
+    """Returns the finding of a rule that could not be checked."""
     return Finding(status="SKIP", got=reason)
 
 
@@ -354,7 +355,7 @@ def _parts_of(report: BehaviorReport) -> Iterator[tuple[str, Decisions | Ends]]:
 
 
 def _matches(rows: Decisions | Ends | None) -> dict[int, int]:
-    """Match of each agent, where it is said."""
+    """Returns the match of each agent, if reported."""
     if rows is None or rows.matches is None:
         return {}
     return dict(zip(rows.agents.tolist(), rows.matches.tolist(), strict=True))

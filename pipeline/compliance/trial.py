@@ -1,4 +1,4 @@
-"""Leads conversations with a simulator to the state that a rule examines."""
+"""Leads conversations with a simulator to the state that a rule checks."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from sparring.pipeline.messages.simulator import (
 )
 from sparring.pipeline.specs import ActionSpec
 
-FIRST_DRAW: Final = 0.5
-"""What stands among the parameters for one with a sampler."""
+FIRST_SAMPLE: Final = 0.5
+"""Number among the parameters for one with a sampler."""
 
-FirstSight = dict[str, tuple[NDArray[Any], ...]]
+FirstObservations = dict[str, tuple[NDArray[Any], ...]]
 """By behavior id: agent ids and observations of a first Step, sorted by agent."""
 
 
 class Trial:
-    """The examination of one simulator: starts it, and leads conversations to where a rule needs them.
+    """Starts one simulator, and leads conversations to the state that a rule needs.
 
     Attributes:
-        peer: the connection, None where there is none.
-        hello: what the simulator introduced itself with last.
-        step: the Step that waits for an answer.
-        watch: what its Steps have shown so far.
-        first: what agents saw first after the first Reset.
-        recount: steps that the simulator and this side counted when it came back; None where it did not.
+        peer: the connection; None if there is none.
+        hello: the simulator's last introduction.
+        step: the last Step, which needs an answer.
+        watch: results of its Steps so far.
+        first: first observations after the first Reset.
+        recount: steps that the simulator and this side counted when it reconnected; None if it did not.
     """
 
     def __init__(self, host: SimulatorHost, *, episodes: int, timeout_s: float, clock: Callable[[], float]) -> None:
@@ -52,26 +52,26 @@ class Trial:
         self.hello: Hello | None = None
         self.step: Step | None = None
         self.watch = StepWatch()
-        self.first: FirstSight = {}
+        self.first: FirstObservations = {}
         self.recount: tuple[dict[str, int], dict[str, int]] | None = None
         self._clock = clock
         self._random = np.random.default_rng(0)
 
     def start(self) -> TrialConnection:
-        """A new process and its connection."""
-        self.lost()
+        """Starts a new process and returns its connection."""
+        self.disconnect()
         self.host.start()
         self.watch.restarted()
         return self.accept()
 
     def accept(self) -> TrialConnection:
-        """The simulator's next connection."""
+        """Returns the simulator's next connection."""
         try:
             connected = self.host.accept(self.timeout_s)
         except TimeoutError as error:
             status = self.host.exit_status(0.0)
             state = "it still runs" if status is None else f"it exited with status {status}"
-            printed = self.host.last_words() or "nothing"
+            printed = self.host.output_tail() or "nothing"
             raise ConversationStopped(
                 failed(
                     f"no connection in {self.timeout_s:g} s; {state}; it printed: {printed}",
@@ -83,7 +83,7 @@ class Trial:
         return self.peer
 
     def greet(self) -> Hello:
-        """Receives Hello."""
+        """Receives and returns Hello."""
         peer = self.peer or self.start()
         hello: Hello = peer.expect(Hello)
         self.hello = hello
@@ -91,7 +91,7 @@ class Trial:
         return hello
 
     def welcomed(self) -> TrialConnection:
-        """A conversation that waits for Reset."""
+        """Returns the connection in the state that waits for Reset."""
         peer = self.peer or self.start()
         if peer.state == "greeting":
             self.greet()
@@ -102,7 +102,7 @@ class Trial:
         return peer
 
     def deciding(self) -> TrialConnection:
-        """A conversation in which a Step waits for an answer."""
+        """Returns the connection with a Step that needs an answer."""
         peer = self.welcomed()
         if peer.state == "welcomed":
             self.reset(None)
@@ -112,12 +112,12 @@ class Trial:
         """Sends Reset and receives the first Step.
 
         Args:
-            seed: of it.
-            parameters: of it: numbers, and samplers with `FIRST_DRAW`.
+            seed: seed in the Reset.
+            parameters: numbers, and samplers with `FIRST_SAMPLE`.
         """
         peer = self.welcomed()
         self.watch.reset()
-        numbers, samplers = _told(parameters or {})
+        numbers, samplers = _numbers_and_samplers(parameters or {})
         peer.send(Reset(seed=seed, parameters=numbers, samplers=samplers))
         return self._next(peer)
 
@@ -125,7 +125,7 @@ class Trial:
         """Answers the Step with random legal actions and receives the next one.
 
         Args:
-            parameters: that are told to have changed, as for `reset`.
+            parameters: changed parameters, as for `reset`.
         """
         peer = self.deciding()
         step = self.step
@@ -136,12 +136,12 @@ class Trial:
                 spec = self.watch.specs[report.behavior].actions
                 actions.append(random_actions(report.behavior, report.decisions, spec, self._random))
                 self.watch.acted.setdefault(report.behavior, set()).update(report.decisions.agents.tolist())
-        numbers, samplers = _told(parameters or {})
+        numbers, samplers = _numbers_and_samplers(parameters or {})
         peer.send(Act(sequence=step.sequence, actions=tuple(actions), parameters=numbers, samplers=samplers))
         return self._next(peer)
 
-    def lost(self) -> None:
-        """Gives the connection up."""
+    def disconnect(self) -> None:
+        """Closes the connection."""
         if self.peer is not None:
             self.peer.drop()
             self.peer = None
@@ -158,16 +158,16 @@ class Trial:
         return step
 
 
-def _told(parameters: Mapping[str, float | Sampler]) -> tuple[dict[str, float], dict[str, Sampler]]:
-    """A number for each, and the samplers."""
+def _numbers_and_samplers(parameters: Mapping[str, float | Sampler]) -> tuple[dict[str, float], dict[str, Sampler]]:
+    """Returns a number for each parameter, and the samplers."""
     samplers = {name: one for name, one in parameters.items() if isinstance(one, Sampler)}
-    return {name: one if isinstance(one, float) else FIRST_DRAW for name, one in parameters.items()}, samplers
+    return {name: one if isinstance(one, float) else FIRST_SAMPLE for name, one in parameters.items()}, samplers
 
 
 def random_actions(
     behavior: str, decisions: Decisions, spec: ActionSpec, random: np.random.Generator
 ) -> BehaviorActions:
-    """Uniform actions for the rows of `decisions`, none of them forbidden."""
+    """Returns uniformly random actions for the rows of `decisions`, none of them forbidden."""
     rows = len(decisions.agents)
     chances = random.random((rows, spec.mask_size))
     if decisions.masks is not None and decisions.masks.shape == chances.shape:
@@ -181,12 +181,12 @@ def random_actions(
     return BehaviorActions(behavior=behavior, agents=decisions.agents, continuous=continuous, discrete=discrete)
 
 
-def first_sight(step: Step) -> FirstSight:
-    """Agent ids and observations of the decisions in a Step, sorted by agent."""
-    sight: FirstSight = {}
+def first_observations(step: Step) -> FirstObservations:
+    """Returns agent ids and observations of the decisions in a Step, sorted by agent."""
+    first: FirstObservations = {}
     for report in step.reports:
         if report.decisions is not None:
             order = np.argsort(report.decisions.agents)
             seen = (observation[order] for observation in report.decisions.observations)
-            sight[report.behavior] = (report.decisions.agents[order], *seen)
-    return sight
+            first[report.behavior] = (report.decisions.agents[order], *seen)
+    return first

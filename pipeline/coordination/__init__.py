@@ -1,1 +1,1 @@
-"""Coordination: routes segments, keeps the books, and bounds how old data can be."""
+"""Coordination decides who may step and who plays whom, and accounts for every step."""

@@ -1,7 +1,7 @@
-"""What coordination holds of self-play: the rules, the weights that ghosts play with, and what of both is published.
+"""Self-play of one run: its rules, the weights of its ghosts, its match file, and what is published of them.
 
-Weights go to stepping under a few keys that are used again, so that no reader keeps more than an assignment needs. They
-are published before the assignment that names them, and that after it is on disk.
+Stepping receives weights under a few keys that are reused, so that no reader keeps more than an assignment needs.
+They are published before the assignment that names them, and the assignment after it is on disk.
 """
 
 from __future__ import annotations
@@ -23,79 +23,79 @@ from sparring.pipeline.queues.interface import Topic
 
 MATCHES_FILE: Final = "matches.jsonl"
 PLAYERS_FOLDER: Final = "players"
-"""Folder within that of the run with the weights of opponents from elsewhere, and of the players of a tournament."""
+"""Folder within that of the run that holds the weights of external opponents and of the players of a tournament."""
 _LONGEST: Final = 16 * 2**20
 
 
 class Ghosts:
-    """Self-play of one run.
+    """Applies the rules of self-play to a run, and publishes and stores what follows.
 
     Args:
-        rules: who plays whom.
+        rules: of self-play or of a tournament.
         directory: of the run.
-        elsewhere: weights of opponents from elsewhere, by behavior name, in the order of their numbers.
+        external: weights of external opponents by behavior name and number.
         topic: for weights of ghosts.
 
     Attributes:
-        missed: matches that ended and were never heard of.
+        missed: matches that ended and whose results never arrived.
     """
 
     def __init__(
         self,
         rules: SelfPlay | Tournament,
         directory: Path,
-        elsewhere: Mapping[tuple[str, int], PolicyWeights],
+        external: Mapping[tuple[str, int], PolicyWeights],
         topic: Topic,
     ) -> None:
         self.rules = rules
         self._snapshots = Snapshots(directory)
-        self._elsewhere = elsewhere
-        self._board = topic
+        self._external = external
+        self._topic = topic
         self._latest: dict[str, PolicyWeights] = {}
         self._unsaved: dict[tuple[str, int], PolicyWeights] = {}
         self._slots: list[tuple[str, int] | None] = []  # what is published under each key
         self._matches = directory / MATCHES_FILE
         self._lines: list[str] = []
         self._written = 0
-        self._told: dict[str, dict[str, int]] = {}  # matches heard of, by source and behavior
+        self._received: dict[str, dict[str, int]] = {}  # matches whose results arrived, by source and behavior
         self.missed = 0
 
     @property
     def serial(self) -> int:
-        """Of the assignment; 0 before the first."""
+        """Serial of the assignment, 0 before the first."""
         return 0 if self.rules.assignment is None else self.rules.assignment.serial
 
     def knows(self, name: str, version: int) -> bool:
-        """Whether it is decided who plays with these weights of a behavior."""
+        """Whether an assignment takes this version of a behavior into account."""
         side = self.rules.sides.get(name)
         return side is None or (side.version >= version and self.rules.assignment is not None)
 
-    # ---------------------------------------------------------------- what is heard
+    # ---------------------------------------------------------------- what arrives
 
     def weights(self, weights: PolicyWeights) -> None:
-        """A learner has published weights."""
+        """Takes over the weights that a learner has published."""
         assert isinstance(self.rules, SelfPlay)
         self._hold()
         self._latest[weights.behavior] = weights
         self.rules.weights(weights.behavior, weights.version, weights.trained)
-        self._save()  # the next ones may come before the next state is written
+        self._save()  # the next weights may arrive before the next state is written
 
     def stepped(self, teams: Mapping[str, tuple[int, ...]], ghosts: Mapping[str, int]) -> None:
-        """A stepping service has named teams, and ghosts have played so many steps in all, by behavior name."""
+        """Takes over the teams that stepping has seen, and the total steps of ghosts, by behavior name."""
         for name in sorted(self.rules.names & teams.keys()):
             self.rules.set_teams(name, teams[name])
         for name in sorted(self.rules.names & ghosts.keys()):
             self.rules.ghosts(name, ghosts[name])
 
     def results(self, source: str, name: str, results: Results) -> list[tuple[str, float]]:
-        """Matches of a source have ended, told with a behavior; returns each learner of one with its score.
+        """Counts matches of a source that ended, and returns each of their learners with its score.
 
-        Where assembly died, some may come again and some never; these are counted in `missed`.
+        Where assembly died, some results arrive twice and some never; `missed` counts the latter.
         """
-        told = self._told.setdefault(source, {})
-        known = told.get(name, 0) - results.before
+        received = self._received.setdefault(source, {})
+        known = received.get(name, 0) - results.before
         self.missed += max(0, -known)
-        told[name] = max(told.get(name, 0), results.before + len(results.numbers))
+        received[name] = max(received.get(name, 0), results.before + len(results.numbers))
         lines = list(self.rules.results(_without(results, max(0, known))))
         self._lines += [json.dumps({"source": source, **line}) for line in lines]
         return [
@@ -108,7 +108,7 @@ class Ghosts:
     # ---------------------------------------------------------------- what is kept and published
 
     def keep(self) -> dict[str, Any]:
-        """Brings the files up to date, except for the state, which it returns as plain JSON values."""
+        """Writes snapshots and matches to disk, and returns the state as plain JSON values."""
         self._save()
         if self._lines:
             if self._written > _LONGEST:
@@ -118,15 +118,15 @@ class Ghosts:
         return {
             "rules": self.rules.to_plain(),
             "matches_bytes": self._written,
-            "told": self._told,
+            "received": self._received,
             "missed": self.missed,
         }
 
     def restore(self, plain: Mapping[str, Any]) -> None:
-        """Goes on from what `keep` gave: what is in the files beyond it comes again."""
+        """Continues from what `keep` returned; later lines of the match file are removed, as they arrive again."""
         self.rules.restore(plain["rules"])
-        self._written, self._told, self.missed = plain["matches_bytes"], plain["told"], plain["missed"]
-        if _size(self._matches) < self._written <= _size(self._former):  # put aside after that state was written
+        self._written, self._received, self.missed = plain["matches_bytes"], plain["received"], plain["missed"]
+        if _size(self._matches) < self._written <= _size(self._former):  # rotated after that state was written
             self._former.replace(self._matches)
         if _size(self._matches) > self._written:
             with self._matches.open("r+b") as file:
@@ -134,7 +134,7 @@ class Ghosts:
         self._written = _size(self._matches)
 
     def publish(self) -> None:
-        """Publishes the weights that the assignment names, where they are not published yet."""
+        """Publishes the weights that the assignment names and that are not published yet."""
         playing = self.rules.playing
         for at, key in enumerate(self._slots):
             if key not in playing:
@@ -146,28 +146,28 @@ class Ghosts:
             self._slots[at] = name, number
             known = self._latest.get(name)
             if number < 0:
-                weights = self._elsewhere[name, number]
+                weights = self._external[name, number]
             elif known is not None and known.version == number:
                 weights = known
             else:
                 weights = self._snapshots.load(name, number)
-            self._board.publish(f"ghost-{at}", weights)
+            self._topic.publish(f"ghost-{at}", weights)
         self._tidy()
 
     def ratings(self) -> dict[str, RatedLearner]:
-        """How strong each learner is, and what it meets."""
+        """Returns the rating of each learner and of its opponents."""
         rules = self.rules
         return {} if isinstance(rules, Tournament) else {name: _rated(rules, name) for name in rules.sides}
 
     def rating(self, name: str) -> float | None:
-        """How strong a learner is: Elo, or with more than two teams mu; None where nothing is rated."""
+        """Returns a learner's Elo rating, or with more than two teams its mu; None where nothing is rated."""
         rules = self.rules
         if isinstance(rules, Tournament) or name not in rules.sides:
             return None
         return rules.ratings.skills[name][0] if _many(rules) else rules.ratings.elo[name]
 
     def gauges(self) -> Iterator[tuple[str, float]]:
-        """Names and values for the numbers of the service."""
+        """Yields name and value of each gauge."""
         if isinstance(self.rules, Tournament):
             return
         ratings = self.rules.ratings
@@ -183,7 +183,7 @@ class Ghosts:
                 yield f"opponents.elo_deviation/{name}", deviation
 
     def described(self) -> dict[str, Any]:
-        """The assignment, for the log."""
+        """Describes the assignment for the log."""
         rules = self.rules
         opponents = sorted({rules.player(name, number) for name, number in rules.playing})
         return {"team": rules.team, "opponents": opponents, "changes": rules.changes}
@@ -192,14 +192,14 @@ class Ghosts:
 
     @property
     def _former(self) -> Path:
-        """The table of matches before this one."""
+        """The match file that was rotated away."""
         return self._matches.with_suffix(".old.jsonl")
 
     def _save(self) -> None:
-        """Writes the weights that are wanted and not on disk; where the disk is full they stay here for the next time.
+        """Writes the weights that can still play and are not on disk; on failure they stay here for the next call.
 
         Raises:
-            OSError: it is.
+            OSError: the disk is full.
         """
         self._hold()
         for key, weights in [*self._unsaved.items()]:
@@ -207,7 +207,7 @@ class Ghosts:
             del self._unsaved[key]
 
     def _hold(self) -> None:
-        """Keeps the latest weights, where they are wanted and not on disk, beyond the next ones."""
+        """Keeps the latest weights past the next ones, where they can still play and are not on disk."""
         wanted = self.rules.wanted
         for name, latest in self._latest.items():
             if (name, latest.version) in wanted and not self._snapshots.has(name, latest.version):
@@ -215,7 +215,7 @@ class Ghosts:
         self._unsaved = {key: weights for key, weights in self._unsaved.items() if key in wanted}
 
     def _tidy(self) -> None:
-        """Removes snapshots that nobody needs any more."""
+        """Removes the snapshots that can no longer play."""
         wanted = self.rules.wanted
         for name, side in self.rules.sides.items():
             if not side.settings.keep_all_snapshots:
@@ -223,7 +223,7 @@ class Ghosts:
 
 
 def _without(results: Results, first: int) -> Results:
-    """The matches after the first ones."""
+    """Returns the results without their first matches."""
     if not first:
         return results
     rows = int(results.row_counts[:first].sum())
@@ -239,12 +239,12 @@ def _size(path: Path) -> int:
 
 
 def _many(rules: SelfPlay) -> bool:
-    """Whether there are more than two teams."""
+    """Whether the game has more than two teams."""
     return len({team for side in rules.sides.values() for team in side.teams}) > 2
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and standard deviation; zeros of none."""
+    """Returns mean and standard deviation, zeros for no values."""
     found = list(values)
     if not found:
         return 0.0, 0.0
@@ -275,17 +275,17 @@ def _rated(rules: SelfPlay, name: str) -> RatedLearner:
     )
 
 
-def elsewhere(
+def load_external(
     directory: Path, opponents: Mapping[str, Sequence[ExternalOpponent]]
 ) -> dict[tuple[str, int], PolicyWeights]:
-    """What opponents from elsewhere, and the players of a tournament, play with, under their numbers: -1, -2, ...
+    """Loads the weights of external opponents, or of the players of a tournament, under their numbers: -1, -2, ...
 
     Args:
         directory: of the run.
         opponents: by behavior name.
 
     Raises:
-        ServiceError: one is missing or damaged.
+        ServiceError: a file of weights is missing or damaged.
     """
     players = Snapshots(directory / PLAYERS_FOLDER)
     found = {}

@@ -1,152 +1,52 @@
-"""The step budget and the books of one behavior: arithmetic without I/O.
+"""The step budget and the step accounting of one behavior: arithmetic without I/O.
 
 One rule bounds how old the data can be (`docs/decisions/0003-freshness.md`):
 
-    in flight = produced + permitted and not yet produced - done <= (1 + overlap) x buffer_size
+    in flight = produced + allowed and not yet produced - done <= (1 + overlap) x buffer_size
     done = trained + ghost + stale + lost
 
 and one rule keeps the learner from starving: once `buffer_size` steps have been produced that no
-update has used or is using, everything open is cut. While an update runs, that is the moment the
-budget is used up: no further step would come before its end, so cutting then, and not when the
-learner is idle, changes no segment and lets the data arrive before they are wanted. The books use
-the same counts:
+update has used or is using, everything open is flushed. While an update runs, the budget is used
+up at that time: no further step can arrive before the update ends, so an early flush changes no
+segment and delivers the data before the learner is idle. Step accounting uses the same counts:
 
     produced = trained + ghost + stale + lost + open
 
-Counts of a source, an origin or a learner are cumulative since its start. A restart is seen by its
-new name; what the old one had counted stays counted.
+Counts of a source (an incarnation of stepping), an origin (an incarnation of assembly) and a
+learner are cumulative since its start. A new name reveals a restart; former counts stay counted.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
+from sparring.pipeline.coordination.sources import Incident, Origin, SteppingSource
+from sparring.pipeline.messages.incarnations import follows, precedes
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.messages.starts import comes_before
-from sparring.pipeline.messages.state import FlushRequest, LearnerState, Marks, ProducedSteps, StepAllowance, StepCounts
-
-
-@dataclass(slots=True)
-class Origin:
-    """One start of assembly, as far as it concerns one source.
-
-    Attributes:
-        began: steps the source had produced when this start first heard of it.
-        sequence: of its last message.
-        received: steps that came in its messages.
-        orphaned: steps it could not record.
-        taken: of those received, steps that learners have taken.
-        taken_before: of these, those that starts before the present one of the learner have.
-        settled: of these, those that are accounted for: trained, played, too old or lost.
-        kept: of these, those that the weights restored then hold.
-    """
-
-    began: int
-    sequence: int = 0
-    received: int = 0
-    orphaned: int = 0
-    taken: int = 0
-    taken_before: int = 0
-    settled: int = 0
-    kept: int = 0
-
-
-@dataclass(slots=True)
-class SteppingSource:
-    """One start of a stepping process.
-
-    Attributes:
-        serial: of the permit it was given last.
-        allowance: steps it may produce, cumulative.
-        produced: steps it has completed, as far as known.
-        origins: by assembly start that sent its segments, in their order.
-        agents: live agents; without any it needs no permit, but in lockstep, where all wait for one another's updates.
-        ghosts: steps that ghosts have played; all else here counts those of agents that learn.
-        alive: the process runs.
-        closed: all that it produced and that was not lost has come.
-    """
-
-    serial: int = 0
-    allowance: int = 0
-    produced: int = 0
-    origins: dict[str, Origin] = field(default_factory=dict)
-    agents: int = 0
-    ghosts: int = 0
-    alive: bool = True
-    closed: bool = False
-
-    def origin(self, name: str, began: int) -> Origin:
-        """One start of assembly; entered in its place where it is new."""
-        if name not in self.origins:
-            later = [one for one in self.origins if comes_before(name, one)]
-            moved = {one: self.origins.pop(one) for one in later}
-            self.origins[name] = Origin(began)
-            self.origins.update(moved)
-        return self.origins[name]
-
-    @property
-    def received(self) -> int:
-        """Steps that came in segments."""
-        return sum(origin.received for origin in self.origins.values())
-
-    @property
-    def lost(self) -> int:
-        """Steps that a crash took before they came.
-
-        An assembly start has the steps from its beginning to that of the next one. What came late of an
-        earlier start is taken off again.
-        """
-        if self.closed:
-            return max(0, self.produced - self.received)
-        origins = list(self.origins.values())
-        if not origins:
-            return 0
-        lost = sum(after.began - one.began - one.received for one, after in itertools.pairwise(origins))
-        return origins[0].began + lost + origins[-1].orphaned
-
-    @property
-    def committed(self) -> int:
-        """Steps it has produced or may still produce."""
-        return max(self.allowance, self.produced) if self.alive else self.produced
-
-    @property
-    def missing(self) -> int:
-        """Steps it has produced that neither came nor are known to be lost."""
-        return max(0, self.produced - self.received - self.lost)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Incident:
-    """Steps lost in one crash.
-
-    Attributes:
-        stage: whose process died.
-        start: that start of it; of assembly and of a learner the next one, by which the crash was noticed.
-        steps: how many; below 0 for some that were told of too soon.
-        cause: what they were doing there.
-    """
-
-    stage: str
-    start: str
-    steps: int
-    cause: str
+from sparring.pipeline.messages.state import (
+    FlushRequest,
+    LearnerState,
+    ProducedSteps,
+    StepAllowance,
+    StepCounts,
+    StreamPositions,
+)
 
 
 class StepLedger:
-    """The budget and the books of one behavior.
+    """Counts the steps of one behavior and shares out its budget.
 
     Attributes:
-        ghost: steps that came to a learner that only plays, by all its starts.
-        stale: steps dropped as too old, by all learner starts.
-        lost_learning: steps that learners had taken and the weights restored after them do not hold.
-        unrecorded: steps in restored weights that the books had not heard of; they count as produced.
+        ghost: steps that arrived at a learner that only plays, over all its incarnations.
+        stale: steps dropped as too old, over all incarnations of the learner.
+        lost_learning: steps that learners took and that the weights restored afterwards do not hold.
+        unrecorded: steps in restored weights that were not counted before; they count as produced.
         trained: steps in the lineage of the current weights.
         training: steps in the update under way.
-        flush: the latest.
-        version: highest that a learner said it had published.
+        flush: the latest request.
+        version: highest that a learner has published.
 
     Args:
         buffer_size: steps of an update.
@@ -166,7 +66,7 @@ class StepLedger:
         self.unrecorded = 0
         self.trained = 0
         self.training = 0
-        self.flush = FlushRequest(serial=0, marks={})
+        self.flush = FlushRequest(serial=0, required_steps={})
         self.version = 0
         self._slice = self.budget if processes == 1 else max(1, buffer_size // (2 * processes))
         self._learner = ""
@@ -175,9 +75,7 @@ class StepLedger:
         self._flushed_at = -1
         self._reported = 0
         self._serving = ""
-        self._seen: dict[tuple[str, str], int] = {}  # by source and origin, steps that have come in this start of ours
-
-    # ---------------------------------------------------------------- the sums
+        self._seen: dict[tuple[str, str], int] = {}  # by source and origin, steps that arrived in this incarnation
 
     @property
     def produced(self) -> int:
@@ -186,7 +84,7 @@ class StepLedger:
 
     @property
     def ghosts(self) -> int:
-        """Steps that ghosts have played so far, of self-play."""
+        """Steps of ghosts so far, under self-play."""
         return sum(source.ghosts for source in self.sources.values())
 
     @property
@@ -201,7 +99,7 @@ class StepLedger:
 
     @property
     def in_flight(self) -> int:
-        """Steps produced or permitted that no finished update has used."""
+        """Steps produced or allowed that no finished update has used."""
         return self.unrecorded + sum(source.committed for source in self.sources.values()) - self.done
 
     @property
@@ -210,9 +108,9 @@ class StepLedger:
         return self.produced - self.done - self.training
 
     def step_counts(self) -> StepCounts:
-        """Where every produced step is; `open` is what the other terms leave.
+        """Returns where every produced step is; `open` is what the other terms leave.
 
-        A ghost's step is produced and done with at once: no budget holds it back and no segment carries it.
+        A ghost's step counts as produced and as ghost at once: it needs no budget and no segment carries it.
         """
         return StepCounts(
             produced=self.produced + self.ghosts,
@@ -223,29 +121,29 @@ class StepLedger:
             open=self.produced - self.done,
         )
 
-    # ---------------------------------------------------------------- what the stages say
+    # ---------------------------------------------------------------- what the stages report
 
     def stepped(self, name: str, produced: ProducedSteps) -> None:
-        """A source says how far it is, and what it keeps of its permit."""
+        """Takes over how far a source is, and what it keeps of its allowance."""
         source = self._source(name)
         source.produced = max(source.produced, produced.steps)
         source.ghosts = max(source.ghosts, produced.ghosts)
         source.agents = produced.agents
-        source.alive = not source.closed  # a learner may have told of it before it was heard of
+        source.alive = not source.closed  # a learner may have closed it before its first report arrived
         if produced.serial >= source.serial:
             source.serial, source.allowance = produced.serial, produced.allowance
 
     def is_new(self, segments: Segments) -> bool:
-        """Whether `routed` has not counted these: after our own restart they are sent again."""
+        """Returns whether `routed` has not counted these: after a restart of coordination they are sent again."""
         source = self.sources.get(segments.source)
         origin = None if source is None else source.origins.get(segments.origin)
         return origin is None or segments.sequence > origin.sequence
 
     def routed(self, segments: Segments) -> int:
-        """Segments arrived: counts them, and what their assembly start could not have.
+        """Counts segments that arrived, and what their incarnation of assembly could not have recorded.
 
         Returns:
-            Steps newly found lost. Segments sent again after our own restart count nothing twice.
+            Steps newly found lost. Segments sent again after a restart of coordination are not counted twice.
         """
         source = self._source(segments.source)
         before = source.lost
@@ -264,11 +162,11 @@ class StepLedger:
         return lost
 
     def source_gone(self, name: str) -> None:
-        """A source died or was replaced: its permit returns; its steps are lost unless they still come."""
+        """Takes back the allowance of a source that died or was replaced; its steps may still arrive."""
         self._retire(self._source(name))
 
     def source_closed(self, name: str) -> int:
-        """All that a dead source's steps became has arrived; returns the steps newly found lost."""
+        """Closes a dead source whose segments have all arrived, and returns the steps newly found lost."""
         source = self._source(name)
         before = source.lost
         self._retire(source)
@@ -278,26 +176,26 @@ class StepLedger:
         return lost
 
     def serve(self, start: str) -> None:
-        """From now on this start of the learner takes segments; those before it took what they have acknowledged."""
+        """Notes that this incarnation of the learner takes segments now, and what earlier ones acknowledged."""
         if start != self._serving:
             self._serving = start
             for origin in self._origins():
                 origin.taken_before = origin.taken
 
     def on_delivered(self, segments: Segments) -> None:
-        """The learner has acknowledged segments."""
+        """Counts segments that the learner has acknowledged."""
         origin = self._source(segments.source).origin(segments.origin, segments.began)
         origin.taken = max(origin.taken, segments.handed_on)
 
     def on_all_delivered(self) -> None:
-        """What came was taken by a learner of a former run, or is gone with it."""
+        """Counts all that arrived as acknowledged: a learner of the former run took it or lost it."""
         for origin in self._origins():
             origin.taken = origin.taken_before = origin.received
 
     def on_learner_state(self, state: LearnerState) -> None:
-        """The learner says how far it has taken what came; our books may be older than what it says.
+        """Takes over how far the learner has taken the segments, which may be further than was counted here.
 
-        What its weights hold was taken by those before it, whether they could still acknowledge it or not.
+        Its earlier incarnations took what its weights hold, whether they could acknowledge it or not.
         """
         for name, sources in state.latest.items():
             for source_name, mark in sources.items():
@@ -306,7 +204,7 @@ class StepLedger:
                 origin = source.origin(name, mark.began)
                 origin.received = max(origin.received, mark.steps)
                 source.produced = max(source.produced, mark.began + origin.received)
-                self._note("assembly", name, source.lost - before, "by what the learner knows of what came")
+                self._note("assembly", name, source.lost - before, "by the learner's own counts")
         for name, sources in state.restored.items():
             for source_name, mark in sources.items():
                 origin = self.sources[source_name].origins[name]
@@ -314,64 +212,64 @@ class StepLedger:
                 origin.taken_before = max(origin.taken_before, mark.steps)
         self.mark_lost(state.latest)
 
-    def mark_lost(self, latest: Marks, *, over: bool = False) -> None:
-        """Gives up what an earlier start of ours held, and an earlier start of assembly cannot send again.
+    def mark_lost(self, latest: StreamPositions, *, over: bool = False) -> None:
+        """Writes off what an earlier coordination held and an earlier assembly cannot send again.
 
-        A learner takes in order, and first what arrived from that start of ours: once it has taken something of a later
-        start of assembly, it will take no more of the earlier one.
+        A learner takes segments in order, and first those of the earlier coordination: once it has taken any of a
+        later incarnation of assembly, it takes no more of an earlier one.
 
         Args:
-            latest: how far the learner has taken what came.
-            over: it will take nothing more at all.
+            latest: how far the learner has taken the segments.
+            over: the learner takes nothing more.
         """
         known = {start for source in self.sources.values() for start in source.origins} if over else latest.keys()
         for name, source in self.sources.items():
             before = source.lost
             for start, origin in source.origins.items():
-                if any(_follows(later, start) for later in known):
+                if any(follows(later, start) for later in known):
                     mark = latest.get(start, {}).get(name)
                     there = max(origin.taken, self._seen.get((name, start), 0), 0 if mark is None else mark.steps)
                     origin.received = min(origin.received, there)
-            self._note("coordination", name, source.lost - before, "held by what died, and by an assembly that died")
+            self._note("coordination", name, source.lost - before, "held by coordination and an assembly that died")
 
     @property
     def known_incarnations(self) -> tuple[str, str]:
-        """The starts of assembly and of the learner that are counted with, "" for none.
+        """The incarnations of assembly and of the learner whose counts are included; "" for none.
 
-        Of assembly the one before, as long as the next has not told of all of whose steps some are under way.
+        Of assembly it is the earlier one, until the later one has reported every source that has steps in flight.
         """
         sources = [source for source in self.sources.values() if source.alive and source.missing and source.origins]
         last = [next(reversed(source.origins)) for source in sources]
-        first = next((one for one in last if not any(comes_before(other, one) for other in last)), "")
+        first = next((one for one in last if not any(precedes(other, one) for other in last)), "")
         return first, self._learner
 
     @property
     def taken_earlier(self) -> int:
-        """Steps that learners before the present start of one had taken."""
+        """Steps that earlier incarnations of the learner had taken."""
         return sum(origin.taken_before for origin in self._origins())
 
     def learner(self, state: LearnerState, taken_earlier: int) -> int:
-        """The learner says where it stands.
+        """Takes over the counts of the learner.
 
         Args:
-            state: of this start of it.
-            taken_earlier: steps that its earlier starts had taken, in all.
+            state: of this incarnation.
+            taken_earlier: steps that its earlier incarnations had taken in total.
 
         Returns:
-            Steps newly found lost: what earlier starts had taken and the restored weights do not hold.
+            Steps newly found lost: what earlier incarnations had taken and the restored weights do not hold.
         """
         lost = 0
         if state.start != self._learner:
             held = self.unrecorded + taken_earlier - self.stale - self.ghost - self.lost_learning
-            # It may have trained before we heard of it: that was not restored.
+            # It may have trained before its first report arrived: these steps were not restored.
             own = state.taken - state.training - state.buffered - state.stale - state.ghost
             kept = state.trained - own
             lost = max(0, held - kept)
             self.lost_learning += lost
-            # A checkpoint that does not say what it holds, as one that was put there by hand, may hold more than the
-            # books. That was produced; without it the budget would allow as much more in flight.
+            # A checkpoint without marks, such as one that a user copied here, may hold more than was counted. That
+            # was produced; without it the budget would allow as much more in flight.
             beyond = max(0, kept - held)
-            # What was played or too old, and not acknowledged, is sent again, and then played or too old once more.
+            # Ghost and stale steps that were not acknowledged are sent again, and counted once more.
             self.unrecorded += beyond - self._take_back(beyond)
             self._note("learning", state.start, lost, "taken and not in the checkpoint")
             self._settle(state)
@@ -384,7 +282,7 @@ class StepLedger:
         return lost
 
     def _settle(self, state: LearnerState) -> None:
-        """All that earlier starts of the learner had taken is accounted for."""
+        """Notes that all steps of earlier incarnations of the learner are accounted for."""
         for origin in self._origins():
             origin.settled, origin.kept = origin.taken_before, 0
         for name, sources in state.restored.items():
@@ -392,10 +290,10 @@ class StepLedger:
                 self.sources[source_name].origins[name].kept = mark.steps
 
     def _on_redelivery(self, origin: Origin, segments: Segments) -> None:
-        """Segments that were counted come again, and all after them: we have died, and assembly kept them.
+        """Uncounts segments that assembly kept and sends again after coordination died, and all after them.
 
-        A learner that has taken them and lives will say so once more. Where it has died its next start takes them,
-        unless its weights hold them: they were not lost with it, though that may have been told.
+        A learner that has taken them and lives acknowledges them again. Where it has died, its next incarnation takes
+        them unless its weights hold them: they were not lost with it, though an incident may have counted them.
         """
         before = segments.handed_on - len(segments.log_probs)
         origin.taken, origin.taken_before = min(origin.taken, before), min(origin.taken_before, before)
@@ -403,61 +301,57 @@ class StepLedger:
         again, origin.settled = origin.settled - settled, settled
         found = min(again, self.lost_learning)
         self.lost_learning -= found
-        self._note("learning", self._learner, -found, "told as lost with it, and came again")
+        self._note("learning", self._learner, -found, "counted as lost with it, and sent again")
         self._take_back(again - found)
 
     def _take_back(self, steps: int) -> int:
-        """Steps that were played or too old will be so once more; returns how many of them there were."""
+        """Uncounts ghost and stale steps that will be counted again; returns how many there were."""
         again = min(self.ghost, steps)
         too_old = min(self.stale, steps - again)
         self.ghost, self.stale = self.ghost - again, self.stale - too_old
         return again + too_old
 
-    # ---------------------------------------------------------------- what we say
-
     def allowances(self) -> dict[str, StepAllowance]:
-        """Shares out what the budget has left, and says how far each living source may go."""
+        """Shares out what the budget has left, and returns the allowance of each living source."""
         living = {name: source for name, source in self.sources.items() if source.alive}
-        for source in sorted(living.values(), key=_unused):
+        for source in sorted(living.values(), key=lambda one: one.unused):
             room = self.budget - self.in_flight
-            wanted = self._slice - _unused(source)
+            wanted = self._slice - source.unused
             if (source.agents or not self.overlap) and room > 0 and 2 * wanted >= self._slice:
                 source.allowance = max(source.allowance, source.produced) + min(room, wanted)
                 source.serial += 1
-        # New room comes from an update; used before its weights have arrived, the data would be older than need be.
+        # An update makes new room; steps produced before its weights arrive would be older than necessary.
         return {
             name: StepAllowance(serial=source.serial, steps=source.allowance, version=self.version)
             for name, source in living.items()
         }
 
     def next_flush(self) -> bool:
-        """Makes a new cut, in `flush`, when a whole buffer waits and was not cut for yet.
+        """Makes a new flush when a whole buffer waits and has not been flushed; returns whether it did.
 
-        Once more for the same buffer where the learner stays idle though half a buffer was produced since:
-        among what waits are then steps that a crash took and that nobody has missed so far.
+        It flushes the same buffer once more where the learner stays idle though half a buffer was produced since: a
+        crash then took some of the steps that wait, and no stage has noticed so far.
         """
         basis = self.done + self.training
         marks = self._marks()
-        since = sum(steps - self.flush.marks.get(name, 0) for name, steps in marks.items())
+        since = sum(steps - self.flush.required_steps.get(name, 0) for name, steps in marks.items())
         again = not self.training and 2 * since >= self.buffer_size
         if self.waiting < self.buffer_size or (basis == self._flushed_at and not again):
             return False
         self._flushed_at = basis
-        self.flush = FlushRequest(serial=self.flush.serial + 1, marks=marks)
+        self.flush = FlushRequest(serial=self.flush.serial + 1, required_steps=marks)
         return True
 
     def take_new_incidents(self) -> list[Incident]:
-        """Incidents since this was last called."""
+        """Returns the incidents since the last call."""
         new, self._reported = self.incidents[self._reported :], len(self.incidents)
         return new
 
-    # ---------------------------------------------------------------- on disk
-
     def to_plain(self) -> dict[str, Any]:
-        """Everything a restart needs, as plain JSON values."""
+        """Returns all that a restart needs, as plain JSON values."""
         own = {name: getattr(self, name) for name in _SAVED}
         sources = {name: asdict(source) for name, source in self.sources.items()}
-        flush = {"serial": self.flush.serial, "marks": self.flush.marks}
+        flush = {"serial": self.flush.serial, "required_steps": self.flush.required_steps}
         return {
             **own,
             "sources": sources,
@@ -466,7 +360,7 @@ class StepLedger:
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Goes on from what `to_plain` gave."""
+        """Continues from what `to_plain` returned."""
         for name in _SAVED:
             setattr(self, name, plain[name])
         for name, saved in plain["sources"].items():
@@ -475,8 +369,6 @@ class StepLedger:
         self.flush = FlushRequest(**plain["flush"])
         self.incidents = [Incident(**incident) for incident in plain["incidents"]]
         self._reported = len(self.incidents)
-
-    # ---------------------------------------------------------------- inside
 
     def _origins(self) -> Iterator[Origin]:
         return (origin for source in self.sources.values() for origin in source.origins.values())
@@ -490,10 +382,10 @@ class StepLedger:
     def _retire(self, source: SteppingSource) -> None:
         if source.alive:
             source.alive = False
-            self._flushed_at = -1  # a cut that waits for it may never be completed
+            self._flushed_at = -1  # a flush that waits for it may never be completed
 
     def _marks(self) -> dict[str, int]:
-        """What a cut waits for: all that living sources have produced, and of a dead one what has arrived."""
+        """Returns what a flush waits for: all that living sources have produced, and what has arrived of dead ones."""
         marks = {name: source.produced for name, source in self.sources.items() if source.alive}
         return marks | {name: 0 for name, source in self.sources.items() if not source.alive and source.missing}
 
@@ -504,12 +396,3 @@ class StepLedger:
 
 _COUNTS = ("ghost", "stale", "lost_learning", "unrecorded", "trained", "training", "version")
 _SAVED = (*_COUNTS, "_learner", "_learner_stale", "_learner_ghost", "_flushed_at", "_serving")
-
-
-def _follows(start: str, former: str) -> bool:
-    """Whether a start of assembly came after another one in the same session; what former sessions held is gone."""
-    return comes_before(former, start) and not comes_before(start, former)
-
-
-def _unused(source: SteppingSource) -> int:
-    return max(0, source.allowance - source.produced)

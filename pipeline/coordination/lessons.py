@@ -1,4 +1,4 @@
-"""Which lesson each curriculum of an environment parameter is in. Rules without I/O.
+"""The rules, without I/O, of which lesson each curriculum of an environment parameter is in.
 
     lesson ends    when its measure is above its threshold, asked after each update of its behavior
     measure        reward: mean return of recent episodes that began in the lesson; progress: share of `max_steps`;
@@ -20,16 +20,16 @@ from sparring.pipeline.messages.state import LessonsState
 Measure = Literal["reward", "progress", "rating"]
 
 RECENT: Final = 100
-"""Episodes that a mean return is taken of, where a lesson has no least length."""
+"""Episodes of a mean return, where a lesson has no least length."""
 MOST_RECENT: Final = 1000
-"""... and at most, however long it is: they are kept on disk."""
+"""Most episodes of a mean return, because they are kept on disk."""
 WEIGHT: Final = 0.75
-"""Of a new measure in a smoothed one."""
+"""Weight of a new measure in a smoothed one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Criterion:
-    """When a lesson is over.
+    """The condition that ends a lesson.
 
     Attributes:
         measure: what is measured.
@@ -49,13 +49,13 @@ class Criterion:
 
     @property
     def recent(self) -> int:
-        """Episodes that a mean return is taken of."""
+        """Number of episodes of the mean return."""
         return min(self.episodes, MOST_RECENT) or RECENT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesson:
-    """One lesson.
+    """One lesson of a curriculum.
 
     Attributes:
         name: for logs.
@@ -70,7 +70,7 @@ class Lesson:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsUpdate:
-    """A behavior has new weights.
+    """What new weights of a behavior change for its lessons.
 
     Attributes:
         version: of these.
@@ -87,7 +87,7 @@ class WeightsUpdate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A parameter has come to its next lesson.
+    """The change of a parameter to its next lesson.
 
     Attributes:
         parameter: name.
@@ -104,7 +104,7 @@ class Change:
 
 @dataclass(slots=True)
 class LessonProgress:
-    """Where one curriculum stands.
+    """The progress of one curriculum.
 
     Attributes:
         number: of its lesson.
@@ -126,7 +126,7 @@ class LessonProgress:
 
 
 class Lessons:
-    """The curricula of one run.
+    """Decides the lessons of one run.
 
     Args:
         curricula: lessons by parameter name, at least one each; all but the last have a criterion.
@@ -145,7 +145,7 @@ class Lessons:
 
     @property
     def state(self) -> LessonsState:
-        """What stepping must know."""
+        """The state that stepping needs."""
         return LessonsState(
             serial=self.serial,
             numbers={name: one.number for name, one in self._standings.items()},
@@ -154,17 +154,17 @@ class Lessons:
         )
 
     def numbers(self, behavior: str) -> dict[str, int]:
-        """Number of the present lesson of each parameter that a behavior is measured for."""
+        """Returns the number of the present lesson of each parameter that depends on a behavior."""
         return {
             name: self._standings[name].number
             for name, lessons in self._curricula.items()
             if any(lesson.criterion is not None and lesson.criterion.behavior == behavior for lesson in lessons)
         }
 
-    # ---------------------------------------------------------------- what is heard
+    # ---------------------------------------------------------------- what arrives
 
     def ended(self, behavior: str, episodes: Episodes) -> None:
-        """Episodes of agents of a behavior that learn have ended."""
+        """Counts episodes of learning agents that ended."""
         for name, standing in self._standings.items():
             criterion = self._criterion(name)
             if criterion is None or criterion.behavior != behavior or not len(episodes.lessons):
@@ -174,7 +174,7 @@ class Lessons:
             standing.returns = [*standing.returns, *found][-criterion.recent :]
 
     def updated(self, behavior: str, update: WeightsUpdate, produced: Mapping[str, int]) -> list[Change]:
-        """A behavior has been updated: its lessons may be over.
+        """Ends the lessons that an update of a behavior completes.
 
         Args:
             behavior: name.
@@ -193,12 +193,12 @@ class Lessons:
     # ---------------------------------------------------------------- inside
 
     def _criterion(self, name: str) -> Criterion | None:
-        """Of the present lesson, if another follows."""
+        """Returns the criterion of the present lesson; None for the last one."""
         lessons, number = self._curricula[name], self._standings[name].number
         return lessons[number].criterion if number + 1 < len(lessons) else None
 
     def _over(self, name: str, behavior: str, update: WeightsUpdate) -> float | None:
-        """The measure of a lesson that is over; None where it goes on."""
+        """Returns the measure of a lesson that ends; None where it continues."""
         criterion, standing = self._criterion(name), self._standings[name]
         if criterion is None or criterion.behavior != behavior or update.done <= standing.mark:
             return None
@@ -220,7 +220,7 @@ class Lessons:
         return Change(parameter=name, number=number, lesson=self._curricula[name][number], measure=measure)
 
     def _count_anew(self, behavior: str) -> None:
-        """What a behavior earned in other lessons says nothing of the present ones."""
+        """Discards the returns of a behavior in other lessons, which do not measure the present ones."""
         for name, standing in self._standings.items():
             criterion = self._criterion(name)
             if criterion is not None and criterion.behavior == behavior:
@@ -229,7 +229,7 @@ class Lessons:
     # ---------------------------------------------------------------- on disk
 
     def to_plain(self) -> dict[str, Any]:
-        """Everything a restart needs, as plain JSON values."""
+        """Returns all that a restart needs, as plain JSON values."""
         return {
             "serial": self.serial,
             "resets": self.resets,
@@ -238,7 +238,7 @@ class Lessons:
         }
 
     def restore(self, plain: Mapping[str, Any]) -> None:
-        """Goes on from what `to_plain` gave; a curriculum that is shorter now is in its last lesson."""
+        """Continues from what `to_plain` returned; a curriculum that is now shorter is in its last lesson."""
         self.serial, self.resets, self._asked = plain["serial"], plain["resets"], dict(plain["asked"])
         for name, saved in plain["standings"].items():
             if name in self._standings:
@@ -247,7 +247,7 @@ class Lessons:
 
 
 def _measure(criterion: Criterion, standing: LessonProgress, update: WeightsUpdate) -> float | None:
-    """The measure of a lesson now; None where there is nothing to measure yet.
+    """Returns the present measure of a lesson; None before there is any.
 
     Smoothing begins with the first measure of the lesson: from 0 a lesson of negative returns would be over at once.
     """

@@ -1,4 +1,4 @@
-"""Which opponent is drawn next."""
+"""Which opponent plays next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExternalOpponent:
 
     Attributes:
         label: its name as a player.
-        weight: how often it is drawn; all snapshots together have 1.
+        weight: relative frequency; all snapshots together have 1.
         script: of the simulators, that plays it; "" for weights.
     """
 
@@ -33,7 +33,7 @@ class ExternalOpponent:
 
 
 def opponents_of(directory: Path) -> dict[str, list[ExternalOpponent]]:
-    """Opponents from elsewhere that the folder of a run holds, by behavior name, in the order of their numbers."""
+    """Returns the external opponents in the folder of a run, by behavior name, in the order of their numbers."""
     path = directory / OPPONENTS_FILE
     known = json.loads(path.read_text()) if path.exists() else {}
     return {
@@ -44,7 +44,7 @@ def opponents_of(directory: Path) -> dict[str, list[ExternalOpponent]]:
 
 @dataclass(slots=True)
 class Record:
-    """Matches against one opponent.
+    """The record of matches against one opponent.
 
     Attributes:
         matches: how many.
@@ -56,7 +56,7 @@ class Record:
 
     @property
     def rate(self) -> float:
-        """Win rate, draws counted half; drawn to 0.5 while matches are few (Laplace)."""
+        """Win rate, where a draw counts half, smoothed towards 0.5 while matches are few (Laplace)."""
         return (self.points + 1) / (self.matches + 2)
 
 
@@ -67,7 +67,7 @@ class Side:
     Attributes:
         settings: its own.
         max_steps: where its learner ends.
-        elsewhere: opponents that are no snapshots of this run.
+        external: opponents that are no snapshots of this run.
         teams: numbers of its teams.
         version: of its latest weights.
         trained: steps in their lineage.
@@ -82,7 +82,7 @@ class Side:
 
     settings: SelfPlaySettings
     max_steps: int
-    elsewhere: list[ExternalOpponent] = field(default_factory=list)
+    external: list[ExternalOpponent] = field(default_factory=list)
     teams: list[int] = field(default_factory=list)
     version: int = 0
     trained: int = 0
@@ -101,19 +101,19 @@ class Side:
 
 
 def sample_opponent(seed: Sequence[int], behavior_id: BehaviorId, side: Side, rates: Mapping[int, float]) -> int:
-    """What plays a seat: a version of its side, or minus the number (from 1) of an opponent from elsewhere.
+    """Samples what plays a behavior id: a version of its side, or minus the number (from 1) of an external opponent.
 
-    The numbers come from `seed` and the seat alone, so that a draw does not depend on how many there were before.
+    The random numbers come from `seed` and the behavior id alone, so that no sample depends on how many came before.
 
     Args:
         seed: of the run, and of the occasion.
-        behavior_id: that is drawn for.
-        side: of the seat.
+        behavior_id: that the opponent plays.
+        side: of the behavior id.
         rates: win rate of the learning team against each candidate.
     """
     settings = side.settings
     random = np.random.default_rng([*seed, zlib.crc32(str(behavior_id).encode())])
-    weights = [1.0, *(one.weight for one in side.elsewhere)]
+    weights = [1.0, *(one.weight for one in side.external)]
     which = int(random.choice(len(weights), p=np.array(weights) / sum(weights)))
     latest = random.random() < settings.play_against_latest_model_ratio
     share = random.random()
@@ -125,7 +125,7 @@ def sample_opponent(seed: Sequence[int], behavior_id: BehaviorId, side: Side, ra
 
 
 def _weight(settings: SelfPlaySettings, rate: float) -> float:
-    """Weight of a snapshot against which the learning team has a win rate.
+    """Returns the sampling weight of a snapshot for a win rate against it.
 
     Prioritised fictitious self-play with weights (1 - rate)^2: the harder the more often (Vinyals et al. 2019,
     "Grandmaster level in StarCraft II using multi-agent reinforcement learning", Methods).

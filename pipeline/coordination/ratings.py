@@ -1,8 +1,8 @@
-"""How strong players are, from the matches between them.
+"""Ratings of players from the matches between them.
 
 Two teams: Elo (1978, "The Rating of Chessplayers"). More: Plackett-Luce with mu and sigma (Weng and Lin 2011, "A
 Bayesian Approximation Method for Online Ranking"), by the library `openskill`. A player is a learner or one of the
-fixed policies it meets, by name.
+fixed policies it plays against, by name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _SCALE: Final = 400.0
 
 
 def expected(own: float, other: float) -> float:
-    """Expected score, 0 to 1, of a player with rating `own` against one with `other`."""
+    """Returns the expected score, 0 to 1, of a player with rating `own` against one with `other`."""
     return float(1 / (1 + 10 ** ((other - own) / _SCALE)))
 
 
 class Ratings:
-    """The ratings of all players.
+    """Keeps the ratings of all players.
 
     Attributes:
         elo: by player.
@@ -37,7 +37,7 @@ class Ratings:
         self._model = PlackettLuce()
 
     def enter(self, player: str, *, elo: float = 1200.0, like: str | None = None) -> None:
-        """Enters a player that is new, with a rating of its own or with that of another."""
+        """Enters a new player with the given rating, or with that of another player."""
         if player in self.elo:
             return
         if like is None:
@@ -47,16 +47,16 @@ class Ratings:
             self.elo[player], self.skills[player] = self.elo[like], self.skills[like]
 
     def leave(self, player: str) -> None:
-        """Strikes a player out."""
+        """Removes a player."""
         self.elo.pop(player, None)
         self.skills.pop(player, None)
 
     def rate(self, teams: Sequence[Sequence[str]], scores: Sequence[float], k: float = 16.0) -> None:
-        """One match.
+        """Rates one match.
 
         Args:
             teams: players of each, at least two teams.
-            scores: of each team: 1 won, 0.5 drawn, 0 lost; with more than two teams, the higher the better.
+            scores: of each team: 1 won, 0.5 a draw, 0 lost; with more than two teams, the higher the better.
             k: how far an Elo rating moves at most.
         """
         self.matches += 1
@@ -65,7 +65,7 @@ class Ratings:
             return
         before = [[self._model.create_rating(list(self.skills[player])) for player in team] for team in teams]
         after: Any = self._model.rate(before, scores=[float(score) for score in scores])
-        moved: dict[str, list[tuple[float, float]]] = {}  # a policy may have several seats
+        moved: dict[str, list[tuple[float, float]]] = {}  # a policy may play several behavior ids
         for team, ratings in zip(teams, after, strict=True):
             for player, rating in zip(team, ratings, strict=True):
                 moved.setdefault(player, []).append((rating.mu, rating.sigma))

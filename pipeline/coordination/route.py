@@ -1,29 +1,26 @@
-"""The way of segments through coordination: what assembly still keeps, and what learners have taken."""
+"""The path of segments through coordination: what assembly still keeps, and what learners have acknowledged."""
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 from sparring.pipeline.coordination.ledger import StepLedger
-from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.messages.state import Marks
+from sparring.pipeline.messages.state import StreamPositions
 from sparring.pipeline.queues.interface import Delivery, ReceivingQueue, SendingQueue
 
 LAST_EPISODES: Final = 100
 
 
 class Route:
-    """One behavior's way from assembly to its learner.
+    """One behavior's path from assembly to its learner.
 
     Attributes:
         held: deliveries that assembly still keeps, oldest first.
-        latest: how far the present learner has taken what came.
+        latest: how far the present learner has taken the segments.
     """
 
     def __init__(self, name: str, ledger: StepLedger, receiver: ReceivingQueue, sender: SendingQueue) -> None:
@@ -32,7 +29,7 @@ class Route:
         self.receiver = receiver
         self.sender = sender
         self.held: deque[Delivery] = deque()
-        self.latest: Marks = {}
+        self.latest: StreamPositions = {}
         self.last_returns: deque[float] = deque(maxlen=LAST_EPISODES)
         self.episodes = 0
         self.done = False
@@ -48,14 +45,14 @@ class Route:
 
     @property
     def steps(self) -> int:
-        """Steps that have come and that the learner has not taken.
+        """Steps that have arrived and that the learner has not taken.
 
-        What came again after a restart of ours counts as long as it is queued and not looked at.
+        Segments sent again after a restart of coordination count as long as they are queued.
         """
         return sum(map(self._untaken, self.held)) + self.receiver.statistics().queued_steps
 
     def empty(self) -> None:
-        """Holds all that is queued: nothing is handed on any more, and `steps` is exact."""
+        """Holds all that is queued, so that `steps` is exact; nothing is forwarded afterwards."""
         while not self.receiver.empty():
             self.held.append(self.receiver.receive_nowait())
 
@@ -76,10 +73,10 @@ class Route:
         self._released += count
 
     def gauges(self) -> Iterator[tuple[str, float]]:
-        """Names and values for the numbers of the service."""
+        """Yields name and value of each gauge."""
         step_counts = self.ledger.step_counts()
         for term in ("produced", "trained", "ghost", "stale", "lost", "open"):
-            yield f"books.{term}/{self.name}", getattr(step_counts, term)
+            yield f"step_counts.{term}/{self.name}", getattr(step_counts, term)
         yield f"in_flight/{self.name}", self.ledger.in_flight
         yield f"budget/{self.name}", self.ledger.budget
         yield f"episodes/{self.name}", self.episodes
@@ -87,7 +84,7 @@ class Route:
             yield f"reward_mean_last100/{self.name}", self.reward_mean
 
     def to_plain(self) -> dict[str, Any]:
-        """What a restart needs, as plain JSON values."""
+        """Returns all that a restart needs, as plain JSON values."""
         return {
             "ledger": self.ledger.to_plain(),
             "episodes": self.episodes,
@@ -95,7 +92,7 @@ class Route:
         }
 
     def restore(self, plain: Mapping[str, Any]) -> None:
-        """Goes on from what `to_plain` gave."""
+        """Continues from what `to_plain` returned."""
         self.ledger.restore(plain["ledger"])
         if self.sender.receiver:
             self.ledger.serve(self.sender.receiver)
@@ -106,21 +103,3 @@ class Route:
         for delivery in islice(self.held, self._acknowledged - self._released, messages - self._released):
             self.ledger.on_delivered(delivery.record)
         self._acknowledged = messages
-
-
-def read_state(path: Path) -> dict[str, Any] | None:
-    """What coordination has written to its file; None where there is none.
-
-    Raises:
-        ServiceError: a loss of power or another hand has spoilt it.
-    """
-    if not path.exists():
-        return None
-    try:
-        plain: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ServiceError(
-            f"got {path}, which cannot be read ({error}); expected the books of this run; "
-            "remove the file to go on with new books, which begin with the steps that the checkpoints hold"
-        ) from error
-    return plain

@@ -5,10 +5,10 @@ learn together. Names with several teams play against themselves (symmetric), ot
 
     every `save_steps` learner steps      a snapshot of the weights joins the window
     every `team_change` learner steps     the next team learns
-    every `swap_steps` ghost steps        new opponents are drawn, the latest weights among them
+    every `swap_steps` ghost steps        new opponents are sampled, the latest weights among them
 
 Time is that of the weights: a snapshot, a change of team and, in lockstep, a change of opponents happen when new
-weights are heard of. A learner that a crash threw back goes on counting from where it stands now.
+weights arrive. A learner that a crash threw back continues to count from where it stands.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _KNOWN_MATCHUPS: Final = 256
 
 
 class SelfPlay:
-    """The rules of one run.
+    """Decides the learning team and the matchups of one run.
 
     Args:
         settings: by behavior name under self-play.
         max_steps: of each.
         seed: of the run.
-        places: draws of an assignment.
+        places: matchups of an assignment.
         lockstep: opponents change with new weights only.
-        elsewhere: opponents that are no snapshots of this run, by behavior name.
+        external: opponents that are no snapshots of this run, by behavior name.
 
     Attributes:
         sides: by behavior name.
         ratings: of all players.
         assignment: who plays now; None before all is known.
         changes: of the learning team so far.
-        unknown: matches of draws that are forgotten.
+        unknown: matches of matchups that are no longer known.
         lost: matches without a result.
     """
 
@@ -56,9 +56,9 @@ class SelfPlay:
         seed: int,
         places: int,
         lockstep: bool,
-        elsewhere: Mapping[str, Sequence[ExternalOpponent]] | None = None,
+        external: Mapping[str, Sequence[ExternalOpponent]] | None = None,
     ) -> None:
-        others = elsewhere or {}
+        others = external or {}
         self.sides = {
             name: Side(one, max_steps[name], list(others.get(name, ()))) for name, one in sorted(settings.items())
         }
@@ -75,7 +75,7 @@ class SelfPlay:
         self._sampled: dict[BehaviorId, list[int]] = {}
         self._matchups: dict[int, Matchup] = {}  # the latest, by number
         self._numbers = 0
-        self._heard: set[str] = set()  # names whose weights were heard of since our own start
+        self._arrived: set[str] = set()  # names whose weights have arrived in this incarnation
         for name, side in self.sides.items():
             self.ratings.enter(name, elo=side.settings.initial_elo)
 
@@ -86,7 +86,7 @@ class SelfPlay:
 
     @property
     def team(self) -> int | None:
-        """That learns."""
+        """The team that learns; None before any team is known."""
         return self._queue[0] if self._queue else None
 
     @property
@@ -96,7 +96,7 @@ class SelfPlay:
 
     @property
     def wanted(self) -> set[tuple[str, int]]:
-        """Behavior name and number of all that plays or may be drawn: their weights are needed."""
+        """Behavior name and number of each policy that plays or may be sampled: their weights are needed."""
         found = {(name, version) for name, side in self.sides.items() for version in side.window}
         return found | self.playing
 
@@ -110,10 +110,10 @@ class SelfPlay:
             for behavior_id, number in one.ghosts.items()
         }
 
-    # ---------------------------------------------------------------- what is heard
+    # ---------------------------------------------------------------- what arrives
 
     def set_teams(self, name: str, teams: tuple[int, ...]) -> None:
-        """Simulators have teams of a behavior name."""
+        """Takes over the teams of a behavior name that simulators have."""
         side = self.sides[name]
         new = [team for team in teams if team not in side.teams]
         side.teams = sorted([*side.teams, *new])
@@ -124,13 +124,14 @@ class SelfPlay:
             self._assign()
 
     def weights(self, name: str, version: int, trained: int) -> None:
-        """New weights of a behavior name."""
+        """Takes over new weights of a behavior name."""
         side = self.sides[name]
-        self._heard.add(name)
+        self._arrived.add(name)
         if version <= side.version:
             self._assign()
             return
-        gained = max(0, trained - side.trained) if side.version else 0  # what was trained before the books is no turn's
+        # steps trained before the first count belong to no turn
+        gained = max(0, trained - side.trained) if side.version else 0
         side.version, side.trained = version, trained
         side.steps += gained
         if not side.window or side.steps - side.saved_at >= side.settings.save_steps:
@@ -143,13 +144,13 @@ class SelfPlay:
         self._assign()
 
     def ghosts(self, name: str, steps: int) -> None:
-        """Ghosts have played so many steps of a behavior name in all."""
+        """Takes over the total steps of ghosts of a behavior name."""
         self.sides[name].ghost = max(self.sides[name].ghost, steps)
         if not self._lockstep and self._swap():
             self._assign()
 
     def results(self, results: Results) -> Iterator[dict[str, Any]]:
-        """Matches have ended; yields a line of the match table for each."""
+        """Rates matches that ended, and yields a line of the match file for each."""
         for ended in one_by_one(results):
             known = self._matchups.get(ended.matchup)
             if not ended.behavior_ids:
@@ -175,7 +176,7 @@ class SelfPlay:
     # ---------------------------------------------------------------- what follows
 
     def _save(self, name: str, side: Side) -> None:
-        """The latest weights join the window; the oldest leave it."""
+        """Adds the latest weights to the window, which drops the oldest."""
         side.saved_at = side.steps
         if side.version not in side.window:
             side.window.append(side.version)
@@ -183,7 +184,7 @@ class SelfPlay:
         del side.window[: -side.settings.window]
 
     def _change_team(self) -> None:
-        """The next team that is not done learns."""
+        """Gives the turn to the next team that is not done."""
         for _ in self._queue:
             self._queue.append(self._queue.pop(0))
             if not self._over():
@@ -193,7 +194,7 @@ class SelfPlay:
         self._sampled.clear()
 
     def _over(self) -> bool:
-        """Whether all learners of the team have reached their end."""
+        """Returns whether all learners of a team have reached their end."""
         return all(self.sides[name].done for name in self.learning)
 
     def _swap(self) -> bool:
@@ -209,10 +210,10 @@ class SelfPlay:
         return bool(due)
 
     def _assign(self) -> None:
-        """Draws for the seats that have no opponents yet, and makes an assignment of it if it is another."""
+        """Samples opponents for the behavior ids that have none, and makes a new assignment if they differ."""
         team = self.team
         present = {name: side for name, side in self.sides.items() if side.teams}
-        if team is None or not present.keys() <= self._heard:
+        if team is None or not present.keys() <= self._arrived:
             return
         if self._over() and not all(side.done for side in present.values()):
             self._change_team()
@@ -246,7 +247,7 @@ class SelfPlay:
         return number
 
     def _rates(self, name: str, side: Side) -> dict[int, float]:
-        """Win rate of the learning team against each snapshot of a side."""
+        """Returns the win rate of the learning team against each snapshot of a side."""
         found = {}
         for version in side.window:
             player = _name_of(name, version)
@@ -264,22 +265,22 @@ class SelfPlay:
         return new
 
     def _forget(self) -> None:
-        """Strikes out players that cannot be met any more."""
-        met = {
+        """Removes the players that can no longer be opponents."""
+        possible = {
             self.player(BehaviorId.parse(behavior_id).name, n)
             for d in self._matchups.values()
             for behavior_id, n in d.ghosts.items()
         }
-        met |= {_name_of(name, version) for name, side in self.sides.items() for version in side.window}
-        met |= {*self.sides, SCRIPTED}
-        for player in [player for player in self.ratings.elo if player not in met]:
+        possible |= {_name_of(name, version) for name, side in self.sides.items() for version in side.window}
+        possible |= {*self.sides, SCRIPTED}
+        for player in [player for player in self.ratings.elo if player not in possible]:
             self.ratings.leave(player)
             for side in self.sides.values():
                 side.records.pop(player, None)
 
     def player(self, name: str, number: int) -> str:
-        """What a ghost of a behavior name is called."""
-        return _name_of(name, number) if number > 0 else self.sides[name].elsewhere[-number - 1].label
+        """Returns the label of a ghost."""
+        return _name_of(name, number) if number > 0 else self.sides[name].external[-number - 1].label
 
     def _player(self, matchup: Matchup, behavior_id: BehaviorId) -> str:
         return (
@@ -289,7 +290,7 @@ class SelfPlay:
         )
 
     def _rate(self, matchup: Matchup, players: Mapping[str, str], scores: Mapping[str, float]) -> None:
-        """One match: the learning team first."""
+        """Rates one match, the learning team first."""
         teams: dict[int, list[str]] = {matchup.team: []}
         found: dict[int, list[float]] = {}
         for behavior_id, player in players.items():
@@ -317,12 +318,12 @@ class SelfPlay:
     # ---------------------------------------------------------------- on disk
 
     def to_plain(self) -> dict[str, Any]:
-        """Everything a restart needs, as plain JSON values."""
+        """Returns all that a restart needs, as plain JSON values."""
         sides = {}
         for name, side in self.sides.items():
             records = {player: [record.matches, record.points] for player, record in side.records.items()}
-            elsewhere = [one.label for one in side.elsewhere]
-            sides[name] = {key: getattr(side, key) for key in _SAVED} | {"records": records, "elsewhere": elsewhere}
+            external = [one.label for one in side.external]
+            sides[name] = {key: getattr(side, key) for key in _SAVED} | {"records": records, "external": external}
         return {
             "sides": sides,
             "elo": self.ratings.elo,
@@ -333,21 +334,21 @@ class SelfPlay:
             "lost": self.lost,
             "queue": self._queue,
             "turn": self._turn,
-            "drawn": {str(behavior_id): matchup for behavior_id, matchup in self._sampled.items()},
+            "sampled": {str(behavior_id): matchup for behavior_id, matchup in self._sampled.items()},
             "matchups": [asdict(one) for one in self._matchups.values()],
             "numbers": self._numbers,
             "assignment": None if self.assignment is None else asdict(self.assignment),
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Goes on from what `to_plain` gave."""
+        """Continues from what `to_plain` returned."""
         for name, saved in plain["sides"].items():
             side = self.sides.get(name)
             if side is None:
                 continue
             for key in _SAVED:
                 setattr(side, key, saved[key])
-            side.elsewhere = _renumbered(saved["elsewhere"], side.elsewhere)
+            side.external = _renumbered(saved["external"], side.external)
             side.records = {player: Record(*counts) for player, counts in saved["records"].items()}
         self.ratings.elo = dict(plain["elo"])
         self.ratings.skills = {player: (mu, sigma) for player, (mu, sigma) in plain["skills"].items()}
@@ -357,7 +358,7 @@ class SelfPlay:
         self.changes, self.unknown, self.lost = plain["changes"], plain["unknown"], plain["lost"]
         self._numbers = plain["numbers"]
         self._queue, self._turn = list(plain["queue"]), dict(plain["turn"])
-        self._sampled = {BehaviorId.parse(behavior_id): matchup for behavior_id, matchup in plain["drawn"].items()}
+        self._sampled = {BehaviorId.parse(behavior_id): matchup for behavior_id, matchup in plain["sampled"].items()}
         self._matchups = {one["number"]: Matchup(**one) for one in plain["matchups"]}
         if plain["assignment"] is not None:
             matchups = tuple(Matchup(**one) for one in plain["assignment"]["matchups"])
@@ -382,9 +383,9 @@ def _name_of(name: str, version: int) -> str:
 
 
 def _renumbered(labels: Sequence[str], present: Sequence[ExternalOpponent]) -> list[ExternalOpponent]:
-    """The present opponents from elsewhere under the numbers that a saved state has for them.
+    """Returns the present external opponents under the numbers that a saved state has for them.
 
-    One that is not wanted any more keeps its number and is not drawn again.
+    One that is no longer configured keeps its number and is not sampled again.
     """
     known = {one.label: one for one in present}
     return [known.pop(label, ExternalOpponent(label, 0.0)) for label in labels] + list(known.values())

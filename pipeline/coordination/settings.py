@@ -10,7 +10,7 @@ Mode = Literal["overlap", "lockstep"]
 
 
 class CoordinationSettings(BaseModel):
-    """The rule of freshness.
+    """How old the data of an update may be.
 
     Attributes:
         mode: `overlap` collects one buffer while the last one trains; `lockstep` takes turns and
@@ -26,12 +26,12 @@ class CoordinationSettings(BaseModel):
 
 
 class OpponentSettings(BaseModel):
-    """An opponent from elsewhere.
+    """An external opponent.
 
     Attributes:
         checkpoint: folder of a checkpoint of any run, or one with several: each is an opponent then; or
-        scripted: name of a script with which the simulators play the seat themselves.
-        weight: how often it is drawn, those of a folder together; all snapshots of the run together have 1.
+        scripted: name of a script with which the simulators play the behavior id themselves.
+        weight: relative frequency, those of a folder together; all snapshots of the run together have 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -58,7 +58,7 @@ class SelfPlaySettings(BaseModel):
         play_against_latest_model_ratio: probability of the latest policy as opponent.
         initial_elo: rating at the start.
         elo_k: how far one match moves an Elo rating at most.
-        opponent_sampling: how a snapshot is drawn: `uniform`, or `prioritized`: the harder the more often.
+        opponent_sampling: how a snapshot is sampled: `uniform`, or `prioritized`: the harder the more often.
         opponents: others than snapshots of the run.
         keep_all_snapshots: those that leave the window stay on disk.
     """

@@ -18,7 +18,7 @@ _SUFFIX: Final = ".safetensors"
 
 
 class Snapshots:
-    """The snapshots of a run.
+    """Stores the snapshots of a run.
 
     Args:
         root: the run folder.
@@ -28,22 +28,22 @@ class Snapshots:
         self._root = root
 
     def path(self, name: str, version: int) -> Path:
-        """Where one is."""
+        """Returns the path of a snapshot."""
         return self._root / name / _FOLDER / f"{version:09d}{_SUFFIX}"
 
     def has(self, name: str, version: int) -> bool:
-        """Whether it is there."""
+        """Returns whether a snapshot is on disk."""
         return self.path(name, version).exists()
 
     def save(self, weights: PolicyWeights) -> None:
-        """Writes one, whole or not at all."""
+        """Writes a snapshot atomically."""
         path = self.path(weights.behavior, weights.version)
         path.parent.mkdir(parents=True, exist_ok=True)
         noted = {"trained": str(weights.trained), "network": weights.network}
         write_atomically(path, save(weights.arrays, noted), durable=False)
 
     def load(self, name: str, version: int) -> PolicyWeights:
-        """Reads one.
+        """Reads a snapshot.
 
         Raises:
             ServiceError: it is missing or damaged.
@@ -62,7 +62,7 @@ class Snapshots:
         return PolicyWeights(behavior=name, version=version, arrays=arrays, trained=trained, network=network)
 
     def keep(self, name: str, versions: Collection[int]) -> None:
-        """Removes all others of a behavior."""
+        """Removes all other snapshots of a behavior."""
         folder = self._root / name / _FOLDER
         for path in folder.glob(f"*{_SUFFIX}") if folder.is_dir() else ():
             if int(path.name.removesuffix(_SUFFIX)) not in versions:

@@ -1,6 +1,6 @@
-"""What coordination holds of lessons: the rules, and what of them is published.
+"""The lessons of one run: when they change, and when a change is published.
 
-Lessons are published after they are on disk, and before any permit that waits for them.
+Lessons are published after they are on disk, and before any step allowance that waits for them.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from sparring.pipeline.queues.interface import Topic
 
 
 class LessonPlan:
-    """The lessons of one run.
+    """Decides lessons from episodes and learners, and publishes them.
 
     Args:
-        curricula: by parameter name; none at all where there are no lessons.
+        curricula: lessons by parameter name; empty without lessons.
         max_steps: of each behavior, by name.
-        ghosts: self-play, if there is any.
+        ghosts: whose ratings may end a lesson; None without self-play.
 
     Attributes:
-        on_learner_state: serial of what is published; 0 where there is nothing to tell.
+        published: serial of the published lessons; 0 without lessons.
     """
 
     def __init__(
         self, curricula: Mapping[str, Sequence[Lesson]], max_steps: Mapping[str, int], ghosts: Ghosts | None
     ) -> None:
-        self.told = 0
+        self.published = 0
         self._lessons = Lessons(curricula)
         self._some = bool(curricula)
-        self._said = False
+        self._is_published = False
         self._max_steps = max_steps
         self._ghosts = ghosts
 
     def count(self, segments: Segments) -> None:
-        """Counts the episodes that segments tell of."""
+        """Counts the episodes that ended in segments."""
         self._lessons.ended(segments.behavior, segments.episodes)
 
     def learned(self, state: LearnerState, routes: Mapping[str, Route]) -> Iterator[dict[str, Any]]:
-        """A learner may have published new weights, which may end lessons; yields a line of the log for each."""
-        if not (self._some and state.updates):  # what only plays ends nothing
+        """Ends the lessons that a learner's new weights complete, and yields a log line for each."""
+        if not (self._some and state.updates):  # a learner that only plays completes no lesson
             return
         name = state.behavior
         update = WeightsUpdate(
@@ -64,22 +64,22 @@ class LessonPlan:
             }
 
     def publish(self, topic: Topic, save: Callable[[], None]) -> None:
-        """Publishes the lessons, where they are new, once `save` has written them."""
-        if self._some and not (self._said and self._lessons.serial == self.told):
+        """Publishes new lessons, once `save` has written them."""
+        if self._some and not (self._is_published and self._lessons.serial == self.published):
             save()
-            self._said, self.told = True, self._lessons.serial
+            self._is_published, self.published = True, self._lessons.serial
             topic.publish("lessons", self._lessons.state)
 
     def gauges(self, behavior: str) -> Iterator[tuple[str, float]]:
-        """Names and values for the numbers of the service."""
+        """Yields name and value of each gauge."""
         for parameter, number in self._lessons.numbers(behavior).items():
             yield f"lesson/{parameter}/{behavior}", number
 
     def to_plain(self) -> dict[str, Any] | None:
-        """Everything a restart needs, as plain JSON values; None where there are no lessons."""
+        """Returns all that a restart needs, as plain JSON values; None without lessons."""
         return self._lessons.to_plain() if self._some else None
 
     def restore(self, plain: Mapping[str, Any] | None) -> None:
-        """Goes on from what `to_plain` gave; None where nothing was written."""
+        """Continues from what `to_plain` returned."""
         if plain is not None:
             self._lessons.restore(plain)

@@ -1,4 +1,4 @@
-"""A tournament: fixed players meet in all orders, and nobody learns. Rules without I/O."""
+"""A tournament: fixed players play each other in all orders, and no team learns. Rules without I/O."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from sparring.pipeline.messages.matches import NOBODY, Matchup, MatchupAssignment, Results, one_by_one
+from sparring.pipeline.messages.matches import NO_TEAM, Matchup, MatchupAssignment, Results, one_by_one
 from sparring.pipeline.specs import BehaviorId
 
 
 class Tournament:
-    """Who meets whom, and who still has to.
+    """Decides who plays whom, and counts what is missing.
 
     A *line-up* says which player has which team. All line-ups of different players are played, as often as each other;
     where there are more teams than players, those with at least two different ones.
@@ -20,11 +20,11 @@ class Tournament:
         names: of the behaviors.
         players: labels; the number of each, from 1, is what plays for it, negative.
         matches: of each pair of players, at least.
-        mirror: each also meets itself.
+        mirror: each also plays itself.
 
     Attributes:
         assignment: who plays now; None before all teams are known.
-        team: `NOBODY` learns.
+        team: `NO_TEAM`, as no team learns.
         changes: none.
     """
 
@@ -33,15 +33,15 @@ class Tournament:
         self.sides: dict[str, Any] = {}
         self.players = tuple(players)
         self.assignment: MatchupAssignment | None = None
-        self.team = NOBODY
+        self.team = NO_TEAM
         self.changes = 0
         self._matches = matches
         self._mirror = mirror
         self._teams: dict[str, set[int]] = {}
-        self._lineups: dict[int, tuple[int, ...]] = {}  # by number of the draw, player of each team
-        self._given = 0  # numbers of draws
+        self._lineups: dict[int, tuple[int, ...]] = {}  # by number of the matchup, player of each team
+        self._given = 0  # number of matchups so far
         self._quota = 0
-        self._ended: dict[int, int] = {}  # number of a match: its draw
+        self._ended: dict[int, int] = {}  # number of a match: its matchup
         self._whole = 0  # all matches up to this number have ended
 
     @property
@@ -53,12 +53,12 @@ class Tournament:
 
     @property
     def wanted(self) -> set[tuple[str, int]]:
-        """As `playing`."""
+        """The same as `playing`."""
         return self.playing
 
     @property
     def complete(self) -> bool:
-        """Whether every line-up was played often enough.
+        """Whether every line-up has been played often enough.
 
         Matches count in the order in which they began, once all that began before have ended: else short ones would
         count more often.
@@ -68,7 +68,7 @@ class Tournament:
         return min(self._counts(range(1, self._whole + 1)).values()) >= self._quota
 
     def _counts(self, numbers: Iterable[int]) -> dict[int, int]:
-        """How many of some matches that ended each line-up has; those of teams that were known before are none's."""
+        """Counts ended matches by line-up; matches from before all teams were known belong to none."""
         counts = dict.fromkeys(self._lineups, 0)
         for number in numbers:
             if (matchup := self._ended[number]) in counts:
@@ -76,11 +76,11 @@ class Tournament:
         return counts
 
     def player(self, _name: str, number: int) -> str:
-        """Label of a player."""
+        """Returns the label of a player."""
         return self.players[-number - 1]
 
     def set_teams(self, name: str, teams: tuple[int, ...]) -> None:
-        """Simulators have teams of a behavior name."""
+        """Takes over the teams of a behavior name that simulators have."""
         known = self._teams.setdefault(name, set())
         if known >= set(teams):
             return
@@ -89,10 +89,10 @@ class Tournament:
             self._begin()
 
     def ghosts(self, name: str, steps: int) -> None:
-        """Nothing comes of steps."""
+        """Does nothing: a tournament does not depend on steps."""
 
     def results(self, results: Results) -> Iterator[dict[str, Any]]:
-        """Matches have ended; yields a line for each."""
+        """Counts matches that ended, and yields a line of the match file for each."""
         for ended in one_by_one(results):
             lineup, teams = self._lineups.get(ended.matchup), self._order()
             line = {"match": ended.number, "simulator": ended.simulator, "matchup": ended.matchup}
@@ -118,7 +118,7 @@ class Tournament:
         return sorted(set().union(*self._teams.values()))
 
     def _begin(self) -> None:
-        """All teams are known."""
+        """Begins the tournament, because all teams are known."""
         teams, count = self._order(), len(self.players)
         if self._mirror or count < len(teams):
             lineups = list(itertools.product(range(count), repeat=len(teams)))
@@ -133,7 +133,7 @@ class Tournament:
         self._assign(list(self._lineups))
 
     def _narrow(self) -> None:
-        """Line-ups that have been played often enough begin no more matches."""
+        """Removes line-ups that have been played often enough from the assignment."""
         counts = self._counts(self._ended)
         left = [matchup for matchup, count in counts.items() if count < self._quota] or list(self._lineups)
         if self.assignment is not None and left != [one.number for one in self.assignment.matchups]:
@@ -148,15 +148,15 @@ class Tournament:
                 for name, own in sorted(self._teams.items())
                 for team in sorted(own)
             }
-            matchups.append(Matchup(number=number, team=NOBODY, ghosts=ghosts))
+            matchups.append(Matchup(number=number, team=NO_TEAM, ghosts=ghosts))
         serial = 1 if self.assignment is None else self.assignment.serial + 1
         self.assignment = MatchupAssignment(serial=serial, matchups=tuple(matchups))
 
     # ---------------------------------------------------------------- on disk
 
     def to_plain(self) -> dict[str, Any]:
-        """A tournament is not gone on with."""
+        """Returns nothing: a tournament is not resumed."""
         return {}
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Nothing: see `to_plain`."""
+        """Does nothing: see `to_plain`."""

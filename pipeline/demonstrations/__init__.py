@@ -1,1 +1,1 @@
-"""Demonstrations: recorded episodes that are learned from; their files, and those of others."""
+"""Demonstrations are recorded episodes to learn from; this package reads and writes their files, and reads Unity's."""

@@ -1,19 +1,19 @@
-"""Recorded episodes: one columnar file format, without code in it.
+"""This module reads and writes recorded episodes: one columnar file format, without code in it.
 
-A file is in the format of safetensors. Its metadata say `format` ("sparring-episodes"), `version` ("1"), `behavior`
-(name) and `spec` (JSON of the behavior's observations and actions). Its tensors, r steps of e episodes one after the
-other, each episode's steps in order:
+A file is in the format of safetensors. Its metadata hold `format` ("sparring-episodes"), `version` ("1"), `behavior`
+(name) and `spec` (JSON of the behavior's observations and actions). Its tensors hold r steps of e episodes one after
+the other, each episode's steps in order:
 
     lengths             [e] int32       steps of each episode
-    agents              [e] int64       number of the agent's life
+    agents              [e] int64       number of the agent episode
     teams, simulators   [e] int32       team, connection number of the simulator
     groups              [e] int64       group key, 0 for none
-    terminated          [e] bool        the task ended; else the episode was cut
+    terminated          [e] bool        the task ended; else the episode was interrupted
     observation.I       [r, *shape]     I-th observation of the spec, as the simulator sent it
     final_observation.I [e, *shape]     ... after the last step
-    continuous          [r, C] float32  continuous actions as the simulator got them, in [-1, 1]
+    continuous          [r, C] float32  continuous actions as the simulator received them, in [-1, 1]
     discrete            [r, D] int32    chosen index of each branch
-    masks               [r, K] bool     forbidden choices; absent where nothing was
+    masks               [r, K] bool     forbidden choices; absent if every choice was allowed
     rewards             [r] float32     the agent's own reward of the step
     group_rewards       [r] float32     its group's
 """
@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from sparring.pipeline.demonstrations.pairing import Pairing
-from sparring.pipeline.errors import Explained
+from sparring.pipeline.errors import ExplainedError
 from sparring.pipeline.specs import BehaviorSpec, read_spec
 
 FORMAT: Final = "sparring-episodes"
@@ -45,19 +45,19 @@ PER_EPISODE: Final = ("lengths", "agents", "teams", "simulators", "groups", "ter
 PER_STEP: Final = ("continuous", "discrete", "rewards", "group_rewards")
 
 
-class RecordingError(Explained):
-    """A file that does not hold recorded episodes."""
+class RecordingError(ExplainedError):
+    """Reports a file without valid recorded episodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """The content of a file.
+    """Holds the content of a file.
 
     Attributes:
-        behavior: name.
-        spec: of it.
-        columns: by name, as the module's documentation lists them.
-        pairing: of a `.demo` file, how its actions were placed; None for any other.
+        behavior: name of the behavior.
+        spec: observations and actions of the behavior.
+        columns: by name, as the module's docstring lists them.
+        pairing: for a `.demo` file, how its actions were placed; None for any other.
     """
 
     behavior: str
@@ -67,7 +67,7 @@ class Recording:
 
 
 def encode(recording: Recording) -> bytes:
-    """A file's content."""
+    """Returns a file's content."""
     metadata = {
         "format": FORMAT,
         "version": VERSION,
@@ -81,20 +81,20 @@ def read(path: Path) -> Recording:
     """Reads a file.
 
     Raises:
-        RecordingError: it is no such file, or its columns do not fit together.
+        RecordingError: the file has another format, or its columns do not fit together.
     """
     try:
         with safe_open(path, "numpy") as file:
             metadata = file.metadata() or {}
             columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (OSError, SafetensorError, TypeError) as error:  # TypeError: of a dtype that numpy does not have
+    except (OSError, SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy does not have
         raise _refused(path, str(error)) from error
     if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
         raise _refused(path, f"format {metadata.get('format')!r} version {metadata.get('version')!r}")
     try:
         spec = read_spec(json.loads(metadata["spec"]))
         recording = Recording(behavior=metadata["behavior"], spec=spec, columns=columns)
-    except (ValueError, KeyError, TypeError, RecursionError, Explained) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, ExplainedError) as error:
         raise _refused(path, f"a spec that cannot be read ({error})") from error
     lengths = columns.get("lengths")
     if lengths is None or lengths.dtype != np.int32 or lengths.ndim != 1 or (lengths < 1).any():
@@ -108,7 +108,7 @@ def read(path: Path) -> Recording:
 
 
 def _expected(recording: Recording) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Dtype and shape of each column that must be there; `masks` where it is."""
+    """Returns dtype and shape of each required column, and of `masks` if it exists."""
     columns, spec = recording.columns, recording.spec
     e, r = len(columns["lengths"]), int(columns["lengths"].sum(dtype=np.int64))
     expected: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -135,14 +135,14 @@ def _per_step(name: str) -> bool:
 
 
 def joined(parts: list[Arrays]) -> Arrays:
-    """One episode of its segments."""
+    """Joins the segments of one episode."""
     last = {name: column for name, column in parts[-1].items() if not _per_step(name)}
     last["lengths"] = np.array([sum(int(part["lengths"][0]) for part in parts)], np.int32)
     return last | _steps(parts)
 
 
 def stacked(episodes: list[Arrays]) -> Arrays:
-    """All episodes, one after the other."""
+    """Joins all episodes, one after the other."""
     names = [name for name in episodes[0] if not _per_step(name)]
     return {name: np.concatenate([one[name] for one in episodes]) for name in names} | _steps(episodes)
 

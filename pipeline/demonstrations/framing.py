@@ -1,11 +1,11 @@
-"""Where the messages of a `.demo` file begin and end.
+"""This module finds the messages of a `.demo` file.
 
-    byte 0   length, metadata      32 bytes and the length's one are kept free for them
+    byte 0   length, metadata      32 bytes and the length's one are reserved for them
     byte 33  length, parameters of the behavior
     then     length, pair          as often as the metadata say
     then     the metadata again, without a length: the recorder writes them here too when it closes
 
-A recorder that was never closed leaves 0 for the number of pairs and no second metadata: they are all that there is.
+A recorder that was never closed leaves 0 for the number of pairs and no second metadata: all pairs in the file count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.bridges.unity.messages import messages, parsed
 
 PARAMETERS_AT: Final = 33
@@ -25,29 +25,29 @@ _LONGEST_LENGTH: Final = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
-    """The messages of a file: parameters of the behavior, and all pairs."""
+    """Holds the messages of a file: parameters of the behavior, and all pairs."""
 
     brain: Any
     pairs: list[Any]
 
 
 def content(data: bytes) -> Content:
-    """All messages of a file.
+    """Returns all messages of a file.
 
     Raises:
-        Unreadable: a message is cut off, cannot be decoded, is missing or too many; or the version is unknown.
+        UnreadableData: a message is truncated, invalid, missing or unexpected; or the version is unknown.
     """
     if not data:
-        raise Unreadable("an empty file")
+        raise UnreadableData("an empty file")
     kinds = messages()
     first, after = _delimited(data, 0, "metadata")
     if after > PARAMETERS_AT:
-        raise Unreadable(f"{after} bytes of metadata where there is room for {PARAMETERS_AT}")
+        raise UnreadableData(f"{after} bytes of metadata, more than the {PARAMETERS_AT} reserved for it")
     meta = parsed(kinds.meta, first, "metadata")
     if meta.api_version not in VERSIONS:
-        raise Unreadable(f"version {meta.api_version} of the format, where 1 is known")
+        raise UnreadableData(f"version {meta.api_version} of the format, which is unknown")
     if meta.number_steps < 0:
-        raise Unreadable(f"metadata of {meta.number_steps} steps")
+        raise UnreadableData(f"metadata of {meta.number_steps} steps")
     second, at = _delimited(data, PARAMETERS_AT, "parameters of the behavior")
     brain = parsed(kinds.brain, second, "parameters of the behavior")
     pairs = [parsed(kinds.pair, one, f"pair {i}") for i, one in enumerate(_pairs(data, at, meta.number_steps, first))]
@@ -55,7 +55,7 @@ def content(data: bytes) -> Content:
 
 
 def _pairs(data: bytes, at: int, number: int, meta: bytes) -> list[bytes]:
-    """The pairs, of which there must be `number`; any number of them if that is 0."""
+    """Returns the pairs, of which there must be `number`; any number of them if that is 0."""
     pairs: list[bytes] = []
     while at < len(data) and (number == 0 or len(pairs) < number):
         if number == 0 and data[at:] == meta:
@@ -63,24 +63,24 @@ def _pairs(data: bytes, at: int, number: int, meta: bytes) -> list[bytes]:
         one, at = _delimited(data, at, f"pair {len(pairs)}")
         pairs.append(one)
     if len(pairs) < number:
-        raise Unreadable(f"{len(pairs)} pairs of the {number} that its metadata tell of: it was cut off")
+        raise UnreadableData(f"{len(pairs)} pairs of the {number} in its metadata: it was truncated")
     if at < len(data) and data[at:] != meta:
-        raise Unreadable(f"{len(data) - at} bytes after the last of the {number} pairs that its metadata tell of")
+        raise UnreadableData(f"{len(data) - at} bytes after the last of the {number} pairs in its metadata")
     return pairs
 
 
 def _delimited(data: bytes, at: int, what: str) -> tuple[bytes, int]:
-    """The message whose length stands at a place, and the place after it."""
+    """Returns the message after the length at `at`, and the position after it."""
     length, start = 0, at
     for place in range(_LONGEST_LENGTH):
         if start >= len(data):
-            raise Unreadable(f"the end of the file where {what} should be: it was cut off")
+            raise UnreadableData(f"the end of the file where {what} should be: it was truncated")
         length |= (data[start] & 0x7F) << 7 * place
         start += 1
         if data[start - 1] < 0x80:
             break
     else:
-        raise Unreadable(f"no length before {what}")
+        raise UnreadableData(f"no length before {what}")
     if length > len(data) - start:
-        raise Unreadable(f"{len(data) - start} of the {length} bytes of {what}: it was cut off")
+        raise UnreadableData(f"{len(data) - start} of the {length} bytes of {what}: it was truncated")
     return data[start : start + length], start + length

@@ -1,4 +1,4 @@
-"""Demonstrations as training uses them: all episodes of one or several files, as columns over all steps.
+"""This module loads demonstrations for training: all episodes of one or several files, as columns over all steps.
 
 r steps of e episodes one after the other, C continuous actions, D branches, K choices of all branches.
 """
@@ -22,18 +22,18 @@ from sparring.pipeline.specs import BehaviorSpec, ObservationSpec
 UNITY_SUFFIX: Final = ".demo"
 
 FEWEST_TO_SPLIT: Final = 5
-"""Of fewer episodes none is held out: each of them is worth more to learn from than to judge by."""
+"""Fewest episodes of which some are held out; each of fewer is worth more for training than for evaluation."""
 
 _SLACK: Final = 1e-3
-"""What rounding may add to an action at the end of its range."""
+"""How far rounding may move an action beyond its range."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstrationFile:
-    """One file that demonstrations were read from.
+    """Describes one file that demonstrations were read from.
 
     Attributes:
-        pairing: of a `.demo` file, how its actions were placed; None for any other.
+        pairing: for a `.demo` file, how its actions were placed; None for any other.
     """
 
     path: str
@@ -44,21 +44,21 @@ class DemonstrationFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstrations:
-    """Recorded episodes of one behavior.
+    """Holds recorded episodes of one behavior.
 
     Attributes:
         observations: one [r, *shape] per observation of the spec.
-        next_observations: one [r, *shape] each: of the following step; at an episode's last step what was seen after
+        next_observations: one [r, *shape] each, of the following step; at an episode's last step, the observation after
             it.
         continuous: [r, C] executed, in [-1, 1].
         discrete: [r, D] chosen index of each branch.
-        masks: [r, K] True = forbidden; None where nothing was.
+        masks: [r, K] True = forbidden; None if every choice was allowed.
         ended: [r] the last step of its episode.
-        terminated: [e] the task ended; else the episode was cut.
+        terminated: [e] the task ended; else the episode was interrupted.
         rewards: [r] the agent's own reward of the step.
         episode: [r] number of the episode, from 0.
         episodes: e.
-        files: that all of them, or those that these were chosen from, were read from.
+        files: files that these episodes, or those they were chosen from, were read from.
     """
 
     observations: tuple[NDArray[Any], ...]
@@ -75,16 +75,16 @@ class Demonstrations:
 
     @property
     def steps(self) -> int:
-        """Steps of all episodes, r."""
+        """Returns r, the number of steps of all episodes."""
         return len(self.rewards)
 
     @property
     def returns(self) -> NDArray[np.float64]:
-        """[e] Sum of the rewards of each episode."""
+        """Returns [e] the sum of each episode's rewards."""
         return np.bincount(self.episode, self.rewards, self.episodes).astype(np.float64)
 
     def chosen(self, numbers: Sequence[int] | NDArray[np.int64]) -> Demonstrations:
-        """The episodes of these numbers, in the order that they have here, numbered anew."""
+        """Returns the episodes of these numbers, in their present order, with new numbers."""
         kept = np.zeros(self.episodes, np.bool_)
         kept[numbers] = True
         rows = kept[self.episode]
@@ -103,10 +103,10 @@ class Demonstrations:
         )
 
     def split(self, share: float, seed: int) -> tuple[Demonstrations, Demonstrations]:
-        """Whole episodes to train on, at least one, and others that are held out.
+        """Divides whole episodes into those to train on, at least one, and those that are held out.
 
         Args:
-            share: of the episodes that is held out, 0 to 1, rounded; nothing of fewer than `FEWEST_TO_SPLIT` episodes.
+            share: share of the episodes to hold out, 0 to 1, rounded; none of fewer than `FEWEST_TO_SPLIT` episodes.
             seed: of the choice.
         """
         held = min(round(share * self.episodes), self.episodes - 1) if self.episodes >= FEWEST_TO_SPLIT else 0
@@ -117,17 +117,16 @@ class Demonstrations:
 def load(path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActions = "auto") -> Demonstrations:
     """Reads the demonstrations that a behavior learns from.
 
-    The behavior's name in a file may be another one; names of observations may be too.
+    The names of the behavior and of its observations may differ in a file.
 
     Args:
         path: a file, or a folder of them: all `*.episodes.safetensors` and `*.demo` in it, by name.
         behavior: name, for messages.
-        spec: of the behavior.
-        actions: which decision's action stands beside an observation in the `.demo` files, each of which is judged by
-            itself under `auto`.
+        spec: observations and actions of the behavior.
+        actions: which decision's action accompanies an observation in `.demo` files; `auto` detects it in each file.
 
     Raises:
-        RecordingError: nothing is there, a file cannot be read, or was recorded with another spec.
+        RecordingError: no file was found, a file cannot be read, or was recorded with another spec.
     """
     parts, files = [], []
     for file in files_of(Path(path)):
@@ -140,7 +139,7 @@ def load(path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActio
     if not parts:
         raise RecordingError(
             got=f"no episode in {path}",
-            expected=f"one of {behavior} at least",
+            expected=f"at least one of {behavior}",
             remedy="record some, or correct demo_path",
         )
     return _demonstrations(episodes.stacked(parts), spec, tuple(files))
@@ -153,18 +152,18 @@ def _file(path: Path, recording: Recording) -> DemonstrationFile:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that a path means: itself, or those of recorded episodes in the folder, by name.
+    """Returns a file itself, or the files of recorded episodes in a folder, by name.
 
     Raises:
-        RecordingError: there is none.
+        RecordingError: no such file exists.
     """
     if path.is_file():
         return [path]
-    there = sorted(path.iterdir()) if path.is_dir() else []
-    found = [one for one in there if one.name.endswith((SUFFIX, UNITY_SUFFIX)) and one.is_file()]
+    files = sorted(path.iterdir()) if path.is_dir() else []
+    found = [one for one in files if one.name.endswith((SUFFIX, UNITY_SUFFIX)) and one.is_file()]
     if not found:
         raise RecordingError(
-            got=f"{path}, " + ("a folder without recorded episodes" if path.is_dir() else "which is not there"),
+            got=f"{path}, " + ("a folder without recorded episodes" if path.is_dir() else "which does not exist"),
             expected=f"a file of recorded episodes, or a folder with *{SUFFIX} or *{UNITY_SUFFIX} files",
             remedy="correct the path, or record some with sparring record",
         )
@@ -176,23 +175,23 @@ def read_any(path: Path, actions: DemoActions = "auto") -> Recording:
 
     Args:
         path: of the file.
-        actions: which decision's action stands beside an observation in a `.demo` file.
+        actions: which decision's action accompanies an observation in a `.demo` file.
 
     Raises:
-        RecordingError: it is neither.
+        RecordingError: the file is neither.
     """
     if path.suffix.lower() == UNITY_SUFFIX:
-        from sparring.pipeline.demonstrations import unity  # needs what the extra `unity` brings
+        from sparring.pipeline.demonstrations import unity  # needs the packages of the extra `unity`
 
         return unity.read(path, actions=actions)
     return episodes.read(path)
 
 
 def describe(recording: Recording) -> dict[str, Any]:
-    """What a file holds, as plain values for JSON: specs, episodes, steps, returns, lengths, share terminated; and
-    of a `.demo` file, how its actions were placed.
+    """Describes a file as plain values for JSON: specs, episodes, steps, returns, lengths, share terminated; and for a
+    `.demo` file, how its actions were placed.
 
-    Returns are sums of the agent's own rewards; those of groups come beside them where there are any.
+    Returns are sums of the agent's own rewards; those of groups are added if there are any.
     """
     columns, spec = recording.columns, recording.spec
     lengths = columns["lengths"].astype(np.int64)
@@ -225,22 +224,22 @@ def _spread(values: NDArray[Any]) -> dict[str, float | None]:
 
 
 def _known(spec: BehaviorSpec) -> set[str]:
-    """Columns that are used; a file of another program may hold more."""
-    seen = {f"{of}.{at}" for of in ("observation", "final_observation") for at in range(len(spec.observations))}
-    return {*PER_EPISODE, *PER_STEP, "masks", *seen}
+    """Returns the names of the columns that are used; another program's file may hold more."""
+    observed = {f"{of}.{at}" for of in ("observation", "final_observation") for at in range(len(spec.observations))}
+    return {*PER_EPISODE, *PER_STEP, "masks", *observed}
 
 
 def _check_spec(file: Path, found: BehaviorSpec, behavior: str, spec: BehaviorSpec) -> None:
-    theirs, ours = [_of(one) for one in found.observations], [_of(one) for one in spec.observations]
-    remedy = "name other files in demo_path, or record them again with the simulator that is trained in"
-    if len(theirs) == len(ours):
+    recorded, expected = [_of(one) for one in found.observations], [_of(one) for one in spec.observations]
+    remedy = "name other files in demo_path, or record them again with the simulator used for training"
+    if len(recorded) == len(expected):
         for own, wanted in zip(found.observations, spec.observations, strict=True):
             if own.kind == wanted.kind == "image" and own.shape == wanted.shape and own.dtype != wanted.dtype:
                 remedy = (
-                    f"the images of {own.name!r} differ in their numbers alone: let the simulator send {own.dtype}, or "
+                    f"the images of {own.name!r} differ only in their dtype: let the simulator send {own.dtype}, or "
                     "record them again"
                 )
-    if theirs != ours:
+    if recorded != expected:
         raise RecordingError(
             got=f"{file} with observations {_listed(found)}",
             expected=f"{_listed(spec)}, as {behavior} has",
@@ -263,7 +262,7 @@ def _listed(spec: BehaviorSpec) -> str:
 
 
 def _check_values(file: Path, recording: Recording) -> None:
-    """Refuses what no simulator may send, and one bad number of which would spoil a whole training."""
+    """Refuses values that no simulator may send: a single one would spoil a whole training."""
     for name, column in recording.columns.items():
         if column.dtype == np.float32 and not np.isfinite(column).all():
             raise _bad(file, f"NaN or infinity in column {name!r}", "finite numbers")
@@ -272,12 +271,12 @@ def _check_values(file: Path, recording: Recording) -> None:
         raise _bad(file, f"a continuous action of size {most:g}", "actions in [-1, 1]")
     branches = recording.spec.actions.discrete
     if ((discrete < 0) | (discrete >= np.array(branches, np.int32))).any():
-        raise _bad(file, "a choice that its branch does not have", f"choices of the branches {branches}, from 0")
+        raise _bad(file, "a choice beyond its branch", f"choices of the branches {branches}, from 0")
     masks = recording.columns.get("masks")
     if masks is not None and len(discrete):
         chosen = np.cumsum((0, *branches))[: len(branches)] + discrete
         if np.take_along_axis(masks, chosen, 1).any():
-            raise _bad(file, "a choice that its mask forbids", "choices that were allowed")
+            raise _bad(file, "a choice that its mask forbids", "allowed choices")
 
 
 def _bad(file: Path, got: str, expected: str) -> RecordingError:
@@ -290,10 +289,12 @@ def _demonstrations(columns: Arrays, spec: BehaviorSpec, files: tuple[Demonstrat
     ended = np.zeros(int(lengths.sum()), np.bool_)
     ended[last] = True
     places = range(len(spec.observations))
-    seen = tuple(columns[f"observation.{at}"] for at in places)
+    observations = tuple(columns[f"observation.{at}"] for at in places)
     return Demonstrations(
-        observations=seen,
-        next_observations=tuple(_following(seen[at], columns[f"final_observation.{at}"], last) for at in places),
+        observations=observations,
+        next_observations=tuple(
+            _following(observations[at], columns[f"final_observation.{at}"], last) for at in places
+        ),
         continuous=np.clip(columns["continuous"], -1, 1),
         discrete=columns["discrete"],
         masks=columns.get("masks"),
@@ -306,8 +307,8 @@ def _demonstrations(columns: Arrays, spec: BehaviorSpec, files: tuple[Demonstrat
     )
 
 
-def _following(seen: NDArray[Any], final: NDArray[Any], last: NDArray[np.int64]) -> NDArray[Any]:
-    following = np.empty_like(seen)
-    following[:-1] = seen[1:]
+def _following(observations: NDArray[Any], final: NDArray[Any], last: NDArray[np.int64]) -> NDArray[Any]:
+    following = np.empty_like(observations)
+    following[:-1] = observations[1:]
     following[last] = final
     return following

@@ -1,4 +1,4 @@
-"""Which decision's action stands beside an observation in a `.demo` file.
+"""This module determines which decision's action accompanies an observation in a `.demo` file.
 
 ML-Agents' files exist in two generations:
 
@@ -7,15 +7,15 @@ ML-Agents' files exist in two generations:
     own        the action is that of the pair's own observation, and the file's last pair has none
                (older files; Expert3DBall.demo, ExpertBasic.demo)
 
-In both, reward and end of a pair are those of the step that led to its observation. A file says nowhere which it is.
-What differs is the pair that has no action to hold: in `previous` the first of an episode, in `own` the last of the
-file. The rule, in this order:
+In both, reward and end of a pair are those of the step that led to its observation. No field of a file names its
+generation. They differ in which pair has no action to hold: in `previous` the first of an episode, in `own` the last of
+the file. The rule, in this order:
 
-1. own: the file's last pair has no action, and no pair is without one that its episode goes on after.
+1. own: the file's last pair has no action, and no pair is without one if its episode continues.
 2. previous: no pair but the first of an episode is without an action. Every episode begins with an action that is
-   missing, zero, or a repetition of the pair before, which is what an agent holds that has not yet decided; at least
-   one is missing or zero. The file's first episode may begin otherwise: a recording may begin in the midst of one.
-3. Any other file is refused, until a setting says what it is.
+   missing, zero, or a repetition of the pair before, which an agent holds until its first decision; at least one is
+   missing or zero. The file's first episode may begin otherwise: a recording may begin in the middle of one.
+3. Any other file is refused, until a setting names its generation.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity import UnreadableData
 
 ActionsOf = Literal["previous", "own"]
 DemoActions = Literal["auto", "previous", "own"]
 
-FORCED: Final = "as demo_actions says"
+FORCED: Final = "set by demo_actions"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairing:
-    """Which decision's action a pair of a file holds.
+    """Names which decision's action a pair of a file holds.
 
     Attributes:
         actions: that of the decision before, or that of the pair's own observation.
@@ -45,8 +45,8 @@ class Pairing:
     evidence: str
 
 
-class UnknownPairing(Unreadable):
-    """The pairs of a file are those of neither generation."""
+class UnknownPairing(UnreadableData):
+    """Reports that the pairs of a file match neither generation."""
 
     expected = (
         "no action in its last pair (the action is that of the pair's own observation), or episodes that begin with an "
@@ -58,14 +58,14 @@ class UnknownPairing(Unreadable):
 
 
 def pairing_of(pairs: Sequence[Any], wanted: DemoActions) -> Pairing:
-    """The generation of a file.
+    """Returns the generation of a file.
 
     Args:
         pairs: messages of the file, at least one.
         wanted: `auto` detects it, anything else forces it.
 
     Raises:
-        UnknownPairing: it is to be detected, and the pairs are those of neither generation.
+        UnknownPairing: detection was wanted, and the pairs match neither generation.
     """
     if wanted != "auto":
         return Pairing(actions=wanted, evidence=FORCED)
@@ -74,8 +74,10 @@ def pairing_of(pairs: Sequence[Any], wanted: DemoActions) -> Pairing:
     first, last = _borders(pairs)
     if len(pairs) - 1 in missing and missing <= last:
         return Pairing(actions="own", evidence="its last pair has no action")
-    if astray := sorted(missing - first):
-        raise UnknownPairing(f"no action in pair {astray[0]} of {len(pairs)}, which is not the first of its episode")
+    if unexpected := sorted(missing - first):
+        raise UnknownPairing(
+            f"no action in pair {unexpected[0]} of {len(pairs)}, which is not the first of its episode"
+        )
     zero = {at for at in first if not any(map(any, actions[at]))}
     decided = {at for at in first - zero if not (at and actions[at] == actions[at - 1])}
     if not zero or decided - {0}:
@@ -86,12 +88,12 @@ def pairing_of(pairs: Sequence[Any], wanted: DemoActions) -> Pairing:
 
 
 def action_values(action: Any) -> tuple[bytes, tuple[int, ...], bytes]:
-    """All values of an action's message, as they stand in the file; all of them are empty where it holds none."""
+    """Returns all values of an action's message as stored in the file; all are empty if it holds none."""
     return action.continuous_actions, tuple(action.discrete_actions), action.vector_actions_deprecated
 
 
 def _borders(pairs: Sequence[Any]) -> tuple[set[int], set[int]]:
-    """The numbers of the first and of the last pair of each episode: it ends with `done`, or with the file."""
+    """Returns the numbers of the first and of the last pair of each episode: it ends with `done`, or with the file."""
     first: set[int] = set()
     last: set[int] = set()
     running: dict[int, int] = {}

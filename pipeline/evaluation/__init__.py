@@ -1,1 +1,1 @@
-"""Playing without learning: which episodes count, how they are recorded, what they say of a policy."""
+"""Evaluation plays without learning: it selects the episodes that count, records them and computes statistics."""

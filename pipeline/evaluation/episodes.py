@@ -1,7 +1,7 @@
-"""The first episodes of a run, by the order of their starts.
+"""This module selects the first episodes of a run, by the order of their starts.
 
-To stop at the N-th end would favour short episodes: those that end early come first. So the N episodes that
-began first are waited for, and what else has ended by then is left out.
+Stopping at the N-th end would favor short episodes: those that end early come first. So the N episodes that began first
+are waited for, and others that have ended by then are left out.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ COLUMNS: Final = {
     "outcomes": np.float32,
     "groups": np.int64,
 }
-"""What is kept of an episode, in the words of `Episodes`."""
+"""Columns stored of an episode, by their names in `Episodes`."""
 
 
 class FirstEpisodes:
-    """The episodes of one behavior from one source that began first, apart from those of which nothing can be told.
+    """Collects the episodes of one behavior from one source that began first, except those without a result.
 
     Attributes:
-        unreported: lives of which nothing can be told: their simulator went away.
+        unreported: agent episodes without a result, because their simulator disconnected.
 
     Args:
         wanted: how many.
@@ -43,46 +43,48 @@ class FirstEpisodes:
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
-        self._told: dict[int, tuple[Any, ...]] = {}
-        self._settled = 0  # all lives up to this number have ended
-        self._counted = 0  # of these, told
+        self._reported: dict[int, tuple[Any, ...]] = {}
+        self._settled = 0  # all agent episodes up to this number have ended
+        self._counted = 0  # of these, with a result
         self.unreported: set[int] = set()
 
     @property
     def count(self) -> int:
-        """Of the wanted episodes, those that have surely come: all that began before them have ended."""
+        """Returns how many wanted episodes are settled: all that began before them have ended."""
         return min(self._counted, self._wanted)
 
     @property
     def waiting_for(self) -> str:
-        """What is missing."""
-        later = sum(life > self._settled for life in self._told)
+        """Returns what is missing, for a user."""
+        later = sum(number > self._settled for number in self._reported)
         return f"the end of episode {self._settled + 1}; {later} that began later have ended"
 
     @property
     def complete(self) -> bool:
-        """Whether all have come."""
+        """Returns whether all wanted episodes are settled."""
         return self._counted >= self._wanted
 
     def add(self, episodes: Episodes) -> None:
-        """Takes in episodes that have ended."""
+        """Adds episodes that have ended."""
         rows = zip(*(getattr(episodes, name).tolist() for name in COLUMNS), strict=True)
-        self._told.update(zip(episodes.agents.tolist(), rows, strict=True))
+        self._reported.update(zip(episodes.agents.tolist(), rows, strict=True))
         self.unreported.update(episodes.unreported.tolist())
-        if len(self._told) > 2 * self._wanted:  # those that began last are not wanted in any case
-            self._told = {life: self._told[life] for life in sorted(self._told)[: self._wanted]}
-        while (following := self._settled + 1) in self._told or following in self.unreported:
+        if len(self._reported) > 2 * self._wanted:  # those that began last cannot be wanted
+            self._reported = {
+                agent_episode: self._reported[agent_episode] for agent_episode in sorted(self._reported)[: self._wanted]
+            }
+        while (following := self._settled + 1) in self._reported or following in self.unreported:
             self._settled = following
-            self._counted += following in self._told
+            self._counted += following in self._reported
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Life and the columns of `COLUMNS` of the episodes wanted, in the order of their starts.
+        """Returns agent episodes and the columns of `COLUMNS` of the wanted episodes, in the order of their starts.
 
-        As far as surely come: up to the first life that is under way, so that short episodes do not count more.
+        Only those before the first one under way are included, so that short episodes do not count more.
         """
-        chosen = sorted(life for life in self._told if life <= self._settled)[: self._wanted]
+        chosen = sorted(number for number in self._reported if number <= self._settled)[: self._wanted]
         columns: dict[str, NDArray[Any]] = {
-            name: np.array([self._told[life][place] for life in chosen], dtype)
+            name: np.array([self._reported[number][place] for number in chosen], dtype)
             for place, (name, dtype) in enumerate(COLUMNS.items())
         }
         return {"agents": np.array(chosen, np.int64)} | columns
@@ -98,7 +100,7 @@ def write_episodes(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
 
 
 def read_episodes(path: Path) -> dict[str, NDArray[Any]]:
-    """The columns of a table that `write_episodes` wrote; none where there is no file."""
+    """Returns the columns of a table that `write_episodes` wrote; none without a file."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:

@@ -1,4 +1,4 @@
-"""Recording of played episodes into files of `sparring.pipeline.demonstrations.episodes`."""
+"""This module records played episodes into files of `sparring.pipeline.demonstrations.episodes`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from sparring.pipeline.networks.actions import LIMIT, to_environment
 from sparring.pipeline.specs import BehaviorSpec
 
 FILE_BYTES: Final = 64 * 2**20
-"""Content from which a new file is begun."""
+"""Size from which a new file is begun."""
 
 
 class Recorder:
     """Writes whole episodes of one behavior from one source to files.
 
     Args:
-        folder: for the files; made when the first is written.
-        behavior: name.
-        spec: of it.
-        wanted: the last life to record; 0 for all.
-        action_limit: of raw samples, for what simulators get.
+        folder: for the files; created with the first of them.
+        behavior: name of the behavior.
+        spec: observations and actions of the behavior.
+        wanted: the last agent episode to record; 0 for all.
+        action_limit: limit of raw samples, which scales them for simulators.
     """
 
     def __init__(
@@ -47,45 +47,45 @@ class Recorder:
         self._spec = spec
         self._wanted = wanted
         self._open: dict[int, list[Arrays]] = {}
-        self._whole: dict[int, Arrays] = {}  # of which nothing is told yet
-        self._told: set[int] = set()  # whose last segment has not come yet
+        self._whole: dict[int, Arrays] = {}  # whose result has not arrived yet
+        self._reported: set[int] = set()  # whose last segment has not arrived yet
         self._ended: list[Arrays] = []
         self._bytes = 0
         self.episodes = 0
         self.files: list[Path] = []
 
     def add(self, segments: Segments) -> None:
-        """Takes in segments of episodes; writes a file where enough have ended.
+        """Adds segments of episodes; writes a file once enough have ended.
 
-        An episode is recorded once its last segment has come and it was told: a life that was cut short because its
-        simulator went away has a last segment too. The two may come in any order, and in different messages.
+        An episode is recorded once its last segment and its result have arrived, in any order: an episode cut short
+        because its simulator disconnected has a last segment but no result.
 
         Raises:
             OSError: the disk is full or the folder cannot be written.
         """
-        told = segments.episodes.agents
-        self._told.update(told[told <= self._wanted].tolist() if self._wanted else told.tolist())
-        for life, part, over in _parts(segments, self._wanted, self._limit):
-            self._open.setdefault(life, []).append(part)
+        reported = segments.episodes.agents
+        self._reported.update(reported[reported <= self._wanted].tolist() if self._wanted else reported.tolist())
+        for agent_episode, part, over in _parts(segments, self._wanted, self._limit):
+            self._open.setdefault(agent_episode, []).append(part)
             if over:
-                self._whole[life] = joined(self._open.pop(life))
-        for life in segments.episodes.unreported.tolist():
-            self._open.pop(life, None)
-            self._whole.pop(life, None)
-        for life in sorted(self._told & self._whole.keys()):
-            self._told.remove(life)
-            self._ended.append(self._whole.pop(life))
+                self._whole[agent_episode] = joined(self._open.pop(agent_episode))
+        for agent_episode in segments.episodes.unreported.tolist():
+            self._open.pop(agent_episode, None)
+            self._whole.pop(agent_episode, None)
+        for agent_episode in sorted(self._reported & self._whole.keys()):
+            self._reported.remove(agent_episode)
+            self._ended.append(self._whole.pop(agent_episode))
             self._bytes += sum(column.nbytes for column in self._ended[-1].values())
         if self._bytes >= FILE_BYTES:
             self.flush()
 
     @property
     def waiting(self) -> bool:
-        """Whether the last segment of an episode that was told has not come yet."""
-        return bool(self._told)
+        """Returns whether the last segment of an episode with a result is missing."""
+        return bool(self._reported)
 
     def flush(self) -> None:
-        """Writes what has ended. Raises as `add`."""
+        """Writes the episodes that have ended; raises the same errors as `add`."""
         if not self._ended:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class Recorder:
 
 
 def _parts(segments: Segments, wanted: int, limit: float) -> Iterator[tuple[int, Arrays, bool]]:
-    """Life, columns and whether it is over, of each segment that is wanted."""
+    """Yields agent episode, columns and whether it is over, of each wanted segment."""
     ends = np.cumsum(segments.lengths)
     over = segments.terminated | segments.interrupted
     for at in np.flatnonzero((segments.agents <= wanted) | (wanted == 0)).tolist():

@@ -1,8 +1,8 @@
-"""What a tournament comes to: who beats whom how often, and ratings.
+"""This module computes the results of a tournament: each player's score against each other player, and ratings.
 
-Ratings are the maximum a posteriori of Bradley and Terry's model (1952, doi 10.1093/biomet/39.3-4.324), a draw as half
-a win, on Elo's scale, with mean 0. A normal prior of 800 points keeps a player that never lost from infinity.
-Intervals of ratings come from the curvature there (Laplace), those of shares are Wilson's.
+Ratings are the maximum a posteriori of Bradley and Terry's model (1952, doi 10.1093/biomet/39.3-4.324), a tied match as
+half a win, on Elo's scale, with mean 0. A normal prior of 800 points keeps the rating of a player that never lost
+finite. Intervals of ratings use the curvature there (Laplace), those of shares are Wilson's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TournamentTable:
-    """The result of a tournament.
+    """Holds the result of a tournament.
 
     Attributes:
         players: labels.
-        matches: [p, p] how often each met each.
-        points: [p, p] what the first made of it: 1 for a win, 0.5 for a draw.
+        matches: [p, p] how often each player played each other.
+        points: [p, p] points of the first: 1 for a win, 0.5 for a tied match.
         ratings: [p] Elo, mean 0.
         margins: [p] half the width of each interval.
     """
@@ -47,15 +47,15 @@ class TournamentTable:
 
     @property
     def shares(self) -> Matrix:
-        """[p, p] points per match; NaN where there was none."""
+        """Returns [p, p] points per match; NaN without matches."""
         return np.divide(self.points, self.matches, out=np.full_like(self.points, np.nan), where=self.matches > 0)
 
     def order(self) -> list[int]:
-        """The players, the strongest first."""
+        """Returns the players, the strongest first."""
         return list(np.argsort(-self.ratings, kind="stable"))
 
     def plain(self) -> dict[str, Any]:
-        """As plain values for JSON."""
+        """Returns the table as plain values for JSON."""
         return {
             "confidence": CONFIDENCE,
             "players": [
@@ -82,22 +82,22 @@ class TournamentTable:
 
 
 def counted(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The matches that count: as many of each line-up, those that began first.
+    """Returns the matches that count: as many of each matchup, those that began first.
 
-    To stop at the N-th end would favour short matches, so only those count before which nothing is missing.
+    Stopping at the N-th end would favor short matches, so a match counts only if all earlier ones have ended.
     """
     by_number = {line["match"]: line for line in lines}
     whole: list[Mapping[str, Any]] = []
     while len(whole) + 1 in by_number:
         whole.append(by_number[len(whole) + 1])
-    told = [line for line in whole if not line.get("lost")]
-    behavior_ids = max((len(line["players"]) for line in told), default=0)
-    by_draw: dict[int, list[Mapping[str, Any]]] = {}
-    for line in told:
-        if len(line["players"]) == behavior_ids:  # else it was begun before all teams were known
-            by_draw.setdefault(line["matchup"], []).append(line)
-    quota = min(map(len, by_draw.values()), default=0)
-    return [line for lines in by_draw.values() for line in lines[:quota]]
+    finished = [line for line in whole if not line.get("lost")]
+    behavior_ids = max((len(line["players"]) for line in finished), default=0)
+    by_matchup: dict[int, list[Mapping[str, Any]]] = {}
+    for line in finished:
+        if len(line["players"]) == behavior_ids:  # others began before all teams were known
+            by_matchup.setdefault(line["matchup"], []).append(line)
+    quota = min(map(len, by_matchup.values()), default=0)
+    return [line for lines in by_matchup.values() for line in lines[:quota]]
 
 
 def standings(players: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> TournamentTable:
@@ -105,7 +105,7 @@ def standings(players: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> Tou
 
     Args:
         players: labels.
-        lines: of the match table: `players` and `scores` by seat.
+        lines: of the match table: `players` and `scores` by behavior id.
     """
     number = {label: at for at, label in enumerate(players)}
     matches = np.zeros((len(players), len(players)))
@@ -130,7 +130,7 @@ def standings(players: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> Tou
 
 
 def rated(points: Matrix) -> tuple[Matrix, Matrix]:
-    """Ratings and half the widths of their intervals.
+    """Returns ratings and half the widths of their intervals.
 
     Args:
         points: [p, p] of each against each.
@@ -153,7 +153,7 @@ def rated(points: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def wilson(points: float, matches: int) -> tuple[float, float]:
-    """Wilson's interval of a share; draws count as half a win, which makes it a little too wide."""
+    """Returns Wilson's interval of a share; tied matches count as half a win, which makes it a little too wide."""
     z = float(norm.ppf(0.5 + CONFIDENCE / 2))
     share, more = points / matches, z * z / matches
     middle = (share + more / 2) / (1 + more)
@@ -162,7 +162,7 @@ def wilson(points: float, matches: int) -> tuple[float, float]:
 
 
 def heat_map(found: TournamentTable, title: str) -> bytes:
-    """A PNG of the shares of points, the strongest first."""
+    """Returns a PNG of the shares of points, the strongest first."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,9 +1,9 @@
-"""What episodes say of a policy: means with confidence intervals.
+"""This module computes statistics of episodes: means with confidence intervals.
 
 The interval of a mean is a bias-corrected and accelerated bootstrap interval (Efron 1987, doi
 10.1080/01621459.1987.10478410): returns are rarely normal. That of a share is Wilson's (1927, doi
-10.1080/01621459.1927.10502953), which stays within 0..1 and holds for few episodes. Both take episodes for independent:
-members of one group are not, so there is no interval where there are groups.
+10.1080/01621459.1927.10502953), which stays within 0..1 and is valid for few episodes. Both assume independent
+episodes: members of one group are dependent, so there is no interval with groups.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ CONFIDENCE: Final = 0.95
 _RESAMPLES: Final = 9999
 _VALUES_AT_ONCE: Final = 10**7
 _MOST_FOR_BCA: Final = 3000
-"""Its jackknife takes the square of the number of episodes; of more, the percentiles do as well."""
+"""Most episodes for BCa, whose jackknife takes quadratic time; with more, percentiles are as good."""
 
 OUTCOMES: Final = {"won": 1.0, "drawn": 0.5, "lost": 0.0}
 
 
 def describe(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Statistics of episodes, as plain values for JSON.
+    """Returns statistics of episodes, as plain values for JSON.
 
     Args:
         columns: `returns`, `shared_returns`, `lengths`, `teams`, `outcomes`, `groups`, [e] each.
@@ -38,14 +38,14 @@ def describe(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     if columns["shared_returns"].any():
         found["group_reward"] = spread(columns["shared_returns"], independent=independent)
     found["length"] = spread(columns["lengths"], independent=independent)
-    said = columns["outcomes"][columns["outcomes"] >= 0]
-    if len(said):
-        found["outcomes"] = {name: share(said == value, independent=independent) for name, value in OUTCOMES.items()}
+    known = columns["outcomes"][columns["outcomes"] >= 0]
+    if len(known):
+        found["outcomes"] = {name: share(known == value, independent=independent) for name, value in OUTCOMES.items()}
     return found
 
 
 def by_team(columns: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
-    """`describe` for each team, where there are several."""
+    """Returns `describe` for each team if there are several."""
     teams = np.unique(columns["teams"])
     if len(teams) < 2:
         return {}
@@ -56,7 +56,7 @@ def by_team(columns: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
 
 
 def spread(values: NDArray[Any], *, independent: bool = True) -> dict[str, Any]:
-    """Mean with its interval, standard deviation and quartiles; no interval of a single or of dependent values."""
+    """Returns mean with interval, standard deviation and quartiles; no interval for single or dependent values."""
     values = values.astype(np.float64)
     smallest, lower, median, upper, largest = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
     return {
@@ -69,12 +69,12 @@ def spread(values: NDArray[Any], *, independent: bool = True) -> dict[str, Any]:
     }
 
 
-def share(said: NDArray[np.bool_], *, independent: bool = True) -> dict[str, Any]:
-    """How often something is true, with its interval; none of dependent values."""
-    times = int(said.sum())
-    found = binomtest(times, len(said)).proportion_ci(CONFIDENCE, method="wilson")
+def share(values: NDArray[np.bool_], *, independent: bool = True) -> dict[str, Any]:
+    """Returns how often values are true, with an interval; none for dependent values."""
+    times = int(values.sum())
+    found = binomtest(times, len(values)).proportion_ci(CONFIDENCE, method="wilson")
     interval = [float(found.low), float(found.high)] if independent else None
-    return {"share": times / len(said), "interval": interval, "times": times}
+    return {"share": times / len(values), "interval": interval, "times": times}
 
 
 def _interval(values: NDArray[np.float64]) -> list[float] | None:
@@ -89,6 +89,6 @@ def _interval(values: NDArray[np.float64]) -> list[float] | None:
         n_resamples=_RESAMPLES,
         batch=max(1, _VALUES_AT_ONCE // len(values)),
         method="BCa" if len(values) <= _MOST_FOR_BCA else "percentile",
-        rng=np.random.default_rng(0),  # the same episodes, the same interval
+        rng=np.random.default_rng(0),  # fixed, so that equal episodes give equal intervals
     ).confidence_interval
     return [float(found.low), float(found.high)]

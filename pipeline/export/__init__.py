@@ -1,1 +1,1 @@
-"""Export: writes trained policies to files that games and other programs run."""
+"""Export writes trained policies to files that games and other programs run."""

@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Whether an exported model does what the network does: both are given the same random inputs.
+"""This module compares an exported model with its network on the same random inputs.
 
-B rows, C continuous actions, D branches, K choices of all branches, H = C + K, M values remembered.
+B rows, C continuous actions, D branches, K choices of all branches, H = C + K, M values of a memory.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.specs import ObservationSpec
 
 TOLERANCE: Final = 1e-4
-"""Largest difference between an export and its network: of an action in [-1, 1], of a logit, of a remembered value."""
+"""Largest difference between an export and its network: of an action in [-1, 1], a logit, or a value of a memory."""
 
 BATCHES: Final = (1, 7)
-"""One model has to take any number of agents."""
+"""Numbers of agents to try, because one model must take any number."""
 
 Model = Callable[[Tensors], Tensors]
-"""Runs an exported model: outputs by name, of inputs by name."""
+"""Runs an exported model: maps inputs by name to outputs by name."""
 
 
 def compare(policy: TrainedPolicy, model: Model) -> float:
     """Runs a model and its network on the same random inputs.
 
     Args:
-        policy: with the network.
-        model: as it was read from the exported file.
+        policy: the policy with the network.
+        model: the model, loaded from the exported file.
 
     Returns:
-        The largest difference. That of a choice is how much the network prefers its own.
+        The largest difference. For a choice it is the network's preference for its own choice over the model's.
 
     Raises:
-        ExportError: a name or shape is not that of the layout, a sampled action is none, or the difference is above
+        ExportError: a name or shape differs from the layout, a sampled action is invalid, or the difference is above
             1e-4.
     """
     differences: dict[str, float] = {}
@@ -71,19 +71,19 @@ def compare(policy: TrainedPolicy, model: Model) -> float:
 
 
 def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator) -> tuple[Tensors, list[NDArray[Any]]]:
-    """Inputs as a game would give them to a model, and the same observations as the network takes them in training.
+    """Returns inputs as a game would provide them, and the same observations as the network reads them in training.
 
-    Vectors lie where those of the training lay, as far as a normaliser knows. Lists of entities hold some, all or
-    none. Each branch has a choice that is allowed.
+    Vectors follow the statistics of a normalizer if there is one. Lists of entities hold some, all or none. Each branch
+    has an allowed choice.
     """
     observations = [_observation(one, rows, random) for one in policy.spec.observations]
     normalizer = policy.actor.encoder.normalizer
     if normalizer is not None:
-        seen = ("vector",) if policy.actor.encoder.goal else ("vector", "goal")
+        kinds = ("vector",) if policy.actor.encoder.goal else ("vector", "goal")
         mean, deviation = normalizer.mean.numpy(), normalizer.variance.sqrt().numpy()
         first = 0
         for at, one in enumerate(policy.spec.observations):
-            if one.kind in seen:
+            if one.kind in kinds:
                 part = slice(first, first := first + one.shape[0])
                 observations[at] = observations[at] * deviation[part] + mean[part]
     given = {
@@ -105,14 +105,14 @@ def _observation(spec: ObservationSpec, rows: int, random: np.random.Generator) 
         return random.random(shape, np.float32)
     values = random.standard_normal(shape, np.float32)
     if spec.kind == "entities":
-        there = random.integers(0, spec.shape[0] + 1, rows)
-        there[: rows // 2 : 3] = 0
-        values[np.arange(spec.shape[0]) >= there[:, None]] = 0
+        present = random.integers(0, spec.shape[0] + 1, rows)
+        present[: rows // 2 : 3] = 0
+        values[np.arange(spec.shape[0]) >= present[:, None]] = 0
     return values
 
 
 def _masks(branches: tuple[int, ...], rows: int, random: np.random.Generator) -> NDArray[np.float32]:
-    """[B, K] 1 = allowed."""
+    """Returns [B, K] 1 = allowed."""
     parts = []
     for size in branches:
         part = random.random((rows, size)) < 0.5
@@ -125,7 +125,7 @@ def _masks(branches: tuple[int, ...], rows: int, random: np.random.Generator) ->
 def _network(
     policy: TrainedPolicy, observations: list[NDArray[Any]], memory_B1M: NDArray[Any] | None
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Means and logits [B, H], and the memory after them."""
+    """Returns means and logits [B, H], and the memory after them."""
     actor = policy.actor
     prepared = actor.encoder.prepare(actor.encoder.join(observations))
     if actor.recurrent is None:
@@ -187,6 +187,6 @@ def _at(values_Bk: NDArray[Any], choice_B: NDArray[Any]) -> NDArray[Any]:
 def _wrong(policy: TrainedPolicy, got: str, expected: str) -> ExportError:
     return ExportError(
         got=f"an export of {policy.behavior} with {got}",
-        expected=f"what its network does: {expected}",
+        expected=f"the outputs of its network: {expected}",
         remedy="report it with the run's settings; export the weights as safetensors meanwhile",
     )

@@ -1,7 +1,7 @@
-"""Trained policies as files for other programs: ONNX for a game, two forms for PyTorch, or weights alone.
+"""This module writes trained policies to files for other programs: ONNX, two forms for PyTorch, or weights alone.
 
-A file is written only after what is to be in it has been loaded, run and compared with the network: whatever goes
-wrong, an earlier export of the same name stays as it is, and a wrong one is never seen.
+A file is written only after its content has been loaded, run and compared with the network: after any failure, an
+earlier export of the same name is unchanged, and no wrong one is visible.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ SUFFIXES: Final[dict[Format, str]] = {
     "torch_export": ".pt2",
     "safetensors": ".safetensors",
 }
-"""Of the files."""
+"""Suffixes of the files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportResult:
-    """An export that was written.
+    """Describes a written export.
 
     Attributes:
-        paths: its files, all the same.
+        paths: its files, with equal content.
         size: bytes of each.
         difference: the largest between it and the network; 0 for weights, which are equal.
-        seconds: it took, the comparison included.
+        seconds: duration, including the comparison.
     """
 
     paths: tuple[Path, ...]
@@ -55,12 +55,12 @@ def export(checkpoint: Checkpoint, paths: Sequence[Path], kind: Format = "onnx")
 
     Args:
         checkpoint: with the policy.
-        paths: of the files; missing folders are made.
-        kind: of the files.
+        paths: of the files; missing folders are created.
+        kind: format of the files.
 
     Raises:
-        ExportError: the policy cannot be exported, the export does not do what the network does, or a package is
-            missing; no file was written.
+        ExportError: the policy cannot be exported, the export differs from the network, or a package is missing; no
+            file was written.
         CheckpointError: the checkpoint's weights do not fit its description.
         OSError: the disk is full or a folder cannot be written.
     """
@@ -79,7 +79,7 @@ def load_onnx(content: bytes) -> Model:
     """Loads a model into onnxruntime, to be run by one thread.
 
     Raises:
-        ExportError: onnxruntime is not installed, or does not take the model.
+        ExportError: onnxruntime is not installed, or rejects the model.
     """
     require_packages()
     import onnxruntime
@@ -88,10 +88,10 @@ def load_onnx(content: bytes) -> Model:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     try:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's failures have no base of their own
+    except Exception as error:  # onnxruntime's errors have no base class of their own
         raise ExportError(
             got=f"an ONNX model that onnxruntime does not load: {error}",
-            expected="one that it runs",
+            expected="a model that it can run",
             remedy="install the version of onnxruntime that constraints.txt names, or report it",
         ) from error
     names = [one.name for one in session.get_outputs()]

@@ -1,11 +1,11 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Networks as nodes of an ONNX graph.
+"""This module translates networks to nodes of an ONNX graph.
 
-Each function adds the nodes of one kind of layer and returns the name of their result. Nothing is traced: the
-formulas stand here a second time, in the operators that Unity's engines have had from the first (opset 9), and each
-export is compared with the network itself. Shapes keep their batch axis open.
+Each function adds the nodes of one kind of layer and returns the name of their result. Nothing is traced: the formulas
+are written out a second time, in the operators that Unity's engines have supported from the start (opset 9), and each
+export is compared with the network itself. The batch axis of all shapes stays open.
 
-B rows, F features, N most entities, E features of an entity, U units, C x H x W an image, M values remembered.
+B rows, F features, N most entities, E features of an entity, U units, C x H x W an image, M values of a memory.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from sparring.pipeline.networks.perceptron import Perceptron
 from sparring.pipeline.networks.recurrent import Recurrent
 from sparring.pipeline.networks.settings import Activation
 
-_NOBODY: Final = -1e9
-"""Added to the score of an entity that is not there: nothing is left of the score, and its weight is exactly 0."""
+_ABSENT: Final = -1e9
+"""Added to the score of an absent entity, whose weight is then exactly 0."""
 
 
 class Graph:
-    """Nodes and constants of a graph under construction.
+    """Collects the nodes and constants of a graph.
 
     Attributes:
         nodes: in an order in which they can be run.
@@ -47,7 +47,7 @@ class Graph:
         self.constants: list[onnx.TensorProto] = []
 
     def constant(self, values: Tensor | NDArray[Any] | Sequence[int] | float) -> str:
-        """Keeps values, floats as float32 and numbers of dimensions as int64, and returns their name."""
+        """Stores values, floats as float32 and integers as int64, and returns their name."""
         found = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
         name = f"constant_{len(self.constants)}"
         kind = np.int64 if found.dtype.kind == "i" else np.float32
@@ -61,40 +61,40 @@ class Graph:
         return name
 
     def reshape(self, name: str, *shape: int) -> str:
-        """Another shape of the same values; 0 keeps a dimension."""
+        """Reshapes the values of a result; 0 keeps a dimension."""
         return self.add("Reshape", name, self.constant(shape))
 
     def concatenate(self, names: Sequence[str], axis: int = 1) -> str:
-        """Side by side."""
+        """Joins results along an axis."""
         return names[0] if len(names) == 1 else self.add("Concat", *names, axis=axis)
 
     def slice(self, name: str, first: int, last: int) -> str:
-        """Columns from `first` to before `last` of [B, F]."""
+        """Selects columns from `first` to before `last` of [B, F]."""
         return self.add("Slice", name, starts=[first], ends=[last], axes=[1])
 
 
 def normalize(graph: Graph, normalizer: Normalizer, rows_BF: str) -> str:
-    """[B, F]."""
+    """Returns normalized rows [B, F]."""
     shifted = graph.add("Sub", rows_BF, graph.constant(normalizer.mean))
     scaled = graph.add("Div", shifted, graph.constant(normalizer.variance.sqrt()))
     return graph.add("Clip", scaled, min=-CLIP, max=CLIP)
 
 
 def linear(graph: Graph, layer: nn.Linear, rows_BF: str, outputs: int | None = None) -> str:
-    """The first `outputs`, or all, [B, U]."""
+    """Returns the first `outputs`, or all, of a linear layer, [B, U]."""
     weight, bias = graph.constant(layer.weight[:outputs]), graph.constant(layer.bias[:outputs])
     return graph.add("Gemm", rows_BF, weight, bias, transB=1)
 
 
 def activate(graph: Graph, activation: Activation, sums: str) -> str:
-    """Values of hidden units."""
+    """Applies the function of hidden units."""
     if activation == "tanh":
         return graph.add("Tanh", sums)
     return graph.add("Mul", sums, graph.add("Sigmoid", sums))
 
 
 def perceptron(graph: Graph, body: Perceptron, rows_BF: str, outputs: int | None = None) -> str:
-    """The first `outputs`, or all, of layers of hidden units."""
+    """Returns the first `outputs`, or all, of layers of hidden units."""
     *hidden, last = body.layers
     for layer in hidden:
         rows_BF = activate(graph, body.activation, linear(graph, _linear(layer), rows_BF))
@@ -102,7 +102,7 @@ def perceptron(graph: Graph, body: Perceptron, rows_BF: str, outputs: int | None
 
 
 def conditioned(graph: Graph, body: ConditionedLayers, rows_BF: str, goal_BG: str, outputs: int | None = None) -> str:
-    """The first `outputs`, or all, of a body whose last hidden layer is made from the goal."""
+    """Returns the first `outputs`, or all, of a body whose last hidden layer is generated from the goal."""
     for layer in body.layers:
         rows_BF = activate(graph, body.activation, linear(graph, _linear(layer), rows_BF))
     hyper = body.hyper
@@ -117,7 +117,7 @@ def conditioned(graph: Graph, body: ConditionedLayers, rows_BF: str, goal_BG: st
 def recurrent(
     graph: Graph, body: Recurrent, rows_BF: str, goal_BG: str, memory_B1M: str, outputs: int | None = None
 ) -> tuple[str, str]:
-    """The first `outputs`, or all, of one step, and the memory after it, [B, M]."""
+    """Returns the first `outputs`, or all, of one step, and the memory after it, [B, M]."""
     trunk = body.trunk
     made = (
         conditioned(graph, trunk, rows_BF, goal_BG)
@@ -133,16 +133,16 @@ def recurrent(
         graph.add("Gemm", activate(graph, body.activation, made), arriving, arriving_bias, transB=1),
         graph.add("Gemm", hidden, recalled, recalled_bias, transB=1),
     )
-    taken, kept, new, shown = (graph.slice(gates, at * units, (at + 1) * units) for at in range(4))
+    entering, kept, new, leaving = (graph.slice(gates, at * units, (at + 1) * units) for at in range(4))
     remembered = graph.add("Mul", graph.add("Sigmoid", kept), cell)
-    learned = graph.add("Mul", graph.add("Sigmoid", taken), graph.add("Tanh", new))
+    learned = graph.add("Mul", graph.add("Sigmoid", entering), graph.add("Tanh", new))
     cell = graph.add("Add", remembered, learned)
-    hidden = graph.add("Mul", graph.add("Sigmoid", shown), graph.add("Tanh", cell))
+    hidden = graph.add("Mul", graph.add("Sigmoid", leaving), graph.add("Tanh", cell))
     return linear(graph, body.head, hidden, outputs), graph.concatenate([hidden, cell])
 
 
 def image(graph: Graph, encoder: nn.Module, pixels_BCHW: str) -> str:
-    """[B, U] of an image of floats 0..1."""
+    """Returns features [B, U] of an image of floats 0..1."""
     assert isinstance(encoder, ImageEncoder)
     flat = _layers(graph, encoder.convolutions, pixels_BCHW)
     return _layer(graph, encoder.activation, linear(graph, encoder.dense, flat))
@@ -155,7 +155,7 @@ def _layers(graph: Graph, layers: nn.Sequential, name: str) -> str:
 
 
 def _layer(graph: Graph, layer: nn.Module, name: str) -> str:
-    """One layer of an image encoder."""
+    """Translates one layer of an image encoder."""
     match layer:
         case nn.Conv2d():
             return _convolution(graph, layer, name)
@@ -167,11 +167,11 @@ def _layer(graph: Graph, layer: nn.Module, name: str) -> str:
             return graph.add("MaxPool", name, kernel_shape=_pair(layer.kernel_size), strides=_pair(layer.stride))
         case nn.Flatten():
             return graph.add("Flatten", name, axis=1)
-    if isinstance(inner := getattr(layer, "layers", None), nn.Sequential):  # beside the identity
+    if isinstance(inner := getattr(layer, "layers", None), nn.Sequential):  # with a residual connection
         return graph.add("Add", name, _layers(graph, inner, name))
     raise ExportError(
         got=f"a layer {type(layer).__name__} in an image encoder",
-        expected="one of those that have a form in ONNX here",
+        expected="a layer that this exporter can translate to ONNX",
         remedy="choose another network_settings.vis_encode_type",
     )
 
@@ -191,7 +191,7 @@ def _pair(size: Any) -> list[int]:
 def entities(
     graph: Graph, encoder: EntityEncoder, lists: Sequence[str], sizes: Sequence[int], own_BS: str | None
 ) -> str:
-    """[B, U] of lists of entities of E features each, and of the agent's own features, if it has any."""
+    """Returns features [B, U] of lists of entities of E features each, and of any features of the agent itself."""
     embedded = [
         _embed(graph, _linear(layer), one, size, own_BS)
         for layer, one, size in zip(encoder.embeddings, lists, sizes, strict=True)
@@ -205,7 +205,7 @@ def entities(
 
 
 def _embed(graph: Graph, layer: nn.Linear, list_BNE: str, size: int, own_BS: str | None) -> str:
-    """[B, N, U]: the agent's own part is worked out once and added to each entity's."""
+    """Returns [B, N, U]; the agent's own part is computed once and added to each entity's."""
     if own_BS is None:
         return _each(graph, layer.weight, layer.bias, list_BNE)
     parts = graph.add("MatMul", list_BNE, graph.constant(layer.weight[:, :size].t()))
@@ -214,14 +214,14 @@ def _embed(graph: Graph, layer: nn.Linear, list_BNE: str, size: int, own_BS: str
 
 
 def _here(graph: Graph, list_BNE: str) -> str:
-    """[B, N] 1 for an entity, 0 for padding: a row of zeros."""
+    """Returns [B, N] 1 for an entity, 0 for padding: a row of zeros."""
     largest = graph.add("ReduceMax", graph.add("Abs", list_BNE), axes=[2], keepdims=0)
     there = graph.add("Greater", largest, graph.constant(0.0))
     return graph.add("Cast", there, to=onnx.TensorProto.FLOAT)
 
 
 def _attend(graph: Graph, attention: ResidualAttention, embedded_BNU: str, here_BN: str) -> str:
-    """[B, N, U]."""
+    """Returns [B, N, U]."""
     inputs = _layer_norm(graph, attention.before, embedded_BNU)
     units = attention.project.in_features
     project = attention.project
@@ -232,7 +232,7 @@ def _attend(graph: Graph, attention: ResidualAttention, embedded_BNU: str, here_
     queries, values = (graph.add("Transpose", one, perm=[0, 2, 1, 3]) for one in (queries, values))
     scores = graph.add("MatMul", queries, graph.add("Transpose", keys, perm=[0, 2, 3, 1]))
     scaled = graph.add("Mul", scores, graph.constant(1 / math.sqrt(units // HEADS)))
-    absent = graph.add("Mul", graph.add("Sub", graph.constant(1.0), here_BN), graph.constant(_NOBODY))
+    absent = graph.add("Mul", graph.add("Sub", graph.constant(1.0), here_BN), graph.constant(_ABSENT))
     shares = graph.add("Softmax", graph.add("Add", scaled, graph.add("Unsqueeze", absent, axes=[1, 2])), axis=3)
     heads = graph.add("Transpose", graph.add("MatMul", shares, values), perm=[0, 2, 1, 3])
     merged = _each(graph, attention.merge.weight, attention.merge.bias, graph.reshape(heads, 0, 0, units))
@@ -240,13 +240,13 @@ def _attend(graph: Graph, attention: ResidualAttention, embedded_BNU: str, here_
 
 
 def _each(graph: Graph, weight: Tensor, bias: Tensor, rows_BNU: str) -> str:
-    """A linear layer of each entity."""
+    """Applies a linear layer to each entity."""
     product = graph.add("MatMul", rows_BNU, graph.constant(weight.t()))
     return graph.add("Add", product, graph.constant(bias))
 
 
 def _layer_norm(graph: Graph, layer: nn.LayerNorm, rows_BNU: str) -> str:
-    """Of the last of three dimensions; a node of its own only from opset 17 on."""
+    """Normalizes the last of three dimensions; ONNX has a node for this only from opset 17 on."""
     shifted = graph.add("Sub", rows_BNU, graph.add("ReduceMean", rows_BNU, axes=[2], keepdims=1))
     variance = graph.add("ReduceMean", graph.add("Mul", shifted, shifted), axes=[2], keepdims=1)
     deviation = graph.add("Sqrt", graph.add("Add", variance, graph.constant(layer.eps)))

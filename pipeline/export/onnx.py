@@ -1,8 +1,8 @@
-"""A policy as an ONNX model that Unity's inference engine loads as one of ML-Agents' own.
+"""This module converts a policy to an ONNX model that Unity's inference engine loads like one of ML-Agents.
 
 Opset 9, because all of Unity's engines read it: Barracuda (ML-Agents' packages 2.x) and Sentis, now called Inference
-Engine (from 3.0 on). PyTorch's own exporters do not write it any more: the one left starts at opset 18, the one
-that did is deprecated. So the graph is put together here, and compared with the network at each export.
+Engine (from 3.0 on). PyTorch's own exporters no longer write it: the current one starts at opset 18, the one that did
+is deprecated. So the graph is built here, and compared with the network at each export.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparring.pipeline.export.policy import (
     OUTPUTS,
     TrainedPolicy,
     observation_name,
-    refuse_what_nobody_feeds,
+    refuse_previous_action,
     require_packages,
 )
 from sparring.pipeline.networks.distributions import FORBIDDEN
@@ -31,18 +31,18 @@ from sparring.pipeline.networks.perceptron import Perceptron
 from sparring.pipeline.specs import ActionSpec
 
 OPSET: Final = 9
-_IR: Final = 4  # of the same time; constants need not be listed as inputs any more
+_IR: Final = 4  # as old as the opset; constants need not be listed as inputs
 _INT64: Final = int(TensorProto.INT64)
 
 
 def onnx_model(policy: TrainedPolicy) -> bytes:
-    """The content of an ONNX file.
+    """Returns the content of an ONNX file.
 
     Raises:
-        ExportError: a package is missing, or the policy needs what a game does not give to a model.
+        ExportError: a package is missing, or the policy needs an input that games do not provide.
     """
     require_packages()
-    refuse_what_nobody_feeds(policy)
+    refuse_previous_action(policy)
     graph = Graph()
     head = _network(graph, policy)
     _act(graph, policy.spec.actions, policy, head)
@@ -60,7 +60,7 @@ def onnx_model(policy: TrainedPolicy) -> bytes:
 
 
 def _network(graph: Graph, policy: TrainedPolicy) -> str:
-    """[B, H] means and logits, with the memory put out beside them."""
+    """Returns [B, H] means and logits; adds the memory as another output."""
     actor = policy.actor
     rows, goal = _encode(graph, policy)
     if actor.recurrent is not None:
@@ -74,7 +74,7 @@ def _network(graph: Graph, policy: TrainedPolicy) -> str:
 
 
 def _encode(graph: Graph, policy: TrainedPolicy) -> tuple[str, str]:
-    """Features and goals that condition the body ("" for none), in the order of `Encoder`."""
+    """Returns features and goals that condition the body ("" for none), in the order of `Encoder`."""
     encoder = policy.actor.encoder
     names: dict[str, list[str]] = {"vector": [], "image": [], "entities": [], "goal": []}
     sizes = []
@@ -93,7 +93,7 @@ def _encode(graph: Graph, policy: TrainedPolicy) -> tuple[str, str]:
 
 
 def _act(graph: Graph, actions: ActionSpec, policy: TrainedPolicy, head: str) -> None:
-    """Puts out sampled and most likely actions."""
+    """Adds the outputs of sampled and most likely actions."""
     means, logits = head, head
     if actions.continuous and actions.discrete:
         means = graph.slice(head, 0, actions.continuous)
@@ -109,13 +109,13 @@ def _act(graph: Graph, actions: ActionSpec, policy: TrainedPolicy, head: str) ->
 
 
 def _executed(graph: Graph, raw: str, limit: float, output: str) -> None:
-    """Continuous actions as a simulator gets them."""
+    """Adds an output of continuous actions as a simulator receives them."""
     clipped = graph.add("Clip", raw, min=-limit, max=limit)
     graph.add("Div", clipped, graph.constant(limit), output=output)
 
 
 def _choose(graph: Graph, actions: ActionSpec, logits: str) -> None:
-    """A choice of each branch among those that the masks allow."""
+    """Adds a choice of each branch among those that the masks allow."""
     forbidden = graph.add("Sub", graph.constant(1.0), MASKS)
     far_below = graph.add("Mul", forbidden, graph.constant(FORBIDDEN))
     masked = graph.add("Add", graph.add("Mul", logits, MASKS), far_below)
@@ -132,7 +132,7 @@ def _inputs(policy: TrainedPolicy) -> list[onnx.ValueInfoProto]:
 
 
 def _outputs(policy: TrainedPolicy) -> list[onnx.ValueInfoProto]:
-    """In ML-Agents' order."""
+    """Returns the outputs in ML-Agents' order."""
     found = {
         name: helper.make_tensor_value_info(name, TensorProto.FLOAT, values.shape)
         for name, values in policy.facts.items()

@@ -1,4 +1,4 @@
-"""Which packages exports need, for who only wants to know whether they are here. Loads none of them, nor torch."""
+"""This module checks whether the packages for exports are installed, without loading them or torch."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ ONNX_PACKAGES: Final = ("onnx", "onnxruntime")
 
 
 def missing_packages() -> list[str]:
-    """Packages of the extra `onnx` that are not installed."""
+    """Returns the packages of the extra `onnx` that are not installed."""
     return [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]

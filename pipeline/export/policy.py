@@ -1,4 +1,4 @@
-"""What is exported, whatever the format: a policy taken out of a checkpoint, and the names of its tensors."""
+"""This module extracts a policy from a checkpoint for export to any format, and names its tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.errors import Explained, install_command
+from sparring.pipeline.errors import ExplainedError, install_command
 from sparring.pipeline.export.packages import missing_packages
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.networks.actor import Actor
@@ -19,7 +19,7 @@ from sparring.pipeline.networks.weights import load_arrays
 from sparring.pipeline.specs import BehaviorSpec, read_spec
 
 VERSION: Final = 3
-"""Of the layout of a model: the one that ML-Agents' packages from 2.0 on load."""
+"""Version of the layout of a model, which ML-Agents' packages from 2.0 on load."""
 
 MASKS: Final = "action_masks"
 MEMORY_IN: Final = "recurrent_in"
@@ -35,7 +35,7 @@ OUTPUTS: Final = (
     "deterministic_discrete_actions",
     MEMORY_OUT,
 )
-"""Of a policy that has all of them, in order."""
+"""Names of all possible outputs, in order."""
 
 Tensors = dict[str, NDArray[Any]]
 """Inputs or outputs of a model, by name."""
@@ -43,21 +43,21 @@ Tensors = dict[str, NDArray[Any]]
 _ACTOR: Final = "actor."
 
 
-class ExportError(Explained):
-    """A policy that cannot be exported, or an export that does not do what the policy does."""
+class ExportError(ExplainedError):
+    """Reports a policy that cannot be exported, or an export that differs from its policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedPolicy:
-    """The part of a checkpoint that acts.
+    """Holds the part of a checkpoint that acts.
 
     Attributes:
-        behavior: name.
-        spec: of the behavior.
+        behavior: name of the behavior.
+        spec: observations and actions of the behavior.
         network: settings of the network.
         actor: the network.
-        steps: trained.
-        version: of the weights.
+        steps: steps trained.
+        version: version of the weights.
     """
 
     behavior: str
@@ -69,12 +69,12 @@ class TrainedPolicy:
 
     @property
     def memory(self) -> int:
-        """M, numbers that an agent remembers; 0 for none."""
+        """Returns M, the numbers in an agent's memory; 0 for none."""
         return 0 if self.network.memory is None else self.network.memory.memory_size
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each input for one agent, by name and in order; all are float32."""
+        """Returns the shape of each input for one agent, by name and in order; all are float32."""
         actions = self.spec.actions
         found = {observation_name(at): one.shape for at, one in enumerate(self.spec.observations)}
         if actions.discrete:
@@ -85,7 +85,7 @@ class TrainedPolicy:
 
     @property
     def outputs(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each output that depends on the inputs, for one agent, by name."""
+        """Returns the shape of each output that depends on the inputs, for one agent, by name."""
         actions, found = self.spec.actions, dict[str, tuple[int, ...]]()
         if actions.continuous:
             found |= dict.fromkeys(("continuous_actions", "deterministic_continuous_actions"), (actions.continuous,))
@@ -97,7 +97,7 @@ class TrainedPolicy:
 
     @property
     def facts(self) -> Tensors:
-        """Outputs that are the same for all inputs, float32: what a game checks before it uses a model."""
+        """Returns the outputs that are the same for all inputs, float32; a game checks them before it uses a model."""
         actions = self.spec.actions
         found: Mapping[str, Any] = {"version_number": [VERSION], "memory_size": [self.memory]}
         if actions.continuous:
@@ -108,12 +108,12 @@ class TrainedPolicy:
 
 
 def observation_name(number: int) -> str:
-    """Name of the input for an observation of the spec, counted from 0."""
+    """Returns the name of the input for an observation of the spec, counted from 0."""
     return f"obs_{number}"
 
 
 def trained_policy(checkpoint: Checkpoint) -> TrainedPolicy:
-    """Takes the policy out of a checkpoint.
+    """Extracts the policy from a checkpoint.
 
     Raises:
         CheckpointError: its weights do not fit its description.
@@ -134,29 +134,29 @@ def trained_policy(checkpoint: Checkpoint) -> TrainedPolicy:
     )
 
 
-def refuse_what_nobody_feeds(policy: TrainedPolicy) -> None:
-    """Refuses a policy that needs more than a game gives to a model.
+def refuse_previous_action(policy: TrainedPolicy) -> None:
+    """Refuses a policy that needs an input that games do not provide.
 
     Raises:
-        ExportError: it is shown its previous action.
+        ExportError: the policy reads its previous action.
     """
     if policy.network.previous_action:
         raise ExportError(
             got=f"{policy.behavior}, trained with network_settings.previous_action",
-            expected="a policy of observations, masks and memory: a game gives its model nothing else",
-            remedy="train it with network_settings.memory in its place, or export its weights as safetensors",
+            expected="a policy that reads only observations, masks and memory, which are all that a game provides",
+            remedy="train it with network_settings.memory instead, or export its weights as safetensors",
         )
 
 
 def require_packages() -> None:
-    """Refuses to go on without the extra `onnx`.
+    """Checks that the extra `onnx` is installed.
 
     Raises:
-        ExportError: a package of it is not installed.
+        ExportError: one of its packages is missing.
     """
     if missing := missing_packages():
         raise ExportError(
             got=f"no package {' and no package '.join(missing)}",
-            expected="those of the extra onnx, which write ONNX files and run them",
+            expected="the packages of the extra onnx, which write and run ONNX files",
             remedy=install_command("onnx"),
         )

@@ -1,7 +1,7 @@
-"""A policy for PyTorch without this package: as TorchScript, as a program of `torch.export`, or as weights alone.
+"""This module exports a policy for PyTorch without this package: TorchScript, a `torch.export` program, or weights.
 
-`torch.jit.load` and libtorch read the first and no other. PyTorch calls it deprecated and names `torch.export` as what
-follows it, but still has all of it.
+`torch.jit.load` and libtorch read only the first. PyTorch calls it deprecated and names `torch.export` as its
+successor, but still supports all of it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from sparring.pipeline.export.policy import (
     Tensors,
     TrainedPolicy,
     observation_name,
-    refuse_what_nobody_feeds,
+    refuse_previous_action,
 )
 from sparring.pipeline.networks.activations import FUNCTIONS
 from sparring.pipeline.networks.distributions import FORBIDDEN
 
 WEIGHTS_FORMAT: Final = "1"
-_ROWS: Final = 2  # of the example: torch.export takes sizes of 0 and 1 as fixed ones
+_ROWS: Final = 2  # of the example: torch.export treats sizes of 0 and 1 as fixed
 
 
 class Program(nn.Module):
-    """A policy with the inputs and outputs of the ONNX model, by the same names.
+    """Evaluates a policy with the inputs and outputs of the ONNX model, by the same names.
 
     Args:
         policy: what to run; its actor becomes a part of this module.
@@ -60,7 +60,7 @@ class Program(nn.Module):
         return kind == "vector" or (kind == "goal" and not policy.actor.encoder.goal)
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs by name, of inputs by name."""
+        """Returns outputs by name, from inputs by name."""
         head, memory = self._head(inputs)
         count = self._actions.continuous
         found = {name: self.get_buffer(name).clone() for name in self._facts}
@@ -73,7 +73,7 @@ class Program(nn.Module):
         return {name: found[name] for name in OUTPUTS if name in found}
 
     def _head(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Means and logits, and the memory after them."""
+        """Returns means and logits, and the memory after them."""
         given = [inputs[observation_name(at)] for at in range(self._observations)]
         vectors = [one for at, one in enumerate(given) if at not in self._others]
         joined = torch.cat(vectors, 1) if vectors else given[0].new_empty((given[0].shape[0], 0))
@@ -104,15 +104,15 @@ class Program(nn.Module):
 
 
 def torchscript(policy: TrainedPolicy) -> bytes:
-    """The content of a file of TorchScript (`.pt`).
+    """Returns the content of a TorchScript file (`.pt`).
 
     Raises:
-        ExportError: the policy needs what a game does not give to a model.
+        ExportError: the policy needs an input that games do not provide.
     """
-    refuse_what_nobody_feeds(policy)
+    refuse_previous_action(policy)
     content = io.BytesIO()
     with _deprecated(), torch.no_grad():
-        # Not strict: it returns a dictionary. Not checked by PyTorch, which would compare actions that are drawn.
+        # Not strict, because it returns a dictionary; not checked by PyTorch, which would compare sampled actions.
         traced = torch.jit.trace(  # type: ignore[no-untyped-call]
             Program(policy).eval(), (_example(policy),), strict=False, check_trace=False
         )
@@ -121,7 +121,7 @@ def torchscript(policy: TrainedPolicy) -> bytes:
 
 
 def load_torchscript(content: bytes) -> Callable[[Tensors], Tensors]:
-    """What the TorchScript in a file does, as a function of inputs by name."""
+    """Returns the TorchScript in a file as a function of inputs by name."""
     with _deprecated():
         module = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
 
@@ -135,7 +135,7 @@ def load_torchscript(content: bytes) -> Callable[[Tensors], Tensors]:
 
 @contextmanager
 def _deprecated() -> Iterator[None]:
-    """Without PyTorch's warnings that TorchScript is deprecated, which whoever asks for it knows by name."""
+    """Hides PyTorch's warnings that TorchScript is deprecated, since its users have asked for it by name."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
         yield
@@ -146,26 +146,26 @@ def _example(policy: TrainedPolicy) -> dict[str, Tensor]:
 
 
 def torch_program(policy: TrainedPolicy) -> bytes:
-    """The content of a file of `torch.export` (`.pt2`).
+    """Returns the content of a `torch.export` file (`.pt2`).
 
     Raises:
-        ExportError: the policy needs what a game does not give to a model.
+        ExportError: the policy needs an input that games do not provide.
     """
-    refuse_what_nobody_feeds(policy)
+    refuse_previous_action(policy)
     example = _example(policy)
     batch = torch.export.Dim("batch")
     with torch.no_grad():
         program = torch.export.export(
             Program(policy).eval(), (example,), dynamic_shapes=({name: {0: batch} for name in example},)
         )
-    program.example_inputs = None  # the file would hold them pickled
+    program.example_inputs = None  # otherwise the file would contain them pickled
     content = io.BytesIO()
     torch.export.save(program, content)
     return content.getvalue()
 
 
 def run_program(content: bytes, inputs: Tensors) -> Tensors:
-    """What the program in a file does."""
+    """Runs the program in a file."""
     program = torch.export.load(io.BytesIO(content)).module()
     with torch.no_grad():
         found = program({name: torch.from_numpy(np.array(one)) for name, one in inputs.items()})
@@ -173,10 +173,10 @@ def run_program(content: bytes, inputs: Tensors) -> Tensors:
 
 
 def weights_file(policy: TrainedPolicy) -> bytes:
-    """The content of a file of weights, with what they belong to as JSON in its metadata.
+    """Returns the content of a file of weights, with their description as JSON in its metadata.
 
     Raises:
-        ExportError: what is read back from it is something else.
+        ExportError: the content differs when it is read back.
     """
     arrays = policy.actor.arrays()
     described = {
@@ -191,8 +191,8 @@ def weights_file(policy: TrainedPolicy) -> bytes:
     again = load_tensors(content)
     if again.keys() != arrays.keys() or any(not np.array_equal(again[name], one) for name, one in arrays.items()):
         raise ExportError(
-            got=f"weights of {policy.behavior} that a file does not hold as they are",
-            expected="the same numbers",
+            got=f"weights of {policy.behavior} that differ when read back from the file",
+            expected="equal weights",
             remedy="report it with the run's settings",
         )
     return content

@@ -1,1 +1,1 @@
-"""Games: the simulators that come with sparring, and the names by which simulators are found."""
+"""Contains the simulators that come with sparring, and the registry of simulators by name."""

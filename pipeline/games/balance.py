@@ -1,8 +1,8 @@
-"""Balance: keep a ball on a plate by tilting it about two axes.
+"""Keeps a ball on a plate that tilts about two axes.
 
-The ball rolls without slipping (a solid sphere: 5/7 of the pull along the slope accelerates it);
-rolling resistance and the plate's own motion are neglected. One semi-implicit Euler step of
-`STEP_S` seconds per decision. The ball falls when its centre leaves the round plate.
+The ball rolls without slipping (a solid sphere: 5/7 of the pull along the slope accelerates it); rolling resistance and
+the plate's own motion are neglected. One decision is one semi-implicit Euler step of `STEP_S` seconds. The ball falls
+when its center leaves the round plate.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, Observ
 STEP_S: Final = 0.05
 GRAVITY: Final = 9.81
 RADIUS: Final = 1.5
-"""Of the plate, in metres."""
+"""Radius of the plate, in meters."""
 MAX_TILT: Final = 0.4
-"""Radians, about each axis."""
+"""Largest tilt about each axis, in radians."""
 TILT_PER_STEP: Final = 0.1
-"""Radians that a full action turns the plate in one decision."""
+"""Radians by which a full action turns the plate in one decision."""
 START_TILT: Final = 0.1
 START_POSITION: Final = 0.5
 START_SPEED: Final = 0.3
-"""An episode starts uniformly within these, on each axis."""
+"""Largest tilt (radians), position (meters) and speed (meters per second) on each axis at the start, uniform."""
 MAX_STEPS: Final = 1000
 REWARD: Final = 0.1
 FALL_REWARD: Final = -1.0
@@ -35,20 +35,19 @@ FALL_REWARD: Final = -1.0
 _SPREAD: Final = np.repeat(np.array([START_TILT, START_POSITION, START_SPEED], np.float32), 2)[:, None]
 _TILT, _POSITION, _VELOCITY = slice(0, 2), slice(2, 5, 2), slice(5, 8, 2)
 _HEIGHT, _CLIMB = 3, 6
-_FREE: Final = np.array([0, 1, 2, 4, 5, 7])  # the rows of the state that height and climb follow from
+_FREE: Final = np.array([0, 1, 2, 4, 5, 7])  # rows of the state that determine height and climb
 
 
 class Balance:
-    """`areas` plates, each with one agent of the same behavior.
+    """Simulates `areas` plates, each with one agent of the same behavior.
 
-    Observation `state` [8]: tilt about both axes (radians), ball position relative to the plate's
-    centre (x, height, z; metres), ball velocity (x, climb, z; metres per second).
-    Actions: 2 continuous, each turns the plate about one axis. Reward: 0.1 per decision on the
-    plate, -1 for the fall that ends the episode; interrupted after 1000 decisions.
-    Parameter: `gravity` (9.81, in metres per second squared), asked anew for each episode; it is not observed.
+    Observation `state` [8]: tilt about both axes (radians), ball position relative to the plate's center (x, height, z;
+    meters), ball velocity (x, climb, z; meters per second). Actions: 2 continuous, each turns the plate about one axis.
+    Reward: 0.1 per decision on the plate, -1 for the fall that ends the episode; interrupted after 1000 decisions.
+    Parameter: `gravity` (9.81, in meters per second squared), read anew for each episode; it is not observed.
 
     Args:
-        areas: plates side by side.
+        areas: number of plates side by side.
         behavior: name of the behavior.
     """
 
@@ -60,18 +59,18 @@ class Balance:
         self._no_rewards = np.zeros(areas, np.float32)
         self._random = np.random.default_rng()
         self._ages = np.zeros(areas, np.int64)
-        self._state = np.zeros((8, areas), np.float32)  # by rows: numpy is twice as fast along areas
+        self._state = np.zeros((8, areas), np.float32)  # row by row: numpy is twice as fast along areas
         self._change = np.empty((2, areas), np.float32)
         self._parameters: Mapping[str, float] = {}
-        self._pull = np.empty(areas, np.float32)  # metres per second that a step adds on a slope of 1
+        self._pull = np.empty(areas, np.float32)  # meters per second that a step adds on a slope of 1
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior, one vector, two continuous actions."""
+        """Returns one behavior with one vector and two continuous actions."""
         state = ObservationSpec(name="state", shape=(8,))
         return {self._id: BehaviorSpec(observations=(state,), actions=ActionSpec(continuous=2))}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
-        """New episodes on all plates. Parameter: `gravity` (9.81)."""
+        """Begins new episodes on all plates. Parameter: `gravity` (9.81)."""
         self._parameters = parameters
         if seed is not None:
             self._random = np.random.default_rng(seed)
@@ -95,10 +94,10 @@ class Balance:
         return (BehaviorReport(behavior=self._id, decisions=self._decisions(rewards), ends=ends),)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the game holds no resources."""
 
     def _roll(self, actions: NDArray[np.float32]) -> None:
-        """Args: actions: [2, areas]."""
+        """Rolls the balls for one step with actions [2, areas]."""
         state, change = self._state, self._change
         tilt, position, velocity = state[_TILT], state[_POSITION], state[_VELOCITY]
         np.minimum(actions, 1, out=change)

@@ -1,6 +1,6 @@
-"""Crowd: members of large groups come and go all the time, and one has to stand where it is dangerous.
+"""Simulates large groups whose members come and go, and in which one member has to stand in a dangerous place.
 
-What the group earns comes from those who pass, and nobody passes unless another one holds the gate open for them.
+The group earns from members that pass the gate, and no member passes unless another one holds it open.
 """
 
 from __future__ import annotations
@@ -18,49 +18,50 @@ from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, Observ
 
 PLATE: Final = 0
 GATE: Final = 4
-"""The last place before the gate; members appear on places 1 to 4."""
+"""Last place before the gate; members appear on places 1 to 4."""
 EXIT: Final = 7
 PLACES: Final = EXIT + 1
-PATIENCE: Final = 4
-"""Steps in a row on the plate, the last of which is one too many."""
+PLATE_LIMIT: Final = 4
+"""Consecutive steps on the plate after which a member is caught."""
 LONGEST_PAUSE: Final = 8
-"""Most steps for which a member is absent."""
+"""Longest absence of a member, in steps."""
 LIMIT: Final = 200
-"""Steps of an area after which the episode is cut."""
+"""Steps of an area after which the episode is truncated."""
 OBSERVATION_SIZE: Final = 2 * PLACES + 3
 _STRIDES: Final = np.array([-1, 0, 1])
 
 
 class Crowd:
-    """`areas` corridors of 8 places; in each a group of up to `members` that come and go.
+    """Simulates `areas` corridors of 8 places; in each a group of up to `members` that come and go.
 
     The plate is at place 0, the gate between 4 and 5, the exit at 7. Members choose to go left, stay or go right; any
-    number may stand on one place. The gate lets pass, either way, while anybody stood on the plate before the move.
-    A member that reaches the exit is delivered: it ends, and its group gets 1 / members. A member that is on the plate
-    for the fourth step in a row is caught: it ends, and its group gets nothing. 1 to 8 steps later (at random) it
-    appears on one of the places 1 to 4 (at random), as a new life of the same id. If all that are there would end in
-    one step, the one with the lowest number stays for the time being, so a group is never empty. After 200 steps the
-    episode of the whole group is cut; at the start of the next one some are there and others appear within 8 steps.
+    number may stand on one place. The gate is open, in both directions, if any member stood on the plate before the
+    move. A member that reaches the exit is delivered: it ends, and its group gets 1 / members. A member that is on the
+    plate for the fourth consecutive step is caught: it ends, and its group gets nothing. 1 to 8 steps later (at random)
+    it appears on one of the places 1 to 4 (at random), as a new episode of the same id. If all present members would
+    end in one step, the one with the lowest number stays for now, so a group is never empty. After 200 steps the
+    episode of the whole group is truncated; at the start of the next one some are present and others appear within 8
+    steps.
 
-    Observation `corridor` [19]: own place as one of 8; for each of the 8 places, how many of the group are there, over
-    `members`; steps for which the member has been on the plate, and the longest for which anybody has, over 4; whether
-    it is one of those that decide less often.
+    Observation `corridor` [19]: own place as one of 8; for each of the 8 places, the count of members there, divided by
+    `members`; steps of the member on the plate, and the largest number of steps of any member, divided by 4; whether it
+    is one of those that decide less often.
 
     Args:
-        areas: corridors side by side.
-        members: of each group, 2 or more.
+        areas: number of corridors side by side.
+        members: size of each group, 2 or more.
         behavior: name of the behavior.
-        every: members with odd numbers decide at every so many steps of their life only, and stay in between.
+        every: members with odd numbers decide only at every `every`-th step of their episode, and stay in between.
 
     Raises:
-        SettingsError: fewer than 2 members, or `every` below 1.
+        SettingsError: there are fewer than 2 members, or `every` is below 1.
     """
 
     name = "crowd"
 
     def __init__(self, areas: int = 1, members: int = 20, behavior: str = "Crowd", every: int = 1) -> None:
         if members < 2:
-            raise SettingsError(f"got {members} members; expected 2 or more: one opens, another goes; correct members")
+            raise SettingsError(f"got {members} members; expected 2 or more, one of them to open; correct members")
         if every < 1:
             raise SettingsError(f"got every={every}; expected 1 or more steps; correct every")
         shape = (areas, members)
@@ -71,19 +72,19 @@ class Crowd:
         self._every = np.where(np.arange(members) % 2 == 1, every, 1)
         self._places = np.zeros(shape, np.int64)
         self._here = np.ones(shape, bool)
-        self._held = np.zeros(shape, np.int64)  # steps in a row on the plate
+        self._held = np.zeros(shape, np.int64)  # consecutive steps on the plate
         self._pauses = np.zeros(shape, np.int64)  # steps until an absent member appears
-        self._lives = np.zeros(shape, np.int64)  # steps since it appeared
-        self._earned = np.zeros(shape)  # by the group since the member's last decision
+        self._member_ages = np.zeros(shape, np.int64)  # steps since the member appeared
+        self._earned = np.zeros(shape)  # reward of the group since the member's last decision
         self._ages = np.zeros(areas, np.int64)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior."""
+        """Returns the one behavior."""
         observations = (ObservationSpec(name="corridor", shape=(OBSERVATION_SIZE,)),)
         return {self._id: BehaviorSpec(observations=observations, actions=ActionSpec(discrete=(len(_STRIDES),)))}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
-        """New episodes in all areas; there are no parameters."""
+        """Begins new episodes in all areas; there are no parameters."""
         del parameters
         if seed is not None:
             self._random = np.random.default_rng(seed)
@@ -91,12 +92,12 @@ class Crowd:
         return self._reports(None)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
-        """Moves whoever has decided; then exit, plate, time, and who appears. No report where nobody has a row."""
+        """Moves the members that decided, then applies exit, plate and time limit, and lets absent members appear."""
         self._move(actions)
         before = self._here.copy()
         leaving, delivered = self._leaving()
         self._here &= ~leaving
-        self._lives += 1
+        self._member_ages += 1
         self._earned += delivered.sum(1, keepdims=True) / before.shape[1]
         self._ages += 1
         over = self._ages >= LIMIT
@@ -108,11 +109,11 @@ class Crowd:
         return self._reports(last)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the game holds no resources."""
 
     def _deciding(self) -> NDArray[np.bool_]:
-        """[areas, members]."""
-        deciding: NDArray[np.bool_] = self._here & (self._lives % self._every == 0)
+        """Returns which members decide, [areas, members]."""
+        deciding: NDArray[np.bool_] = self._here & (self._member_ages % self._every == 0)
         return deciding
 
     def _move(self, actions: Mapping[str, BehaviorActions]) -> None:
@@ -124,27 +125,27 @@ class Crowd:
         if deciding.any():
             self._places[deciding] += _STRIDES[actions[self._id].discrete[:, 0]]
         self._places.clip(lowest, highest, out=self._places)
-        self._held = np.where(self._places == PLATE, np.minimum(self._held + 1, PATIENCE), 0)
+        self._held = np.where(self._places == PLATE, np.minimum(self._held + 1, PLATE_LIMIT), 0)
 
     def _leaving(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """[areas, members] Who ends by itself; who of them is delivered."""
+        """Returns which members end by themselves, and which of these are delivered, both [areas, members]."""
         at_exit = self._places == EXIT
-        leaving = self._here & (at_exit | (self._held >= PATIENCE))
-        nobody_left = (leaving == self._here).all(1, keepdims=True)
+        leaving = self._here & (at_exit | (self._held >= PLATE_LIMIT))
+        would_be_empty = (leaving == self._here).all(1, keepdims=True)
         first = self._here & (np.cumsum(self._here, 1) == 1)
-        leaving &= ~(nobody_left & first)
+        leaving &= ~(would_be_empty & first)
         return leaving, leaving & at_exit
 
     def _appear(self, members: NDArray[np.bool_]) -> None:
         self._places[members] = self._random.integers(PLATE + 1, GATE + 1, int(members.sum()))
         self._here |= members
         self._held[members] = 0
-        self._lives[members] = 0
+        self._member_ages[members] = 0
         self._earned[members] = 0
 
     def _restart(self, areas: NDArray[np.int64]) -> None:
         pauses = self._random.integers(0, LONGEST_PAUSE + 1, (len(areas), self._agents.shape[1]))
-        self._pauses[areas] = pauses - pauses.min(1, keepdims=True)  # somebody is there at once
+        self._pauses[areas] = pauses - pauses.min(1, keepdims=True)  # at least one member is present at once
         self._here[areas] = False
         self._ages[areas] = 0
         anew = np.zeros_like(self._here)
@@ -177,11 +178,11 @@ class Crowd:
         )
 
     def _observe(self) -> NDArray[np.float32]:
-        """[areas, members, 19]."""
+        """Returns the observations, [areas, members, 19]."""
         areas, members = self._agents.shape
         own = self._places[:, :, None] == np.arange(PLACES)
         crowd = (own & self._here[:, :, None]).sum(1, keepdims=True) / members
-        held = self._held / PATIENCE
+        held = self._held / PLATE_LIMIT
         longest = np.where(self._here, held, 0).max(1, keepdims=True)
         slow = self._every > 1
         rest = np.stack(np.broadcast_arrays(held, longest, slow), 2)

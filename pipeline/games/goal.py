@@ -1,4 +1,4 @@
-"""The 1-D goal game: walk to the side that is shown."""
+"""Simulates the 1-D goal game, in which an agent walks to the side that is shown."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _KINDS: Final = ("vector", "image", "entities", "goal")
 
 
 class Goal:
-    """`areas` games, each with one agent of the same behavior.
+    """Simulates `areas` games, each with one agent of the same behavior.
 
-    The goal is -1 or +1. Each action moves its own position, from 0, by at most 0.2 within [-1, 1]: a discrete 1 is
-    +, a 0 is -. The episode ends when every position is at an end; reward then 1.06 times the mean of position times
-    goal, before that -0.01 per decision.
+    The goal is -1 or +1. Each action moves its own position, from 0, by at most 0.2 within [-1, 1]: a discrete 1 is +,
+    a 0 is -. The episode ends when every position is at an end; the reward is then 1.06 times the mean of position
+    times goal, before that -0.01 per decision.
 
     Args:
-        areas: games side by side.
-        actions: number of actions, each with a position of its own.
-        discrete: branches of two choices instead of continuous actions.
+        areas: number of games side by side.
+        actions: number of actions, each with its own position.
+        discrete: use branches of two choices instead of continuous actions.
         memory: show the goal only at the first 2 decisions of an episode, then 0.
         behavior: name of the behavior.
-        hybrid: branches of two choices beside the continuous actions, as many.
-        observe: how the goal is seen, one or several of these with + between them. `vector` [1] is the goal. `image`
-            [3, pixels, pixels] is red for -1, green for +1, black for 0, in bytes. `entities` [4, 2] are 1 to 4 in a
-            random order: one is 1 and the goal, the others are -1 and a random side. `goal` [2] says which side is
-            the goal (1 0 or 0 1); the vector beside it is the mean position instead.
+        hybrid: use as many branches of two choices beside the continuous actions.
+        observe: kinds of observation of the goal, separated by +. `vector` [1] is the goal. `image` [3, pixels, pixels]
+            is red for -1, green for +1, black for 0, in bytes. `entities` [4, 2] are 1 to 4 in a random order: one is 1
+            and the goal, the others are -1 and a random side. `goal` [2] is one-hot for the side of the goal (1 0 or 0
+            1); a vector beside it is the mean position instead.
         pixels: height and width of images.
-        team: of the agents.
+        team: team of the agents.
 
     Raises:
-        SettingsError: `observe` names an unknown kind, or both discrete and hybrid are asked for.
+        SettingsError: `observe` has an unknown kind, or both discrete and hybrid are set.
     """
 
     name = "goal"
@@ -79,14 +79,14 @@ class Goal:
         self._ages = np.zeros(areas, np.int64)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior with the observations and actions that were asked for."""
+        """Returns one behavior with the chosen observations and actions."""
         actions = ActionSpec(continuous=self._continuous, discrete=(2,) * self._branches)
         alone = len(self._kinds) == 1
         observations = (self._spec(kind, "goal" if alone else f"{kind}-{at}") for at, kind in enumerate(self._kinds))
         return {self._id: BehaviorSpec(observations=tuple(observations), actions=actions)}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
-        """New episodes in all areas; there are no parameters."""
+        """Begins new episodes in all areas; there are no parameters."""
         del parameters
         if seed is not None:
             self._random = np.random.default_rng(seed)
@@ -109,11 +109,11 @@ class Goal:
             reached = SUCCESS * self._positions[ended].mean(1) * self._goals[ended]
             finished = ends(ended, [column[ended] for column in self._observe()], rewards=reached)
             self._restart(ended)
-        going_on = decisions(self._agents, self._observe(), rewards=np.where(over, 0, -TIME_PENALTY))
-        return (BehaviorReport(behavior=self._id, decisions=going_on, ends=finished),)
+        following = decisions(self._agents, self._observe(), rewards=np.where(over, 0, -TIME_PENALTY))
+        return (BehaviorReport(behavior=self._id, decisions=following, ends=finished),)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the game holds no resources."""
 
     def _spec(self, kind: str, name: str) -> ObservationSpec:
         if kind == "image":

@@ -1,4 +1,4 @@
-"""Goals: the 1-D goal game for groups, whose members end one by one and earn together."""
+"""Simulates the 1-D goal game for groups, whose members end one by one and earn together."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _SIDE_AND_PLACE: Final = (ObservationSpec(name="goal", shape=(2,)), ObservationS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
-    """The members of one behavior.
+    """Holds the members of one behavior.
 
     Attributes:
-        id: of the behavior.
-        members: [members] True where a member is of it.
-        spec: of the behavior.
+        id: id of the behavior.
+        members: [members] True for members of this behavior.
+        spec: spec of the behavior.
     """
 
     id: str
@@ -37,26 +37,26 @@ class _Part:
 
 
 class Goals:
-    """`areas` games; in each a group of `members`.
+    """Simulates `areas` games; in each a group of `members`.
 
-    Every member has a goal of its own, -1 or +1, and a position, from 0, that its action moves by at most 0.2 within
-    [-1, 1]: a discrete 1 is +, a 0 is -. A member ends when its position is at an end, and is gone; the others go on.
-    The group then gets its share: 1.06 times position times goal, over the number of members. When the last one ends,
+    Every member has its own goal, -1 or +1, and a position, from 0, that its action moves by at most 0.2 within [-1,
+    1]: a discrete 1 is +, a 0 is -. A member ends and leaves when its position is at an end; the others continue. The
+    group then gets its share: 1.06 times position times goal, divided by the number of members. When the last one ends,
     the next episode starts; every decision of an area before that costs its group 0.01.
 
-    Observation `goal` [1]: the member's own.
+    Observation `goal` [1]: the member's own goal.
 
     Args:
-        areas: games side by side.
-        members: of each group.
-        discrete: a branch of two choices instead of a continuous action.
+        areas: number of games side by side.
+        members: size of each group.
+        discrete: use a branch of two choices instead of a continuous action.
         behavior: name of the behavior.
-        mixed: members with odd numbers are of another behavior, its name with `Odd` behind it: they have a branch of
-            two choices, and see `goal` [2], which side is the goal (1 0 for -1, 0 1 for +1), and `place` [1], their
+        mixed: members with odd numbers have another behavior with the suffix `Odd`: they have a branch of two choices,
+            and see `goal` [2], one-hot for the side of the goal (1 0 for -1, 0 1 for +1), and `place` [1], their
             position.
 
     Raises:
-        SettingsError: too few members, or both discrete and mixed are asked for.
+        SettingsError: there are too few members, or both discrete and mixed are set.
     """
 
     name = "goals"
@@ -78,11 +78,11 @@ class Goals:
         self._here = np.ones((areas, members), bool)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior, or two where they are mixed."""
+        """Returns one behavior, or two if they are mixed."""
         return {part.id: part.spec for part in self._parts}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
-        """New episodes in all areas; there are no parameters."""
+        """Begins new episodes in all areas; there are no parameters."""
         del parameters
         if seed is not None:
             self._random = np.random.default_rng(seed)
@@ -91,7 +91,7 @@ class Goals:
         return self._reports([None] * len(self._parts), np.zeros(len(areas)))
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
-        """Moves whoever is there; a behavior whose members are all gone has no report."""
+        """Moves all present members; a behavior without present members has no report."""
         for part in self._parts:
             if (chosen := actions.get(part.id)) is not None:
                 self._positions[self._here & part.members] += _moves(chosen, part.spec.actions)
@@ -106,7 +106,7 @@ class Goals:
         return self._reports(last, np.where(over, 0, earned))
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the game holds no resources."""
 
     def _ends(self, part: _Part, arrived: NDArray[np.bool_], earned: NDArray[np.float64]) -> Ends | None:
         mine = arrived & part.members
@@ -115,11 +115,11 @@ class Goals:
         return ends(self._agents[mine], self._observe(part, mine), group_rewards=_of_rows(earned, mine))
 
     def _reports(self, last: Sequence[Ends | None], earned: NDArray[np.float64]) -> Sequence[BehaviorReport]:
-        """One for each behavior with anybody to report.
+        """Returns a report for each behavior with any member to report.
 
         Args:
             last: ends of each behavior.
-            earned: [areas] by the groups, for those that are there now.
+            earned: [areas] rewards of the groups, for the members that are present now.
         """
         reports = []
         for part, ended in zip(self._parts, last, strict=True):
@@ -161,12 +161,12 @@ def _parts(behavior: str, members: int, discrete: bool, mixed: bool) -> tuple[_P
 
 
 def _moves(chosen: BehaviorActions, spec: ActionSpec) -> NDArray[np.floating]:
-    """[n] How far each action moves."""
+    """Returns how far each action moves, [n]."""
     if spec == _CONTINUOUS:
         return chosen.continuous[:, 0].clip(-STEP_SIZE, STEP_SIZE)
     return np.where(chosen.discrete[:, 0] == 1, STEP_SIZE, -STEP_SIZE)
 
 
 def _of_rows(earned: NDArray[np.float64], rows: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """[n] What the area of each row earned."""
+    """Returns the reward of each row's area, [n]."""
     return np.broadcast_to(earned[:, None], rows.shape)[rows]

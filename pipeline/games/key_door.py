@@ -1,7 +1,7 @@
-"""Key and door: fetch a key, pass a door, reach a goal; the only reward is at the goal.
+"""Simulates a maze with a key, a door and a goal; the only reward is at the goal.
 
-Chance practically never gets there, so that it takes curiosity or demonstrations. The simulator has an expert to
-record them from. The maze is small enough to be a table: all that happens is looked up in it.
+Random actions practically never get there, so that it takes curiosity or demonstrations. The simulator has an expert to
+record them from. The maze is small enough to be a table: every transition is looked up in it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 MOVES: Final = ((-1, 0), (1, 0), (0, -1), (0, 1))
-"""Columns and rows that each choice goes: left, right, down, up."""
+"""Columns and rows by which each choice moves: left, right, down, up."""
 SIZES: Final = range(2, 13)
 """Places along the side of a room."""
 ROOMS: Final = range(3, 11)
 """Rooms in a row: that of the goal, that of the start, those on the way to the key."""
 SIGNS: Final = 24
-"""Numbers that mark a place. Without them networks take a new place for one that they know."""
+"""Numbers that identify a place. Without them networks mistake a new place for a known one."""
 SCRIPTS: Final = ("expert", "random")
 
 _SHARES: Final = ("Key", "Door", "Goal")
@@ -40,15 +40,15 @@ _FAR: Final = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Maze:
-    """The maze as a table over its states: where the key is (or was), phase, column and row of the agent.
+    """Holds the maze as a table over its states: place of the key, phase, column and row of the agent.
 
     Attributes:
-        following: [states, moves] the state after each move.
-        seen: [states, numbers] what is observed.
-        phases: [states] 0 without the key, 1 with it, 2 the door has been passed.
-        goals: [states] the agent stands on the goal, and the door has been passed.
-        away: [states] fewest moves to the goal.
-        best: [states, moves] which moves are on a shortest way.
+        following: [states, moves] state after each move.
+        seen: [states, numbers] observation.
+        phases: [states] 0 without the key, 1 with it, 2 after the door.
+        goals: [states] the agent is at the goal, after the door.
+        away: [states] least number of moves to the goal.
+        best: [states, moves] moves on a shortest way.
         starts: [keys x places of the starting room] states in which an episode begins.
     """
 
@@ -62,37 +62,37 @@ class Maze:
 
 
 class KeyDoor:
-    """`areas` mazes with one agent each: a row of `rooms` square rooms of `size` x `size` places.
+    """Simulates `areas` mazes with one agent each: a row of `rooms` square rooms of `size` x `size` places.
 
     An episode begins anywhere in the second room from the left. The key lies in the right column of the last room, at
-    the bottom or at the top; who comes there has it. A wall with one opening is between every two rooms: at the top
-    between the first and the second, and then in turn at the bottom and at the top. The first opening is the door: it
-    stops who has no key. The goal is the left bottom corner of the first room. The branch of 4 goes left, right, down
-    or up by one place; who runs into a wall stays.
+    the bottom or at the top; an agent that comes there has it. A wall with one opening separates every two rooms: at
+    the top between the first and the second, and then alternately at the bottom and at the top. The first opening is
+    the door: it stops agents without the key. The goal is the left bottom corner of the first room. The branch of 4
+    moves left, right, down or up by one place; an agent that runs into a wall stays.
 
-    Observation `view` [rooms + 2 size + 27]: which room, which column of the room and which row (one of each is 1, the
-    others 0); 1 for a key that lies at the top, -1 at the bottom, 0 once it is fetched; whether the agent has the key;
-    whether it has passed the door; 24 signs, each -1 or 1, that mark the place: the same in all mazes of this size, and
-    others once the key is fetched, and once the door is passed. By them what is new looks new.
+    Observation `view` [rooms + 2 size + 27]: room, column in the room and row, each one-hot; 1 for a key that lies at
+    the top, -1 at the bottom, 0 once it is fetched; whether the agent has the key; whether it has passed the door; 24
+    signs, each -1 or 1, that identify the place: the same in all mazes of this size, and different once the key is
+    fetched, and once the door is passed. They make new places look new.
 
-    Reward: 1 at the goal (terminated), nothing else, less `step_cost` per decision where this environment parameter is
-    given. After `limit` decisions the episode is cut (interrupted). The next one begins in the same report.
+    Reward: 1 at the goal (terminated), minus the environment parameter `step_cost` per decision, if that is set. After
+    `limit` decisions the episode is truncated (interrupted). The next one begins in the same report.
 
-    Scripts: `expert` goes a shortest way, any of them; `random` goes anywhere. While one of them plays an agent,
-    reports say what all agents did.
+    Scripts: `expert` takes a random shortest way; `random` moves at random. While one of them plays an agent, reports
+    hold the actions of all agents.
 
     Statistics: the share of episodes in which the key was fetched (`Key`), the door passed (`Door`), the goal reached
-    (`Goal`), with the name of the behavior before them; said whenever as many as there are areas have ended.
+    (`Goal`), prefixed by the name of the behavior; reported whenever as many episodes as areas have ended.
 
     Args:
-        areas: mazes side by side.
+        areas: number of mazes side by side.
         behavior: name of the behavior.
         size: places along the side of a room, 2 to 12.
-        rooms: in a row, 3 to 10.
-        limit: decisions after which the episode is cut.
+        rooms: number of rooms in a row, 3 to 10.
+        limit: decisions after which the episode is truncated.
 
     Raises:
-        SettingsError: `size` or `rooms` is out of its range, or `limit` shorter than the longest way to the goal.
+        SettingsError: `size` or `rooms` is out of its range, or `limit` is shorter than the longest way to the goal.
     """
 
     name = "key-door"
@@ -105,7 +105,7 @@ class KeyDoor:
                 raise SettingsError(
                     f"got {option}={value}; expected {allowed[0]} to {allowed[-1]}; correct option {option!r}"
                 )
-        self._maze = draw(size, rooms)
+        self._maze = build_maze(size, rooms)
         longest = int(self._maze.away[self._maze.starts].max())
         if limit < longest:
             raise SettingsError(
@@ -124,20 +124,20 @@ class KeyDoor:
         self._ended, self._reached = 0, np.zeros(len(_SHARES), np.int64)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior."""
+        """Returns the one behavior."""
         view = ObservationSpec(name="view", shape=(self._maze.seen.shape[1],))
         return {self._id: BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=(len(MOVES),)))}
 
     def scripts(self) -> Mapping[str, tuple[str, ...]]:
-        """What agents can be played with here."""
+        """Returns the scripts that can play agents."""
         return {self._name: SCRIPTS}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
-        """New episodes in all areas. Parameter: `step_cost` (0)."""
+        """Begins new episodes in all areas. Parameter: `step_cost` (0)."""
         self._step_cost = parameters.get("step_cost", 0.0)
         if seed is not None:
             self._random = np.random.default_rng(seed)
-            self._script_random = np.random.default_rng((seed, 1))  # scripts change nothing of where episodes begin
+            self._script_random = np.random.default_rng((seed, 1))  # so that scripts do not change where episodes begin
         self._begin(self._agents)
         return (BehaviorReport(behavior=self._id, decisions=decisions(self._agents, self._maze.seen[self._states])),)
 
@@ -166,9 +166,9 @@ class KeyDoor:
         return (BehaviorReport(behavior=self._id, decisions=following, ends=last),)
 
     def statistics(self) -> tuple[Statistic, ...]:
-        """How far episodes came, once as many as there are areas have ended.
+        """Returns how far episodes came, once as many episodes as areas have ended.
 
-        The trainer weighs what it is told at each step alike, and one step may end one episode or all of them.
+        The trainer weights each step's statistics equally, and one step may end one episode or all of them.
         """
         if self._ended < self._agents.size:
             return ()
@@ -178,20 +178,22 @@ class KeyDoor:
         return tuple(Statistic(name=name, value=float(share)) for name, share in zip(names, shares, strict=True))
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the game holds no resources."""
 
     def _begin(self, areas: Ints) -> None:
         self._states[areas] = self._random.choice(self._maze.starts, areas.size)
         self._ages[areas] = 0
 
     def _moves(self, actions: BehaviorActions) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """[areas] what each agent does, and [areas, 1] the same to be told where a script plays any of them."""
-        told = actions.discrete[:, 0]
+        """Returns the move of each agent, [areas], and the same as actions to report, [areas, 1], if a script plays any
+        agent.
+        """
+        chosen = actions.discrete[:, 0]
         if actions.scripts is None or not actions.scripts.any():
-            return told, None
-        lots = self._script_random.random((self._agents.size, len(MOVES)))
-        expert = (lots + self._maze.best[self._states]).argmax(1)
-        moves = np.choose(actions.scripts, (told, expert, lots.argmax(1)))
+            return chosen, None
+        random = self._script_random.random((self._agents.size, len(MOVES)))
+        expert = (random + self._maze.best[self._states]).argmax(1)
+        moves = np.choose(actions.scripts, (chosen, expert, random.argmax(1)))
         return moves, moves[:, None]
 
     def _count(self, over: Ints) -> None:
@@ -201,8 +203,8 @@ class KeyDoor:
         self._reached += [np.sum(phases >= _CARRYING), np.sum(phases == _PASSED), np.sum(self._maze.goals[states])]
 
 
-def draw(size: int, rooms: int) -> Maze:
-    """The maze with `rooms` rooms of `size` x `size` places."""
+def build_maze(size: int, rooms: int) -> Maze:
+    """Returns the maze with `rooms` rooms of `size` x `size` places."""
     shape = (_KEYS, _PHASES, rooms * size, size)
     key, phase, column, row = np.indices(shape)
     following = np.stack([_after(key, phase, column, row, move) for move in MOVES], -1).reshape(-1, len(MOVES))
@@ -221,7 +223,7 @@ def draw(size: int, rooms: int) -> Maze:
 
 
 def _after(key: Ints, phase: Ints, column: Ints, row: Ints, move: tuple[int, int]) -> Ints:
-    """[keys, phases, columns, rows] The states after a move."""
+    """Returns the states after a move, [keys, phases, columns, rows]."""
     shape = key.shape
     columns, size = shape[2:]
     there = (column + move[0]).clip(0, columns - 1)
@@ -237,7 +239,7 @@ def _after(key: Ints, phase: Ints, column: Ints, row: Ints, move: tuple[int, int
 
 
 def _views(key: Ints, phase: Ints, column: Ints, row: Ints) -> NDArray[np.float32]:
-    """[states, rooms + 2 size + 3 + signs] What is observed."""
+    """Returns the observations, [states, rooms + 2 size + 3 + signs]."""
     columns, size = key.shape[2:]
     room, within = np.divmod(column, size)
     flags = (np.where(phase == _SEARCHING, 2 * key - 1, 0), phase >= _CARRYING, phase == _PASSED)
@@ -247,18 +249,21 @@ def _views(key: Ints, phase: Ints, column: Ints, row: Ints) -> NDArray[np.float3
 
 
 def _signs(key: Ints) -> NDArray[np.float64]:
-    """[keys, phases, columns, rows, signs] Each -1 or 1, whatever the key's place.
+    """Returns signs of -1 or 1, the same for each place of the key, [keys, phases, columns, rows, signs].
 
-    Raw bits of a generator, for these never change: what was learnt or recorded must fit mazes of later versions.
+    They are raw bits of a generator, because these never change: policies and recordings must fit mazes of later
+    versions.
     """
     raw = np.random.PCG64(0).random_raw(key[0].size)
     signs = (raw[:, None] >> np.arange(SIGNS, dtype=np.uint64)) & np.uint64(1)
-    marks = signs.reshape(*key.shape[1:], SIGNS) * 2.0 - 1.0
-    return np.broadcast_to(marks, (*key.shape, SIGNS))
+    centered = signs.reshape(*key.shape[1:], SIGNS) * 2.0 - 1.0
+    return np.broadcast_to(centered, (*key.shape, SIGNS))
 
 
 def _distances(following: Ints, goals: Bools) -> Ints:
-    """[states] Fewest moves to a goal; one more ring of states is reached each time."""
+    """Returns the least number of moves to a goal, [states]; each iteration reaches states that are one move further
+    away.
+    """
     away = np.where(goals, 0, _FAR)
     while True:
         nearer = np.minimum(away, 1 + away[following].min(1))

@@ -1,4 +1,4 @@
-"""The built-in simulators and bridges by name, and their options from a command line."""
+"""Finds the built-in simulators and bridges by name, and parses their options from a command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sparring.pipeline.simulation.game import Game
 _MAKERS: Final[Mapping[str, tuple[str, str]]] = {
     "balance": ("sparring.pipeline.games.balance", "Balance"),
     "crowd": ("sparring.pipeline.games.crowd", "Crowd"),
-    "duel": ("sparring.pipeline.games.duel", "Duel"),
     "goal": ("sparring.pipeline.games.goal", "Goal"),
     "goals": ("sparring.pipeline.games.goals", "Goals"),
     "key-door": ("sparring.pipeline.games.key_door", "KeyDoor"),
@@ -34,16 +33,16 @@ _SWITCHES: Final = {"true": True, "false": False}
 
 
 def make(name: str, areas: int, /, **options: Any) -> Game:
-    """The simulator `name` with `areas` copies of its environment.
+    """Returns the simulator `name` with `areas` copies of its environment.
 
     Args:
         name: one of `NAMES`.
-        areas: 1 or more.
-        options: as `option_types` lists them.
+        areas: number of copies, 1 or more.
+        options: options from `option_types`.
 
     Raises:
-        SettingsError: an unknown name or option, one that is missing or impossible, or a package
-            that is not installed.
+        SettingsError: the name or an option is unknown, an option is missing or impossible, or a package is not
+            installed.
     """
     if areas < 1:
         raise SettingsError(f"got {areas} areas; expected 1 or more; correct the number of areas")
@@ -63,15 +62,15 @@ def make(name: str, areas: int, /, **options: Any) -> Game:
 
 
 def parse_options(name: str, texts: Iterable[str]) -> dict[str, Any]:
-    """Options from `key=value` texts, each in the type that the simulator wants.
+    """Returns options from `key=value` texts, each in the type that the simulator expects.
 
     Args:
         name: one of `NAMES`.
-        texts: as they stand on the command line; a bridge passes unknown keys on to the
-            environment, as true or false, whole number, number or text, the first that fits.
+        texts: texts of the command line; a bridge passes unknown keys to the environment, as true or false, whole
+            number, number or text, the first that fits.
 
     Raises:
-        SettingsError: no `=`, an unknown key, one given twice, or a value of another type.
+        SettingsError: a text has no `=`, a key is unknown or given twice, or a value has the wrong type.
     """
     known, free = option_types(name)
     options: dict[str, Any] = {}
@@ -86,10 +85,10 @@ def parse_options(name: str, texts: Iterable[str]) -> dict[str, Any]:
 
 
 def option_types(name: str) -> tuple[dict[str, tuple[type, ...]], bool]:
-    """The options of a simulator with the types that each may have, and whether others are passed on.
+    """Returns the options of a simulator with their possible types, and whether it passes others on.
 
     Raises:
-        SettingsError: an unknown name.
+        SettingsError: the name is unknown.
     """
     parameters = inspect.signature(_maker(name)).parameters.values()
     free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
@@ -98,7 +97,7 @@ def option_types(name: str) -> tuple[dict[str, tuple[type, ...]], bool]:
 
 
 def required_options(name: str) -> list[str]:
-    """The options without which a simulator cannot be made. Raises as `option_types`."""
+    """Returns the options without which a simulator cannot be made. Raises as `option_types`."""
     parameters = inspect.signature(_maker(name)).parameters.values()
     named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
     return [one.name for one in named if one.default is one.empty and one.name != "areas"]
@@ -113,7 +112,9 @@ def _maker(name: str) -> Callable[..., Any]:
 
 
 def _alternatives(annotation: str) -> tuple[type, ...]:
-    """The types in an annotation such as `str | None`; read as text, for nothing else of it need exist here."""
+    """Returns the types in an annotation such as `str | None`; parses the text, because other types in it need not
+    exist here.
+    """
     return tuple(_TYPES[word] for word in annotation.split(" | ") if word in _TYPES)
 
 

@@ -1,7 +1,6 @@
-"""Rooms: one member of a group opens the gate and is gone, the others go through.
+"""Simulates a group of which one member opens the gate and leaves, so that the others can pass.
 
-What the group earns for that it earns after the end of the one who opened: only credit beyond an agent's own life
-finds it.
+The group earns for that after the end of the member that opened: only credit beyond an agent's own episode finds it.
 """
 
 from __future__ import annotations
@@ -19,41 +18,41 @@ from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, Observ
 
 BUTTON: Final = 0
 GATE: Final = 4
-"""The last place before the gate."""
+"""Last place before the gate."""
 EXIT: Final = 6
 LIMIT: Final = 24
-"""Decisions after which the episode is cut."""
+"""Decisions after which the episode is truncated."""
 MOVE_COST: Final = 0.01
-"""Of the group, for every decision of an area."""
+"""Cost for the group of every decision of an area."""
 _STRIDES: Final = np.array([-1, 0, 1])
 
 
 class Rooms:
-    """`areas` corridors of 7 places; in each a group of `members`.
+    """Simulates `areas` corridors of 7 places; in each a group of `members`.
 
     The button is at place 0, the gate between 4 and 5, the exit at 6. Members begin on places 1 to 4 and choose to go
-    left, stay or go right. Whoever stands on the button first ends there and holds it for good; of several at once the
-    one with the lowest number does. From then on the gate is open. When one of the others reaches the exit, the group
-    gets 1 and all that are left end. Every decision of an area costs its group 0.01. After 24 decisions the episode is
-    cut.
+    left, stay or go right. The first member on the button ends there and holds it until the end of the episode; of
+    several at once it is the one with the lowest number. From then on the gate is open. When one of the others reaches
+    the exit, the group gets 1 and all remaining members end. Every decision of an area costs its group 0.01. After 24
+    decisions the episode is truncated.
 
-    Observation `place` [3 + 2 (members - 1)]: own place over 6, whether the gate is open, share of the time that is
-    gone; then for each other member, in the order of their numbers, whether it is there, and its place over 6.
+    Observation `place` [3 + 2 (members - 1)]: own place divided by 6, whether the gate is open, share of elapsed time;
+    then for each other member, in the order of their numbers, whether it is present, and its place divided by 6.
 
     Args:
-        areas: corridors side by side.
-        members: of each group, 2 or more.
+        areas: number of corridors side by side.
+        members: size of each group, 2 or more.
         behavior: name of the behavior.
 
     Raises:
-        SettingsError: fewer than 2 members.
+        SettingsError: there are fewer than 2 members.
     """
 
     name = "rooms"
 
     def __init__(self, areas: int = 1, members: int = 2, behavior: str = "Rooms") -> None:
         if members < 2:
-            raise SettingsError(f"got {members} members; expected 2 or more: one opens, another goes; correct members")
+            raise SettingsError(f"got {members} members; expected 2 or more, one of them to open; correct members")
         self._id = str(BehaviorId(name=behavior))
         self._random = np.random.default_rng()
         self._agents = np.arange(areas * members, dtype=np.int64).reshape(areas, members)
@@ -64,7 +63,7 @@ class Rooms:
         self._ages = np.zeros(areas, np.int64)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior."""
+        """Returns the one behavior."""
         size = 3 + 2 * (self._agents.shape[1] - 1)
         spec = BehaviorSpec(
             observations=(ObservationSpec(name="place", shape=(size,)),), actions=ActionSpec(discrete=(len(_STRIDES),))
@@ -72,7 +71,7 @@ class Rooms:
         return {self._id: spec}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
-        """New episodes in all areas; there are no parameters."""
+        """Begins new episodes in all areas; there are no parameters."""
         del parameters
         if seed is not None:
             self._random = np.random.default_rng(seed)
@@ -82,7 +81,7 @@ class Rooms:
         return (BehaviorReport(behavior=self._id, decisions=seen),)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
-        """Moves whoever is there; then button, exit and time."""
+        """Moves all present members, then applies button, exit and time limit."""
         before = self._here.copy()
         self._places[before] += _STRIDES[actions[self._id].discrete[:, 0]]
         self._places.clip(BUTTON, np.where(self._open, EXIT, GATE)[:, None], out=self._places)
@@ -110,10 +109,10 @@ class Rooms:
         return (BehaviorReport(behavior=self._id, decisions=following, ends=last),)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the game holds no resources."""
 
     def _hold(self) -> NDArray[np.bool_]:
-        """[areas, members] Who has just taken the button, and is gone now."""
+        """Returns which members have just taken the button, and removes them, [areas, members]."""
         there = self._here & (self._places == BUTTON) & ~self._open[:, None]
         held: NDArray[np.bool_] = there & (np.cumsum(there, 1) == 1)
         self._here &= ~held
@@ -121,7 +120,7 @@ class Rooms:
         return held
 
     def _observe(self) -> NDArray[np.float32]:
-        """[areas, members, size]."""
+        """Returns the observations, [areas, members, size]."""
         areas, members = self._agents.shape
         places = self._places / EXIT
         general = np.stack(np.broadcast_arrays(places, self._open[:, None], self._ages[:, None] / LIMIT), 2)

@@ -1,7 +1,7 @@
-"""Scramble: every agent for itself, in a round arena with pellets; whoever has taken most at the end has won.
+"""Simulates a round arena with pellets in which every agent plays for itself; the most pellets win.
 
-Everything an agent sees is turned into its own view, and its rivals are told apart by their distance alone, so that
-one policy plays all teams.
+Each agent observes the arena in its own frame, and its rivals differ by their distance alone, so that one policy plays
+all teams.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Float = NDArray[np.float64]
 MAX_STEPS: Final = 100
 STEP_S: Final = 0.1
 ARENA: Final = 5.0
-"""Radius of the arena, in metres."""
+"""Radius of the arena, in meters."""
 BODY: Final = 0.4
-"""Radius of an agent, in metres."""
+"""Radius of an agent, in meters."""
 REACH: Final = 0.6
-"""How near its middle must come to a pellet to take it, in metres."""
+"""Distance of an agent's center at which it takes a pellet, in meters."""
 SPEED: Final = 3.0
-"""Metres per second."""
+"""Meters per second."""
 GRIP: Final = 0.5
 """Share of the way from its velocity to the commanded one that an agent covers in one step."""
 TURN: Final = 0.4
@@ -35,7 +35,7 @@ TURN: Final = 0.4
 BRANCHES: Final = (3, 3)
 PELLET_REWARD: Final = 0.1
 LEAD: Final = 5.0
-"""A lead of so many pellets is seen as 1."""
+"""Lead in pellets that is observed as 1."""
 
 _COMMANDS: Final = np.array([0.0, 1.0, -1.0])
 _ALONE: Final = 6
@@ -44,27 +44,27 @@ _PER_RIVAL: Final = 5
 
 
 class Scramble:
-    """`areas` round arenas, in each `teams` teams of one agent, and `pellets` pellets.
+    """Simulates `areas` round arenas, each with `teams` teams of one agent and `pellets` pellets.
 
     Observation `view` [6 + 2 x pellets + 5 x (teams - 1)], in the agent's own frame (x ahead, y to the left; lengths
-    over the arena's radius, speeds over the largest): the arena's middle, own velocity, share of the time that is
-    left, lead over the best rival; places of the pellets, the nearest first; for each rival, the nearest first, its
+    divided by the arena's radius, speeds by the largest): the arena's center, own velocity, share of the remaining
+    time, lead over the best rival; places of the pellets, the nearest first; for each rival, the nearest first, its
     place, its velocity and the lead over it. A lead of 5 pellets or more is 1, one so far behind -1. Actions, 2
     branches of 3: stay, forward, back; keep heading, turn left, turn right.
 
-    A pellet belongs to the agent that is nearest of those that reach it, pays 0.1, and another one appears somewhere.
-    After 100 steps the match is over by its rules (terminated): an agent's outcome is the share of rivals that have
-    fewer pellets, those with as many counting half (of three: 1, 0.5 and 0), and its last reward is 2 x outcome - 1.
-    The next match starts in the same report.
+    The nearest of the agents that reach a pellet takes it for a reward of 0.1, and a new pellet appears at random.
+    After 100 steps the match is over by its rules (terminated): an agent's outcome is the share of rivals with fewer
+    pellets, an equal number counting half (of three: 1, 0.5 and 0), and its last reward is 2 x outcome - 1. The next
+    match starts in the same report.
 
     Args:
-        areas: arenas side by side.
+        areas: number of arenas side by side.
         behavior: name of the behavior.
-        teams: agents in an arena, each a team of its own.
-        pellets: that lie in an arena at any time.
+        teams: number of agents in an arena, each a team of its own.
+        pellets: number of pellets in an arena at any time.
 
     Raises:
-        SettingsError: fewer than 2 teams or no pellet.
+        SettingsError: there are fewer than 2 teams or no pellet.
     """
 
     name = "scramble"
@@ -72,7 +72,7 @@ class Scramble:
     def __init__(self, areas: int = 1, behavior: str = "Scramble", teams: int = 3, pellets: int = 4) -> None:
         if teams < 2 or pellets < 1:
             raise SettingsError(
-                f"got teams={teams} and pellets={pellets}; expected 2 or more teams and a pellet at least; "
+                f"got teams={teams} and pellets={pellets}; expected 2 or more teams and 1 or more pellets; "
                 "correct the simulator's options"
             )
         self._ids = [str(BehaviorId(name=behavior, team=team)) for team in range(teams)]
@@ -88,13 +88,13 @@ class Scramble:
         self._ages = np.zeros(areas, np.int64)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior name with `teams` teams."""
+        """Returns one behavior name with `teams` teams."""
         size = _ALONE + 2 * self._pellets.shape[1] + _PER_RIVAL * (len(self._ids) - 1)
         view = ObservationSpec(name="view", shape=(size,))
         return dict.fromkeys(self._ids, BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=BRANCHES)))
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
-        """New matches in all arenas; there are no parameters."""
+        """Begins new matches in all arenas; there are no parameters."""
         del parameters
         if seed is not None:
             self._random = np.random.default_rng(seed)
@@ -102,7 +102,7 @@ class Scramble:
         return self._reports(self._observe(), np.zeros(self._taken.shape), None)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
-        """Moves everybody, hands out pellets and ends matches whose time is over."""
+        """Moves all agents, awards pellets and ends matches whose time is over."""
         self._move(_COMMANDS[np.stack([actions[key].discrete for key in self._ids], 1)])
         rewards: Float = PELLET_REWARD * self._take().astype(np.float64)
         self._ages += 1
@@ -118,12 +118,12 @@ class Scramble:
         return self._reports(seen, rewards, ends)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the game holds no resources."""
 
     # ---------------------------------------------------------------- rules
 
     def _begin(self, areas: NDArray[np.int64]) -> None:
-        """Agents stand around the middle, at even angles but not equally far from it, and face anywhere."""
+        """Places agents around the center, at even angles and random distances and headings."""
         teams = len(self._ids)
         angles = self._random.uniform(0, 2 * np.pi, (areas.size, 1)) + 2 * np.pi * np.arange(teams) / teams
         radii = self._random.uniform(0.3 * ARENA, 0.7 * ARENA, angles.shape)
@@ -133,15 +133,17 @@ class Scramble:
         self._pellets[areas] = self._somewhere(areas.size, self._pellets.shape[1])
         self._taken[areas] = 0
         self._ages[areas] = 0
-        self._matches[areas] += self._areas.size  # a contest id is never used twice
+        self._matches[areas] += self._areas.size  # a match id is never used twice
 
     def _somewhere(self, *shape: int) -> Float:
-        """[*shape, 2] places that an agent can reach, none likelier than another."""
+        """Returns uniformly random places that an agent can reach, [*shape, 2]."""
         angles, shares = self._random.uniform(0, 2 * np.pi, shape), self._random.uniform(0, 1, shape)
         return _ahead(angles) * ((ARENA - BODY) * np.sqrt(shares))[..., None]
 
     def _move(self, commands: Float) -> None:
-        """By one step, with [areas, teams, 2] in -1, 0, 1: forward, to the left. Who overlaps is pushed apart."""
+        """Moves agents by one step, with commands [areas, teams, 2] in -1, 0, 1: forward, to the left; separates
+        overlapping agents.
+        """
         self._headings += TURN * commands[..., 1]
         self._headings -= 2 * np.pi * np.round(self._headings / (2 * np.pi))
         wanted = _ahead(self._headings) * (SPEED * commands[..., :1])
@@ -155,7 +157,7 @@ class Scramble:
         self._places = moved
 
     def _take(self) -> NDArray[np.int64]:
-        """[areas, teams] pellets that were taken in this step; others appear in their places."""
+        """Returns the pellets taken in this step, [areas, teams]; others appear in their place."""
         distance = _length(self._places[:, :, None] - self._pellets[:, None])  # [areas, teams, pellets]
         nearest = distance.argmin(1)
         gone = distance.min(1) < REACH
@@ -168,7 +170,7 @@ class Scramble:
     # ---------------------------------------------------------------- reports
 
     def _observe(self) -> NDArray[np.float32]:
-        """[areas, teams, numbers]."""
+        """Returns the observations, [areas, teams, numbers]."""
         place, leads = self._places[:, :, None], np.clip(self._leads() / LEAD, -1, 1)
         alone = np.concatenate([-place / ARENA, self._velocities[:, :, None] / SPEED], 2)
         pellets = _nearest_first(self._pellets[:, None] - place)
@@ -187,7 +189,7 @@ class Scramble:
         return np.concatenate(parts, -1).astype(np.float32)
 
     def _turned(self, vectors: Float) -> Float:
-        """[areas, teams, n, 2] in the arena's frame as [areas, teams, 2n] in each agent's own."""
+        """Turns vectors [areas, teams, n, 2] in the arena's frame to [areas, teams, 2n] in each agent's own."""
         cosine, sine = np.cos(self._headings)[..., None], np.sin(self._headings)[..., None]
         ahead = vectors[..., 0] * cosine + vectors[..., 1] * sine
         aside = vectors[..., 1] * cosine - vectors[..., 0] * sine
@@ -195,7 +197,7 @@ class Scramble:
         return turned
 
     def _leads(self) -> NDArray[np.int64]:
-        """[areas, teams, rivals] pellets more than a rival."""
+        """Returns the lead over each rival in pellets, [areas, teams, rivals]."""
         leads: NDArray[np.int64] = self._taken[:, :, None] - self._taken[:, self._rivals]
         return leads
 
@@ -229,30 +231,30 @@ class Scramble:
         )
 
     def _agents(self, areas: NDArray[np.int64], team: int) -> NDArray[np.int64]:
-        """[n] ids of a team's agents."""
+        """Returns the ids of a team's agents, [n]."""
         return len(self._ids) * areas + team
 
 
 def _outcomes(taken: NDArray[np.int64]) -> Float:
-    """[areas, teams] share of the rivals that have fewer of [areas, teams] pellets; as many counts half."""
+    """Returns the share of rivals with fewer pellets, [areas, teams]; an equal number counts half."""
     ahead = np.sign(taken[:, :, None] - taken[:, None]).sum(2)
     outcomes: Float = 0.5 + 0.5 * ahead / (taken.shape[1] - 1)
     return outcomes
 
 
 def _nearest_first(away: Float, *others: Float) -> Float:
-    """[areas, teams, n, 2] and columns that belong to them, by length; one after the other in the last dimension."""
+    """Sorts vectors [areas, teams, n, 2] and their columns by length, joined in the last dimension."""
     order = _length(away).argsort(2, kind="stable")[..., None]
     columns: Float = np.take_along_axis(np.concatenate([away, *others], -1), order, 2)
     return columns
 
 
 def _ahead(angles: Float) -> Float:
-    """[..., 2] of length 1."""
+    """Returns unit vectors, [..., 2]."""
     return np.stack([np.cos(angles), np.sin(angles)], -1)
 
 
 def _length(vectors: Float) -> Float:
-    """Of [..., 2]."""
+    """Returns the lengths of vectors [..., 2]."""
     lengths: Float = np.sqrt((vectors * vectors).sum(-1))
     return lengths

@@ -1,8 +1,7 @@
-"""Soccer: two teams of two on a walled pitch with a ball.
+"""Simulates two teams of two players on a walled pitch with a ball.
 
-Rules and reports are here, the motion is in `soccer_physics.py`, a team that does not learn in
-`soccer_script.py`. Team 0 attacks +x, team 1 attacks -x; everything an agent sees is turned into its
-own view, so that one policy plays both sides.
+Rules and reports are here, the motion is in `soccer_physics.py`, a scripted team in `soccer_script.py`. Team 0 attacks
++x, team 1 attacks -x; each agent observes the pitch in its own frame, so that one policy plays both sides.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, Observ
 
 MAX_STEPS: Final = 500
 EXISTENCE: Final = -0.2 / MAX_STEPS
-"""An agent's own reward per step: a match without goals costs 0.2."""
+"""Agent's own reward per step: a match without goals costs 0.2."""
 BEHIND: Final = 1.0
-"""Metres behind the ball from which it is well driven ahead."""
+"""Distance behind the ball from which a player can drive it ahead, in meters."""
 BRANCHES: Final = (3, 3, 3)
 OBSERVATION_SIZE: Final = 27
 
@@ -37,31 +36,30 @@ _LEFT_RIGHT: Final = np.array([0.0, 1.0, -1.0])
 
 
 class Soccer:
-    """`areas` pitches; 4 agents on each: players 0 and 1 of team 0, players 2 and 3 of team 1.
+    """Simulates `areas` pitches with 4 agents each: players 0 and 1 of team 0, players 2 and 3 of team 1.
 
-    Observation `view` [27], in the agent's own frame (x ahead, y to the left; lengths over half the
-    pitch's length, speeds over the ball's largest): positions of ball, mate, two rivals, rival goal,
-    own goal (0-11); velocities of ball, itself, mate, two rivals (12-21); heading against the
-    direction of attack, mate's heading against its own, each as cosine and sine (22-25); share of
-    the match that is over (26). Actions, 3 branches of 3: stay, forward, back; stay, left, right;
-    keep heading, turn left, turn right. Forward contact kicks the ball.
+    Observation `view` [27], in the agent's own frame (x ahead, y to the left; lengths divided by half the pitch's
+    length, speeds by the ball's largest): positions of ball, teammate, two rivals, rival goal, own goal (0-11);
+    velocities of ball, itself, teammate, two rivals (12-21); heading relative to the direction of attack, teammate's
+    heading relative to its own, each as cosine and sine (22-25); share of elapsed time (26). Actions, 3 branches of 3:
+    stay, forward, back; stay, left, right; keep heading, turn left, turn right. Forward contact kicks the ball.
 
-    Own reward: a small cost per step; `ball_touch` for contact, `ball_progress` for each pitch's length that the ball
-    moves towards the rival goal, and `ball_approach` for each that the agent comes nearer to the place from which it
-    would drive it there, where these environment parameters are given. Group reward: for a goal, 1
-    minus the share of the match that is over for the scoring team, -1 for the other. After a goal (terminated) or 500
-    steps (interrupted, outcome 0.5) all agents of the area end and the next match starts in the same report.
+    Own reward: a small cost per step; with these environment parameters also `ball_touch` for contact, `ball_progress`
+    for each pitch length that the ball moves towards the rival goal, and `ball_approach` for each that the agent moves
+    towards the place from which it would drive it there. Group reward: for a goal, 1 minus the share of elapsed time
+    for the scoring team, -1 for the other. After a goal (terminated) or 500 steps (interrupted, outcome 0.5) all agents
+    of the area end and the next match starts in the same report.
 
     Args:
-        areas: pitches side by side.
+        areas: number of pitches side by side.
         behavior: name of the behavior.
-        rivals: who plays team 1. `learning`: the trainer. Otherwise only team 0 is reported, and team 1 is moved here:
+        rivals: policy of team 1. `learning`: the trainer. Otherwise only team 0 is reported, and team 1 is moved here:
             `scripted`, the player nearest to the ball drives it to the other goal, the other one keeps; `still`, both
             stand.
-        every: players decide at each `every`-th step of 0.1 s, and go on meanwhile as they decided.
+        every: players decide at each `every`-th step of 0.1 s, and repeat their actions in between.
 
     Raises:
-        SettingsError: `rivals` is none of these, or `every` no number of steps that a match can be divided into.
+        SettingsError: `rivals` is none of these, or `every` does not divide the steps of a match.
     """
 
     name = "soccer"
@@ -85,17 +83,17 @@ class Soccer:
         self._touch_reward = self._progress_reward = self._approach_reward = 0.0
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior name with two teams, or team 0 alone."""
+        """Returns one behavior name with two teams, or team 0 alone."""
         view = ObservationSpec(name="view", shape=(OBSERVATION_SIZE,))
         spec = BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=BRANCHES))
         return dict.fromkeys(self._ids, spec)
 
     def scripts(self) -> Mapping[str, tuple[str, ...]]:
-        """What either team can be played with here."""
+        """Returns the scripts that can play either team."""
         return {BehaviorId.parse(self._ids[0]).name: tuple(_SCRIPTS)}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
-        """New matches on all pitches. Parameters: `ball_touch`, `ball_progress` and `ball_approach` (all 0)."""
+        """Begins new matches on all pitches. Parameters: `ball_touch`, `ball_progress` and `ball_approach` (all 0)."""
         self._touch_reward = parameters.get("ball_touch", 0.0)
         self._progress_reward = parameters.get("ball_progress", 0.0)
         self._approach_reward = parameters.get("ball_approach", 0.0)
@@ -128,15 +126,15 @@ class Soccer:
         return self._reports(seen, own, group, ends)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the game holds no resources."""
 
     def _kick_off(self, areas: NDArray[np.int64]) -> None:
         self._pitch.place(areas, self._random)
         self._ages[areas] = 0
-        self._matches[areas] += self._areas.size  # a contest id is never used twice
+        self._matches[areas] += self._areas.size  # a match id is never used twice
 
     def _to_place(self) -> NDArray[np.float64]:
-        """[areas, players] metres to the place behind the ball, as seen from the rival goal."""
+        """Returns the meters to the place behind the ball, as seen from the rival goal, [areas, players]."""
         ball = self._pitch.ball[:, None]
         to_goal = np.stack([_ATTACKS, np.zeros(PLAYERS)], -1) * GOAL_X - ball
         to_goal /= np.maximum(np.sqrt((to_goal * to_goal).sum(-1, keepdims=True)), 1e-6)
@@ -147,24 +145,24 @@ class Soccer:
     def _advance(
         self, actions: Mapping[str, BehaviorActions]
     ) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
-        """Moves everything; where a goal falls, what comes after it does not count.
+        """Moves everything; after a goal, later steps of the decision do not count.
 
         Returns:
-            touched [areas, players]; metres that the ball went along +x [areas]; scored [areas] 1, -1 or 0.
+            touched [areas, players]; motion of the ball along +x in meters [areas]; scored [areas] 1, -1 or 0.
         """
         touched = np.zeros((self._areas.size, PLAYERS), bool)
         progress, scored = np.zeros(self._areas.size), np.zeros(self._areas.size)
         for _ in range(self._every):
             before = self._pitch.ball[:, 0].copy()
             contact, goal = self._pitch.advance(*self._commands(actions))
-            going_on = scored == 0
-            touched |= contact & going_on[:, None]
-            progress += np.where(going_on, self._pitch.ball[:, 0] - before, 0)
-            scored = np.where(going_on, goal, scored)
+            undecided = scored == 0
+            touched |= contact & undecided[:, None]
+            progress += np.where(undecided, self._pitch.ball[:, 0] - before, 0)
+            scored = np.where(undecided, goal, scored)
         return touched, progress, scored
 
     def _commands(self, actions: Mapping[str, BehaviorActions]) -> tuple[NDArray[np.float64], ...]:
-        """Each [areas, players] in -1, 0, 1: forward, left, turn to the left."""
+        """Returns the commands forward, left and turn to the left, each [areas, players] in -1, 0, 1."""
         teams = [self._moves(team, actions[key]) for team, key in enumerate(self._ids)]
         if self._rivals is not None:
             teams.append(self._rivals(self._pitch, 1))
@@ -172,7 +170,9 @@ class Soccer:
         return moves[..., 0], moves[..., 1], moves[..., 2]
 
     def _moves(self, team: int, actions: BehaviorActions) -> NDArray[np.float64]:
-        """[areas, 2, 3] What both players of a team do: by the trainer, or by a script where it asks for one."""
+        """Returns the commands of both players of a team, [areas, 2, 3]: the trainer's, or those of the script that it
+        requests.
+        """
         moves = _LEFT_RIGHT[actions.discrete.reshape(-1, 2, 3)]
         if actions.scripts is not None:
             asked = actions.scripts.reshape(-1, 2)
@@ -182,7 +182,7 @@ class Soccer:
         return moves
 
     def _observe(self) -> NDArray[np.float32]:
-        """[areas, players, 27]."""
+        """Returns the observations, [areas, players, 27]."""
         pitch = self._pitch
         place, speed, heading = pitch.positions, pitch.velocities, pitch.headings
         goals = np.stack([_ATTACKS, np.zeros(PLAYERS)], -1) * GOAL_X

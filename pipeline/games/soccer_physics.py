@@ -1,9 +1,8 @@
-"""The motion of circles on a walled pitch, over all areas at once.
+"""Simulates the motion of circles on a walled pitch, over all areas at once.
 
-Per 0.1 s: players accelerate towards what they command and turn; overlapping players are pushed
-apart equally; a player that touches the ball drives it away from its centre, and kicks it when the
-contact is ahead and it commands forward; the ball rolls with friction and bounces off the walls
-except into the goals.
+In each 0.1 s players accelerate towards their commanded velocity and turn; overlapping players are pushed apart
+equally; a player that touches the ball drives it away from its center, and kicks it if the contact is ahead and it
+commands forward; the ball rolls with friction and bounces off the walls except into the goals.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ Float = NDArray[np.float64]
 STEP_S: Final = 0.1
 PLAYERS: Final = 4
 GOAL_X: Final = 7.0
-"""Half the pitch's length, in metres: the goal lines are at x = -7 and 7."""
+"""Half the pitch's length, in meters: the goal lines are at x = -7 and 7."""
 SIDE_Y: Final = 4.0
-"""Half its width."""
+"""Half the pitch's width, in meters."""
 GOAL_HALF_WIDTH: Final = 1.8
 PLAYER_RADIUS: Final = 0.5
 BALL_RADIUS: Final = 0.3
@@ -46,13 +45,13 @@ _FACING: Final = np.array([0.0, 0.0, np.pi, np.pi])
 
 
 class Pitch:
-    """State of `areas` pitches: positions, velocities in metres (per second), headings in radians.
+    """Holds the state of `areas` pitches: positions, velocities in meters (per second), headings in radians.
 
     Attributes:
         positions: [areas, players, 2].
         velocities: [areas, players, 2].
         headings: [areas, players], 0 along +x, counter-clockwise.
-        ball: [areas, 2]. Beyond a goal line only in the step of a goal.
+        ball: [areas, 2]. It is beyond a goal line only in the step of a goal.
         ball_velocity: [areas, 2].
     """
 
@@ -64,7 +63,7 @@ class Pitch:
         self.ball_velocity: Float = np.zeros((areas, 2))
 
     def place(self, areas: NDArray[np.int64], random: np.random.Generator) -> None:
-        """Players near their kick-off places, facing the rivals; the ball near the centre, at rest."""
+        """Places players near their kick-off places, facing the rivals, and the ball near the center, at rest."""
         shape = (areas.size, PLAYERS)
         self.positions[areas] = _KICK_OFF + random.uniform(-0.8, 0.8, (*shape, 2))
         self.headings[areas] = _FACING + random.uniform(-0.5, 0.5, shape)
@@ -76,12 +75,12 @@ class Pitch:
         """Moves everything by `STEP_S`.
 
         Args:
-            forward: [areas, players] in [-1, 1]: full speed back .. ahead.
-            left: [areas, players] in [-1, 1]: full speed to the right .. to the left.
-            turn: [areas, players] in [-1, 1]: to the right .. to the left.
+            forward: [areas, players] in [-1, 1]: full speed back to full speed ahead.
+            left: [areas, players] in [-1, 1]: full speed to the right to full speed to the left.
+            turn: [areas, players] in [-1, 1]: to the right to the left.
 
         Returns:
-            touched [areas, players]: who touched the ball; scored [areas]: 1 where team 0 scored, -1
+            touched [areas, players]: players that touched the ball; scored [areas]: 1 where team 0 scored, -1
             where team 1 did, else 0.
         """
         self.headings += TURN * turn

@@ -1,6 +1,6 @@
-"""What a team of soccer does that nobody learns: one attacks, one keeps.
+"""Plays a team of soccer by script: one player attacks, one keeps.
 
-Pure functions of the pitch and the team, without memory or chance.
+The scripts are pure functions of the pitch and the team, without memory or randomness.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import numpy as np
 from sparring.pipeline.games.soccer_physics import GOAL_X, Float, Pitch
 
 _BEHIND: Final = 1.0
-"""Metres behind the ball, on the line of the shot, from where a player runs at it."""
+"""Distance behind the ball, on the line of the shot, from which a player runs at it, in meters."""
 _ASIDE: Final = 1.2
-"""Metres beside the ball, for who has to run round it."""
+"""Distance beside the ball for a player that has to run round it, in meters."""
 _KEEPING: Final = 0.4
 """Share of the way from the own goal to the ball at which the keeper stands."""
 _THERE: Final = 0.3
-"""Metres from its place at which the keeper is content."""
+"""Distance from its place at which the keeper stops, in meters."""
 _AIM: Final = 0.2
 """Radians off the wanted direction at which a player turns."""
 _RUN: Final = 1.0
-"""Radians off the wanted direction up to which it runs all the same."""
+"""Radians off the wanted direction up to which a player runs."""
 
 
 def scripted(pitch: Pitch, team: int) -> Float:
-    """[areas, 2, 3] forward, left, turn of both players of a team, each -1, 0 or 1.
+    """Returns forward, left and turn of both players of a team, [areas, 2, 3], each -1, 0 or 1.
 
-    The player nearest to the ball runs round it to the side of its own goal and pushes it at the other goal; its mate
-    stands between the ball and the own goal, and looks at the ball.
+    The player nearest to the ball runs round it to the side of its own goal and pushes it at the other goal; its
+    teammate stands between the ball and the own goal, and looks at the ball.
     """
     players = slice(2 * team, 2 * team + 2)
     own_goal = np.array([GOAL_X if team else -GOAL_X, 0.0])
@@ -38,23 +38,23 @@ def scripted(pitch: Pitch, team: int) -> Float:
     nearest = np.hypot(to_ball[..., 0], to_ball[..., 1]).argmin(1)
     attacks = (np.arange(2) == nearest[:, None])[..., None]
     keeping = (own_goal + _KEEPING * (pitch.ball - own_goal))[:, None] - place
-    content = ~attacks & ((keeping * keeping).sum(-1, keepdims=True) < _THERE**2)
-    way = np.where(attacks, _attack(place, to_ball, -own_goal), np.where(content, to_ball, keeping))
+    arrived = ~attacks & ((keeping * keeping).sum(-1, keepdims=True) < _THERE**2)
+    way = np.where(attacks, _attack(place, to_ball, -own_goal), np.where(arrived, to_ball, keeping))
     off = np.arctan2(way[..., 1], way[..., 0]) - heading
     off -= 2 * np.pi * np.round(off / (2 * np.pi))
-    forward = (np.abs(off) < _RUN) & ~content[..., 0]
+    forward = (np.abs(off) < _RUN) & ~arrived[..., 0]
     turn = np.where(np.abs(off) > _AIM, np.sign(off), 0)
     return np.stack([forward, np.zeros_like(turn), turn], -1)
 
 
 def still(pitch: Pitch, team: int) -> Float:
-    """[areas, 2, 3] zeros: nobody moves by itself."""
+    """Returns zeros, [areas, 2, 3]: no player moves by itself."""
     del team
     return np.zeros((len(pitch.ball), 2, 3))
 
 
 def _attack(place: Float, to_ball: Float, their_goal: Float) -> Float:
-    """[areas, 2, 2] Where to run, seen from `place`, to get behind the ball and then through it."""
+    """Returns where to run, relative to `place`, to get behind the ball and then through it, [areas, 2, 2]."""
     shot = their_goal - (place + to_ball)
     shot = shot / np.maximum(np.hypot(shot[..., 0], shot[..., 1]), 1e-6)[..., None]
     across = np.stack([-shot[..., 1], shot[..., 0]], -1)

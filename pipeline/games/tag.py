@@ -1,7 +1,7 @@
-"""Tag: a chaser and a runner in a walled square with a pillar in its middle.
+"""Simulates a chaser and a runner in a walled square with a pillar in its center.
 
-The two are different behaviors: the chaser has the higher speed in the long run, the runner turns faster and sprints
-while its stamina lasts. They see different things, too.
+The two have different behaviors: the chaser is faster in the long run, the runner turns faster and sprints while its
+stamina lasts. They also have different observations.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Float = NDArray[np.float64]
 MAX_STEPS: Final = 120
 STEP_S: Final = 0.1
 HALF: Final = 4.0
-"""Half the square's side, in metres."""
+"""Half the square's side, in meters."""
 PILLAR: Final = 1.0
-"""Radius of the pillar, in metres."""
+"""Radius of the pillar, in meters."""
 BODY: Final = 0.3
-"""Radius of a player, in metres."""
+"""Radius of a player, in meters."""
 TAG_REACH: Final = 0.8
-"""How near the chaser must come, middle to middle, in metres."""
+"""Distance of the centers at which the chaser wins, in meters."""
 SPEEDS: Final = np.array([3.2, 2.6])
-"""Of chaser and runner, in metres per second."""
+"""Largest speeds of chaser and runner, in meters per second."""
 SPRINT: Final = 1.5
-"""By how much a sprint is faster."""
+"""Factor of the speed in a sprint."""
 RESTED: Final = 80
-"""Stamina of a rested runner; a step without a sprint gives 1 back."""
+"""Stamina of a rested runner; a step without a sprint restores 1."""
 TIRES: Final = 4
-"""Stamina that a step of a sprint costs."""
+"""Stamina cost of a step of a sprint."""
 GRIPS: Final = np.array([0.2, 0.5])
 """Share of the way from its velocity to the commanded one that a player covers in one step."""
 FULL_SPEED: Final = 1 / 3
@@ -47,33 +47,33 @@ SURROUNDINGS: Final = 6
 _LIMIT: Final = HALF - BODY
 _RING: Final = PILLAR + BODY
 _START: Final = 2.5
-"""How far from the middle a match begins at most."""
+"""Largest distance from the center at the start of a match, in meters."""
 _OTHER: Final = np.array([1, 0])
 
 
 class Tag:
-    """`areas` squares with a chaser (team 0) and a runner (team 1) in each.
+    """Simulates `areas` squares with a chaser (team 0) and a runner (team 1) in each.
 
-    Both observe `view` [9]: own place, own velocity, the other's place and velocity less their own, two numbers each
-    (lengths over half the side, speeds over the runner's largest), and the share of the time that is left. The runner
-    also observes `surroundings` [6]: free way to the walls at -x, +x, -y, +y and to the pillar (over half the side)
-    and its stamina (1 rested .. 0 tired).
+    Both observe `view` [9]: own place, own velocity, the other's place and velocity relative to their own, two numbers
+    each (lengths divided by half the side, speeds by the runner's largest), and the share of remaining time. The runner
+    also observes `surroundings` [6]: distance to the walls at -x, +x, -y, +y and to the pillar (divided by half the
+    side) and its stamina (1 rested .. 0 tired).
 
-    Actions: continuous, where to go along x and y, at full speed from a length of a third on; the runner's branch
+    Actions: continuous, the direction along x and y, at full speed for a length of a third or more; the runner's branch
     of 2 also sprints with 1, as long as it has stamina.
 
     The chaser wins (outcome 1) when it comes within 0.8 m of the runner; the runner wins when 120 steps are over.
-    Either is the end by the rules (terminated), and the next match starts in the same report. The chaser's reward: 1
-    for its win, -1 for the runner's, -0.5 / 120 per step, and `approach` for each metre that the two come nearer to
-    each other, where this environment parameter is given. The runner's is the same with the other sign.
+    Either is an end by the rules (terminated), and the next match starts in the same report. The chaser's reward: 1 for
+    its win, -1 for the runner's, -0.5 / 120 per step, and the environment parameter `approach` for each meter that the
+    two come nearer to each other, if that is set. The runner's is the same with the other sign.
 
     Args:
-        areas: squares side by side.
+        areas: number of squares side by side.
         chaser: name of the chaser's behavior.
         runner: name of the runner's behavior.
 
     Raises:
-        SettingsError: both have the same name.
+        SettingsError: both behaviors have the same name.
     """
 
     name = "tag"
@@ -81,7 +81,7 @@ class Tag:
     def __init__(self, areas: int = 1, chaser: str = "Chaser", runner: str = "Runner") -> None:
         if chaser == runner:
             raise SettingsError(
-                f"got {chaser!r} as the name of both behaviors; expected two, for they observe different things; "
+                f"got {chaser!r} as the name of both behaviors; expected two names, because their observations differ; "
                 "set option chaser or runner to another name"
             )
         self._ids = [str(BehaviorId(name=name, team=team)) for team, name in enumerate((chaser, runner))]
@@ -95,7 +95,7 @@ class Tag:
         self._ages = np.zeros(areas, np.int64)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior for each side."""
+        """Returns one behavior for each side."""
         view = ObservationSpec(name="view", shape=(VIEW,))
         surroundings = ObservationSpec(name="surroundings", shape=(SURROUNDINGS,))
         chaser = BehaviorSpec(observations=(view,), actions=ActionSpec(continuous=2))
@@ -103,7 +103,7 @@ class Tag:
         return dict(zip(self._ids, (chaser, runner), strict=True))
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
-        """New matches in all squares. Parameter: `approach` (0)."""
+        """Begins new matches in all squares. Parameter: `approach` (0)."""
         self._approach = parameters.get("approach", 0.0)
         if seed is not None:
             self._random = np.random.default_rng(seed)
@@ -111,7 +111,7 @@ class Tag:
         return self._reports(np.zeros(self._areas.size), (None, None))
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
-        """Moves everybody and settles who has won."""
+        """Moves both players and decides who has won."""
         before = self._apart()
         self._move(actions)
         self._ages += 1
@@ -128,12 +128,12 @@ class Tag:
         return self._reports(gain, ends)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: the game holds no resources."""
 
     # ---------------------------------------------------------------- rules
 
     def _begin(self, areas: NDArray[np.int64]) -> None:
-        """Both stand somewhere around the pillar, an eighth of a turn apart at least."""
+        """Places both at random around the pillar, at least an eighth of a turn apart."""
         turn, away = self._random.uniform(0, 2 * np.pi, areas.size), self._random.uniform(0.25, 1.75, areas.size)
         angles = np.stack([turn, turn + np.pi * away], -1)
         radii = self._random.uniform(_RING, _START, (areas.size, 2))
@@ -141,10 +141,10 @@ class Tag:
         self._velocities[areas] = 0
         self._stamina[areas] = RESTED
         self._ages[areas] = 0
-        self._matches[areas] += self._areas.size  # a contest id is never used twice
+        self._matches[areas] += self._areas.size  # a match id is never used twice
 
     def _move(self, actions: Mapping[str, BehaviorActions]) -> None:
-        """By one step; nobody passes a wall or the pillar."""
+        """Moves the players by one step; they cannot pass a wall or the pillar."""
         commands: Float = np.stack([actions[key].continuous for key in self._ids], 1) / np.float64(FULL_SPEED)
         wanted = commands / np.maximum(_length(commands), 1)[..., None]
         speeds = np.repeat(SPEEDS[None], self._areas.size, 0)
@@ -159,13 +159,13 @@ class Tag:
         self._places = held
 
     def _apart(self) -> Float:
-        """[areas] metres between the two."""
+        """Returns the distance between the two in meters, [areas]."""
         return _length(self._places[:, 1] - self._places[:, 0])
 
     # ---------------------------------------------------------------- reports
 
     def _observe(self, areas: NDArray[np.int64]) -> tuple[tuple[NDArray[np.float32], ...], ...]:
-        """Observations of the chasers, and of the runners."""
+        """Returns the observations of the chasers, and of the runners."""
         place, speed = self._places[areas] / HALF, self._velocities[areas] / (SPEEDS[1] * SPRINT)
         left = np.broadcast_to((1 - self._ages[areas] / MAX_STEPS)[:, None, None], (areas.size, 2, 1))
         parts = [place, speed, place[:, _OTHER] - place, speed[:, _OTHER] - speed, left]
@@ -205,6 +205,6 @@ class Tag:
 
 
 def _length(vectors: Float) -> Float:
-    """Of [..., 2]."""
+    """Returns the lengths of vectors [..., 2]."""
     lengths: Float = np.sqrt((vectors * vectors).sum(-1))
     return lengths

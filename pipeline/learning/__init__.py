@@ -1,1 +1,1 @@
-"""Learning: returns, losses, updates and checkpoints of one behavior name."""
+"""Learning computes returns, losses, updates and checkpoints for one behavior name."""

@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Actor and critic of one behavior, and what they make of a batch before an update.
+"""This module holds the actor and the critic of one behavior, and evaluates whole batches before an update.
 
-B rows of a minibatch, R rows of the batch, s segments, q sequences, F features, H means and logits, S reward signals,
-P features of a previous action, M values of a recurrent memory.
+B rows of a minibatch, R rows of the batch, s segments, q sequences, F features, H means and logits, S reward signals, P
+features of a previous action, M values of a recurrent memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.memories import Memories
-from sparring.pipeline.learning.parameters import Pull
+from sparring.pipeline.learning.parameters import BackwardFn
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.networks.actions import previous_features
 from sparring.pipeline.networks.actor import Actor
@@ -39,12 +39,12 @@ Numbers = NDArray[np.int64]
 
 
 class RecurrentState(NamedTuple):
-    """What the networks remember when the sequences of a minibatch begin.
+    """Holds the memories of the networks at the start of each sequence of a minibatch.
 
     Attributes:
-        layout: of the sequences.
+        layout: how the rows form sequences.
         actor: [q, M].
-        critic: [q, M]; None where it is shared.
+        critic: [q, M]; None if actor and critic share a body.
     """
 
     layout: Layout
@@ -54,13 +54,13 @@ class RecurrentState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recurrence:
-    """The sequences of a batch.
+    """Describes the sequences of a batch.
 
     Attributes:
         first: [q] first row of each.
         lengths: [q] rows of each.
-        actor: [q, M] memory of the actor at its start, made when it acted.
-        critic: [q, M] memory of the critic there; None where it is shared.
+        actor: [q, M] memory of the actor at the start, stored when it acted.
+        critic: [q, M] memory of the critic at the start; None if actor and critic share a body.
     """
 
     first: Numbers
@@ -69,27 +69,27 @@ class Recurrence:
     critic: Floats | None
 
     def holding(self, wanted_r: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """[q] sequences that hold a row which is wanted."""
+        """Returns [q] which sequences contain a wanted row."""
         within = wanted_r[sequences.rows_of(self.first, self.lengths)]
         found: NDArray[np.bool_] = np.logical_or.reduceat(within, np.cumsum(self.lengths) - self.lengths)
         return found
 
-    def some(self, which_q: NDArray[Any]) -> tuple[Tensor, RecurrentState]:
-        """Rows [B] of the given sequences, one sequence after the other, and what is remembered at their starts."""
+    def select(self, which_q: NDArray[Any]) -> tuple[Tensor, RecurrentState]:
+        """Returns the rows [B] of the given sequences, one after the other, and the memories at their starts."""
         lengths = self.lengths[which_q]
         critic = None if self.critic is None else torch.from_numpy(self.critic[which_q])
-        recalled = RecurrentState(Layout(lengths), torch.from_numpy(self.actor[which_q]), critic)
-        return torch.from_numpy(sequences.rows_of(self.first[which_q], lengths)), recalled
+        state = RecurrentState(Layout(lengths), torch.from_numpy(self.actor[which_q]), critic)
+        return torch.from_numpy(sequences.rows_of(self.first[which_q], lengths)), state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A batch's observations as the networks read them.
+    """Holds a batch's observations as the networks read them.
 
     Attributes:
-        joined: [R, ...] before normalisation.
+        joined: [R, ...] before normalization.
         inputs: [R, ...].
-        following: [s, ...] what came after each segment.
+        following: [s, ...] the observations after each segment.
     """
 
     joined: Inputs
@@ -99,12 +99,12 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
-    """Values of a batch's observations.
+    """Holds the values of a batch's observations.
 
     Attributes:
         values: [R, S].
-        next_values: [s, S] of what followed each segment.
-        recurrence: the sequences; None where nothing is remembered.
+        next_values: [s, S] of the observations after each segment.
+        recurrence: the sequences; None for networks without memory.
     """
 
     values: Floats
@@ -113,34 +113,34 @@ class Estimates:
 
 
 class ForwardPass(NamedTuple):
-    """What the networks make of a minibatch, with the way back.
+    """Holds the outputs of the networks for a minibatch, and their backward pass.
 
     Attributes:
         head: [B, H] means and logits.
         values: [B, S].
-        pull: carries gradients of head, log sigma and values back to the parameters.
+        backward_fn: propagates gradients of head, log sigma and values to the parameters.
     """
 
     head: Tensor
     values: Tensor
-    pull: Pull
+    backward_fn: BackwardFn
 
 
 class ActorCritic:
-    """The networks of one behavior.
+    """Combines the networks of one behavior.
 
     Attributes:
-        actor: acts; where the critic is shared, its last outputs are the values.
-        critic: None where it is shared.
-        modules: all of them.
+        actor: its last outputs are the values if the critic is shared.
+        critic: None if it is shared.
+        modules: all networks by name.
 
     Args:
-        spec: of the behavior.
-        settings: of the learner.
-        generator: random source of initial weights.
+        spec: observations and actions of the behavior.
+        settings: the learner's settings.
+        generator: random source of the initial weights.
 
     Raises:
-        Unsupported: the spec or the settings ask for what cannot be built.
+        Unsupported: no network can be built for the spec or the settings.
     """
 
     def __init__(self, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator) -> None:
@@ -154,7 +154,7 @@ class ActorCritic:
         self._signals = len(signals)
 
     def prepare(self, batch: Batch) -> Prepared:
-        """What no gradient flows through."""
+        """Prepares a batch's observations: the part of the networks that no gradient flows through."""
         encoder = self.actor.encoder
         joined, following = encoder.join(batch.observations), encoder.join(batch.next_observations)
         before = after = None
@@ -164,29 +164,29 @@ class ActorCritic:
             joined=joined, inputs=encoder.prepare(joined, before), following=encoder.prepare(following, after)
         )
 
-    def value(self, inputs: Inputs, recalled: RecurrentState | None = None) -> Tensor:
-        """Values [B, S] of prepared observations."""
-        return self.both(inputs, recalled)[1] if self.critic is None else self._criticise(self.critic, inputs, recalled)
+    def value(self, inputs: Inputs, state: RecurrentState | None = None) -> Tensor:
+        """Returns the values [B, S] of prepared observations."""
+        return self.both(inputs, state)[1] if self.critic is None else self._critic_values(self.critic, inputs, state)
 
-    def both(self, inputs: Inputs, recalled: RecurrentState | None = None) -> tuple[Tensor, Tensor]:
-        """Means and logits [B, H], and values [B, S]; in one pass where the critic is shared."""
-        layout, memory = (None, None) if recalled is None else (recalled.layout, recalled.actor)
+    def both(self, inputs: Inputs, state: RecurrentState | None = None) -> tuple[Tensor, Tensor]:
+        """Returns means and logits [B, H], and values [B, S], in one pass if the critic is shared."""
+        layout, memory = (None, None) if state is None else (state.layout, state.actor)
         outputs_BO = self.actor(inputs, layout, memory)
         if self.critic is not None:
-            return outputs_BO, self._criticise(self.critic, inputs, recalled)
+            return outputs_BO, self._critic_values(self.critic, inputs, state)
         return outputs_BO[:, : self.actor.outputs], outputs_BO[:, self.actor.outputs :]
 
-    def run(self, inputs: Inputs, recalled: RecurrentState | None = None) -> ForwardPass:
-        """As `both`, to be derived, under `no_grad`; perceptrons that read nothing but vectors do without autograd."""
+    def run(self, inputs: Inputs, state: RecurrentState | None = None) -> ForwardPass:
+        """Evaluates `both` for differentiation, under `no_grad`; perceptrons on vectors alone need no graph."""
         actor, critic = self.actor.body, None if self.critic is None else self.critic.body
         if self.actor.encoder.plain and isinstance(actor, Perceptron) and isinstance(critic, Perceptron | None):
             return self._run_perceptrons(actor, critic, inputs[0])
         with torch.enable_grad():
-            return ForwardPass(*self.both(inputs, recalled), torch.autograd.backward)
+            return ForwardPass(*self.both(inputs, state), torch.autograd.backward)
 
     @torch.no_grad()
     def estimate(self, prepared: Prepared, batch: Batch) -> Estimates:
-        """Values of all observations, and where there is a memory that of the critic at the start of each sequence."""
+        """Returns the values of all observations, and the critic's memory before each sequence if it has one."""
         if self._memory:
             return self._recurrent_estimate(prepared, batch)
         return Estimates(
@@ -202,30 +202,30 @@ class ActorCritic:
         log_sigma_C, own = self.actor.log_sigma, self.actor.outputs
         if critic is None:
 
-            def pull_shared(_outputs: object, gradients: Sequence[Tensor]) -> None:
+            def backward_shared(_outputs: object, gradients: Sequence[Tensor]) -> None:
                 to_head_BH, to_log_sigma_C, to_values_BS = gradients
                 to_actor(torch.cat((to_head_BH, to_values_BS), 1))
                 accumulate(log_sigma_C, to_log_sigma_C)
 
-            return ForwardPass(outputs_BO[:, :own], outputs_BO[:, own:], pull_shared)
+            return ForwardPass(outputs_BO[:, :own], outputs_BO[:, own:], backward_shared)
         values_BS, to_critic = critic.traced(rows_BF)
 
-        def pull(_outputs: object, gradients: Sequence[Tensor]) -> None:
+        def backward_fn(_outputs: object, gradients: Sequence[Tensor]) -> None:
             to_head_BH, to_log_sigma_C, to_values_BS = gradients
             to_actor(to_head_BH)
             to_critic(to_values_BS)
             accumulate(log_sigma_C, to_log_sigma_C)
 
-        return ForwardPass(outputs_BO, values_BS, pull)
+        return ForwardPass(outputs_BO, values_BS, backward_fn)
 
     @staticmethod
-    def _criticise(critic: Critic, inputs: Inputs, recalled: RecurrentState | None) -> Tensor:
-        layout, memory = (None, None) if recalled is None else (recalled.layout, recalled.critic)
+    def _critic_values(critic: Critic, inputs: Inputs, state: RecurrentState | None) -> Tensor:
+        layout, memory = (None, None) if state is None else (state.layout, state.critic)
         values_BS: Tensor = critic(inputs, layout, memory)
         return values_BS
 
     def _previous(self, batch: Batch) -> tuple[Floats, Floats]:
-        """[R, P] of each step's previous action, [s, P] of each segment's last."""
+        """Returns [R, P] the action before each step and [s, P] the last action of each segment."""
         assert batch.carried is not None
         done_RP = previous_features(self.actor.actions, batch.continuous, batch.discrete, self.actor.action_limit)
         before_RP = np.empty_like(done_RP)
@@ -235,13 +235,13 @@ class ActorCritic:
         return before_RP, done_RP[np.cumsum(batch.lengths) - 1]
 
     def _plain_values(self, inputs: Inputs) -> Floats:
-        """[R, S], some rows at a time: they stay in the processor's cache."""
+        """Returns values [R, S], computed for as many rows at a time as fit in the CPU's cache."""
         parts = zip(*(torch.split(column, rows_at_once(inputs)) for column in inputs), strict=True)
         values_RS: Floats = back(torch.cat([self.value(over(rows, self.actor.device)) for rows in parts]))
         return values_RS
 
     def _recurrent_estimate(self, prepared: Prepared, batch: Batch) -> Estimates:
-        """As `estimate`: the first sequences of all agents side by side, then the second ones, and so on."""
+        """Evaluates recurrent networks: the first sequences of all agents together, then all second ones, and so on."""
         assert batch.carried is not None
         length = batch.sequence_length
         first_q, lengths_q = sequences.divide(batch.lengths, length)
@@ -257,7 +257,7 @@ class ActorCritic:
         memory_qM = actor_qM if tracks is None else np.empty_like(actor_qM)
         together = [np.arange(len(segment_q))] if tracks is None else tracks.rounds()
         most = max(1, rows_at_once(prepared.inputs) // length)
-        for which_q in (some for all_q in together for some in np.array_split(all_q, -(-len(all_q) // most))):
+        for which_q in (part_q for all_q in together for part_q in np.array_split(all_q, -(-len(all_q) // most))):
             if tracks is not None:
                 memory_qM[which_q] = tracks.memories[tracks.of_q[which_q]]
             rows = sequences.rows_of(first_q[which_q], lengths_q[which_q])
@@ -276,28 +276,28 @@ class ActorCritic:
         return Estimates(values=values, next_values=next_values, recurrence=recurrence)
 
     def _run(self, inputs: Inputs, rows: Numbers, lengths: Numbers, memory: Floats) -> tuple[Floats, Floats]:
-        """Values of some rows, sequence by sequence, and the memory after each sequence."""
+        """Returns the values of some rows, sequence by sequence, and the memory after each sequence."""
         network, values_from = (self.actor, self.actor.outputs) if self.critic is None else (self.critic, 0)
         at, body = torch.from_numpy(rows), network.recurrent
         assert body is not None
-        seen = tuple(column.index_select(0, at) for column in inputs)
-        seen, layout, before = over((seen, Layout(lengths), torch.from_numpy(memory)), self.actor.device)
-        outputs, after = body.run(network.encoder(seen), layout, before)
+        selected = tuple(column.index_select(0, at) for column in inputs)
+        selected, layout, before = over((selected, Layout(lengths), torch.from_numpy(memory)), self.actor.device)
+        outputs, after = body.run(network.encoder(selected), layout, before)
         return back(outputs[:, values_from:]), back(after)
 
 
 class Tracks:
-    """The sequences of each agent (or group) of a batch, in the order of its life.
+    """Orders the sequences of each agent (or group) of a batch by time.
 
     Attributes:
-        of_q: [q] number of the agent of each sequence.
-        memories: [agents, M] the critic's, at present.
+        of_q: [q] number of each sequence's agent.
+        memories: [agents, M] current memories of the critic.
 
     Args:
-        agent_episodes: [s] number of the agent's life, of each segment.
-        ended: [s] it ended with the segment.
+        agent_episodes: [s] number of each segment's agent episode.
+        ended: [s] the agent episode ended with the segment.
         segment_q: segment of each sequence.
-        kept: what the critic remembers from before.
+        kept: memories from earlier batches.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class Tracks:
         self.memories = kept.recall(self._agent_episodes)
 
     def rounds(self) -> Iterator[Numbers]:
-        """The first sequences of all agents, then the second ones, and so on."""
+        """Yields the first sequences of all agents, then all second ones, and so on."""
         by_agent_q = np.argsort(self.of_q, kind="stable")
         counts = np.bincount(self.of_q)
         rank_q = np.empty_like(self.of_q)
@@ -318,15 +318,15 @@ class Tracks:
         return iter(np.split(by_rank_q, np.cumsum(np.bincount(rank_q))[:-1]))
 
     def keep(self, kept: Memories) -> None:
-        """Remembers where each agent stands now."""
+        """Stores the current memory of each agent."""
         kept.keep(self._agent_episodes, self.memories, self._ended)
 
 
 def row_bytes(column: Tensor) -> int:
-    """Bytes of a row."""
+    """Returns the number of bytes in a row."""
     return math.prod(column.shape[1:]) * column.element_size()
 
 
 def rows_at_once(inputs: Inputs) -> int:
-    """How many rows stay in the CPU's cache."""
+    """Returns how many rows fit in the CPU's cache."""
     return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, *map(row_bytes, inputs))))

@@ -1,8 +1,8 @@
-"""Behavioral cloning alone: a policy learns from demonstrations, and the simulator shows how well it does.
+"""This module trains a policy by behavioral cloning alone, while the simulator shows how well it performs.
 
-After each `buffer_size` steps of the simulator, which nothing is learned from, follow `num_epoch` passes over the
-demonstrations (`cloning`). There is no critic. The deviation of continuous actions is learned too, by maximum
-likelihood: nobody explores with it.
+After each `buffer_size` steps of the simulator, whose rewards are ignored, `num_epoch` passes over the demonstrations
+follow (`cloning`). There is no critic. The deviation of continuous actions is fitted by maximum likelihood too, because
+it is not needed for exploration.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from sparring.pipeline.specs import BehaviorSpec
 
 
 class BC:
-    """Actor of one behavior, and the demonstrations that it learns from.
+    """Trains the actor of one behavior on demonstrations.
 
     Attributes:
-        actor: learns.
-        modules: it alone.
-        optimizer: keeps its parameters; what moves them is that of `cloning`.
-        signals: none.
-        cloning: what is learned; None where the weights are only there to be loaded.
+        actor: the network that learns.
+        modules: the actor alone.
+        optimizer: holds the actor's parameters; the optimizer of `cloning` changes them.
+        signals: empty.
+        cloning: the training; None if the weights are only loaded.
 
     Args:
-        behavior: name.
-        spec: of the behavior.
-        settings: of the learner.
-        generator: random source of initial weights and of the order.
-        learns: False where the networks are only there to be loaded: then demonstrations are not needed.
-        device: where the network is.
+        behavior: name of the behavior.
+        spec: observations and actions of the behavior.
+        settings: the learner's settings.
+        generator: random source of the initial weights and of the order.
+        learns: False loads no demonstrations, for a network that only receives weights.
+        device: device of the network.
 
     Raises:
-        Unsupported: the spec or the settings ask for what cannot be built.
-        RecordingError: demonstrations are not there, cannot be read, or are of another spec.
+        Unsupported: no network can be built for the spec or the settings.
+        RecordingError: demonstrations are missing, unreadable, or of another spec.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class BC:
         )
 
     def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
-        """Learns from demonstrations.
+        """Trains on the demonstrations.
 
         Args:
-            batch: what the policy did meanwhile: it is counted.
-            version: of the present weights.
+            batch: steps of the policy, which are only counted.
+            version: version of the current weights.
             trained: steps counted before, for the schedule.
         """
         assert self.cloning is not None
@@ -77,5 +77,5 @@ class BC:
             minibatches=self.cloning.minibatches,
             skipped=self.cloning.skipped,
             lags=lags(version, batch.versions),
-            group_rewards=False,  # nothing is learned from them, and nothing is meant to be
+            group_rewards=False,  # BC ignores all rewards by design
         )

@@ -1,4 +1,4 @@
-"""The learner's buffer of finished segments.
+"""This module buffers finished segments for the learner.
 
 r rows of all segments, one segment after the other; s segments; q sequences that these are divided into.
 """
@@ -20,29 +20,29 @@ Array = NDArray[Any]
 
 _PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
 _PER_SEGMENT = ("lengths", "terminated", "ended", "agent_episodes")
-_LIVES_OF_A_SOURCE = 2**40
+_EPISODES_PER_SOURCE = 2**40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Segments as columns.
+    """Holds segments as columns.
 
     Attributes:
         lengths: [s] rows of each segment.
-        terminated: [s] the episode ended with the segment: no bootstrap.
-        ended: [s] the agent's life ended with the segment, terminated or not.
-        agent_episodes: [s] number of the agent's life, unique in the run.
-        next_observations: one [s, *shape] per observation: what followed each segment.
+        terminated: [s] the task ended with the segment, so it has no bootstrap value.
+        ended: [s] the agent episode ended with the segment, terminated or not.
+        agent_episodes: [s] number of the agent episode, unique in the run.
+        next_observations: one [s, *shape] per observation, from the step after each segment.
         observations: one [r, *shape] per observation.
         continuous: [r, continuous actions] raw samples.
         discrete: [r, branches] chosen index.
         log_probs: [r] log-probability of the joint action when it was chosen.
-        masks: [r, choices of all branches] True = forbidden; None where nothing was.
+        masks: [r, choices of all branches] True = forbidden; None if every choice was allowed.
         rewards: [r] the agent's own reward.
         group_rewards: [r] the group's reward.
         versions: [r] policy version that acted.
-        sequence_length: most steps of a sequence; 0 where agents carry nothing.
-        carried: [q, numbers] by the agent to the first step of each sequence; None where agents carry nothing.
+        sequence_length: most steps of a sequence; 0 if agents carry nothing.
+        carried: [q, numbers] what the agent carried into the first step of each sequence; None if agents carry nothing.
     """
 
     lengths: Array
@@ -63,15 +63,15 @@ class Batch:
 
     @property
     def steps(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
         return len(self.rewards)
 
 
 class SegmentBuffer:
-    """Finished segments, oldest first. Its bound is the step budget of the behavior.
+    """Holds finished segments, the oldest first; the step budget of the behavior bounds its size.
 
     Args:
-        sequence_length: most steps of a sequence, which is never split; 0 where agents carry nothing.
+        sequence_length: most steps of a sequence, which is never split; 0 if agents carry nothing.
     """
 
     def __init__(self, sequence_length: int = 0) -> None:
@@ -84,7 +84,7 @@ class SegmentBuffer:
         """Appends the segments of `record`.
 
         Raises:
-            ServiceError: what agents carried is not there for each of its sequences.
+            ServiceError: the record does not hold one carried memory for each sequence.
         """
         source = self._sources.setdefault(record.source, len(self._sources))
         self._check_carried(record)
@@ -93,14 +93,14 @@ class SegmentBuffer:
             Batch(
                 **{name: getattr(record, name) for name in names},
                 ended=record.terminated | record.interrupted,
-                agent_episodes=source * _LIVES_OF_A_SOURCE + record.agents,
+                agent_episodes=source * _EPISODES_PER_SOURCE + record.agents,
                 sequence_length=self._sequence_length,
                 carried=record.carried if self._sequence_length else None,
             )
         )
 
     def whole(self, steps: int) -> int:
-        """How many of the `steps` oldest steps `take` would take: the sequence that reaches beyond them stays."""
+        """Returns how many of the `steps` oldest steps `take` would remove: no sequence that reaches beyond them."""
         left, length = min(steps, self.steps), self._sequence_length
         if not length:
             return left
@@ -116,16 +116,16 @@ class SegmentBuffer:
         return fitting
 
     def take(self, steps: int) -> Batch:
-        """Removes the `steps` oldest steps: all of them, or where agents carry something `whole` of them.
+        """Removes the `steps` oldest steps: all of them, or if agents carry something, `whole(steps)` of them.
 
-        A segment that reaches beyond is split: its first part is closed at the boundary and
-        bootstraps with the observation there; the rest stays.
+        A segment that reaches beyond is split: its first part is closed at the boundary and bootstraps with the
+        observation there; the rest stays.
 
         Args:
             steps: from 1 to `self.steps`; at least `sequence_length`.
 
         Raises:
-            ValueError: fewer steps are there, or `steps` is below 1 or below a sequence.
+            ValueError: the buffer holds fewer steps, or `steps` is below 1 or below a sequence.
         """
         fitting = self.whole(steps) if 1 <= steps <= self.steps else 0
         if not fitting:
@@ -147,19 +147,19 @@ class SegmentBuffer:
         return _concatenate(taken)
 
     def take_all(self) -> Batch:
-        """Removes everything; raises `ValueError` where nothing is."""
+        """Removes everything; raises `ValueError` if the buffer is empty."""
         return self.take(self.steps)
 
     def drop_stale(self, version: int, max_lag: int, keep_at_least: int) -> int:
         """Drops whole segments whose newest row is more than `max_lag` versions old, oldest first.
 
         Args:
-            version: of the weights published last.
+            version: version of the weights published last.
             max_lag: in versions.
-            keep_at_least: a segment is kept where fewer steps would remain.
+            keep_at_least: a segment is kept if fewer steps would remain.
 
         Returns:
-            Steps dropped.
+            The number of dropped steps.
         """
         before, chunks = self.steps, self._chunks
         self._chunks = deque()
@@ -188,13 +188,13 @@ class SegmentBuffer:
 
 
 def droppable(sizes: Array, versions: Array, oldest: int, spare: int) -> Array:
-    """Which segments are too old to be trained on, from the first on, as long as there are steps to spare.
+    """Returns which segments are too old to be trained on, from the first on, as long as steps can be spared.
 
     Args:
         sizes: [s] rows of each segment, at least 1.
         versions: [r] policy version of each row.
-        oldest: version that its newest row may have.
-        spare: steps that may go.
+        oldest: oldest version that a segment's newest row may have.
+        spare: most steps to drop.
     """
     stale: Array = np.maximum.reduceat(versions, np.cumsum(sizes) - sizes) < oldest
     for segment in np.flatnonzero(stale):
@@ -204,20 +204,20 @@ def droppable(sizes: Array, versions: Array, oldest: int, spare: int) -> Array:
 
 
 def _select(chunk: Batch, kept: Array) -> Batch:
-    """The segments where `kept` is True."""
-    return _cut(chunk, np.repeat(kept, chunk.lengths), kept, np.repeat(kept, _sequences(chunk)))
+    """Returns the segments for which `kept` is True."""
+    return _slice(chunk, np.repeat(kept, chunk.lengths), kept, np.repeat(kept, _sequences(chunk)))
 
 
 def _split(chunk: Batch, at: int) -> tuple[Batch, Batch]:
-    """The rows before row `at` (not the first, not beyond the last, no sequence reaches over it) and the rest."""
+    """Returns the rows before row `at` and the rest; `at` is inside the chunk, and no sequence reaches over it."""
     ends = np.cumsum(chunk.lengths)
     segment = int(np.searchsorted(ends, at))
-    inside = int(ends[segment]) - at  # rows of the boundary segment that stay behind
+    inside = int(ends[segment]) - at  # rows of the boundary segment that stay in the buffer
     before = int(_sequences(chunk)[: segment + 1].sum())
     if inside and chunk.carried is not None:
         before -= -(-inside // chunk.sequence_length)
-    head = _cut(chunk, slice(0, at), slice(0, segment + 1), slice(0, before))
-    tail = _cut(chunk, slice(at, None), slice(segment if inside else segment + 1, None), slice(before, None))
+    head = _slice(chunk, slice(0, at), slice(0, segment + 1), slice(0, before))
+    tail = _slice(chunk, slice(at, None), slice(segment if inside else segment + 1, None), slice(before, None))
     if inside:
         head = _replace(head, lengths=_with_last(head.lengths, head.lengths[-1] - inside))
         head = _replace(head, terminated=_with_last(head.terminated, False), ended=_with_last(head.ended, False))
@@ -241,12 +241,12 @@ def _replace(batch: Batch, **fields: Any) -> Batch:
 
 
 def _sequences(chunk: Batch) -> Array:
-    """[s] sequences of each segment."""
+    """Returns [s] how many sequences each segment has."""
     return sequences.counts(chunk.lengths, chunk.sequence_length or 1)
 
 
-def _cut(chunk: Batch, rows: Any, segments: Any, starts: Any) -> Batch:
-    """The given rows, segments and sequences of every column."""
+def _slice(chunk: Batch, rows: Any, segments: Any, starts: Any) -> Batch:
+    """Selects rows, segments and sequences of every column."""
     return Batch(
         **{name: getattr(chunk, name)[rows] for name in _PER_ROW},
         **{name: getattr(chunk, name)[segments] for name in _PER_SEGMENT},
@@ -259,7 +259,7 @@ def _cut(chunk: Batch, rows: Any, segments: Any, starts: Any) -> Batch:
 
 
 def _concatenate(chunks: list[Batch]) -> Batch:
-    """All segments of `chunks`; rows without masks get empty ones where others have some."""
+    """Joins the segments of `chunks`; rows without masks get empty ones if other rows have masks."""
     width = next((chunk.masks.shape[1] for chunk in chunks if chunk.masks is not None), None)
     masks = None
     if width is not None:

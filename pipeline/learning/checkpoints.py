@@ -1,15 +1,15 @@
-"""Checkpoints on disk: whole or not there, hashed, never pickled.
+"""This module writes checkpoints atomically, with hashes and without pickle.
 
     DIR/BEHAVIOR/checkpoint-000000012000/    kept: the newest `keep_checkpoints`
                      weights.safetensors     actor and critic
                      optimizer.safetensors   moments of Adam, random state
                      state.json              all else, and the SHA-256 of the other two and of itself
     DIR/BEHAVIOR/recovery-000000013000-0008/ steps and version; the newest only
-    DIR/BEHAVIOR/version                     highest policy version ever given out, in decimal
+    DIR/BEHAVIOR/version                     highest version ever published, in decimal
 
-A checkpoint is written beside its place, flushed to the disk and then renamed, and none is ever
-written over: a crash leaves the old ones and perhaps a `.partial-` folder, which the next save
-removes. Where another lineage has reached the same steps, the version joins the name.
+A checkpoint is written to a temporary folder, flushed to the disk and then renamed, and none is ever overwritten: a
+crash leaves the old ones and perhaps a `.partial-` folder, which the next save removes. If another lineage has reached
+the same steps, the version is added to the name.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _FIELDS: Final = {
     "taken": dict,
     "files": dict,
 }
-"""Of the state, and their types."""
+"""Fields of `state.json` and their types."""
 _FORBIDDEN: Final = frozenset('/\\:*?"<>|')
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint whose files are not what was written.
+    """Reports a checkpoint whose files differ from what was written.
 
     Args:
         last_good: the newest undamaged checkpoint of the behavior, or None.
@@ -65,16 +65,16 @@ class DamagedCheckpoint(CheckpointError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """Everything a learner needs to go on as if it had never stopped.
+    """Holds everything a learner needs to resume as if it had never stopped.
 
     Attributes:
-        behavior: name.
-        description: what the networks were built from, as JSON: compared strictly where it is loaded.
-        version: of the weights published last.
-        updates: done.
-        trained: steps in them.
-        taken: how far what came had been taken: by start of assembly, by start of stepping, the numbers of a Mark.
-        weights: of actor and critic.
+        behavior: name of the behavior.
+        description: what the networks were built from, as JSON; loading compares it strictly.
+        version: version of the weights published last.
+        updates: number of updates.
+        trained: steps in these updates.
+        taken: the numbers of a StreamPosition by incarnation of assembly, then by incarnation of stepping.
+        weights: weights of actor and critic.
         optimizer: moments and random state.
     """
 
@@ -89,14 +89,14 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The checkpoints of one behavior.
+    """Manages the checkpoints of one behavior.
 
     Args:
         root: folder of the run's checkpoints.
-        behavior: name; a folder of this name is made at the first save.
+        behavior: name of the behavior; the first save creates a folder of this name.
 
     Raises:
-        CheckpointError: the name cannot be a folder's.
+        CheckpointError: the name cannot be that of a folder.
     """
 
     def __init__(self, root: Path, behavior: str) -> None:
@@ -110,63 +110,65 @@ class CheckpointFolder:
         self.path = root / behavior
 
     def save(self, checkpoint: Checkpoint, keep: int) -> Path:
-        """Writes a checkpoint to keep and removes all but the newest `keep`.
+        """Writes a permanent checkpoint and removes all but the newest `keep`.
 
         Raises:
             CheckpointError: a weight is not finite; nothing was written.
-            OSError: the disk is full or the folder cannot be written; the checkpoints are as they were.
+            OSError: the disk is full or the folder cannot be written; the existing checkpoints are unchanged.
         """
         path = self._write(checkpoint, f"checkpoint-{checkpoint.trained:012d}")
         self._keep("checkpoint", keep)
         return path
 
     def save_recovery(self, checkpoint: Checkpoint) -> Path:
-        """Writes the rolling checkpoint and removes the one before; raises as `save`."""
+        """Writes the recovery checkpoint and removes the previous one; raises the same errors as `save`."""
         path = self._write(checkpoint, f"recovery-{checkpoint.trained:012d}-{checkpoint.version:04d}")
         self._keep("recovery", 1)
         return path
 
     def newest_first(self) -> list[Path]:
-        """All checkpoints, rolling ones included, by steps; not yet verified."""
+        """Returns all checkpoints, recovery checkpoints included, by steps; they are not verified."""
         if not self.path.is_dir():
             return []
         return sorted((path for path in self.path.iterdir() if _NAMES.fullmatch(path.name)), key=_age, reverse=True)
 
     def load_latest(self) -> Checkpoint:
-        """The newest checkpoint.
+        """Returns the newest checkpoint.
 
         Raises:
-            DamagedCheckpoint: it is damaged; names it, and the newest that is not.
-            CheckpointError: there is none.
+            DamagedCheckpoint: it is damaged; the error names it and the newest undamaged one.
+            CheckpointError: the folder holds no checkpoint.
         """
         found = self.newest_first()
         if not found:
             raise CheckpointError(
                 got=f"no checkpoint in {self.path}",
                 expected="at least one",
-                remedy="start the run afresh, or correct the folder",
+                remedy="start a new run, or correct the folder",
             )
         try:
             return load(found[0])
         except DamagedCheckpoint as damage:
             good = next((path for path in found[1:] if _if_good(path) is not None), None)
-            offer = f"remove it to go on from {good}, the last good one" if good else "start afresh: no other is good"
+            offer = (
+                f"remove it to resume from {good}, the last good one" if good else "start a new run: no other is good"
+            )
             raise DamagedCheckpoint(got=damage.got, expected=damage.expected, remedy=offer, last_good=good) from damage
 
     def note_version(self, version: int) -> None:
-        """Keeps `version` as given out; to be called before its weights are published.
+        """Stores `version` as published; it is called before the weights are published.
 
         Raises:
             OSError: the disk is full or the folder cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         # Not flushed to the disk: this runs once per update, and a flush may take longer than a small update does.
-        # What was written survives the death of the process, kill -9 included. Only a loss of power can take it
-        # back; that also ends every process that had got the version, so that giving it out again harms nobody.
+        # What was written survives the end of the process, kill -9 included. Only a power loss can remove it, which
+        # also ends every process that had received the version, so that publishing it again does no harm.
         write_atomically(self.path / _VERSION, str(version).encode(), durable=False)
 
     def noted_version(self) -> int:
-        """The version noted last; 0 where none was, or where a loss of power took it."""
+        """Returns the version noted last; 0 if there is none, or if a power loss removed it."""
         try:
             text = (self.path / _VERSION).read_bytes()
         except FileNotFoundError:
@@ -178,14 +180,14 @@ class CheckpointFolder:
             raise CheckpointError(
                 got=f"weights with NaN or infinity in {bad[:4]}",
                 expected="finite weights",
-                remedy="go on from the last checkpoint with a lower learning_rate",
+                remedy="resume from the last checkpoint with a lower learning_rate",
             )
         final = self.path / name
         if final.exists():
-            there = _if_good(final)
-            if there is not None and there.version == checkpoint.version:
+            existing = _if_good(final)
+            if existing is not None and existing.version == checkpoint.version:
                 return final
-            if there is not None:
+            if existing is not None:
                 return self._write(checkpoint, f"{name}-{checkpoint.version:04d}")
             self._remove(final)
         partial = self._empty_partial(name)
@@ -194,14 +196,14 @@ class CheckpointFolder:
                 write_through(partial / file, content)
             sync_folder(partial)
             partial.rename(final)
-        except OSError:  # where the disk is full, what is half written takes the room of what could be whole
+        except OSError:  # if the disk is full, a partial checkpoint takes the space of a whole one
             shutil.rmtree(partial, ignore_errors=True)
             raise
         sync_folder(self.path)
         return final
 
     def _empty_partial(self, name: str) -> Path:
-        """A new folder to write to; what a crash left is removed."""
+        """Returns a new temporary folder; those that a crash left are removed."""
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.glob(".partial-*"):
             shutil.rmtree(left)
@@ -215,16 +217,16 @@ class CheckpointFolder:
 
     def _remove(self, path: Path) -> None:
         """Removes a checkpoint so that a crash leaves all of it or nothing that looks like one."""
-        going = path.rename(self.path / f".partial-{path.name}")
-        shutil.rmtree(going)
+        partial = path.rename(self.path / f".partial-{path.name}")
+        shutil.rmtree(partial)
 
 
 def initial_folder(root: Path, behavior: str) -> Path:
-    """Where a run keeps the checkpoint of another run that a behavior starts from, if it does.
+    """Returns where a run keeps the checkpoint of another run that a behavior starts from, if any.
 
     Args:
         root: folder of the run.
-        behavior: name.
+        behavior: name of the behavior.
     """
     return root / "initial" / behavior
 
@@ -233,15 +235,15 @@ def load(path: Path) -> Checkpoint:
     """Reads and verifies one checkpoint.
 
     Raises:
-        DamagedCheckpoint: a file is missing or is not what was written.
-        CheckpointError: it was written in another format.
+        DamagedCheckpoint: a file is missing or differs from what was written.
+        CheckpointError: the checkpoint has another format.
     """
     state = _state(path)
     tensors: list[Arrays] = []
     for name in _TENSORS:
         content = _read(path / name)
         if _sha256(content) != state["files"].get(name):
-            raise _damaged(path / name, "the content that state.json has the hash of")
+            raise _damaged(path / name, "content with the hash in state.json")
         try:
             tensors.append(load_tensors(content))
         except (
@@ -249,7 +251,7 @@ def load(path: Path) -> Checkpoint:
             KeyError,
             TypeError,
             ValueError,
-        ) as error:  # the latter: of a dtype numpy does not have
+        ) as error:  # ValueError: a dtype that NumPy does not have
             raise _damaged(path / name, f"safetensors ({error})") from error
     names = ("behavior", "description", "version", "updates", "trained", "taken")
     return Checkpoint(**{name: state[name] for name in names}, weights=tensors[0], optimizer=tensors[1])
@@ -262,22 +264,22 @@ def _state(path: Path) -> dict[str, Any]:
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path / _STATE, "a JSON object with its own hash") from error
     if _sha256(_canonical(state)) != claimed:
-        raise _damaged(path / _STATE, "the content it has the hash of")
+        raise _damaged(path / _STATE, "content with its own hash")
     if state.get("format") != FORMAT:
         raise CheckpointError(
             got=f"{path} in format {state.get('format')!r:.40}",
             expected=f"format {FORMAT}",
             remedy="use the version of sparring that wrote it",
         )
-    state.setdefault("taken", {})  # newer than the format
+    state.setdefault("taken", {})  # older checkpoints of this format lack it
     if wrong := [name for name, kind in _FIELDS.items() if type(state.get(name)) is not kind]:
-        raise _damaged(path / _STATE, f"its own kind of value for {', '.join(wrong)}")
-    if not all(isinstance(own, dict) and all(map(_is_mark, own.values())) for own in state["taken"].values()):
-        raise _damaged(path / _STATE, "three whole numbers for each source of what was taken")
+        raise _damaged(path / _STATE, f"a value of the right type for {', '.join(wrong)}")
+    if not all(isinstance(own, dict) and all(map(_is_position, own.values())) for own in state["taken"].values()):
+        raise _damaged(path / _STATE, "three whole numbers in taken for each source")
     return dict(state)
 
 
-def _is_mark(value: Any) -> bool:
+def _is_position(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(type(number) is int for number in value)
 
 
@@ -309,7 +311,7 @@ def _canonical(state: Mapping[str, Any]) -> bytes:
 
 
 def _age(path: Path) -> tuple[int, int]:
-    """Steps and version in a checkpoint's name; of equal steps the one with a version is newer."""
+    """Returns steps and version in a checkpoint's name; of equal steps the one with a version is newer."""
     steps, version = _NAMES.fullmatch(path.name).groups()[1:]  # type: ignore[union-attr]
     return int(steps), int(version or 0)
 

@@ -1,19 +1,19 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Behavioral cloning: the actor learns by supervision to do what demonstrations do.
+"""This module trains the actor by behavioral cloning: supervised learning of demonstrated actions.
 
-1. Loss: the squared error of the means, as simulators get them but not clipped, summed over continuous actions, and the
-   cross-entropy of each branch; mean over rows. The deviation of continuous actions is not touched beside training: it
-   is the policy's to explore with. Where nothing else is learned it fits the errors by maximum likelihood, at least
-   1/20.
+1. Loss: the squared error of the means, scaled for simulators but not clipped, summed over continuous actions, and the
+   cross-entropy of each branch; mean over rows. Beside training, the deviation of continuous actions is left to the
+   policy, which explores with it. If cloning is the only training, the deviation fits the errors by maximum likelihood,
+   and is at least 1/20.
 2. Once per update: `num_epoch` passes over the demonstrated steps in a random order, in minibatches of `batch_size`, at
-   most `samples_per_update` steps of each pass where that is set (ML-Agents).
-3. Adam with state of its own; its learning rate is `strength` times the policy's at the start, and falls to 0 over
-   `steps` steps of training, from which on nothing is learned any more (ML-Agents). Where nothing else is learned it
-   follows `learning_rate_schedule`.
-4. A network that remembers learns sequences, each from an empty memory (ML-Agents).
+   most `samples_per_update` steps of each pass if that is set (ML-Agents).
+3. Adam with state of its own; its learning rate is `strength` times the policy's initial one, and falls to 0 over
+   `steps` steps of training, after which cloning stops (ML-Agents). If cloning is the only training, it follows
+   `learning_rate_schedule`.
+4. A recurrent network learns sequences, each from an empty memory (ML-Agents).
 
-B rows of a minibatch, E steps demonstrated, C continuous actions, D branches, K choices of all branches, Q sequences,
-M values of a recurrent memory.
+B rows of a minibatch, E steps demonstrated, C continuous actions, D branches, K choices of all branches, Q sequences, M
+values of a recurrent memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.demonstrations.library import Demonstrations, load
 from sparring.pipeline.learning.schedules import Coefficients, scheduled
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.networks.actions import shown_features
+from sparring.pipeline.networks.actions import action_features
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.networks.distributions import FORBIDDEN
@@ -44,15 +44,15 @@ _LEAST_LOG_SIGMA: Final = math.log(1 / 20)
 
 
 class CloningMinibatch(NamedTuple):
-    """Demonstrated steps.
+    """Holds demonstrated steps.
 
     Attributes:
         inputs: prepared observations, [B, F] of the vectors first.
-        continuous: [B, C] as simulators got them.
+        continuous: [B, C] as simulators received them.
         discrete: [B, D] int64 choices.
-        masks: [B, K] True = forbidden; None where nothing was.
-        layout: of the sequences, where something is remembered.
-        memory: [Q, M] at their starts, likewise.
+        masks: [B, K] True = forbidden; None if every choice was allowed.
+        layout: how the rows form sequences; None for a network without memory.
+        memory: [Q, M] at their starts; None for a network without memory.
     """
 
     inputs: Inputs
@@ -64,33 +64,33 @@ class CloningMinibatch(NamedTuple):
 
 
 class Cloning:
-    """Behavioral cloning of one behavior's actor.
+    """Trains one behavior's actor on demonstrations.
 
     Args:
-        actor: learns; its parameters may belong to another optimiser too.
-        settings: of the learner, with those of cloning.
-        shown: the demonstrations.
+        actor: the network that learns; another optimizer may change its parameters too.
+        settings: the learner's settings, including those of cloning.
+        demonstrations: the episodes to imitate.
         generator: random source of the order.
-        alone: nothing else is learned.
+        alone: cloning is the only training.
 
     Attributes:
-        demo_files: that the demonstrations were read from.
-        minibatches: of the last update.
+        demo_files: files that the demonstrations were read from.
+        minibatches: number in the last update.
         skipped: of these, left out because the gradient was not finite.
-        tried: minibatches since it was made; may be read from another thread.
+        tried: minibatches since creation; other threads may read it.
     """
 
     def __init__(
         self,
         actor: Actor,
         settings: TrainerSettings,
-        shown: Demonstrations,
+        demonstrations: Demonstrations,
         generator: torch.Generator,
         *,
         alone: bool = False,
     ) -> None:
         self.minibatches = self.skipped = self.tried = 0
-        self.demo_files = shown.files
+        self.demo_files = demonstrations.files
         self._alone = alone
         self._trainer = settings
         assert settings.behavioral_cloning is not None
@@ -99,11 +99,11 @@ class Cloning:
         self._hyper = settings.hyperparameters
         self._generator = generator
         self._length = settings.network_settings.sequence_length if actor.recurrent is not None else 0
-        self._shown = shown
-        self._discrete = torch.from_numpy(shown.discrete).long()
-        self._continuous = torch.from_numpy(shown.continuous)
-        self._masks = None if shown.masks is None else torch.from_numpy(shown.masks)
-        lengths = np.bincount(shown.episode, minlength=shown.episodes)
+        self._demonstrations = demonstrations
+        self._discrete = torch.from_numpy(demonstrations.discrete).long()
+        self._continuous = torch.from_numpy(demonstrations.continuous)
+        self._masks = None if demonstrations.masks is None else torch.from_numpy(demonstrations.masks)
+        lengths = np.bincount(demonstrations.episode, minlength=demonstrations.episodes)
         self._first, self._lengths = sequences.divide(lengths, max(1, self._length))
         self._previous = self._previous_actions() if actor.encoder.previous else None
         self._parameters = list(actor.parameters())
@@ -118,13 +118,13 @@ class Cloning:
             self._optimizer.state[parameter] = own
 
     def update(self, trained: int) -> dict[str, float]:
-        """Learns, after `trained` steps of training; returns what to publish, nothing where it is over."""
+        """Trains, after `trained` steps of training; returns what to publish, nothing once cloning has stopped."""
         rate = self._rate(trained)
         if rate <= _OVER:
             return {}
         self._optimizer.param_groups[0]["lr"] = rate
         encoder = self._actor.encoder
-        inputs = encoder.prepare(encoder.join(self._shown.observations), self._previous)
+        inputs = encoder.prepare(encoder.join(self._demonstrations.observations), self._previous)
         losses = [
             self._step(tuple(column.index_select(0, rows) for column in inputs), rows, layout)
             for _ in range(self._settings.num_epoch or self._hyper.num_epoch)
@@ -137,7 +137,7 @@ class Cloning:
     # ---------------------------------------------------------------- inside
 
     def _rate(self, trained: int) -> float:
-        """Learning rate after `trained` steps."""
+        """Returns the learning rate after `trained` steps."""
         wanted = self._settings
         start = self._hyper.learning_rate * wanted.strength
         if self._alone:
@@ -145,18 +145,18 @@ class Cloning:
         return scheduled("linear", start, _OVER, trained / wanted.steps) if wanted.steps else start
 
     def _step(self, inputs: Inputs, rows: Tensor, layout: Layout | None) -> float | None:
-        """One step of Adam; the loss, or None where the gradient was not finite and nothing was done."""
+        """Takes one step of Adam and returns the loss; None if the gradient was not finite and the step was skipped."""
         self.tried += 1
         memory = None
         if layout is not None and self._actor.recurrent is not None:
             memory = torch.zeros(len(layout.by_length), self._actor.carried - self._actor.encoder.previous)
         masks = None if self._masks is None else self._masks.index_select(0, rows)
         continuous, discrete = (column.index_select(0, rows) for column in (self._continuous, self._discrete))
-        shown = over(CloningMinibatch(inputs, continuous, discrete, masks, layout, memory), self._actor.device)
-        head_BH = self._actor(shown.inputs, shown.layout, shown.memory)
-        loss = imitation_loss(self._actor, head_BH, shown.continuous, shown.discrete, shown.masks)
+        batch = over(CloningMinibatch(inputs, continuous, discrete, masks, layout, memory), self._actor.device)
+        head_BH = self._actor(batch.inputs, batch.layout, batch.memory)
+        loss = imitation_loss(self._actor, head_BH, batch.continuous, batch.discrete, batch.masks)
         if self._alone:
-            loss = loss + deviation_loss(self._actor, head_BH.detach(), shown.continuous)
+            loss = loss + deviation_loss(self._actor, head_BH.detach(), batch.continuous)
         for parameter in self._parameters:
             assert parameter.grad is not None
             parameter.grad.zero_()
@@ -168,7 +168,7 @@ class Cloning:
         return loss.item()
 
     def _minibatches(self) -> Iterator[tuple[Tensor, Layout | None]]:
-        """Rows of minibatches of one pass, and how they form sequences where something is remembered."""
+        """Yields the rows of each minibatch of one pass, and for recurrent networks how they form sequences."""
         of_sequence = max(1, self._length)
         count = len(self._first)
         samples = self._settings.samples_per_update
@@ -182,38 +182,38 @@ class Cloning:
             yield rows, Layout(lengths) if self._length else None
 
     def _previous_actions(self) -> Tensor:
-        """[E, P] what was done before each step; zeros at the first of an episode."""
-        shown = self._shown
-        done = shown_features(self._actor.actions, shown.continuous, shown.discrete)
+        """Returns [E, P] the action before each step; zeros at the first step of an episode."""
+        demonstrations = self._demonstrations
+        done = action_features(self._actor.actions, demonstrations.continuous, demonstrations.discrete)
         before = np.zeros_like(done)
-        before[1:] = np.where(shown.ended[:-1, None], 0, done[:-1])
+        before[1:] = np.where(demonstrations.ended[:-1, None], 0, done[:-1])
         return torch.from_numpy(before)
 
 
 def cloning_of(
     behavior: str, actor: Actor, settings: TrainerSettings, generator: torch.Generator, *, alone: bool = False
 ) -> Cloning | None:
-    """Cloning, where the settings ask for it.
+    """Builds cloning if the settings ask for it.
 
     Raises:
-        RecordingError: demonstrations are not there, cannot be read, or are of another spec.
+        RecordingError: demonstrations are missing, unreadable, or of another spec.
     """
     wanted = settings.behavioral_cloning
     if wanted is None:
         return None
-    shown = load(wanted.demo_path, behavior, actor.spec, wanted.demo_actions)
-    return Cloning(actor, settings, shown, generator, alone=alone)
+    demonstrations = load(wanted.demo_path, behavior, actor.spec, wanted.demo_actions)
+    return Cloning(actor, settings, demonstrations, generator, alone=alone)
 
 
 def imitation_loss(
     actor: Actor, head_BH: Tensor, continuous_BC: Tensor, discrete_BD: Tensor, masks_BK: Tensor | None
 ) -> Tensor:
-    """(1), of rows of demonstrations.
+    """Returns loss (1) of demonstrated rows.
 
     Args:
-        actor: whose outputs these are.
+        actor: the network with these outputs.
         head_BH: means and logits first.
-        continuous_BC: as simulators got them, in [-1, 1].
+        continuous_BC: as simulators received them, in [-1, 1].
         discrete_BD: choices.
         masks_BK: True = forbidden.
     """
@@ -229,12 +229,12 @@ def imitation_loss(
 
 
 def deviation_loss(actor: Actor, head_BH: Tensor, continuous_BC: Tensor) -> Tensor:
-    """Minus the log-likelihood of demonstrated actions, but for a constant, where only the deviation is to learn.
+    """Returns minus the log-likelihood of demonstrated actions, up to a constant; only the deviation learns from it.
 
     Args:
-        actor: whose deviation.
+        actor: the network with the deviation.
         head_BH: means first; without gradient.
-        continuous_BC: as simulators got them.
+        continuous_BC: as simulators received them.
     """
     if not actor.actions.continuous:
         return torch.zeros(())

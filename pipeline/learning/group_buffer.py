@@ -1,4 +1,4 @@
-"""The learner's buffer of finished group segments.
+"""This module buffers finished group segments for the learner.
 
 g group segments; s segments of members, group by group; r rows of these; q sequences; T group times of all segments.
 """
@@ -20,29 +20,29 @@ from sparring.pipeline.messages.segments import Segments, TeammateSegments
 
 Array = NDArray[Any]
 
-_LIVES_OF_A_SOURCE: Final = 2**40
+_EPISODES_PER_SOURCE: Final = 2**40
 _SHARED: Final = ("members", "times", "next_times", "until", "next_continuous", "next_discrete")
-_SHOWN: Final = ("lengths", "continuous", "discrete", "observations", "next_observations")
+_OBSERVED: Final = ("lengths", "continuous", "discrete", "observations", "next_observations")
 _PER_ROW: Final = ("log_probs", "masks", "rewards", "group_rewards", "versions")
 _PER_SEGMENT: Final = ("agent_episodes", "ended")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupMembers:
-    """Members of one behavior name, as the records `TeammateSegments` and `Segments` tell of them.
+    """Holds the members of one behavior name, from the records `TeammateSegments` and `Segments`.
 
     Attributes:
         members: [g] segments of members in each group segment.
         lengths: [s] rows of each.
         times: [r] group time of each row.
-        next_times: [s] group time of what followed.
-        until: [s] group time from which on the member is not there.
+        next_times: [s] group time of the observation after the segment.
+        until: [s] group time from which on the member is absent.
         observations: one [r, *shape] per observation.
         next_observations: one [s, *shape] per observation.
         continuous: [r, continuous actions] raw samples.
         discrete: [r, branches] chosen index.
-        next_continuous: [s, continuous actions] of what followed.
-        next_discrete: [s, branches] of what followed.
+        next_continuous: [s, continuous actions] at `next_times`.
+        next_discrete: [s, branches] at `next_times`.
     """
 
     members: Array
@@ -58,7 +58,7 @@ class GroupMembers:
     next_discrete: Array
 
     def select(self, kept_g: Array) -> GroupMembers:
-        """Those of some group segments."""
+        """Returns the members of some group segments."""
         segments = np.repeat(kept_g, self.members)
         rows = np.repeat(segments, self.lengths)
         by_size = {"members": kept_g, **dict.fromkeys(("times", "observations", "continuous", "discrete"), rows)}
@@ -66,32 +66,32 @@ class GroupMembers:
             **{one.name: _part(getattr(self, one.name), by_size.get(one.name, segments)) for one in fields(self)}
         )
 
-    def nobody(self, groups: int) -> GroupMembers:
-        """None in as many group segments."""
+    def without_members(self, groups: int) -> GroupMembers:
+        """Returns columns for `groups` group segments without any member."""
         none = self.select(np.zeros(len(self.members), bool))
         return replace(none, members=np.zeros(groups, self.members.dtype))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupBatch:
-    """Group segments as columns.
+    """Holds group segments as columns.
 
     Attributes:
         own: members of the learner's own behavior name.
-        teammates: members of others, by name.
-        numbers: [g] of the group's life, unique in the run.
+        teammates: members of other behavior names, by name.
+        numbers: [g] number of the group, unique in the run.
         spans: [g] group times.
-        over: [g] nobody is left after it.
+        over: [g] no member remains after the segment.
         shared: [T] what all members earned between each time and the next.
         log_probs: [r] log-probability of the joint action when it was chosen.
-        masks: [r, choices of all branches] True = forbidden; None where nothing was.
+        masks: [r, choices of all branches] True = forbidden; None if every choice was allowed.
         rewards: [r] the agent's own reward.
-        group_rewards: [r] the group's reward, as the agent heard of it.
+        group_rewards: [r] the group's reward, as reported to the agent.
         versions: [r] policy version that acted.
-        agent_episodes: [s] number of the agent's life, unique in the run.
-        ended: [s] the agent's life ended with the segment.
-        sequence_length: group times of a sequence; 0 where agents carry nothing.
-        carried: [q, numbers] by the agent to the first step of each sequence; None where agents carry nothing.
+        agent_episodes: [s] number of the agent episode, unique in the run.
+        ended: [s] the agent episode ended with the segment.
+        sequence_length: group times of a sequence; 0 if agents carry nothing.
+        carried: [q, numbers] what the agent carried into the first step of each sequence; None if agents carry nothing.
     """
 
     own: GroupMembers
@@ -112,23 +112,23 @@ class GroupBatch:
 
     @property
     def steps(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
         return len(self.rewards)
 
     @property
     def sizes(self) -> Array:
-        """[g] rows of each group segment."""
+        """Returns [g] the rows of each group segment."""
         ends = np.concatenate([[0], np.cumsum(self.own.lengths)])
         last = np.cumsum(self.own.members)
         sizes: Array = ends[last] - ends[last - self.own.members]
         return sizes
 
     def starts(self) -> Array:
-        """[q] first row of each sequence."""
+        """Returns [q] the first row of each sequence."""
         return sequences.windows(self.own.lengths, self.own.times, self.sequence_length or 1)
 
     def select(self, kept_g: Array) -> GroupBatch:
-        """Some of the group segments."""
+        """Returns some of the group segments."""
         segments = np.repeat(kept_g, self.own.members)
         rows = np.repeat(segments, self.own.lengths)
         columns = {name: _part(getattr(self, name), rows) for name in _PER_ROW}
@@ -148,10 +148,10 @@ class GroupBatch:
 
 
 class GroupBuffer:
-    """Finished group segments, oldest first; one is never divided.
+    """Holds finished group segments, the oldest first; none is ever split.
 
     Args:
-        sequence_length: group times of a sequence; 0 where agents carry nothing.
+        sequence_length: group times of a sequence; 0 if agents carry nothing.
     """
 
     def __init__(self, sequence_length: int = 0) -> None:
@@ -164,7 +164,7 @@ class GroupBuffer:
         """Appends the group segments of `record`.
 
         Raises:
-            ServiceError: it tells of no groups, or what agents carried is not there for each sequence.
+            ServiceError: the record has no group columns, or not one carried memory for each sequence.
         """
         batch = self._batch(record)
         found = None if batch.carried is None else len(batch.carried)
@@ -176,7 +176,7 @@ class GroupBuffer:
         self._append(batch)
 
     def whole(self, steps: int) -> int:
-        """How many steps `take` would take: group segments until there are `steps`, the last one whole."""
+        """Returns how many steps `take` would remove: those of whole group segments until there are `steps`."""
         if not self.steps:
             return 0
         sizes = np.concatenate([chunk.sizes for chunk in self._chunks])
@@ -184,14 +184,14 @@ class GroupBuffer:
         return int(ends[min(int(np.searchsorted(ends, steps)), len(ends) - 1)])
 
     def take(self, steps: int) -> GroupBatch:
-        """Removes the oldest group segments, as many as hold `steps` steps; all if they hold fewer.
+        """Removes the oldest group segments that together hold `steps` steps; all if they hold fewer.
 
         Raises:
-            ValueError: there are none.
+            ValueError: the buffer is empty.
         """
         missing = self.whole(steps)
         if not missing:
-            raise ValueError(f"got {steps} steps to take of none; expected some; add segments first")
+            raise ValueError(f"got {steps} steps to take from an empty buffer; expected segments; add some first")
         taken: list[GroupBatch] = []
         while missing:
             chunk = self._chunks.popleft()
@@ -205,19 +205,19 @@ class GroupBuffer:
         return _concatenate(taken)
 
     def take_all(self) -> GroupBatch:
-        """Removes everything; raises `ValueError` where nothing is."""
+        """Removes everything; raises `ValueError` if the buffer is empty."""
         return self.take(self.steps)
 
     def drop_stale(self, version: int, max_lag: int, keep_at_least: int) -> int:
         """Drops group segments whose newest row is more than `max_lag` versions old, oldest first.
 
         Args:
-            version: of the weights published last.
+            version: version of the weights published last.
             max_lag: in versions.
-            keep_at_least: a group segment is kept where fewer steps would remain.
+            keep_at_least: a group segment is kept if fewer steps would remain.
 
         Returns:
-            Steps dropped.
+            The number of dropped steps.
         """
         before, chunks = self.steps, self._chunks
         self._chunks = deque()
@@ -232,20 +232,20 @@ class GroupBuffer:
         shared = record.shared
         if shared is None:
             raise ServiceError(
-                f"got segments of {record.behavior} that tell nothing of groups; expected them to; "
+                f"got segments of {record.behavior} without group columns; expected segments of groups; "
                 "run all services with the same settings"
             )
         source = self._sources.setdefault(record.source, len(self._sources))
         origin = self._sources.setdefault(f"{record.origin} {record.source}", len(self._sources))
-        own = {name: getattr(shared, name) for name in _SHARED} | {name: getattr(record, name) for name in _SHOWN}
+        own = {name: getattr(shared, name) for name in _SHARED} | {name: getattr(record, name) for name in _OBSERVED}
         return GroupBatch(
             own=GroupMembers(**own),
             teammates={teammates.behavior: _members(teammates) for teammates in shared.teammates},
-            numbers=origin * _LIVES_OF_A_SOURCE + shared.numbers,
+            numbers=origin * _EPISODES_PER_SOURCE + shared.numbers,
             spans=shared.spans,
             over=shared.ended,
             shared=shared.rewards,
-            agent_episodes=source * _LIVES_OF_A_SOURCE + record.agents,
+            agent_episodes=source * _EPISODES_PER_SOURCE + record.agents,
             ended=record.terminated | record.interrupted,
             sequence_length=self._sequence_length,
             carried=record.carried if self._sequence_length else None,
@@ -269,13 +269,16 @@ def _part(column: Any, kept: Array) -> Any:
 
 
 def _concatenate(chunks: list[GroupBatch]) -> GroupBatch:
-    """All group segments of `chunks`; rows without masks get empty ones where others have some."""
+    """Joins the group segments of `chunks`; rows without masks get empty ones if other rows have masks."""
     names = dict.fromkeys(name for chunk in chunks for name in chunk.teammates)
     teammates = {}
     for name in sorted(names):
         like = next(chunk.teammates[name] for chunk in chunks if name in chunk.teammates)
         teammates[name] = _joined(
-            [chunk.teammates[name] if name in chunk.teammates else like.nobody(len(chunk.numbers)) for chunk in chunks]
+            [
+                chunk.teammates[name] if name in chunk.teammates else like.without_members(len(chunk.numbers))
+                for chunk in chunks
+            ]
         )
     width = next((chunk.masks.shape[1] for chunk in chunks if chunk.masks is not None), None)
     masks = None
@@ -304,7 +307,7 @@ def _column(columns: Iterable[Any]) -> Any:
     every = list(columns)
     if isinstance(every[0], tuple):
         return tuple(map(np.concatenate, zip(*every, strict=True)))
-    if every[0].ndim == 2:  # actions of members that have not acted yet have no width
+    if every[0].ndim == 2:  # members that have not acted yet have actions of width 0
         width = max(one.shape[1] for one in every)
         every = [one if one.shape[1] else np.zeros((len(one), width), one.dtype) for one in every]
     return np.concatenate(every)

@@ -1,14 +1,14 @@
-"""Who was there at each group time, as rows of the members' columns.
+"""This module finds the members present at each group timestep, as rows of their columns.
 
-Moments are the group times of all segments one after the other, each segment's own and the one that followed. A token
-is a member that is there at a moment, with the row of what it saw and did last. Nothing of the rows is copied.
+Timesteps are the group times of all segments one after the other: each segment's own, then the one after it. A token is
+a member that is present at a timestep, with the row of its last observation and action. No row is copied.
 
-g group segments; s segments of members; r rows of our own members, K moments.
+g group segments; s segments of members; r rows of our own members, K timesteps.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,27 +18,25 @@ from sparring.pipeline.learning.group_buffer import GroupBatch, GroupMembers
 
 Numbers = NDArray[np.int64]
 
-NOBODY: Final[Numbers] = np.empty(0, np.int64)
-
 
 class GroupIndex:
-    """The moments of a batch.
+    """Indexes the group timesteps of a batch.
 
-    Rows of a behavior name are numbered: its decisions, then what followed each segment.
+    Rows of a behavior name are numbered: its decisions first, then the observation after each segment.
 
     Attributes:
-        first: [g] first moment of each group segment.
-        last: [g] the moment that followed it.
-        counts: [K] members there.
+        first: [g] first timestep of each group segment.
+        last: [g] the timestep after it.
+        counts: [K] members present.
         own: [K] of these, with our own behavior name.
         decisions: [K] rows of our own that were decided then.
-        timesteps: [r] moment of each row.
-        places: [r] where its member stands among those that are there then; our own come first.
-        in_series: [T] moments within the segments, in the order of `GroupBatch.shared`.
+        timesteps: [r] timestep of each row.
+        places: [r] position of its member among those present then; our own come first.
+        in_series: [T] timesteps within the segments, in the order of `GroupBatch.shared`.
 
     Args:
         batch: group segments.
-        names: behavior names in the order in which a critic knows them, our own first.
+        names: behavior names in the critic's order, our own first.
     """
 
     def __init__(self, batch: GroupBatch, names: list[str]) -> None:
@@ -65,12 +63,12 @@ class GroupIndex:
         self.decisions: Numbers = np.bincount(self.timesteps, minlength=most)
 
     def tokens(self, timesteps: Numbers) -> tuple[Numbers, Numbers]:
-        """Row of each member that is there at some moments, moment by moment, and the number of its behavior name."""
+        """Returns the rows and behavior name numbers of the members present at some timesteps, one after the other."""
         at = sequences.rows_of(self._starts[timesteps], self.counts[timesteps])
         return self._token_rows[at], self._token_names[at]
 
     def _tokens(self, members: GroupMembers) -> tuple[Numbers, Numbers, Numbers]:
-        """Row and moment of each token, and the first token of each decision."""
+        """Returns row and timestep of each token, and the first token of each decision."""
         group_s = np.repeat(np.arange(len(members.members)), members.members)
         group_r = np.repeat(group_s, members.lengths)
         end_r: NDArray[Any] = np.empty_like(members.times)

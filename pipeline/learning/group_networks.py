@@ -1,9 +1,9 @@
 # ruff: noqa: N806 (names end in their shape)
-"""Actor and group critic of one behavior, and what they make of a batch before an update.
+"""This module holds the actor and group critic of one behavior, and evaluates whole batches before an update.
 
-g group segments; s segments of members; r rows of our own members; K moments; U windows of group time, of one moment
-each where nothing is remembered; q sequences, of one row each where nothing is remembered; S reward signals; M values
-of a recurrent memory.
+g group segments; s segments of members; r rows of our own members; K timesteps; U windows of group time, of one
+timestep each without memory; q sequences, of one row each without memory; S reward signals; M values of a recurrent
+memory.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class GroupWindows:
-    """A batch's moments and rows by windows of group time, the units of a minibatch.
+    """Divides a batch's timesteps and rows into windows of group time, the units of a minibatch.
 
     Attributes:
         group: [U] group segment of each.
-        first: [U] its first moment.
-        lengths: [U] its moments.
-        weights: [U] rows of our own that were decided in it; at least 1 where anybody is there, 0 where nobody is.
+        first: [U] its first timestep.
+        lengths: [U] its timesteps.
+        weights: [U] rows of our own that were decided in it; at least 1 if a member is present, 0 if none is.
         first_q: [q] first row of each sequence, window by window.
         lengths_q: [q] its rows.
-        sequences: [U] how many sequences each has.
-        by_window: [q] number that each sequence has in the order of the rows.
+        sequences: [U] number of sequences in each.
+        by_window: [q] number of each sequence in the order of the rows.
     """
 
     group: Numbers
@@ -65,7 +65,7 @@ class GroupWindows:
 
     @classmethod
     def of(cls, batch: GroupBatch, index: GroupIndex, length: int) -> GroupWindows:
-        """Windows of `length` group times."""
+        """Divides a batch into windows of `length` group times."""
         counts_g = sequences.counts(batch.spans, length)
         first, lengths = sequences.divide(batch.spans, length)
         window_of = np.zeros(int(index.last[-1]) + 1, np.int64)
@@ -76,12 +76,12 @@ class GroupWindows:
         window_q = window_of[index.timesteps[first_q]]
         by_window = np.argsort(window_q, kind="stable")
         rows = np.bincount(window_of[index.timesteps], minlength=len(lengths))
-        somebody = np.bincount(window_of[index.in_series], index.counts[index.in_series], len(lengths)) > 0
+        occupied = np.bincount(window_of[index.in_series], index.counts[index.in_series], len(lengths)) > 0
         return cls(
             group=group,
-            first=first + group,  # each segment before has one moment more, that which followed
+            first=first + group,  # each earlier segment has one more timestep: the one after it
             lengths=lengths,
-            weights=np.maximum(rows, somebody),
+            weights=np.maximum(rows, occupied),
             first_q=first_q[by_window],
             lengths_q=lengths_q[by_window],
             sequences=np.bincount(window_q, minlength=len(lengths)),
@@ -89,25 +89,25 @@ class GroupWindows:
         )
 
     def timesteps(self, which: Numbers) -> Numbers:
-        """Moments of some windows, one window after the other."""
+        """Returns the timesteps of some windows, one window after the other."""
         return sequences.rows_of(self.first[which], self.lengths[which])
 
     def of_windows(self, which: Numbers) -> Numbers:
-        """[q of these] sequences of some windows, one window after the other, in the order of `first_q`."""
+        """Returns the sequences of some windows, one window after the other, in the order of `first_q`."""
         starts = np.cumsum(self.sequences) - self.sequences
         return sequences.rows_of(starts[which], self.sequences[which])
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedGroups:
-    """A group batch as the networks read it.
+    """Holds a group batch as the networks read it.
 
     Attributes:
-        index: who was there when.
+        index: the members present at each timestep.
         windows: units of a minibatch.
-        joined: by behavior name, observations before normalisation, of decisions and then of what followed.
-        inputs: likewise, as the networks read them.
-        actions: likewise, what was done.
+        joined: by behavior name, observations before normalization: of decisions, then after each segment.
+        inputs: the same after normalization.
+        actions: the features of the actions in these rows.
         decisions: by behavior name, how many rows are decisions.
     """
 
@@ -122,12 +122,12 @@ class PreparedGroups:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_places", np.zeros(len(self.index.counts), np.int64))
 
-    def show(self, timesteps: Numbers, rows: Numbers) -> GroupTimesteps:
-        """What a critic is shown.
+    def gather(self, timesteps: Numbers, rows: Numbers) -> GroupTimesteps:
+        """Returns the critic's inputs at some timesteps.
 
         Args:
-            timesteps: at each of which some member is there.
-            rows: of our own, decided at these moments: whose baselines are asked for.
+            timesteps: at each of them a member is present.
+            rows: our own decisions at these timesteps, whose baselines are wanted.
         """
         index, counts = self.index, self.index.counts[timesteps]
         m, n, j = len(timesteps), max(1, int(counts.max())), int(index.own[timesteps].max())
@@ -137,11 +137,11 @@ class PreparedGroups:
         token_rows, token_names = index.tokens(timesteps)
         inputs: list[Inputs | None] = []
         actions: list[Tensor | None] = []
-        shown, before = np.empty_like(token_rows), 0
+        gathered, before = np.empty_like(token_rows), 0
         for name, (columns, done) in enumerate(zip(self.inputs, self.actions, strict=True)):
             mine = token_names == name if len(self.inputs) > 1 else slice(None)
             needed, back = np.unique(token_rows[mine], return_inverse=True)
-            shown[mine] = back + before
+            gathered[mine] = back + before
             before += len(needed)
             at = torch.from_numpy(needed)
             here = columns is not None and done is not None and len(needed) > 0
@@ -151,7 +151,7 @@ class PreparedGroups:
         return GroupTimesteps(
             inputs=tuple(inputs),
             actions=tuple(actions),
-            rows=torch.from_numpy(shown),
+            rows=torch.from_numpy(gathered),
             places=None if place is None else torch.from_numpy(place),
             shape=(m, n, j),
             counts=torch.from_numpy(counts.astype(np.float32)),
@@ -161,13 +161,13 @@ class PreparedGroups:
 
 @dataclass(frozen=True, slots=True)
 class GroupEstimates:
-    """What a critic makes of a batch.
+    """Holds the critic's outputs for a batch.
 
     Attributes:
-        values: [K, S] of all moments, 0 where nobody is there.
+        values: [K, S] of all timesteps, 0 if no member is present.
         baselines: [r, S].
-        groups: [U, M] memory at the start of each window; None where nothing is remembered.
-        members: [q, M] memory at the start of each sequence, in the order of `GroupWindows.first_q`; likewise.
+        groups: [U, M] memory at the start of each window; None without memory.
+        members: [q, M] memory at the start of each sequence, ordered as `GroupWindows.first_q`; None likewise.
     """
 
     values: Floats
@@ -177,22 +177,22 @@ class GroupEstimates:
 
 
 class GroupNetworks:
-    """The networks of one behavior.
+    """Combines the networks of one behavior.
 
     Attributes:
-        actor: acts.
-        critic: of groups.
-        modules: both.
-        specs: of the behavior names that the critic knows, our own first.
+        actor: the policy.
+        critic: estimates values of groups and baselines of members.
+        modules: both networks by name.
+        specs: specs of the behavior names that the critic knows, our own first.
 
     Args:
         behavior: our own name.
-        spec: of it.
-        settings: of the learner.
-        generator: random source of initial weights.
+        spec: its observations and actions.
+        settings: the learner's settings.
+        generator: random source of the initial weights.
 
     Raises:
-        Unsupported: the spec or the settings ask for what cannot be built.
+        Unsupported: no network can be built for the spec or the settings.
     """
 
     def __init__(
@@ -210,8 +210,8 @@ class GroupNetworks:
         self._members = Memories(self.memory)
         self._generator = generator
 
-    def meet(self, specs: Mapping[str, BehaviorSpec]) -> None:
-        """Mates of other behavior names are in our groups from now on.
+    def register(self, specs: Mapping[str, BehaviorSpec]) -> None:
+        """Registers other behavior names that share groups with ours.
 
         Raises:
             Unsupported: no encoder can be built for one of them.
@@ -221,7 +221,7 @@ class GroupNetworks:
             self.specs[name] = spec
 
     def prepare(self, batch: GroupBatch) -> PreparedGroups:
-        """What no gradient flows through."""
+        """Prepares a batch: the part of the networks that no gradient flows through."""
         index = GroupIndex(batch, list(self.specs))
         prepared = PreparedGroups(index, GroupWindows.of(batch, index, max(1, batch.sequence_length)), [], [], [], [])
         for name, spec in self.specs.items():
@@ -244,7 +244,7 @@ class GroupNetworks:
         return prepared
 
     def update(self, prepared: PreparedGroups) -> None:
-        """Takes a batch into the running statistics, after its last minibatch."""
+        """Adds a batch to the running statistics; it is called after the last minibatch."""
         for name, joined, decisions in zip(self.specs, prepared.joined, prepared.decisions, strict=True):
             encoder: Encoder = self.actor.encoder if name == self.critic.names[0] else self.critic.encoder(name)
             if joined is not None and decisions:
@@ -252,8 +252,8 @@ class GroupNetworks:
 
     @torch.no_grad()
     def estimate(self, prepared: PreparedGroups, batch: GroupBatch) -> GroupEstimates:
-        """Values of all moments and baselines of all decisions; and what was remembered, where something is."""
-        self.critic.see(int(prepared.index.counts.max()))
+        """Returns values of all timesteps and baselines of all decisions, and the memories of recurrent networks."""
+        self.critic.raise_largest(int(prepared.index.counts.max()))
         if self.memory:
             return self._recurrent_estimate(prepared, batch)
         index = prepared.index
@@ -261,24 +261,24 @@ class GroupNetworks:
         baselines = np.zeros((batch.steps, self._signals), np.float32)
         by_timestep = np.argsort(index.timesteps, kind="stable")
         starts = np.cumsum(index.decisions) - index.decisions
-        # By size, so that little room is left over where groups differ.
+        # By size, so that groups of different sizes need little padding.
         order = np.argsort(index.counts, kind="stable")[np.count_nonzero(index.counts == 0) :]
         for timesteps in np.array_split(order, -(-len(order) // self._at_once(index))):
             rows = by_timestep[sequences.rows_of(starts[timesteps], index.decisions[timesteps])]
-            found, expected = self.critic(over(prepared.show(timesteps, rows), self.actor.device))
+            found, expected = self.critic(over(prepared.gather(timesteps, rows), self.actor.device))
             values[timesteps], baselines[rows] = back(found), back(expected)
         return GroupEstimates(values, baselines)
 
     # ---------------------------------------------------------------- inside
 
     def _at_once(self, index: GroupIndex) -> int:
-        """Moments for which there is room in memory."""
+        """Returns how many timesteps fit in memory at once."""
         n, j = int(index.counts.max(initial=1)), int(index.own.max(initial=1))
         of_timestep = 4 * max(1, j) * n * max(self._units, HEADS * n)
         return max(1, min(_TIMESTEPS_AT_ONCE, _BYTES_AT_ONCE // of_timestep))
 
     def _before(self, batch: GroupBatch, done: Floats) -> Tensor:
-        """[r + s, P] previous action of each decision and of what followed."""
+        """Returns [r + s, P] the action before each decision and before the observation after each segment."""
         assert batch.carried is not None
         rows, lengths = batch.steps, batch.own.lengths
         before = np.zeros_like(done)
@@ -289,7 +289,7 @@ class GroupNetworks:
         return torch.from_numpy(before)
 
     def _recurrent_estimate(self, prepared: PreparedGroups, batch: GroupBatch) -> GroupEstimates:
-        """As `estimate`: the first windows of all groups side by side, then the second ones, and so on."""
+        """Evaluates recurrent networks: the first windows of all groups together, then all second ones, and so on."""
         index, windows = prepared.index, prepared.windows
         values = np.zeros((len(index.counts), self._signals), np.float32)
         baselines = np.zeros((batch.steps, self._signals), np.float32)
@@ -304,10 +304,10 @@ class GroupNetworks:
             of_q = windows.of_windows(which)
             at_windows[which] = groups.memories[groups.of_q[which]]
             at_sequences[of_q] = members.memories[members.of_q[of_q]]
-            shown, remembered, timesteps, rows = self.recall(prepared, which, at_windows, at_sequences)
-            found, expected, after = self.critic.remember(*over((shown, remembered), self.actor.device))
+            inputs, state, timesteps, rows = self.recall(prepared, which, at_windows, at_sequences)
+            found, expected, after = self.critic.remember(*over((inputs, state), self.actor.device))
             values[timesteps], baselines[rows] = back(found), back(expected)
-            of_groups, of_members = np.split(back(after), [remembered.baselines])
+            of_groups, of_members = np.split(back(after), [state.baselines])
             groups.memories[groups.of_q[which]], members.memories[members.of_q[of_q]] = of_groups, of_members
             ending = which[last[which]]
             following = index.last[windows.group[ending]]
@@ -321,24 +321,24 @@ class GroupNetworks:
         return GroupEstimates(values, baselines, at_windows, at_sequences)
 
     def _following(self, prepared: PreparedGroups, timesteps: Numbers, memory: Floats) -> Floats:
-        """Values of what followed, which nothing is remembered of: the next segment begins with it."""
-        shown = prepared.show(timesteps, np.empty(0, np.int64))
+        """Returns the values after each segment; stores no memory, because the next segment begins there."""
+        inputs = prepared.gather(timesteps, np.empty(0, np.int64))
         layout = Layout(np.ones(len(timesteps), np.int64))
-        remembered = GroupRecurrentState(layout, torch.from_numpy(memory), len(timesteps))
-        found, _, _ = self.critic.remember(*over((shown, remembered), self.actor.device))
+        state = GroupRecurrentState(layout, torch.from_numpy(memory), len(timesteps))
+        found, _, _ = self.critic.remember(*over((inputs, state), self.actor.device))
         values: Floats = back(found)
         return values
 
     def recall(
         self, prepared: PreparedGroups, which: Numbers, at_windows: Floats, at_sequences: Floats
     ) -> tuple[GroupTimesteps, GroupRecurrentState, Numbers, Numbers]:
-        """Some windows, as a critic that remembers is shown them; their moments, and their rows."""
+        """Returns a recurrent critic's inputs for some windows, its memories there, their timesteps and rows."""
         windows = prepared.windows
         timesteps, of_q = windows.timesteps(which), windows.of_windows(which)
         rows = sequences.rows_of(windows.first_q[of_q], windows.lengths_q[of_q])
         layout = Layout(np.concatenate([windows.lengths[which], windows.lengths_q[of_q]]))
         memory = torch.from_numpy(np.concatenate([at_windows[which], at_sequences[of_q]]))
-        return prepared.show(timesteps, rows), GroupRecurrentState(layout, memory, len(which)), timesteps, rows
+        return prepared.gather(timesteps, rows), GroupRecurrentState(layout, memory, len(which)), timesteps, rows
 
 
 def _both(rows: tuple[NDArray[np.float32], ...], following: tuple[NDArray[np.float32], ...]) -> list[Floats]:
@@ -346,7 +346,7 @@ def _both(rows: tuple[NDArray[np.float32], ...], following: tuple[NDArray[np.flo
 
 
 def _done(members: GroupMembers, spec: BehaviorSpec, limit: float) -> Floats:
-    """[r + s, features] what was done at each decision, and at that which followed; nothing where nobody has acted."""
+    """Returns [r + s, features] the action of each decision and the one after each segment; zeros without actions."""
     actions, rows = spec.actions, len(members.times) + len(members.next_times)
     continuous = np.concatenate([members.continuous, members.next_continuous])
     discrete = np.concatenate([members.discrete, members.next_discrete])

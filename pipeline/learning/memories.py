@@ -1,7 +1,7 @@
-"""What a critic remembers of each agent from one segment to the next.
+"""This module stores the critic's memory of each agent from one segment to the next.
 
-An actor's memory travels with the steps, because acting made it. A critic acts nowhere: its memory of an agent is made
-here when values are estimated, in the order of the agent's segments, as in ML-Agents.
+An actor's memory travels with the steps, because acting computed it. A critic never acts: its memory of an agent is
+computed here when values are estimated, in the order of the agent's segments, as in ML-Agents.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_AGENTS: Final = 65536
-"""Agents remembered. Those of a simulator that went away without a last segment are never heard of again."""
+"""Most agents with a memory, because those of a simulator that disconnected may never send a last segment."""
 
 Floats = NDArray[np.float32]
-AgentEpisodes = NDArray[np.int64]
+Numbers = NDArray[np.int64]
 
 
 class Memories:
-    """Memories by the number of an agent's life; those of agents longest unheard of go first.
+    """Stores memories by agent episode; the least recently updated are dropped first.
 
     Args:
         size: values in each memory.
@@ -28,38 +28,38 @@ class Memories:
 
     def __init__(self, size: int, limit: int = MOST_AGENTS) -> None:
         self._limit = limit
-        self._agent_episodes: AgentEpisodes = np.empty(0, np.int64)
-        self._heard: AgentEpisodes = np.empty(0, np.int64)
+        self._agent_episodes: Numbers = np.empty(0, np.int64)
+        self._updated_at: Numbers = np.empty(0, np.int64)
         self._memories: Floats = np.empty((0, size), np.float32)
         self._now = 0
 
     def __len__(self) -> int:
-        """Agents remembered."""
+        """Returns the number of agents with a memory."""
         return len(self._agent_episodes)
 
-    def recall(self, lives: AgentEpisodes) -> Floats:
-        """[n, size] memory of each agent, zeros where there is none."""
-        found: Floats = np.zeros((len(lives), self._memories.shape[1]), np.float32)
+    def recall(self, episodes: Numbers) -> Floats:
+        """Returns [n, size] the memory of each agent episode, zeros for unknown ones."""
+        found: Floats = np.zeros((len(episodes), self._memories.shape[1]), np.float32)
         if len(self):
-            at = np.minimum(np.searchsorted(self._agent_episodes, lives), len(self) - 1)
-            known = self._agent_episodes[at] == lives
+            at = np.minimum(np.searchsorted(self._agent_episodes, episodes), len(self) - 1)
+            known = self._agent_episodes[at] == episodes
             found[known] = self._memories[at[known]]
         return found
 
-    def keep(self, lives: AgentEpisodes, memories: Floats, ended: NDArray[np.bool_]) -> None:
-        """Remembers agents anew, and forgets those whose life has ended.
+    def keep(self, episodes: Numbers, memories: Floats, ended: NDArray[np.bool_]) -> None:
+        """Stores the memories of agent episodes, and removes those that have ended.
 
         Args:
-            lives: [n] each once.
+            episodes: [n] each once.
             memories: [n, size].
-            ended: [n] the life is over.
+            ended: [n] the agent episode is over.
         """
         self._now += 1
-        others = ~np.isin(self._agent_episodes, lives)
-        lives, memories = lives[~ended], memories[~ended]
-        heard = np.concatenate([self._heard[others], np.full(len(lives), self._now)])
-        lives = np.concatenate([self._agent_episodes[others], lives])
+        others = ~np.isin(self._agent_episodes, episodes)
+        episodes, memories = episodes[~ended], memories[~ended]
+        updated_at = np.concatenate([self._updated_at[others], np.full(len(episodes), self._now)])
+        episodes = np.concatenate([self._agent_episodes[others], episodes])
         memories = np.concatenate([self._memories[others], memories])
-        latest = np.argsort(-heard, kind="stable")[: self._limit]
-        kept = latest[np.argsort(lives[latest], kind="stable")]
-        self._agent_episodes, self._heard, self._memories = lives[kept], heard[kept], memories[kept]
+        latest = np.argsort(-updated_at, kind="stable")[: self._limit]
+        kept = latest[np.argsort(episodes[latest], kind="stable")]
+        self._agent_episodes, self._updated_at, self._memories = episodes[kept], updated_at[kept], memories[kept]

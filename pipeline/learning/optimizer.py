@@ -1,4 +1,4 @@
-"""Adam on all parameters of a learner, kept in one block of memory."""
+"""This module implements Adam on all parameters of a learner, which are kept in one block of memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.learning.parameters import FlatParameters, Pull
+from sparring.pipeline.learning.parameters import BackwardFn, FlatParameters
 from sparring.pipeline.networks.device import CPU
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
@@ -23,24 +23,24 @@ _USUAL: Final[Any] = {
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015, arXiv 1412.6980); a step that would not be finite is not made.
+    """Implements Adam (Kingma and Ba 2015, arXiv 1412.6980); a step with a non-finite gradient is skipped.
 
-    PyTorch's operator without its optimiser class, whose bookkeeping takes longer than a small network's step.
+    It uses PyTorch's operator without its optimizer class, whose bookkeeping takes longer than a small network's step.
 
     Attributes:
-        device: where the parameters, their gradients and its state are.
+        device: device of the parameters, their gradients and the state.
         learning_rate: of the next step.
-        gradient_norm: Euclidean norm of the gradient of the last step, of all parameters together and before it was
-            clipped; not finite where the step was not made, 0 before the first.
-        moments: its state by PyTorch's names, to be saved and restored in place.
-        tried: steps tried since it was made; may be read from another thread.
+        gradient_norm: Euclidean norm of the last step's gradient, of all parameters together and before clipping; not
+            finite if the step was skipped, 0 before the first.
+        moments: the state by PyTorch's names, to be saved and restored in place.
+        tried: steps tried since creation; other threads may read it.
 
     Args:
-        modules: whose parameters it moves; they become views of one block.
-        learning_rate: at the start.
-        device: where they are moved.
+        modules: their parameters become views of one block.
+        learning_rate: initial value.
+        device: device that the parameters move to.
         epsilon: added to the denominator.
-        max_norm: the gradient is scaled down to this norm where its own is larger; None for no limit.
+        max_norm: the gradient is scaled down to this norm if its own is larger; None for no limit.
     """
 
     def __init__(
@@ -72,21 +72,21 @@ class Adam:
         }
 
     def step(
-        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], pull: Pull = torch.autograd.backward
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], backward_fn: BackwardFn = torch.autograd.backward
     ) -> bool:
-        """One step.
+        """Takes one step.
 
         Args:
-            outputs: what the modules put out.
-            gradients: of the loss, for each of them.
-            pull: carries them back to the parameters.
+            outputs: outputs of the modules.
+            gradients: gradients of the loss for each of them.
+            backward_fn: propagates them to the parameters.
 
         Returns:
-            False where the gradient was not finite and nothing was done.
+            False if the gradient was not finite and the step was skipped.
         """
         self.tried += 1
-        self.parameters.backward(outputs, gradients, pull)
-        # A NaN or an infinity in any row of the loss is in the gradient too, and so in its norm.
+        self.parameters.backward(outputs, gradients, backward_fn)
+        # A NaN or an infinity in any row of the loss also reaches the gradient and its norm.
         gradient = self.parameters.gradient
         self.gradient_norm = math.sqrt(gradient.dot(gradient).item())
         if not math.isfinite(self.gradient_norm):
@@ -98,7 +98,7 @@ class Adam:
         return True
 
     def grown(self) -> Adam:
-        """An optimiser of the same modules, which have got more parameters; what it knows of the others is kept."""
+        """Returns an optimizer of the same modules with their new parameters; the state of the others is kept."""
         grown = Adam(self._modules, self.learning_rate, self.device, epsilon=self._epsilon, max_norm=self._max_norm)
         grown.tried = self.tried
         grown.moments["step"].copy_(self.moments["step"])

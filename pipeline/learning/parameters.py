@@ -1,6 +1,6 @@
-"""All parameters of a learner in one block of memory, and their gradients in another.
+"""This module keeps all parameters of a learner in one block of memory, and their gradients in another.
 
-A clip, a check or an optimiser step is then one operation and not one per parameter.
+A clip, a check or an optimizer step is then one operation instead of one per parameter.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from sparring.pipeline.networks.device import CPU
 
-Pull = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
-"""Adds to `grad` of all parameters what gradients of outputs make of them: autograd, or what knows the network."""
+BackwardFn = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
+"""Propagates gradients of outputs to the `grad` of all parameters: autograd, or explicit formulas of a network."""
 
 
 class FlatParameters:
-    """Moves the parameters of modules into one flat tensor, whose views they become.
+    """Moves the parameters of modules into one flat tensor and makes them views of it.
 
     Attributes:
-        flat: [P] all values, as a parameter for an optimiser.
+        flat: [P] all values, as a parameter for an optimizer.
         gradient: [P] its gradient, `flat.grad`.
 
     Args:
-        modules: in the order of their parameters in the block; they must stay there.
-        device: where the block is. Buffers stay where they are, on the processor.
+        modules: in the order of their parameters in the block; the parameters must stay in it.
+        device: device of the block. Buffers stay on the CPU.
     """
 
     def __init__(self, *modules: nn.Module, device: torch.device = CPU) -> None:
@@ -45,24 +45,24 @@ class FlatParameters:
             parameter.grad = gradient.view_as(parameter)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Parts of a block like `flat`, in their shapes, by the names of their parameters: views."""
+        """Returns views of parts of a block like `flat`, in the shapes and by the names of the parameters."""
         parts = zip(self._names, self._shapes, torch.split(flat, self._sizes), strict=True)
         return {name: part.view(shape) for name, shape, part in parts}
 
     def backward(
-        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], pull: Pull = torch.autograd.backward
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], backward_fn: BackwardFn = torch.autograd.backward
     ) -> None:
         """Sets `gradient` to the derivative for all parameters.
 
         Args:
-            outputs: what the modules put out.
-            gradients: of the loss, for each of them.
-            pull: carries them back.
+            outputs: outputs of the modules.
+            gradients: gradients of the loss for each of them.
+            backward_fn: propagates them to the parameters.
         """
         self.gradient.zero_()
-        pull(outputs, gradients)
+        backward_fn(outputs, gradients)
 
 
 def place(parameter: nn.Parameter, values: Tensor) -> None:
-    """Makes a parameter a view of its values, wherever these are; who holds the parameter holds the same one."""
+    """Replaces a parameter's storage with `values`; references to the parameter stay valid."""
     parameter.data = values

@@ -1,34 +1,34 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""MA-POCA (Cohen et al. 2021, arXiv 2111.05992, "On the Use and Misuse of Absorbing States in Multi-agent
-Reinforcement Learning"), one update at a time: teams that share a reward, and members that come and go.
+"""MA-POCA (Cohen et al. 2021, arXiv 2111.05992, "On the Use and Misuse of Absorbing States in Multi-agent Reinforcement
+Learning") trains teams that share a reward and whose members come and go.
 
-1. One value for each moment of a group, of what all members there see (the paper): attention instead of
+1. Each group timestep has one value, computed from what all members there observe (the paper): attention instead of
    absorbing states, so that the number of members may change at any time.
 2. A group has one series of rewards: what its members earned themselves, and the group's reward once (ML-Agents' sum).
-3. One lambda return for each group, in group time: `R_t = r_t + gamma (lambda R_{t+1} + (1 - lambda) V_{t+1})`. It goes
-   on after a member's end: that is posthumous credit (the paper; ML-Agents' `lambda_return`). What follows the
-   segment is worth 0 only if the whole group ended, and not by interruption.
-4. A baseline for each decision of a member: what is to be expected if nothing is known of its own action, and all of
-   what its mates see and do (the paper; a counterfactual one, after Foerster et al. 2018, COMA). The
-   advantage is `R_t - b_t` of that member.
+3. Each group has one lambda return, in group time: `R_t = r_t + gamma (lambda R_{t+1} + (1 - lambda) V_{t+1})`. It
+   continues after a member's end, which is posthumous credit (the paper; ML-Agents' `lambda_return`). The value after
+   the segment is 0 only if the whole group ended, and not by interruption.
+4. Each decision of a member has a baseline: the expected return given all that its teammates observe and do, but not
+   its own action (the paper; a counterfactual baseline, after Foerster et al. 2018, COMA). The advantage is `R_t - b_t`
+   of that member.
 5. Rewards between two decisions of a member accrue in group time. A decision that was under way when its group's
-   segment closed counts as the first moment of the next.
-6. Members that ended are not shown to the value afterwards. (ML-Agents shows their last observation once more; not to
-   do so is what the paper is about.)
+   segment closed counts as the first timestep of the next.
+6. The value does not observe members after their end. (ML-Agents includes their last observation once more; omitting it
+   is the subject of the paper.)
 7. Loss: surrogate + 0.5 (value loss + 0.5 baseline loss) - beta entropy (ML-Agents). The value loss is the mean over
-   moments, the baseline loss that over decisions, both plain squared errors unless clipping is asked for (see `ppo`).
-8. Advantages are normalised over the whole buffer, over all decisions (ML-Agents).
-9. Actor and critic have no parameter in common, so each gets minibatches of its own kind: the actor single decisions in
-   a random order, as in PPO, because those of one moment are much alike; the critic as many parts of whole moments in a
-   random order, because there members share what is made of their mates.
-10. A critic that remembers has a memory for each group, for its value, and one for each member, for its baseline.
-    Its minibatches are whole windows of `sequence_length` group times, the actor's are sequences.
-11. The number of members, scaled to [-1, 1] by the largest ever seen, stands beside the encoding (ML-Agents).
+   timesteps, the baseline loss that over decisions, both plain squared errors unless clipping is enabled (see `ppo`).
+8. Advantages are normalized over the whole buffer, over all decisions (ML-Agents).
+9. Actor and critic share no parameter, so each has its own kind of minibatch: the actor gets single decisions in a
+   random order, as in PPO, because decisions of one timestep are much alike; the critic gets as many parts of whole
+   timesteps in a random order, because members share computations about their teammates there.
+10. A recurrent critic has a memory for each group, for its value, and one for each member, for its baseline. Its
+    minibatches are whole windows of `sequence_length` group times, the actor's are sequences.
+11. The number of members, scaled to [-1, 1] by the largest observed so far, is appended to the encoding (ML-Agents).
 12. An agent without a group is a group of one: its baseline is a second value of the same observation.
-13. Decisions that an older version acted are corrected for (`proximal`); the weight is that of the decision alone.
+13. Decisions by an older version are corrected for (`proximal`); the weight is that of the decision alone.
 
-B rows of a minibatch, M its moments, R rows of the batch, K moments of the batch, T of these within segments, S reward
-signals.
+B rows of a minibatch, M its timesteps, R rows of the batch, K timesteps of the batch, T of these within segments, S
+reward signals.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from sparring.pipeline.learning.rows import Minibatch, policy_loss
 from sparring.pipeline.learning.schedules import Coefficients
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.learning.signals import EXTRINSIC, Signals, by_series
-from sparring.pipeline.learning.signals.beginnings import EpisodeStarts
+from sparring.pipeline.learning.signals.episode_starts import EpisodeStarts
 from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.group_critic import GroupRecurrentState, GroupTimesteps
@@ -68,10 +68,10 @@ Numbers = NDArray[np.int64]
 
 
 class Targets(NamedTuple):
-    """What a batch's values, baselines and actions are to learn.
+    """Holds the targets of a batch's values, baselines and actions.
 
     Attributes:
-        returns: [K, S] lambda return at each moment.
+        returns: [K, S] lambda return at each timestep.
         values: [K, S] before the update.
         rows: the decisions; their `values` are the baselines before the update.
     """
@@ -82,43 +82,43 @@ class Targets(NamedTuple):
 
 
 class CriticMinibatch(NamedTuple):
-    """Whole moments, for a step of the critic.
+    """Holds whole timesteps, for a step of the critic.
 
     Attributes:
-        timesteps: [M] numbers of them.
-        rows: [B] decisions made then.
-        shown: what the critic sees.
-        remembered: sequences, and what it remembers at their starts; None where nothing is remembered.
+        timesteps: [M] their numbers.
+        rows: [B] decisions made at these timesteps.
+        inputs: members, observations and actions.
+        state: sequences and the memories at their starts; None without memory.
     """
 
     timesteps: Numbers
     rows: Numbers
-    shown: GroupTimesteps
-    remembered: GroupRecurrentState | None
+    inputs: GroupTimesteps
+    state: GroupRecurrentState | None
 
 
 class POCA:
-    """Networks and optimiser of one behavior.
+    """Trains the networks of one behavior with MA-POCA.
 
     Attributes:
         networks: actor and critic.
         actor: the one of `networks`.
-        modules: both.
-        optimizer: of their parameters.
-        signals: rewards, and the networks that some of them have.
-        cloning: what the actor learns beside; None for nothing.
+        modules: both networks by name.
+        optimizer: changes their parameters.
+        signals: rewards, and the networks of reward signals.
+        cloning: supervised training of the actor beside this; None for none.
 
     Args:
-        behavior: name.
-        spec: of the behavior.
-        settings: of the learner.
-        generator: random source of initial weights and of shuffling.
-        learns: False where the networks are only there to be loaded: then demonstrations are not needed.
-        device: where the networks are.
+        behavior: name of the behavior.
+        spec: observations and actions of the behavior.
+        settings: the learner's settings.
+        generator: random source of the initial weights and of shuffling.
+        learns: False loads no demonstrations, for networks that only receive weights.
+        device: device of the networks.
 
     Raises:
-        Unsupported: the spec or the settings ask for what cannot be built.
-        RecordingError: demonstrations are not there, cannot be read, or are of another spec.
+        Unsupported: no network can be built for the spec or the settings.
+        RecordingError: demonstrations are missing, unreadable, or of another spec.
     """
 
     def __init__(
@@ -141,20 +141,20 @@ class POCA:
             self.modules, hyper.learning_rate, device, epsilon=hyper.adam_epsilon, max_norm=hyper.max_grad_norm
         )
         self.signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
-        self._beginnings = EpisodeStarts()
+        self._episode_starts = EpisodeStarts()
         self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
 
-    def meet(self, specs: Mapping[str, BehaviorSpec]) -> None:
-        """Mates of other behavior names are in our groups from now on: the critic gets embeddings for them."""
-        self.networks.meet(specs)
+    def register(self, specs: Mapping[str, BehaviorSpec]) -> None:
+        """Registers other behavior names that share groups with ours: the critic gets embeddings for them."""
+        self.networks.register(specs)
         self.optimizer = self.optimizer.grown()
 
     def update(self, batch: GroupBatch, version: int, trained: int) -> UpdateReport:
-        """Trains on `batch`: values, baselines, advantages, `num_epoch` passes over shuffled minibatches.
+        """Trains on `batch`: values, baselines and advantages, then `num_epoch` passes over shuffled minibatches.
 
         Args:
             batch: whole group segments.
-            version: of the present weights.
+            version: version of the current weights.
             trained: steps trained on before, for the schedules.
         """
         coefficients = Coefficients.at(self.settings, trained)
@@ -175,8 +175,8 @@ class POCA:
         targets = targets._replace(rows=rows)
         done = []
         for _ in range(hyper.num_epoch):
-            for (some, recalled, at_B), criticised in self._minibatches(prepared, estimates, targets, recurrence):
-                there = over((some, recalled, criticised), self.optimizer.device)
+            for (some, state, at_B), critic_batch in self._minibatches(prepared, estimates, targets, recurrence):
+                there = over((some, state, critic_batch), self.optimizer.device)
                 done.append(self._step(*there, targets, coefficients))
                 self.signals.learn(at_B)
         cloned = {} if self.cloning is None else self.cloning.update(trained)
@@ -197,13 +197,16 @@ class POCA:
         )
 
     def _targets(self, batch: GroupBatch, prepared: PreparedGroups, found: GroupEstimates, epsilon: float) -> Targets:
-        """Returns of all groups (2, 3), and from them the advantages of all decisions (4, 8)."""
+        """Computes the returns of all groups (2, 3), and from them the advantages of all decisions (4, 8)."""
         index = prepared.index
         returns_KS = np.zeros_like(found.values)
-        rewards = self.signals.begin(batch.rewards, lambda: self._shown(batch))
+        rewards = self.signals.begin(batch.rewards, lambda: self._reward_steps(batch))
         shared_T = self.signals.scaled(batch.shared, batch.spans, batch.numbers, batch.over)
-        begins_K, nobody = index.first[self._beginnings.find(batch.numbers, batch.over)], index.counts[index.last] == 0
-        there_K = begins_K[index.counts[begins_K] > 0]
+        starts_K, empty_g = (
+            index.first[self._episode_starts.find(batch.numbers, batch.over)],
+            index.counts[index.last] == 0,
+        )
+        there_K = starts_K[index.counts[starts_K] > 0]
         for head, (name, signal) in enumerate(self.signals.settings.items()):
             earned_T = (
                 shared_T * np.float32(signal.strength)
@@ -212,9 +215,9 @@ class POCA:
             )
             values_K = found.values[:, head]
             next_values_g = values_K[index.last]
-            beginning = self._beginnings.value(name, values_K[there_K])
-            share = self.signals.terminal_bootstrap_fraction(name, int(nobody.sum()), len(batch.shared))
-            next_values_g[nobody] = share * beginning  # where nobody is left, the next group begins
+            start_value = self._episode_starts.value(name, values_K[there_K])
+            share = self.signals.terminal_bootstrap_fraction(name, int(empty_g.sum()), len(batch.shared))
+            next_values_g[empty_g] = share * start_value  # where no member is left, the next group starts
             advantages_T = returns.advantages(
                 earned_T,
                 values_K[index.in_series],
@@ -241,8 +244,8 @@ class POCA:
         )
         return Targets(torch.from_numpy(returns_KS), torch.from_numpy(found.values), rows)
 
-    def _shown(self, batch: GroupBatch) -> Steps:
-        """Our own decisions, as reward networks are shown them."""
+    def _reward_steps(self, batch: GroupBatch) -> Steps:
+        """Returns our own decisions as reward networks read them."""
         own = batch.own
         return Steps.of_segments(
             self.actor.actions,
@@ -257,7 +260,7 @@ class POCA:
         )
 
     def _recurrence(self, batch: GroupBatch, prepared: PreparedGroups) -> Recurrence | None:
-        """The sequences of the actor, in the order of the windows; None for one without memory."""
+        """Returns the actor's sequences, in the order of the windows; None for an actor without memory."""
         if not self.networks.memory or batch.carried is None:
             return None
         windows = prepared.windows
@@ -267,7 +270,9 @@ class POCA:
     def _minibatches(
         self, prepared: PreparedGroups, found: GroupEstimates, targets: Targets, recurrence: Recurrence | None
     ) -> Iterator[tuple[tuple[Minibatch, RecurrentState | None, Tensor], CriticMinibatch]]:
-        """As many minibatches of the actor as PPO has, and for each a part of the moments (9, 10)."""
+        """Yields as many minibatches of the actor as PPO does, each with a part of the timesteps for the critic (9,
+        10).
+        """
         size, steps = self.settings.hyperparameters.batch_size, len(targets.rows.log_prob)
         of_actor: Iterator[tuple[Minibatch, RecurrentState | None, Tensor]]
         if recurrence is None:
@@ -280,46 +285,46 @@ class POCA:
             of_actor = recurrent_minibatches(targets.rows, recurrence, some, self.generator)
         of_critic = shuffled(prepared.windows.weights, count, self.generator)
         for at, of_policy in enumerate(of_actor):
-            yield of_policy, self._criticised(prepared, found, of_critic[at % len(of_critic)])
+            yield of_policy, self._critic_minibatch(prepared, found, of_critic[at % len(of_critic)])
 
-    def _criticised(self, prepared: PreparedGroups, found: GroupEstimates, which: Numbers) -> CriticMinibatch:
-        """Some windows."""
+    def _critic_minibatch(self, prepared: PreparedGroups, found: GroupEstimates, which: Numbers) -> CriticMinibatch:
+        """Returns the critic's minibatch of some windows."""
         if found.groups is not None and found.members is not None:
-            shown, remembered, timesteps, rows = self.networks.recall(prepared, which, found.groups, found.members)
-            return CriticMinibatch(timesteps, rows, shown, remembered)
+            inputs, state, timesteps, rows = self.networks.recall(prepared, which, found.groups, found.members)
+            return CriticMinibatch(timesteps, rows, inputs, state)
         windows = prepared.windows
         timesteps, rows = windows.timesteps(which), windows.first_q[windows.of_windows(which)]
-        return CriticMinibatch(timesteps, rows, prepared.show(timesteps, rows), None)
+        return CriticMinibatch(timesteps, rows, prepared.gather(timesteps, rows), None)
 
     def _step(
         self,
         rows: Minibatch,
-        recalled: RecurrentState | None,
-        criticised: CriticMinibatch,
+        state: RecurrentState | None,
+        critic_batch: CriticMinibatch,
         targets: Targets,
         coefficients: Coefficients,
     ) -> Losses | None:
-        """One step of Adam on a minibatch (7).
+        """Takes one step of Adam on a minibatch (7).
 
         Returns:
             Its losses: objective and logarithm of the ratio [B], squared errors of values [M, S] and baselines [B, S],
-            entropy and the norm of the gradient; None where that was not finite and nothing was done.
+                entropy and gradient norm; None if the gradient was not finite and the step was skipped.
         """
         critic = self.networks.critic
-        layout, memory = (None, None) if recalled is None else (recalled.layout, recalled.actor)
+        layout, memory = (None, None) if state is None else (state.layout, state.actor)
         head_BH = self.actor(rows.inputs, layout, memory)
-        if criticised.remembered is None:
-            values_MS, baselines_BS = critic(criticised.shown)
+        if critic_batch.state is None:
+            values_MS, baselines_BS = critic(critic_batch.inputs)
         else:
-            values_MS, baselines_BS, _ = critic.remember(criticised.shown, criticised.remembered)
+            values_MS, baselines_BS, _ = critic.remember(critic_batch.inputs, critic_batch.state)
         with torch.no_grad():
             chosen = policy_loss(self.actor, head_BH, rows, coefficients.beta)
             squares_MS, to_values_MS = self._squares(
-                values_MS, targets.returns, targets.values, criticised.timesteps, coefficients.epsilon, VALUE_WEIGHT
+                values_MS, targets.returns, targets.values, critic_batch.timesteps, coefficients.epsilon, VALUE_WEIGHT
             )
             every = targets.rows
             squares_BS, to_baselines_BS = self._squares(
-                baselines_BS, every.returns, every.values, criticised.rows, coefficients.epsilon, BASELINE_WEIGHT
+                baselines_BS, every.returns, every.values, critic_batch.rows, coefficients.epsilon, BASELINE_WEIGHT
             )
             outputs = (head_BH, self.actor.log_sigma, values_MS, baselines_BS)
             gradients = (chosen.to_head, chosen.to_log_sigma, to_values_MS, to_baselines_BS)
@@ -331,8 +336,8 @@ class POCA:
     def _squares(
         self, found: Tensor, returns_: Tensor, before: Tensor, which: Numbers, epsilon: float, weight: float
     ) -> tuple[Tensor, Tensor]:
-        """Squared errors of some values or baselines, and the derivative of their mean times `weight`."""
-        if not len(which):  # moments at which only mates decided, or somebody ended
+        """Returns squared errors of some values or baselines, and the derivative of `weight` times their mean."""
+        if not len(which):  # no member of ours decided at these timesteps
             return found.new_zeros(1, found.shape[1]), torch.zeros_like(found)
         at, clipped = torch.from_numpy(which), self.settings.hyperparameters.clip_value_loss
         aims = returns_.index_select(0, at), before.index_select(0, at) if clipped else None
@@ -358,10 +363,10 @@ class POCA:
 
 
 def shuffled(weights_U: Numbers, parts: int, generator: torch.Generator) -> list[Numbers]:
-    """Units in a random order, in at most as many parts, which weigh about the same.
+    """Divides units, in a random order, into at most `parts` parts of about equal weight.
 
     Args:
-        weights_U: of each unit; one that weighs nothing is left out.
+        weights_U: weight of each unit; units of weight 0 are left out.
         parts: at least 1.
         generator: random source.
     """

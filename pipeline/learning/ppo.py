@@ -1,25 +1,25 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), one update at a time.
+"""Proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347) trains on one batch per update.
 
-Where this differs from the paper:
+It differs from the paper as follows:
 
 1. The ratio of each continuous dimension and branch is clipped by itself, and the surrogate is their mean (ML-Agents).
    The bonus is for the entropy's sum over branches plus its mean over continuous dimensions. With `ratio: joint` the
    ratio is that of the joint action, as in the paper, and the bonus is multiplied by the number of dimensions and
    branches, so that `beta` keeps its weight.
-2. The value loss is not clipped unless asked for: Andrychowicz et al. 2020 (arXiv 2006.05990, section 3.2)
-   find clipping harmful. It is the mean squared error, weighed 0.5.
-3. Advantages are normalised over the whole buffer, not per minibatch (ML-Agents).
-4. Learning rate, clip range and entropy weight fall over training (ML-Agents; the paper's Atari runs
-   anneal the first two).
-5. An incomplete last minibatch is skipped (ML-Agents). The gradient is not clipped, unless `max_grad_norm` asks for it.
-6. Adam's epsilon is 1e-8 (PyTorch's) unless `adam_epsilon` says otherwise; the authors' code has 1e-5.
+2. The value loss is not clipped by default: Andrychowicz et al. 2020 (arXiv 2006.05990, section 3.2) find clipping
+   harmful. It is the mean squared error times 0.5.
+3. Advantages are normalized over the whole buffer, not per minibatch (ML-Agents).
+4. Learning rate, clip range and entropy weight fall over training (ML-Agents; the paper's Atari runs anneal the first
+   two).
+5. An incomplete last minibatch is skipped (ML-Agents). The gradient is not clipped unless `max_grad_norm` is set.
+6. Adam's epsilon is 1e-8 (PyTorch's) unless `adam_epsilon` is set; the authors' code has 1e-5.
 
-7. The returns of curiosity and rnd go on after the end of an episode (ML-Agents), see `signals.beginnings`; those of
-   GAIL as far as demonstrations end too, see `signals.ends`.
-8. A network that remembers is trained on sequences from the memory that was stored at their start; no gradient flows
-   beyond that start (ML-Agents).
-9. Steps that an older version acted are corrected for (`proximal`).
+7. The returns of curiosity and rnd continue after the end of an episode (ML-Agents), see `signals.episode_starts`;
+   those of GAIL do so in proportion to how often demonstrations end, see `signals.ends`.
+8. A recurrent network is trained on sequences from the memory that was stored at their start; no gradient flows beyond
+   that start (ML-Agents).
+9. Steps by an older version are corrected for (`proximal`).
 
 B rows of a minibatch, R rows of the batch, F features, C continuous actions, D branches, S reward signals.
 """
@@ -50,38 +50,38 @@ from sparring.pipeline.learning.rows import Minibatch, policy_loss
 from sparring.pipeline.learning.schedules import Coefficients
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.learning.signals import Signals
-from sparring.pipeline.learning.signals.beginnings import EpisodeStarts
+from sparring.pipeline.learning.signals.episode_starts import EpisodeStarts
 from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.specs import BehaviorSpec
 
 VALUE_WEIGHT = 0.5
 _WIDE = 4096
-"""Bytes of a row from which a column is shuffled a minibatch at a time, instead of all of it at once."""
+"""Bytes of a row from which a column is shuffled one minibatch at a time instead of all at once."""
 
 
 class PPO:
-    """Networks and optimiser of one behavior.
+    """Trains the networks of one behavior with PPO.
 
     Attributes:
         networks: actor and critic.
         actor: the one of `networks`.
-        modules: both.
-        optimizer: of their parameters.
-        signals: rewards, and the networks that some of them have.
-        cloning: what the actor learns beside; None for nothing.
+        modules: both networks by name.
+        optimizer: changes their parameters.
+        signals: rewards, and the networks of reward signals.
+        cloning: supervised training of the actor beside this; None for none.
 
     Args:
-        behavior: name.
-        spec: of the behavior.
-        settings: of the learner.
-        generator: random source of initial weights and of shuffling.
-        learns: False where the networks are only there to be loaded: then demonstrations are not needed.
-        device: where the networks are.
+        behavior: name of the behavior.
+        spec: observations and actions of the behavior.
+        settings: the learner's settings.
+        generator: random source of the initial weights and of shuffling.
+        learns: False loads no demonstrations, for networks that only receive weights.
+        device: device of the networks.
 
     Raises:
-        Unsupported: the spec or the settings ask for what cannot be built.
-        RecordingError: demonstrations are not there, cannot be read, or are of another spec.
+        Unsupported: no network can be built for the spec or the settings.
+        RecordingError: demonstrations are missing, unreadable, or of another spec.
     """
 
     def __init__(
@@ -104,15 +104,15 @@ class PPO:
             self.modules, hyper.learning_rate, device, epsilon=hyper.adam_epsilon, max_norm=hyper.max_grad_norm
         )
         self.signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
-        self._beginnings = EpisodeStarts()
+        self._episode_starts = EpisodeStarts()
         self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
 
     def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
-        """Trains on `batch`: values, advantages, `num_epoch` passes over shuffled minibatches.
+        """Trains on `batch`: values and advantages, then `num_epoch` passes over shuffled minibatches.
 
         Args:
             batch: whole segments.
-            version: of the present weights.
+            version: version of the current weights.
             trained: steps trained on before, for the schedules.
         """
         hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
@@ -131,12 +131,12 @@ class PPO:
         )
         done = []
         for _ in range(hyper.num_epoch):
-            for minibatch, recalled, at_B in (
+            for minibatch, state, at_B in (
                 minibatches(rows, hyper.batch_size, self.generator)
                 if recurrence is None
                 else recurrent_minibatches(rows, recurrence, hyper.batch_size // batch.sequence_length, self.generator)
             ):
-                done.append(self._step(*over((minibatch, recalled), self.optimizer.device), coefficients))
+                done.append(self._step(*over((minibatch, state), self.optimizer.device), coefficients))
                 self.signals.learn(at_B)
         cloned = {} if self.cloning is None else self.cloning.update(trained)
         self.actor.encoder.update(prepared.joined)
@@ -153,17 +153,19 @@ class PPO:
         )
 
     def _rows(self, batch: Batch, prepared: Prepared, found: Estimates, epsilon: float) -> Minibatch:
-        """The batch as tensors, with what the present critic makes of it."""
+        """Returns the batch as tensors, with the current critic's estimates and the advantages."""
         values, next_values = found.values, found.next_values
         extrinsic = self.signals.scaled(
             batch.rewards + batch.group_rewards, batch.lengths, batch.agent_episodes, batch.ended
         )
-        rewards = self.signals.begin(extrinsic, lambda: self._shown(batch))
-        begins_R = (np.cumsum(batch.lengths) - batch.lengths)[self._beginnings.find(batch.agent_episodes, batch.ended)]
+        rewards = self.signals.begin(extrinsic, lambda: self._reward_steps(batch))
+        starts_R = (np.cumsum(batch.lengths) - batch.lengths)[
+            self._episode_starts.find(batch.agent_episodes, batch.ended)
+        ]
         for head, name in enumerate(self.signals.settings):
-            beginning = self._beginnings.value(name, values[begins_R, head])
+            start_value = self._episode_starts.value(name, values[starts_R, head])
             share = self.signals.terminal_bootstrap_fraction(name, int(batch.terminated.sum()), batch.steps)
-            next_values[batch.terminated, head] = share * beginning
+            next_values[batch.terminated, head] = share * start_value
         estimates = np.stack(
             [
                 returns.advantages(
@@ -191,8 +193,8 @@ class PPO:
             values=torch.from_numpy(values),
         )
 
-    def _shown(self, batch: Batch) -> Steps:
-        """The batch, as reward networks are shown it."""
+    def _reward_steps(self, batch: Batch) -> Steps:
+        """Returns the batch as reward networks read it."""
         return Steps.of_segments(
             self.actor.actions,
             batch.lengths,
@@ -206,21 +208,21 @@ class PPO:
         )
 
     @torch.no_grad()
-    def _step(self, rows: Minibatch, recalled: RecurrentState | None, coefficients: Coefficients) -> Losses | None:
-        """One step of Adam on a minibatch.
+    def _step(self, rows: Minibatch, state: RecurrentState | None, coefficients: Coefficients) -> Losses | None:
+        """Takes one step of Adam on a minibatch.
 
         Returns:
-            Its losses: objective and logarithm of the ratio [B], squared value errors [B, S], entropy and the norm of
-            the gradient; None where that was not finite and nothing was done.
+            Its losses: objective and logarithm of the ratio [B], squared value errors [B, S], entropy and gradient
+                norm; None if the gradient was not finite and the step was skipped.
         """
-        head_BH, values_BS, pull = self.networks.run(rows.inputs, recalled)
+        head_BH, values_BS, backward_fn = self.networks.run(rows.inputs, state)
         old_values_BS = rows.values if self.settings.hyperparameters.clip_value_loss else None
         chosen = policy_loss(self.actor, head_BH, rows, coefficients.beta)
         squares_BS, to_values_BS = losses.value_loss_of(
             values_BS, rows.returns, old_values_BS, coefficients.epsilon, VALUE_WEIGHT
         )
         outputs = (head_BH, self.actor.log_sigma, values_BS)
-        if not self.optimizer.step(outputs, (chosen.to_head, chosen.to_log_sigma, to_values_BS), pull):
+        if not self.optimizer.step(outputs, (chosen.to_head, chosen.to_log_sigma, to_values_BS), backward_fn):
             return None
         return chosen.losses() | {"values": squares_BS, "gradient_norm": self.optimizer.gradient_norm}
 
@@ -236,7 +238,7 @@ class PPO:
 
 
 def minibatches(rows: Minibatch, size: int, generator: torch.Generator) -> Iterator[tuple[Minibatch, None, Tensor]]:
-    """The rows in a random order, `size` or all at a time, and which they are; what is left over is left out."""
+    """Yields minibatches of `size` shuffled rows, or one of all, with row numbers; incomplete ones are left out."""
     steps = len(rows.log_prob)
     size = min(size, steps)
     count = steps // size
@@ -250,20 +252,20 @@ def minibatches(rows: Minibatch, size: int, generator: torch.Generator) -> Itera
 def recurrent_minibatches(
     rows: Minibatch, recurrence: Recurrence, size: int, generator: torch.Generator
 ) -> Iterator[tuple[Minibatch, RecurrentState, Tensor]]:
-    """The sequences in a random order, `size` (at least one) or all at a time, and which rows they are.
+    """Yields minibatches of `size` (at least one) shuffled sequences, or one of all, with their row numbers.
 
-    What is left over is left out.
+    Incomplete ones are left out.
     """
     count = len(recurrence.lengths)
     size = min(max(1, size), count)
     order_q = torch.randperm(count, generator=generator)[: count // size * size].numpy()
     for which_q in order_q.reshape(-1, size):
-        at_B, recalled = recurrence.some(which_q)
-        yield rows.at(at_B), recalled, at_B
+        at_B, state = recurrence.select(which_q)
+        yield rows.at(at_B), state, at_B
 
 
 def _shuffled(column: Tensor, order_R: Tensor, size: int) -> Iterable[Tensor]:
-    """A column in another order, `size` rows at a time: views of one gather, unless that would copy a lot of memory."""
+    """Yields a reordered column, `size` rows at a time: views of one gather, unless that would copy a lot of memory."""
     if row_bytes(column) < _WIDE:
         return torch.split(column.index_select(0, order_R), size)
     return (column.index_select(0, part_B) for part_B in torch.split(order_R, size))

@@ -1,17 +1,17 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Decoupled PPO: the correction for stale data.
+"""Decoupled PPO corrects for stale data.
 
 Source: Hilton, Cobbe and Schulman 2021, arXiv 2110.00641, "Batch size-invariance for policy optimization", section 3.
 
-Two policies of a step are kept apart: the behavior policy chose its action, the proximal policy is the one that the
-clip is centered on. PPO takes one for the other, so that a step which is one version old arrives with most of its clip
-range used up by the update in between. Here the ratio is `pi / pi_proximal`, and each normalized advantage is weighted
-by `pi_proximal / pi_behavior` of the joint action.
+It distinguishes two policies of a step: the behavior policy chose its action, the proximal policy is the center of the
+clip. PPO does not, so a step which is one version old arrives with most of its clip range used up by the update in
+between. Here the ratio is `pi / pi_proximal`, and each normalized advantage is weighted by `pi_proximal / pi_behavior`
+of the joint action.
 
-1. The proximal policy is the actor at the start of the update, not a moving average (AReaL, Fu et al. 2025,
-   arXiv 2505.24298).
+1. The proximal policy is the actor at the start of the update, not a moving average (AReaL, Fu et al. 2025, arXiv
+   2505.24298).
 2. The weight is capped at 2, and weights are not normalized (AReaL).
-3. A step of the present version keeps its stored log-probability and the weight 1: at lag 0 this is PPO to the bit.
+3. A step of the current version keeps its stored log-probability and the weight 1: at lag 0 this is PPO to the bit.
 4. Entropy, value and baseline losses are not weighted.
 
 R rows of the batch, B of some of them, P parts of an action (continuous dimensions, then branches).
@@ -37,10 +37,10 @@ WEIGHT_CAP: Final = 2.0
 
 
 class Staleness(NamedTuple):
-    """How far the correction of an update reaches.
+    """Measures the correction of an update.
 
     Attributes:
-        weight: mean weight of the steps, from 0 to 2; 1 where none is stale.
+        weight: mean weight of the steps, from 0 to 2; 1 if no step is stale.
         sample_size: effective share of the steps, `(sum w)^2 / (n sum w^2)` (Kish 1965), from 0 to 1.
     """
 
@@ -61,7 +61,7 @@ def correct(
     decoupled: bool,
     per_dimension: bool,
 ) -> tuple[Minibatch, Staleness]:
-    """Centers the clip of stale rows on the present actor, and weights their advantages.
+    """Centers the clip of stale rows on the current actor, and weights their advantages.
 
     Args:
         actor: the actor at the start of the update.
@@ -74,7 +74,7 @@ def correct(
             An action of a single part is a joint action.
 
     Returns:
-        The rows with corrected `log_prob`, `advantage` and `limit`, and what the correction amounts to.
+        The rows with corrected `log_prob`, `advantage` and `limit`, and measures of the correction.
     """
     stale_R = stale_R if decoupled else np.zeros_like(stale_R)
     per_dimension = per_dimension and actor.actions.parts > 1
@@ -97,11 +97,11 @@ def correct(
 def _proximal(
     actor: Actor, rows: Minibatch, wanted_R: NDArray[np.bool_], recurrence: Recurrence | None, per_dimension: bool
 ) -> Tensor:
-    """Log-probabilities [R, P], or [R, 1] of joint actions, some rows at a time; 0 where none is wanted."""
+    """Returns log-probabilities [R, P], or [R, 1] of joint actions, computed in chunks; 0 for unwanted rows."""
     parts = actor.actions.parts if per_dimension else 1
     found_RP = torch.zeros(len(wanted_R), parts)
-    for at_B, recalled in _chunks(rows, wanted_R, recurrence):
-        some, there = over((rows.at(at_B), recalled), actor.device)
+    for at_B, state in _chunks(rows, wanted_R, recurrence):
+        some, there = over((rows.at(at_B), state), actor.device)
         layout, memory = (None, None) if there is None else (there.layout, there.actor)
         head_BH = actor(some.inputs, layout, memory)[:, : actor.outputs]
         log_prob = evaluate(actor, head_BH, some, per_dimension).log_prob
@@ -112,7 +112,7 @@ def _proximal(
 def _chunks(
     rows: Minibatch, wanted_R: NDArray[np.bool_], recurrence: Recurrence | None
 ) -> Iterator[tuple[Tensor, RecurrentState | None]]:
-    """Rows that are wanted, with their whole sequences where there is a memory, as many as fit into the cache."""
+    """Yields wanted rows, with their whole sequences for recurrent actors, as many as fit in the cache."""
     most = rows_at_once(rows.inputs)
     if recurrence is None:
         for at_B in torch.split(torch.from_numpy(np.flatnonzero(wanted_R)), most):
@@ -121,4 +121,4 @@ def _chunks(
     wanted_q = np.flatnonzero(recurrence.holding(wanted_R))
     length = int(recurrence.lengths.max())
     for which_q in np.array_split(wanted_q, -(-len(wanted_q) // max(1, most // length))):
-        yield recurrence.some(which_q)
+        yield recurrence.select(which_q)

@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""What an update reports of itself: losses by ML-Agents' names, and diagnostics.
+"""This module defines the report of an update: losses by ML-Agents' names, and diagnostics.
 
-B rows of a minibatch, P parts of an action, K moments or rows of the batch, S reward signals.
+B rows of a minibatch, P parts of an action, K timesteps or rows of the batch, S reward signals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparring.pipeline.learning.proximal import NONE_STALE, Staleness
 from sparring.pipeline.learning.schedules import Coefficients
 
 Losses = Mapping[str, Any]
-"""What one minibatch lost: tensors for the keys of `_LOSSES` and for `log_ratio`, and the number `gradient_norm`."""
+"""Losses of one minibatch: tensors for the keys of `_LOSSES` and for `log_ratio`, and the number `gradient_norm`."""
 
 _LOSSES: Final = {
     "objective": "Losses/Policy Loss",
@@ -32,18 +32,18 @@ _LOSSES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateReport:
-    """What an update did.
+    """Reports an update.
 
     Attributes:
         statistics: by ML-Agents' names; a loss is the mean over minibatches.
         steps: rows in the batch.
-        minibatches: tried.
+        minibatches: number tried.
         skipped: of these, left out because the loss or gradient was not finite.
         lags: `lags[i]` rows were acted by a policy i versions older than the one that was updated.
         group_rewards: some group reward was not 0.
         groups: some agents shared a group.
         terminated: some episode ended by itself.
-        staleness: how far the correction for stale data reached.
+        staleness: measures of the correction for stale data.
     """
 
     statistics: dict[str, float]
@@ -58,12 +58,12 @@ class UpdateReport:
 
 
 def lags(version: int, versions: NDArray[np.int64]) -> tuple[int, ...]:
-    """How many rows were acted by a policy 0, 1, ... versions older than `version`."""
+    """Returns how many rows were acted by a policy 0, 1, ... versions older than `version`."""
     return tuple(np.bincount(np.maximum(version - versions, 0)).tolist())
 
 
 def general(coefficients: Coefficients, estimates: Mapping[str, Iterable[tuple[str, float]]]) -> dict[str, float]:
-    """Coefficients of an update, and means of what its critic estimates.
+    """Returns the coefficients of an update, and the means of its critic's estimates.
 
     Args:
         coefficients: of the update.
@@ -81,7 +81,7 @@ def general(coefficients: Coefficients, estimates: Mapping[str, Iterable[tuple[s
 
 
 def losses_of(taken: Sequence[Losses]) -> dict[str, float]:
-    """Means over minibatches of what each of them lost; nothing where there was none.
+    """Returns the mean of each loss over minibatches; no loss if every minibatch was skipped.
 
     Args:
         taken: for each minibatch, a tensor of each kind; minibatches may differ in size.
@@ -99,18 +99,18 @@ def diagnostics(
     epsilon: float,
     staleness: Staleness,
 ) -> dict[str, float]:
-    """What tells whether an update was sound.
+    """Returns statistics by which to judge whether an update was sound.
 
-    The approximate KL divergence of the policy from the proximal one is the mean of `(ratio - 1) - log ratio`
-    (Schulman 2020, "Approximating KL divergence"), its clip fraction the share of ratios beyond `1 +- epsilon`. Both
-    are means over all minibatches, the first of which find the policy unchanged.
+    The approximate KL divergence of the policy from the proximal one is the mean of `(ratio - 1) - log ratio` (Schulman
+    2020, "Approximating KL divergence"), its clip fraction the share of ratios beyond `1 +- epsilon`. Both are means
+    over all minibatches, the first of which uses the unchanged policy.
 
     Args:
         taken: for each minibatch, the logarithms of its ratios ([B] or [B, P]) and its gradient's norm.
         returns_KS: targets of the values.
         values_KS: estimates before the update.
         epsilon: clip range.
-        staleness: how far the correction for stale data reached.
+        staleness: measures of the correction for stale data.
     """
     found = {"Update/Stale Weight": staleness.weight, "Update/Effective Sample Size": staleness.sample_size}
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # such an update is skipped and counted
@@ -127,6 +127,6 @@ def diagnostics(
 
 
 def _mean_of_each(parts: Sequence[Tensor]) -> Tensor:
-    if len({part.shape for part in parts}) == 1:  # at once: the usual case, and a call for each takes longer
+    if len({part.shape for part in parts}) == 1:  # the usual case: one call for all takes less time
         return torch.stack(list(parts)).reshape(len(parts), -1).mean(1)
     return torch.stack([part.mean() for part in parts])

@@ -1,8 +1,7 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Generalised advantage estimation (Schulman et al. 2016) over segments of any lengths.
+"""Generalized advantage estimation (Schulman et al. 2016) runs over segments of any lengths here.
 
-A reward or value that is not finite passes through in silence: the update that meets it is skipped
-and counted.
+A non-finite reward or value passes through without a warning: the update that contains it is skipped and counted.
 
 R rows of all segments, one segment after the other; S segments.
 """
@@ -21,15 +20,15 @@ Floats = NDArray[np.float32]
 def advantages(
     rewards_R: Floats, values_R: Floats, next_values_S: Floats, lengths_S: NDArray[Any], gamma: float, lambd: float
 ) -> Floats:
-    """`A_t = delta_t + gamma lambda A_{t+1}` with `delta_t = r_t + gamma V_{t+1} - V_t`, [R].
+    """Returns [R] `A_t = delta_t + gamma lambda A_{t+1}` with `delta_t = r_t + gamma V_{t+1} - V_t`.
 
-    All segments are summed up side by side from their ends: as many steps in Python as the longest
-    segment has rows, whatever the number of segments.
+    All segments are summed side by side from their ends, in as many Python steps as the longest segment has rows,
+    whatever the number of segments.
 
     Args:
         rewards_R: reward of each step.
         values_R: value of each step's observation.
-        next_values_S: value of what followed each segment; 0 where the agent terminated.
+        next_values_S: value of the observation after each segment; 0 if the agent terminated.
         lengths_S: rows of each segment, at least 1, in the order of the rows.
         gamma: discount of a later reward.
         lambd: lambda of the estimate.
@@ -52,6 +51,6 @@ def advantages(
 
 @np.errstate(invalid="ignore", over="ignore")
 def normalized(advantages_R: Floats) -> Floats:
-    """Advantages minus their mean, over their standard deviation + 1e-10, [R]."""
+    """Returns [R] advantages minus their mean, divided by their standard deviation + 1e-10."""
     scaled: Floats = (advantages_R - advantages_R.mean()) / (advantages_R.std() + np.float32(1e-10))
     return scaled

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Rows of a minibatch, and what the policy loses on them (Schulman et al. 2017, arXiv 1707.06347, equation 7).
+"""This module holds the rows of a minibatch and the policy's loss (Schulman et al. 2017, arXiv 1707.06347, equation 7).
 
 B rows, C continuous actions, D branches, H means and logits, S reward signals, P = C + D parts of an action.
 """
@@ -17,19 +17,19 @@ from sparring.pipeline.networks.encoders import Inputs
 
 
 class Minibatch(NamedTuple):
-    """Columns that a minibatch is made of.
+    """Holds the columns of a minibatch.
 
     Attributes:
         inputs: prepared observations, [B, F] of the vectors first.
         continuous: [B, C] raw samples.
         discrete: [B, D] int64 choices.
-        masks: [B, choices of all branches] True = forbidden; None where nothing was.
+        masks: [B, choices of all branches] True = forbidden; None if every choice was allowed.
         log_prob: under the policy that the clip is centered on: [B] of the joint action, or [B, P] of each part of it
-            where the ratio is that of each part.
+            if the ratio is that of each part.
         advantage: [B] normalized, then weighted (`proximal`).
         limit: [B] `losses.clip_limit` of the advantage.
-        returns: [B, S] what the critic is to estimate, per signal.
-        values: [B, S] what it estimated before the update.
+        returns: [B, S] targets of the critic, per signal.
+        values: [B, S] the critic's estimates before the update.
     """
 
     inputs: Inputs
@@ -43,20 +43,20 @@ class Minibatch(NamedTuple):
     values: Tensor
 
     def at(self, which_B: Tensor) -> Minibatch:
-        """Some of the rows."""
+        """Returns some of the rows."""
         others = (None if column is None else column.index_select(0, which_B) for column in self[1:])
         return Minibatch(tuple(column.index_select(0, which_B) for column in self.inputs), *others)  # type: ignore[arg-type]
 
 
 class PolicyLoss(NamedTuple):
-    """Surrogate and entropy bonus of some rows.
+    """Holds the surrogate and the entropy bonus of some rows.
 
     Attributes:
         objective: [B], or [B, P], clipped surrogate.
-        log_ratio: likewise, logarithm of the ratio.
+        log_ratio: logarithm of the ratio, in the same shape.
         entropy: scalar, as published.
         to_head: [B, H] derivative of the loss for means and logits.
-        to_log_sigma: [C] likewise.
+        to_log_sigma: [C] derivative of the loss for log sigma.
     """
 
     objective: Tensor
@@ -66,12 +66,12 @@ class PolicyLoss(NamedTuple):
     to_log_sigma: Tensor
 
     def losses(self) -> dict[str, Tensor]:
-        """What a report is made of."""
+        """Returns the parts that a report needs."""
         return {"objective": self.objective, "log_ratio": self.log_ratio, "entropy": self.entropy}
 
 
 def evaluate(actor: Actor, head_BH: Tensor, rows: Minibatch, per_dimension: bool) -> distributions.Evaluation:
-    """What the actor's means and logits say of the actions of some rows."""
+    """Evaluates the actions of some rows under the actor's means and logits."""
     return distributions.evaluate(
         actor.actions,
         head_BH,
@@ -84,13 +84,13 @@ def evaluate(actor: Actor, head_BH: Tensor, rows: Minibatch, per_dimension: bool
 
 
 def policy_loss(actor: Actor, head_BH: Tensor, rows: Minibatch, beta: float) -> PolicyLoss:
-    """Minus the mean of the clipped surrogate, minus the entropy bonus; without autograd.
+    """Computes minus the mean of the clipped surrogate, minus the entropy bonus, without autograd.
 
     Args:
-        actor: whose.
-        head_BH: what it makes of the rows.
-        rows: what was done, and how good it was.
-        beta: weight of the entropy bonus; where the ratio is that of joint actions, of each dimension and branch.
+        actor: the policy.
+        head_BH: its means and logits for the rows.
+        rows: actions and their advantages.
+        beta: weight of the entropy bonus; with a ratio of joint actions, weight for each dimension and branch.
     """
     per_dimension = rows.log_prob.dim() == 2
     chosen = evaluate(actor, head_BH, rows, per_dimension)

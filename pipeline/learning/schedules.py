@@ -1,4 +1,4 @@
-"""Hyperparameters that change over training."""
+"""This module computes the hyperparameters that change over training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BETA_END: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Learning rate, clip range and entropy weight of one update."""
+    """Holds learning rate, clip range and entropy weight of one update."""
 
     learning_rate: float
     epsilon: float
@@ -22,7 +22,7 @@ class Coefficients:
 
     @classmethod
     def at(cls, settings: TrainerSettings, trained: int) -> Coefficients:
-        """The coefficients after `trained` steps of `max_steps`."""
+        """Returns the coefficients after `trained` steps of `max_steps`."""
         hyper, progress = settings.hyperparameters, trained / settings.max_steps
         return cls(
             learning_rate=scheduled(hyper.learning_rate_schedule, hyper.learning_rate, LEARNING_RATE_END, progress),
@@ -32,7 +32,7 @@ class Coefficients:
 
 
 def scheduled(schedule: Schedule, start: float, end: float, progress: float) -> float:
-    """`start`, or where the schedule is linear the line from `start` to `end` at `progress` (0 to 1, beyond: `end`).
+    """Returns `start`, or under a linear schedule the line from `start` to `end` at `progress` (0 to 1, beyond: `end`).
 
     A start below `end` stays: a schedule never rises.
     """

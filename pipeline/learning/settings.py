@@ -1,6 +1,6 @@
-"""Settings of a learner: hyperparameters, reward signals, checkpoints, in ML-Agents' words.
+"""This module defines the settings of a learner: hyperparameters, reward signals and checkpoints, in ML-Agents' terms.
 
-A validator's message names the keys that take part, so that a loader can point at their lines.
+A validator's message names the keys involved, so that a loader can point at their lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _LearningModel(BaseModel):
 
 
 class Hyperparameters(_LearningModel):
-    """What PPO and MA-POCA are tuned with.
+    """Holds the hyperparameters of PPO and MA-POCA.
 
     Attributes:
         batch_size: steps in a minibatch.
@@ -31,13 +31,12 @@ class Hyperparameters(_LearningModel):
         learning_rate: of Adam, at the start.
         beta: weight of the entropy bonus, at the start.
         epsilon: clip range of the probability ratio, at the start.
-        lambd: lambda of the generalised advantage estimate.
+        lambd: lambda of the generalized advantage estimate.
         num_epoch: passes over the buffer in an update.
         shared_critic: actor and critic share one body.
         learning_rate_schedule: `linear` falls to 1e-10 over `max_steps`.
-        beta_schedule: `linear` falls to 1e-5 over `max_steps`; not written, it is the written `learning_rate_schedule`.
-        epsilon_schedule: `linear` falls to 0.1 over `max_steps`; not written, it is the written
-            `learning_rate_schedule`.
+        beta_schedule: `linear` falls to 1e-5 over `max_steps`; defaults to the given `learning_rate_schedule`.
+        epsilon_schedule: `linear` falls to 0.1 over `max_steps`; defaults to the given `learning_rate_schedule`.
         clip_value_loss: clip the value loss as the PPO paper's code does.
         decoupled_objective: correct for steps that an older version acted (`proximal`); without effect in lockstep.
             False leaves their weights out; with `ratio: joint` the clip is centered on the policy that acted, too.
@@ -45,7 +44,7 @@ class Hyperparameters(_LearningModel):
             ML-Agents does; `joint` clips that of the whole action, as in the PPO paper.
         max_grad_norm: largest norm of the gradient of all parameters together, which is scaled down to it; None for no
             limit. Cloning and reward networks have none.
-        adam_epsilon: what Adam adds to the denominator; cloning and reward networks keep 1e-8.
+        adam_epsilon: added to Adam's denominator; cloning and reward networks keep 1e-8.
     """
 
     batch_size: int = Field(default=1024, ge=1)
@@ -85,7 +84,7 @@ class Hyperparameters(_LearningModel):
 
 
 class SignalSettings(_LearningModel):
-    """What every reward signal has.
+    """Holds the settings common to all reward signals.
 
     Attributes:
         gamma: discount of a later reward, per decision.
@@ -99,7 +98,7 @@ class SignalSettings(_LearningModel):
 
 
 class ExtrinsicSettings(SignalSettings):
-    """The simulator's own reward.
+    """Configures the simulator's own reward.
 
     Attributes:
         normalize: divide rewards by the running standard deviation of their discounted sum, then clip them to +-10.
@@ -109,12 +108,12 @@ class ExtrinsicSettings(SignalSettings):
 
 
 class IntrinsicSettings(SignalSettings):
-    """A reward signal with a network of its own.
+    """Configures a reward signal with a network of its own.
 
     Attributes:
         network_settings: shape of that network.
         learning_rate: of that network's Adam.
-        encoding_size: old name of `network_settings.hidden_units`; without effect where `network_settings` are written.
+        encoding_size: old name of `network_settings.hidden_units`; without effect if `network_settings` are given.
     """
 
     learning_rate: float = Field(default=3e-4, gt=0, le=1)
@@ -122,13 +121,13 @@ class IntrinsicSettings(SignalSettings):
 
 
 class GailSettings(IntrinsicSettings):
-    """Generative adversarial imitation of demonstrations.
+    """Configures generative adversarial imitation of demonstrations.
 
     Attributes:
         demo_path: a demonstration file or a folder of them.
-        demo_actions: whose action stands beside an observation in `.demo` files: that of the decision before it
-            (`previous`), its `own`, or what each file shows.
-        use_actions: the discriminator sees actions too.
+        demo_actions: which action accompanies an observation in `.demo` files: that of the decision before it
+            (`previous`), its `own`, or, under `auto`, the one detected in each file.
+        use_actions: the discriminator reads actions too.
         use_vail: pass the discriminator's code through a variational bottleneck.
     """
 
@@ -139,17 +138,17 @@ class GailSettings(IntrinsicSettings):
 
 
 class CuriositySettings(IntrinsicSettings):
-    """Reward for what a forward model predicts badly."""
+    """Configures the reward for observations that a forward model predicts badly."""
 
 
 class RndSettings(IntrinsicSettings):
-    """Reward for what a distilled random network predicts badly."""
+    """Configures the reward for observations on which a distilled random network predicts badly."""
 
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
 
 
 class RewardSignals(_LearningModel):
-    """The reward signals of a behavior; one that is None is off.
+    """Holds the reward signals of a behavior; one that is None is off.
 
     Attributes:
         extrinsic: the simulator's own reward.
@@ -173,7 +172,7 @@ class RewardSignals(_LearningModel):
         return self
 
     def named(self) -> dict[RewardSignalName, SignalSettings]:
-        """The signals that are on, by name, always in the order extrinsic, gail, curiosity, rnd."""
+        """Returns the signals that are on, by name, always in the order extrinsic, gail, curiosity, rnd."""
         every: dict[RewardSignalName, SignalSettings | None] = {
             "extrinsic": self.extrinsic,
             "gail": self.gail,
@@ -184,13 +183,13 @@ class RewardSignals(_LearningModel):
 
 
 class BehavioralCloningSettings(_LearningModel):
-    """Supervised imitation of demonstrations beside training.
+    """Configures supervised imitation of demonstrations beside training.
 
     Attributes:
         demo_path: a demonstration file or a folder of them.
-        demo_actions: whose action stands beside an observation in `.demo` files: that of the decision before it
-            (`previous`), its `own`, or what each file shows.
-        steps: steps over which it fades to 0; 0 keeps it for ever.
+        demo_actions: which action accompanies an observation in `.demo` files: that of the decision before it
+            (`previous`), its `own`, or, under `auto`, the one detected in each file.
+        steps: steps over which it fades to 0; 0 keeps it forever.
         strength: its share of the learning rate.
         samples_per_update: most demonstration steps of a pass; 0 for all.
         num_epoch: passes over them; None for that of the hyperparameters.
@@ -207,13 +206,11 @@ class BehavioralCloningSettings(_LearningModel):
 
 
 class TrainerSettings(_LearningModel):
-    """What the learner of one behavior name needs to know.
+    """Configures the learner of one behavior name.
 
     Attributes:
         trainer_type: the algorithm.
-        hyperparameters: what it is tuned with.
         network_settings: shape of actor and critic.
-        reward_signals: what it learns from.
         behavioral_cloning: imitation beside training; None for none.
         init_path: checkpoint to start from; None for fresh weights.
         keep_checkpoints: how many checkpoints are kept.
@@ -286,5 +283,5 @@ class TrainerSettings(_LearningModel):
 
     @property
     def steps_between_checkpoints(self) -> int:
-        """`checkpoint_interval`, or the even share of `max_steps` where `even_checkpoints` is set."""
+        """Returns `checkpoint_interval`, or the even share of `max_steps` if `even_checkpoints` is set."""
         return max(1, self.max_steps // self.keep_checkpoints) if self.even_checkpoints else self.checkpoint_interval

@@ -1,5 +1,5 @@
-"""Records that cross a process, and the one codec that turns bytes into records.
+"""The package holds the records that pass between processes, and the one codec that turns bytes into records.
 
-Evolution: a new field has a default; a field is never retyped; a tag is never used again; the
-version is in the handshake.
+Records evolve by four rules: a new field has a default, a field never changes its type, a tag is never reused, and the
+handshake carries the version.
 """

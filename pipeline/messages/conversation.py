@@ -1,6 +1,6 @@
-"""The simulator conversation without I/O: who may say what, and when.
+"""The conversation with a simulator is a state machine without I/O.
 
-The whole protocol is `TRANSITIONS`; the diagram in `docs/protocol.md` is made from it.
+`TRANSITIONS` holds the whole protocol; the diagram in `docs/protocol.md` is generated from it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ TRANSITIONS: Final[dict[tuple[State, Role, str], State]] = {
     ("deciding", "trainer", "act"): "simulating",
     ("deciding", "trainer", "reset"): "simulating",
 }
-"""(state, who speaks, message type) -> next state. `simulating` waits for the simulator, `deciding`
-for the trainer; in `adopted` the trainer speaks with the simulator's player. Ping and Pong change nothing
-and are allowed from `introduced` on. Fault, and Bye from the simulator, close the conversation from
-anywhere. Bye from the trainer leads to `parting`: what the simulator had sent before it heard of that still
-counts, and its own Bye follows."""
+"""Next state by present state, sender and message type.
+
+`simulating` waits for the simulator, `deciding` for the trainer; in `adopted` the trainer speaks with the simulator's
+player. Ping and Pong change nothing and are allowed from `introduced` on. A Fault, and a Bye from the simulator, close
+the conversation in any state. A Bye from the trainer leads to `parting`: messages that the simulator sent before that
+Bye arrived still count, and its own Bye follows."""
 
 STATES: Final[tuple[State, ...]] = (
     "greeting",
@@ -43,10 +44,10 @@ STATES: Final[tuple[State, ...]] = (
 
 
 class Conversation:
-    """One side's view of a conversation.
+    """A Conversation tracks the state as one side sees it.
 
     Args:
-        role: which side this is.
+        role: this side.
     """
 
     def __init__(self, role: Role) -> None:
@@ -55,53 +56,53 @@ class Conversation:
         self.state: State = "greeting"
 
     def sending(self, message: Any) -> None:
-        """Notes that this side says `message`.
+        """Advances the state for a message that this side sends.
 
         Raises:
-            LocalProtocolError: the conversation does not allow it now.
+            LocalProtocolError: the present state does not allow the message.
         """
         self._advance(self.role, tag_of(message), LocalProtocolError)
 
     def received(self, message: Any) -> None:
-        """Notes that the other side said `message`.
+        """Advances the state for a message that the other side sent.
 
         Raises:
-            RemoteProtocolError: the conversation does not allow it now.
+            RemoteProtocolError: the present state does not allow the message.
         """
         self._advance(self.peer, tag_of(message), RemoteProtocolError)
 
-    def _advance(self, speaker: Role, tag: str, error: type[LocalProtocolError] | type[RemoteProtocolError]) -> None:
-        following = next_state(self.state, speaker, tag)
+    def _advance(self, sender: Role, tag: str, error: type[LocalProtocolError] | type[RemoteProtocolError]) -> None:
+        following = next_state(self.state, sender, tag)
         if following is None:
             raise error(
                 "unexpected_message",
-                got=f"{tag!r} from the {speaker} in state {self.state!r}",
-                expected=f"one of {allowed(self.state, speaker)}",
+                got=f"{tag!r} from the {sender} in state {self.state!r}",
+                expected=f"one of {allowed(self.state, sender)}",
                 remedy="follow the table in docs/protocol.md",
             )
         self.state = following
 
 
-def next_state(state: State, speaker: Role, tag: str) -> State | None:
-    """The state after `speaker` says `tag` in `state`, or None where that is not allowed."""
+def next_state(state: State, sender: Role, tag: str) -> State | None:
+    """Returns the state after `sender` sends `tag` in `state`; None where that is not allowed."""
     if state == "closed":
         return None
-    if tag == "fault" or (tag == "bye" and speaker == "simulator"):
+    if tag == "fault" or (tag == "bye" and sender == "simulator"):
         return "closed"
-    if state == "parting":  # the simulator may have spoken before it heard the trainer's Bye
-        return state if speaker == "simulator" and tag in _CROSSING else None
+    if state == "parting":  # the simulator may have sent it before the trainer's Bye arrived
+        return state if sender == "simulator" and tag in _CROSSING else None
     if tag == "bye":
         return "parting"
     if tag in ("ping", "pong"):
         return None if state == "greeting" else state
-    return TRANSITIONS.get((state, speaker, tag))
+    return TRANSITIONS.get((state, sender, tag))
 
 
 _CROSSING: Final = ("hello", "behaviors", "step", "ping", "pong")
 
 
-def allowed(state: State, speaker: Role) -> list[str]:
-    """What `speaker` may say in `state`, sorted."""
+def allowed(state: State, sender: Role) -> list[str]:
+    """Returns the tags that `sender` may send in `state`, sorted."""
     tags = (
         "hello",
         "welcome",
@@ -116,15 +117,15 @@ def allowed(state: State, speaker: Role) -> list[str]:
         "bye",
         "fault",
     )
-    return sorted(tag for tag in tags if next_state(state, speaker, tag) is not None)
+    return sorted(tag for tag in tags if next_state(state, sender, tag) is not None)
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, for `docs/protocol.md`."""
+    """Renders the table as a Mermaid state diagram for `docs/protocol.md`."""
     lines = ["stateDiagram-v2", "    [*] --> greeting"]
     lines += [f"    {state} --> {after}: {role} {tag}" for (state, role, tag), after in TRANSITIONS.items()]
     open_states = [state for state in STATES if state not in ("parting", "closed")]
     lines += [f"    {state} --> parting: trainer bye" for state in open_states]
     lines += [f"    {state} --> closed: simulator bye, or fault" for state in (*open_states, "parting")]
-    lines.append("    parting --> parting: what the simulator sent before it heard the bye")
+    lines.append("    parting --> parting: what the simulator sent before the bye arrived")
     return "\n".join([*lines, "    closed --> [*]"])

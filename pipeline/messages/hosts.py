@@ -1,7 +1,7 @@
-"""What the supervisors of a run's machines say to each other.
+"""The supervisors of a run's machines exchange these records.
 
-The machine where the run was started publishes orders for each other machine, and those publish what has come of
-them. Both are state: the latest counts. A *session* is one stay of a machine in the run; orders hold for one only.
+The main machine, where the run was started, publishes orders for each other machine; these publish the state of their
+parts. Only the latest record counts. A *session* lasts while a machine takes part in the run; orders hold for one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from sparring.pipeline.messages.schema import Octets, record
 
 @record("host_run")
 class HostRun:
-    """What a machine must have before it can start a part of the run.
+    """A machine needs these files before it can start a part of the run.
 
     Attributes:
-        content: `run.json`.
-        files: further files by their path in the run's folder, with / between its parts.
+        content: bytes of `run.json`.
+        files: further files by their path in the run's folder, with / as separator.
     """
 
     content: Octets
@@ -26,14 +26,14 @@ class HostRun:
 
 @record("part_order")
 class PartOrder:
-    """One start of a service or simulator.
+    """An order starts or ends one incarnation of a service or simulator.
 
     Attributes:
-        number: of the start; rises.
-        start: name of the start; "" of a simulator.
-        first: the service's first start in this run of the supervisor.
-        stop: it is to end in order.
-        kill: it is to end at once.
+        number: of the incarnation; it only rises.
+        start: name of the incarnation; "" for a simulator.
+        first: True for the service's first incarnation under this supervisor.
+        stop: the part must end in order.
+        kill: the part must end at once.
     """
 
     number: int
@@ -45,12 +45,12 @@ class PartOrder:
 
 @record("host_orders")
 class HostOrders:
-    """What is to run on one machine.
+    """The main machine states what must run on another machine.
 
     Attributes:
-        session: of the machine that the orders are for.
-        parts: by name.
-        over: how the run has ended; "" while it goes on.
+        session: session of the machine that the orders are for.
+        parts: orders by part name.
+        over: how the run ended; "" while it continues.
     """
 
     session: str
@@ -60,14 +60,14 @@ class HostOrders:
 
 @record("part_state")
 class PartState:
-    """What has come of an order.
+    """A machine reports how an order was carried out.
 
     Attributes:
-        number: of the start.
-        pid: process id on its machine.
-        ended: it runs no more.
-        failure: what went wrong; "" where it ended in order.
-        hopeless: a restart cannot mend it.
+        number: of the incarnation.
+        pid: process id on its machine; 0 before the start.
+        ended: the part no longer runs.
+        failure: what went wrong; "" where the part ended in order.
+        hopeless: a restart would fail again.
     """
 
     number: int
@@ -79,12 +79,12 @@ class PartState:
 
 @record("host_state")
 class HostState:
-    """How a machine fares.
+    """A machine reports the state of its parts.
 
     Attributes:
-        session: drawn when it joined.
-        parts: the latest start of each part, by name.
-        over: it has heard that the run has ended.
+        session: random id, chosen when the machine joined.
+        parts: latest incarnation of each part, by name.
+        over: the machine knows that the run has ended.
     """
 
     session: str

@@ -1,7 +1,7 @@
-"""Who plays whom, and what came of it: what coordination tells stepping, and hears back along the way of the steps.
+"""Coordination assigns matchups to stepping, and match results return to it with the steps.
 
-A *seat* is a behavior id ("Soccer?team=1"). In self-play one team learns; the seats of all others are played by
-*ghosts*, fixed policies. A *draw* fixes these; a match begins under one and ends under it.
+In self-play one team learns; *ghosts*, fixed policies, play the behavior ids ("Soccer?team=1") of all other teams. A
+*matchup* names these ghosts; a match begins and ends under the same one.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Final, NamedTuple
 
 from sparring.pipeline.messages.schema import F32, I32, I64, record
 
-NOBODY: Final = -1
-"""The learning team of a draw under which nobody learns."""
+NO_TEAM: Final = -1
+"""Learning team of a matchup in which only ghosts play."""
 
 
 @record("matchup")
 class Matchup:
-    """Which policies meet in a match.
+    """A matchup names the policies that meet in a match.
 
     Attributes:
         number: unique in the run; only rises.
-        team: that learns; `NOBODY` where none does.
-        ghosts: what plays each other seat: a version of its behavior's weights where positive, an opponent from
-            elsewhere where negative.
+        team: the team that learns; `NO_TEAM` where none does.
+        ghosts: policy number by behavior id of the other teams: a version of the behavior's weights where positive, an
+            external opponent where negative.
     """
 
     number: int
@@ -33,12 +33,12 @@ class Matchup:
 
 @record("assignment")
 class MatchupAssignment:
-    """What the matches that begin from now on are played with.
+    """Matches that begin from now on are played under these matchups.
 
     Attributes:
         serial: counts the assignments of a run from 1.
-        matchups: simulator number n takes matchups[n % len(matchups)]; where simulators say which agents form a match,
-            each of their matches takes the next.
+        matchups: simulator number n plays matchups[n % len(matchups)]; where it reports match ids, each of its matches
+            takes the next one.
     """
 
     serial: int
@@ -47,23 +47,20 @@ class MatchupAssignment:
 
 @record("results")
 class Results:
-    """Matches that ended. Their rows, one for each seat, lie one after the other.
-
-    `m` matches, `r` rows.
+    """Stepping reports the `m` matches that ended, in `r` rows: one for each behavior id of each match, in order.
 
     Attributes:
         numbers: [m] number of each match, unique within the source.
-        matchups: [m] number of its draw.
+        matchups: [m] number of its matchup.
         simulators: [m] connection number of its simulator.
-        row_counts: [m] how many rows it has; 0 where there is no result: its simulator went away, or nobody of the team
-            that learns was in it.
-        names: behavior ids; a later record of a source has those of an earlier one first.
-        who: [r] which of `names`.
+        row_counts: [m] number of its rows; 0 where there is no result, because its simulator disconnected or no agent
+            of the learning team took part.
+        names: behavior ids; a later record of a source begins with those of its earlier ones.
+        who: [r] index into `names`.
         scores: [r] 1 won, 0.5 drawn, 0 lost; -1 where only the score of the others is known.
-        explicit: [r] 1 where the simulator said so, 0 where it is the sign of the final reward.
-        rewards: [r] the final reward: own and group's, mean of the agents that ended last.
-        before: matches that the source had told of with this behavior before these: what is sent again after a crash
-            is known by it.
+        explicit: [r] 1 where the simulator reported the score, 0 where it is the sign of the final reward.
+        rewards: [r] final reward, own plus group's: the mean over the agents that ended last.
+        before: matches that the source reported with this behavior before these; identifies redelivered results.
     """
 
     numbers: I64
@@ -79,16 +76,16 @@ class Results:
 
 
 class MatchEnd(NamedTuple):
-    """One match of `Results`.
+    """A MatchEnd is one match of `Results`.
 
     Attributes:
-        number: of it.
-        matchup: number of its draw.
+        number: unique within the source.
+        matchup: number of its matchup.
         simulator: connection number.
-        behavior_ids: behavior ids of its rows.
-        scores: by seat.
-        rewards: by seat.
-        explicit: the simulator said who won.
+        behavior_ids: of its rows, in order.
+        scores: by behavior id.
+        rewards: by behavior id.
+        explicit: the simulator reported who won.
     """
 
     number: int
@@ -101,7 +98,7 @@ class MatchEnd(NamedTuple):
 
 
 def one_by_one(results: Results) -> Iterator[MatchEnd]:
-    """The matches of a record."""
+    """Yields the matches of a record."""
     at = 0
     heads = (results.numbers, results.matchups, results.simulators, results.row_counts)
     for number, matchup, simulator, count in zip(*(column.tolist() for column in heads), strict=True):
@@ -121,13 +118,13 @@ def one_by_one(results: Results) -> Iterator[MatchEnd]:
 
 @record("rating")
 class Rating:
-    """A player that a learner has met.
+    """A Rating describes a player that a learner has met.
 
     Attributes:
         elo: rating by matches of two teams.
-        mu: by matches of more.
-        matches: of the learner against it.
-        win_rate: of the learner, a draw counts half.
+        mu: rating by matches of more teams.
+        matches: of the learner against this player.
+        win_rate: of the learner; a tie counts half.
     """
 
     elo: float
@@ -138,16 +135,16 @@ class Rating:
 
 @record("rated")
 class RatedLearner:
-    """A learner under self-play.
+    """A RatedLearner describes one learner under self-play.
 
     Attributes:
-        team: that learns now, -1 before it is known.
-        learning: it is one of this behavior name's.
+        team: the team that learns now; -1 before it is known.
+        learning: that team belongs to this behavior name.
         elo: rating by matches of two teams.
-        mu: by matches of more.
-        sigma: how uncertain that is.
+        mu: rating by matches of more teams.
+        sigma: uncertainty of `mu`.
         ghost_steps: steps that ghosts have played.
-        opponents: by player, those it has met and may meet again.
+        opponents: by player, those that it has met and may meet again.
     """
 
     team: int

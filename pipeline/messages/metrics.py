@@ -1,17 +1,15 @@
-"""The numbers that every service publishes for the monitor."""
+"""Every service publishes these numbers for the monitor."""
 
 from __future__ import annotations
 
 from dataclasses import field
 
-from sparring.pipeline.messages.schema import (
-    record,
-)
+from sparring.pipeline.messages.schema import record
 
 
 @record("histogram")
 class Histogram:
-    """Cumulative counts of values: `counts[i]` at most `bounds[i]`, the last one above all bounds."""
+    """A histogram counts values cumulatively: `counts[i]` are at most `bounds[i]`, the last ones above all bounds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -20,14 +18,14 @@ class Histogram:
 
 @record("wait")
 class Wait:
-    """What one activity of a service needs before it can go on.
+    """A Wait names what one activity of a service needs before it can continue.
 
     Attributes:
-        activity: what it hands on when it goes on, as "segments/Walk"; "*" where it is the whole service.
-        what: it waits for, as "steps/Walk", or "credit.segments/Walk" for room in the queue of these.
-        sources: services that give it, or "simulators"; none where no other stage can be blamed.
-        seconds: for how long it has waited.
-        who: of the sources, which one, where the service knows; "" where it does not.
+        activity: what it produces, such as "segments/Walk"; "*" for the whole service.
+        what: what it waits for, such as "steps/Walk", or "credit.segments/Walk" for space in that queue.
+        sources: services that provide it, or "simulators"; none where no other stage can be the cause.
+        seconds: time waited so far.
+        who: which of the sources, where the service knows; else "".
     """
 
     activity: str
@@ -39,19 +37,18 @@ class Wait:
 
 @record("metrics")
 class Metrics:
-    """All numbers of one service start. Counters and histograms are cumulative, so that any
-    interval is a difference and a lost message loses nothing.
+    """A service publishes all its numbers. Counters and histograms are cumulative: a lost message loses nothing.
 
     Attributes:
-        service: as "learning-Ball".
-        start: this start of it.
+        service: such as "learning-Ball".
+        start: its incarnation.
         sequence: rises with each publication.
         time_s: seconds since the epoch.
         counters: by name; a name may end in "/Behavior".
-        gauges: by name, the value now.
+        gauges: present value by name.
         histograms: by name.
-        waiting_for: what the service waits for, or "" while it works.
-        waits: the same for each of its activities that waits.
+        waiting_for: what the service waits for; "" while it works.
+        waits: one for each of its activities that waits.
     """
 
     service: str

@@ -1,4 +1,4 @@
-"""What a sampler draws: the same numbers on both sides of a connection."""
+"""A sampler yields the same numbers on both sides of a connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparring.pipeline.messages.simulator import Sampler
 
 
 def samples(sampler: Sampler) -> Iterator[float]:
-    """Draws for ever from the distribution of `sampler`, beginning with its seed."""
+    """Yields samples from the distribution of `sampler` without end, beginning with its seed."""
     source = random.Random(sampler.seed)
     sample = _SAMPLE[sampler.kind]
     while True:
@@ -18,7 +18,7 @@ def samples(sampler: Sampler) -> Iterator[float]:
 
 def _uniform(source: random.Random, values: Sequence[float]) -> float:
     low, high = values
-    return min(high, max(low, source.uniform(low, high)))  # rounding may lead beyond
+    return min(high, max(low, source.uniform(low, high)))  # rounding may exceed the range
 
 
 def _gaussian(source: random.Random, values: Sequence[float]) -> float:
@@ -27,7 +27,7 @@ def _gaussian(source: random.Random, values: Sequence[float]) -> float:
 
 
 def _ranges(source: random.Random, values: Sequence[float]) -> float:
-    """A range in proportion to its width, then a value in it; single points where no range has any width."""
+    """Samples a range in proportion to its width, then a value in it; all ranges equally where none has any width."""
     ranges = list(zip(values[::2], values[1::2], strict=True))
     widths = [high - low for low, high in ranges]
     return _uniform(source, source.choices(ranges, widths if sum(widths) > 0 else None)[0])

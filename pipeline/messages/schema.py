@@ -1,4 +1,4 @@
-"""How a record says what it holds: array annotations, and the registry of tags.
+"""Annotations describe the arrays of a record, and a registry holds the records by their tags.
 
 A record is a frozen, keyword-only dataclass decorated with `@record("tag")`. Its fields may be
 `bool`, `int`, `float`, `str`, an optional of these, arrays (the names below), other records,
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Marks a field as an array.
+    """Declares that a field is an array.
 
     Attributes:
-        dtypes: what is allowed, as little-endian numpy dtype strings.
-        ndim: number of dimensions, or None where the behavior's spec decides.
+        dtypes: allowed dtypes, as little-endian numpy strings.
+        ndim: number of dimensions; None where the behavior's spec determines it.
     """
 
     dtypes: tuple[str, ...]
@@ -42,17 +42,17 @@ Weights = Annotated[NDArray[Any], Columns(("<f4", "<i8"), None)]
 T = TypeVar("T")
 
 TAGS: dict[str, type[Any]] = {}
-"""Every record by its tag: the closed union that the codec accepts."""
+"""The closed union of records that the codec accepts, by tag."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def record(tag: str) -> Callable[[type[T]], type[T]]:
-    """Makes a frozen keyword-only dataclass and registers it under `tag`."""
+    """Turns a class into a frozen keyword-only dataclass and registers it under `tag`."""
 
     def decorate(cls: type[T]) -> type[T]:
         made = dataclass(frozen=True, kw_only=True, slots=True, eq=False)(cls)
         if tag in TAGS:
-            raise ValueError(f"tag {tag!r} is taken by {TAGS[tag].__name__}: a tag is never used again")
+            raise ValueError(f"tag {tag!r} is taken by {TAGS[tag].__name__}: a tag is never reused")
         TAGS[tag] = made
         made.__record_tag__ = tag  # type: ignore[attr-defined]
         return made
@@ -61,5 +61,5 @@ def record(tag: str) -> Callable[[type[T]], type[T]]:
 
 
 def tag_of(value: object) -> str:
-    """The tag of a record or record class."""
+    """Returns the tag of a record or record class."""
     return value.__record_tag__  # type: ignore[attr-defined,no-any-return]

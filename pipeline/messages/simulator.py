@@ -1,6 +1,6 @@
-"""What simulators and the trainer say to each other (protocol v1; `docs/protocol.md`).
+"""Simulators and the trainer exchange these messages (protocol v1; `docs/protocol.md`).
 
-Rows of arrays in one record belong together. `n` decisions, `m` ends.
+Rows of arrays in one record belong together: `n` decisions, `m` ends.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Distribution = Literal["uniform", "gaussian", "multirangeuniform"]
 
 @record("player")
 class Player:
-    """A program that plays and speaks a protocol of its own, which the simulator asks the trainer to speak.
+    """A player is a game with a protocol of its own; a simulator that launches one asks the trainer to speak it.
 
     Attributes:
         protocol: `unity`.
-        port: on which it is to call; 0: any.
-        settings: what it is told with its first reset: bytes of its own protocol, as hexadecimal digits.
-        areas: training areas that it is to make.
-        connect_s: seconds in which it has to call first.
+        port: port that the player connects to; 0 for any.
+        settings: bytes of its own protocol for its first reset, as hexadecimal digits.
+        areas: training areas that it must create.
+        connect_s: seconds within which its first message must arrive.
         timeout_s: seconds for any other message.
     """
 
@@ -50,19 +50,19 @@ class Player:
 
 @record("hello")
 class Hello:
-    """First message of a simulator.
+    """Hello is a simulator's first message.
 
     Attributes:
         version: of the protocol.
         name: of the simulator program, for logs.
         behaviors: spec of each behavior id that may appear.
-        number: which of the supervisor's simulators this is; None where it dialled in by itself.
-        steps: steps (decision and outcome) that this process has reported since it started, per
-            behavior name; lets the books be compared after a reconnect.
-        credential: token where the endpoint asks for one.
-        scripts: by behavior name, policies of the simulator's own that it can play any agent with, where
+        number: number that the supervisor gave this simulator; None where the supervisor did not start it.
+        steps: steps (decision and outcome) that this process has reported since it started, by behavior name; allows
+            the counts to be compared after a reconnect.
+        credential: token, where the endpoint requires one.
+        scripts: by behavior name, scripted policies with which the simulator can play any agent, where
             `BehaviorActions` asks for it.
-        player: what the simulator launches, where it would have the trainer speak with that by itself.
+        player: player that the simulator launches and asks the trainer to speak with.
     """
 
     version: int
@@ -77,13 +77,13 @@ class Hello:
 
 @record("welcome")
 class Welcome:
-    """The trainer's answer to Hello.
+    """The trainer answers Hello with Welcome.
 
     Attributes:
         version: of the protocol.
         connection: number of this connection, for logs.
-        heartbeat_s: the simulator sends Ping when it has been silent for this many seconds.
-        timeout_s: silence after which the trainer gives the simulator up.
+        heartbeat_s: seconds of silence after which the simulator sends Ping.
+        timeout_s: seconds of silence after which the trainer closes the connection.
     """
 
     version: int
@@ -94,14 +94,14 @@ class Welcome:
 
 @record("adopted")
 class Adopted:
-    """The trainer's answer to a Hello with a player: it speaks with that, and the simulator only looks after it.
+    """The trainer answers a Hello with a player: it speaks with the player, whose process the simulator supervises.
 
     Attributes:
         version: of the protocol.
         connection: number of this connection, for logs.
         heartbeat_s: as in Welcome.
         timeout_s: as in Welcome.
-        port: on which the player is to call.
+        port: port that the player must connect to.
     """
 
     version: int
@@ -113,27 +113,27 @@ class Adopted:
 
 @record("progress")
 class Progress:
-    """How far an adopted player has come: connected, initialised, first reset or stepping."""
+    """The trainer reports the phase of an adopted player: connected, initialized, first reset or stepping."""
 
     phase: str
 
 
 @record("behaviors")
 class Behaviors:
-    """A simulator adds behaviors that it did not name in Hello; before they appear in a Step."""
+    """A simulator adds behaviors that it did not name in Hello, before they appear in a Step."""
 
     behaviors: dict[str, BehaviorSpec]
 
 
 @record("sampler")
 class Sampler:
-    """Where a simulator draws an environment parameter from, whenever it needs a value.
+    """A simulator samples an environment parameter from this distribution whenever it needs a value.
 
     Attributes:
         kind: of the distribution.
-        values: uniform: least and greatest; gaussian: mean and standard deviation; multirangeuniform: least and
-            greatest of each range, which are drawn from in proportion to their widths.
-        seed: for the random source of this parameter in this simulator.
+        values: uniform: minimum and maximum; gaussian: mean and standard deviation; multirangeuniform: minimum and
+            maximum of each range; a range is sampled in proportion to its width.
+        seed: of the random source of this parameter in this simulator.
     """
 
     kind: Distribution
@@ -146,9 +146,9 @@ class Reset:
     """The trainer asks for new episodes for all agents; the next Step is their first.
 
     Attributes:
-        parameters: every environment parameter by name: its value, or of one with a sampler a first draw.
-        seed: for the simulator's random source, or None to go on with it.
-        samplers: by parameter name, for simulators that can draw by themselves.
+        parameters: every environment parameter by name: its value, or the first sample of its sampler.
+        seed: of the simulator's random source; None to continue with its present state.
+        samplers: by parameter name, for simulators that can sample by themselves.
     """
 
     parameters: dict[str, float] = field(default_factory=dict)
@@ -158,19 +158,19 @@ class Reset:
 
 @record("decisions")
 class Decisions:
-    """Agents that want an action now.
+    """These agents need an action now.
 
     Attributes:
         agents: [n] ids, unique within the behavior and simulator.
         observations: one [n, *shape] per observation of the spec, in its order.
         rewards: [n] reward since the agent's previous decision.
-        groups: [n] group ids, 0 for no group; unique within the simulator; None where nobody has one.
-        group_rewards: [n] reward of the agent's group since then; None where nobody got one.
+        groups: [n] group ids, 0 for no group; unique within the simulator; None where no agent has one.
+        group_rewards: [n] reward of the agent's group since then; None where no group got one.
         masks: [n, choices of all branches] True = forbidden; None allows everything.
-        matches: [n] which agents form one contest; None where the simulator does not say.
-        did_continuous: [n, continuous actions] what the agent did since its previous decision where the simulator
-            decided by itself, by a person or a script, in [-1, 1]; None where it did as it was told. The rows of agents
-            that decide for the first time mean nothing.
+        matches: [n] match ids: agents with the same id play one match; None where the simulator reports none.
+        did_continuous: [n, continuous actions] actions in [-1, 1] since the previous decision, where a person or script
+            in the simulator chose them; None where it executed the trainer's. Rows of agents at their first decision
+            are ignored.
         did_discrete: [n, branches] likewise.
     """
 
@@ -187,16 +187,16 @@ class Decisions:
 
 @record("ends")
 class Ends:
-    """Agents whose episode just ended.
+    """The episodes of these agents have just ended.
 
     Attributes:
         agents: [m] ids, as in Decisions. The same id may decide again in the same Step: its next episode.
         observations: one [m, *shape] per observation: the last of the episode.
         rewards: [m] reward since the agent's previous decision.
-        interrupted: [m] True where a limit or fault cut the episode, False where the task ended.
-        group_rewards: [m] reward of the agent's group since then, the group of its last decision; None for none.
-        outcomes: [m] result of the match for the agent's team: 1 won, 0.5 drawn, 0 lost; None unsaid.
-        matches: [m] contest ids; None unsaid.
+        interrupted: [m] True where a limit or fault truncated the episode, False where the task ended.
+        group_rewards: [m] reward of the agent's group since then, the group of its last decision; None for no rewards.
+        outcomes: [m] result of the match for the agent's team: 1 won, 0.5 drawn, 0 lost; None where not reported.
+        matches: [m] match ids; None where not reported.
         did_continuous: [m, continuous actions] as in Decisions.
         did_discrete: [m, branches] as in Decisions.
     """
@@ -214,7 +214,7 @@ class Ends:
 
 @record("report")
 class BehaviorReport:
-    """Decisions and ends of one behavior id in one Step; either may be None for no rows."""
+    """A BehaviorReport holds the decisions and ends of one behavior id in one Step; either may be None for no rows."""
 
     behavior: str
     decisions: Decisions | None = None
@@ -223,7 +223,7 @@ class BehaviorReport:
 
 @record("statistic")
 class Statistic:
-    """A number of the simulator's own, shown beside the trainer's."""
+    """A simulator reports a statistic of its own, shown beside the trainer's."""
 
     name: str
     value: float
@@ -232,7 +232,7 @@ class Statistic:
 
 @record("step")
 class Step:
-    """Everything that happened since the last Act. The simulator then waits for Act or Reset.
+    """A Step reports everything that happened since the last Act. The simulator then waits for Act or Reset.
 
     Attributes:
         sequence: counts the Steps of this connection from 0.
@@ -247,15 +247,15 @@ class Step:
 
 @record("actions")
 class BehaviorActions:
-    """Actions for the decisions of one behavior id, row by row in the order of that Step.
+    """BehaviorActions answer the decisions of one behavior id, row by row in the order of that Step.
 
     Attributes:
         behavior: the id.
         agents: [n] ids, as in the Step.
         continuous: [n, continuous actions] in [-1, 1].
         discrete: [n, branches] chosen index of each branch.
-        scripts: [n] which of `Hello.scripts` decides for the agent, from 1: its actions here mean nothing then; 0 where
-            they hold. None where they hold for all.
+        scripts: [n] number, from 1, of the script in `Hello.scripts` that decides for the agent, whose actions here are
+            then ignored; 0 where these actions apply. None where they apply to all agents.
     """
 
     behavior: str
@@ -267,13 +267,13 @@ class BehaviorActions:
 
 @record("act")
 class Act:
-    """The trainer's answer to a Step: one entry per behavior that had decisions.
+    """The trainer answers a Step with Act.
 
     Attributes:
         sequence: of the Step.
-        actions: for its decisions.
+        actions: one entry for each behavior that had decisions.
         parameters: environment parameters that have changed, as in Reset; the others stay.
-        samplers: of these; one without a sampler here is a number from now on.
+        samplers: of these parameters; a parameter without one here is a number from now on.
     """
 
     sequence: int
@@ -284,25 +284,25 @@ class Act:
 
 @record("ping")
 class Ping:
-    """Asks for a Pong with the same number; both sides may, at any time after Hello."""
+    """Ping asks for a Pong with the same number; either side may send it at any time after Hello."""
 
     number: int = 0
 
 
 @record("pong")
 class Pong:
-    """Answers a Ping."""
+    """Pong answers a Ping."""
 
     number: int = 0
 
 
 @record("bye")
 class Bye:
-    """Ends the conversation in order; nothing follows.
+    """Bye ends the conversation in order; nothing follows.
 
     Attributes:
         reason: for logs.
-        steps: as in Hello, when a simulator says it; when the trainer does, those of an adopted player.
+        steps: from a simulator as in Hello; from the trainer, steps of an adopted player.
     """
 
     reason: str = ""
@@ -311,7 +311,7 @@ class Bye:
 
 @record("fault")
 class Fault:
-    """Says what the other side did wrong; nothing follows."""
+    """Fault reports what the other side did wrong; nothing follows."""
 
     code: str
     got: str

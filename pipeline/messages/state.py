@@ -1,7 +1,7 @@
-"""What services publish on retained topics.
+"""Services publish these records on retained topics.
 
-The latest value wins, counts are cumulative since the start of the process that publishes them, and a late or restarted
-reader is served at once.
+The latest value wins, counts are cumulative since the publishing process started, and a late or restarted subscriber
+receives the latest value at once.
 """
 
 from __future__ import annotations
@@ -9,24 +9,21 @@ from __future__ import annotations
 from dataclasses import field
 
 from sparring.pipeline.messages.matches import RatedLearner
-from sparring.pipeline.messages.schema import (
-    Weights,
-    record,
-)
+from sparring.pipeline.messages.schema import Weights, record
 from sparring.pipeline.specs import BehaviorSpec
 
 
 @record("policy_weights")
 class PolicyWeights:
-    """Weights of one behavior's actor; the latest version wins.
+    """A learner publishes the weights of one behavior's actor; the latest version wins.
 
     Attributes:
         behavior: name.
         version: counts published weights; only rises, also over restarts.
         arrays: parameters and buffers of the actor by their name in its state dict.
-        trained: steps in their lineage.
-        network: JSON of the network settings, where they are not the run's: of an opponent from elsewhere.
-        script: of the simulators, that plays instead of weights; "" for weights.
+        trained: steps in the lineage of these weights.
+        network: JSON of the network settings, where they are not those of the run: of an external opponent.
+        script: script of the simulators that plays instead of weights; "" for weights.
     """
 
     behavior: str
@@ -37,14 +34,14 @@ class PolicyWeights:
     script: str = ""
 
 
-@record("mark")
-class Mark:
-    """How far a learner has taken the Segments of one origin and source.
+@record("stream_position")
+class StreamPosition:
+    """A learner has taken the Segments of one origin and source up to this position.
 
     Attributes:
-        sequence: of the last that it took.
-        began: as these say.
-        steps: `handed_on` of these.
+        sequence: of the last Segments that it took.
+        began: theirs.
+        steps: their `handed_on`.
     """
 
     sequence: int
@@ -52,30 +49,28 @@ class Mark:
     steps: int
 
 
-Marks = dict[str, dict[str, Mark]]
-
-
-"""By start of assembly, by start of stepping."""
+StreamPositions = dict[str, dict[str, StreamPosition]]
+"""Positions by incarnation of assembly, by incarnation of stepping."""
 
 
 @record("learner_state")
 class LearnerState:
-    """Where a learner stands.
+    """A learner publishes its state; its counts begin with its incarnation.
 
     Attributes:
         behavior: name.
-        start: this start of the learning process, as "learning-Ball.2".
+        start: incarnation of the learning process, such as "learning-Ball.5f3a-2".
         version: of the weights published last.
         updates: in the lineage of the current weights.
         trained: steps in that lineage.
-        taken: steps got from the queue since this start.
+        taken: steps received from the queue.
         training: of these, steps in the update under way.
         buffered: of these, steps that wait for an update.
-        stale: steps dropped as too old since this start.
-        ghost: steps that were played and are not learned from, since this start.
-        duplicate: steps dropped because they had been taken before, since this start.
-        latest: how far it, and those before it whose weights it has restored, have taken what came.
-        restored: how far that was when those weights were kept.
+        stale: steps dropped as too old.
+        ghost: steps that were played and are not learned from.
+        duplicate: steps dropped because they had been taken before.
+        latest: position that it, and the incarnations whose weights it restored, have reached in the Segments.
+        restored: that position when the restored weights were saved.
         done: `max_steps` is reached.
         checkpoint: folder of the newest checkpoint within the run folder, "" for none.
         weights_sha256: of the weights published last.
@@ -92,8 +87,8 @@ class LearnerState:
     stale: int = 0
     ghost: int = 0
     duplicate: int = 0
-    latest: Marks = field(default_factory=dict)
-    restored: Marks = field(default_factory=dict)
+    latest: StreamPositions = field(default_factory=dict)
+    restored: StreamPositions = field(default_factory=dict)
     done: bool = False
     checkpoint: str = ""
     weights_sha256: str = ""
@@ -101,15 +96,15 @@ class LearnerState:
 
 @record("produced")
 class ProducedSteps:
-    """What one source has done for one behavior since it started.
+    """A source publishes what it has done for one behavior since it started.
 
     Attributes:
         steps: completed steps.
-        serial: of the permit it works on.
-        allowance: what it keeps of that permit: less than granted where it gives the rest back.
+        serial: of its present step allowance.
+        allowance: cumulative steps that it keeps of that allowance; less than granted where it returns the rest.
         agents: live agents.
-        waiting: live agents whose decision waits for a permit or for weights.
-        ghosts: steps completed by ghosts, which need no permit and are not among `steps`.
+        waiting: live agents whose decision waits for a step allowance or for weights.
+        ghosts: steps completed by ghosts, which need no allowance and are not among `steps`.
     """
 
     steps: int
@@ -122,11 +117,11 @@ class ProducedSteps:
 
 @record("behavior_specs")
 class BehaviorSpecs:
-    """What simulators have said of their behaviors, by name.
+    """A stepping process publishes the behaviors that its simulators have named.
 
     Attributes:
-        behaviors: specs.
-        teams: numbers of the teams that each has been seen with, in order.
+        behaviors: specs by behavior name.
+        teams: by behavior name, numbers of its teams so far, in order.
     """
 
     behaviors: dict[str, BehaviorSpec]
@@ -135,15 +130,15 @@ class BehaviorSpecs:
 
 @record("stepping_state")
 class SteppingState:
-    """Where a stepping process stands.
+    """A stepping process publishes its state.
 
     Attributes:
-        source: this start of it.
+        source: its incarnation.
         behaviors: by name.
-        simulators: connected now.
-        deterministic: False once a simulator left a lockstep run, which ends its promise.
-        final: it has stopped in order, and says no more.
-        given_up: by number of the simulator, how often it was given up because it was silent.
+        simulators: number of those connected.
+        deterministic: False once a simulator left a lockstep run: the run is no longer reproducible.
+        final: it has stopped in order, and publishes no further state.
+        given_up: by number of the simulator, how often it was disconnected because it was silent.
     """
 
     source: str
@@ -156,11 +151,11 @@ class SteppingState:
 
 @record("allowance")
 class StepAllowance:
-    """How far a source may go with one behavior.
+    """Coordination allows a source a number of steps for one behavior.
 
     Attributes:
-        serial: counts the permits of this source and behavior.
-        steps: it may produce since its own start, cumulative.
+        serial: counts the allowances of this source and behavior.
+        steps: cumulative since the source started.
         version: policy version to wait for before using it; 0 for any.
         assignment: serial of the assignment to wait for, too; 0 for any.
         lessons: serial of the lessons to wait for, too; 0 for any.
@@ -175,7 +170,7 @@ class StepAllowance:
 
 @record("allowances")
 class StepAllowances:
-    """Permits of one source, by behavior name."""
+    """StepAllowances hold the latest step allowance of each behavior for one source."""
 
     source: str
     behaviors: dict[str, StepAllowance]
@@ -183,12 +178,12 @@ class StepAllowances:
 
 @record("lessons")
 class LessonsState:
-    """Where the curricula of the environment parameters stand.
+    """Coordination publishes the present lessons of the environment parameters.
 
     Attributes:
         serial: counts the changes of lessons.
-        numbers: of the present lesson from 0, by parameter.
-        since: serial of the change that it began with, 0 for the first, by parameter.
+        numbers: number of the present lesson from 0, by parameter.
+        since: by parameter, serial of the change that began this lesson; 0 for the first lesson.
         resets: serial of the last change that asks for new episodes everywhere; 0 for none.
     """
 
@@ -200,33 +195,33 @@ class LessonsState:
 
 @record("flush")
 class FlushRequest:
-    """Close all open segments of a behavior.
+    """Coordination asks assembly to close and send all open segments of a behavior.
 
     Attributes:
-        serial: counts the cuts of the behavior from 1.
-        marks: by source, the steps that must have arrived first.
+        serial: counts the flushes of the behavior from 1.
+        required_steps: by source, produced steps that must have arrived before the flush.
     """
 
     serial: int
-    marks: dict[str, int]
+    required_steps: dict[str, int]
 
 
 @record("flushes")
 class FlushRequests:
-    """The latest cut of each behavior name."""
+    """FlushRequests hold the latest flush request of each behavior name."""
 
     behaviors: dict[str, FlushRequest]
 
 
 @record("assembled")
 class AssembledSteps:
-    """What assembly holds of one behavior from one source.
+    """Assembly counts the steps of one behavior from one source.
 
     Attributes:
-        received: steps the source had produced by the last part that arrived.
+        received: steps that the source had produced by the last part that arrived.
         open: steps in open segments.
         closed: steps in finished segments that are not sent yet.
-        orphaned: steps it could not record, because they began before this start.
+        orphaned: steps that it could not record, because they began before this incarnation.
     """
 
     received: int
@@ -237,7 +232,7 @@ class AssembledSteps:
 
 @record("assembly_state")
 class AssemblyState:
-    """Where assembly stands: `held["Name"]["stepping-0.1"]`."""
+    """Assembly publishes its steps by behavior and source: `held["Ball"]["stepping-0.5f3a-1"]`."""
 
     origin: str
     held: dict[str, dict[str, AssembledSteps]]
@@ -245,7 +240,7 @@ class AssemblyState:
 
 @record("step_counts")
 class StepCounts:
-    """produced = trained + ghost + stale + lost + open, in steps, for one behavior name."""
+    """The steps of one behavior name satisfy: produced = trained + ghost + stale + lost + open."""
 
     produced: int
     trained: int
@@ -257,19 +252,19 @@ class StepCounts:
 
 @record("run_state")
 class RunState:
-    """What coordination knows of the run.
+    """Coordination publishes the state of the run.
 
     Attributes:
-        start: this start of coordination.
+        start: coordination's incarnation.
         finished: every behavior has reached its end.
         specs: of every behavior seen so far.
-        step_counts: by behavior name; `open` is what the other terms leave.
-        routed: by behavior name, steps that have come and that the learner has not acknowledged.
-        versions: highest version seen of each behavior.
-        reward_mean_last100: by behavior name, mean return of the last 100 episodes; absent before the first.
+        step_counts: by behavior name; `open` is the rest after the other terms.
+        routed: by behavior name, steps that have arrived and that the learner has not acknowledged.
+        versions: highest weights version seen, by behavior name.
+        reward_mean_last100: by behavior name, mean return of the last 100 episodes; absent before the first episode.
         episodes: by behavior name, episodes ended.
         ratings: by behavior name under self-play.
-        heard: by service, the start of it that the books know of: what those before it had lost is counted.
+        known_incarnations: by service, the incarnation whose losses, and those of all before it, are counted.
     """
 
     start: str
@@ -281,4 +276,4 @@ class RunState:
     reward_mean_last100: dict[str, float]
     episodes: dict[str, int]
     ratings: dict[str, RatedLearner] = field(default_factory=dict)
-    heard: dict[str, str] = field(default_factory=dict)
+    known_incarnations: dict[str, str] = field(default_factory=dict)

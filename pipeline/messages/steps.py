@@ -1,7 +1,7 @@
-"""What stepping sends assembly through the queue "steps".
+"""Stepping sends assembly these records through the queue "steps".
 
-A *slot* is the row that a live agent has in its stepping process, for one behavior name; it is used again after the
-agent's end. Rows of arrays in one record belong together.
+A *slot* is the row of a live agent in its stepping process, for one behavior name; it is reused after the agent's end.
+Rows of arrays in one record belong together.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from sparring.pipeline.messages.simulator import Statistic
 
 @record("joined")
 class AgentsStarted:
-    """Agents that a slot was given to, or whose group changed, or whose reader is new.
+    """Agents got a slot or another group, or assembly restarted and receives all live agents.
 
     Attributes:
         slots: [n] slot of each agent.
-        agents: [n] id of the agent's life, unique within the source.
+        agents: [n] id of the agent episode, unique within the source.
         groups: [n] group key, unique within the source; 0 for no group.
         teams: [n] team.
         simulators: [n] connection number of the simulator.
-        fresh: [n] True where the episode starts now, False where it is under way.
-        matchups: [n] number of the draw that its match is played under; None without self-play.
+        fresh: [n] True where the episode starts now.
+        matchups: [n] number of the matchup that its match is played under; None without self-play.
         lessons: [n] serial of the lessons that its simulator had when its episode began; None without curricula.
     """
 
@@ -48,15 +48,15 @@ class AgentsStarted:
 
 @record("ended")
 class AgentsEnded:
-    """Agents whose episode ended.
+    """The episodes of these agents ended.
 
     Attributes:
         slots: [n] slot, free from here on.
         observations: one [n, *shape] per observation: the last of the episode.
         rewards: [n] reward since the previous decision.
-        interrupted: [n] True where the episode was cut, False where the task ended.
+        interrupted: [n] True where the episode was truncated, False where the task ended.
         group_rewards: [n] group reward since the previous decision; None for none.
-        outcomes: [n] 1 won, 0.5 drawn, 0 lost, from the team's view, -1 unsaid; None where nobody said.
+        outcomes: [n] team's result: 1 won, 0.5 drawn, 0 lost, -1 not reported; None where no simulator reports one.
     """
 
     slots: I32
@@ -69,7 +69,7 @@ class AgentsEnded:
 
 @record("reported")
 class OutcomesReported:
-    """Agents that arrived at their next decision.
+    """Agents reached their next decision.
 
     Attributes:
         slots: [n] slot.
@@ -86,7 +86,7 @@ class OutcomesReported:
 
 @record("acted")
 class ActionsChosen:
-    """Actions chosen for the decisions last reported; later than these where the budget withheld them.
+    """Policies chose actions for the decisions last reported; in a later tick where these were backpressured.
 
     Attributes:
         slots: [n] slot; None where the rows are those of `OutcomesReported`, tick by tick.
@@ -94,9 +94,9 @@ class ActionsChosen:
         versions: [n] policy version that chose.
         continuous: [n, continuous actions] raw sample; None where the behavior has none.
         discrete: [n, branches] chosen index; None where the behavior has none.
-        masks: [n, choices of all branches] True = forbidden; None where nothing was.
-        carried: [n, numbers carried] what the agent carried to this decision: memory, previous action; None where the
-            network asks for neither.
+        masks: [n, choices of all branches] True = forbidden; None where all choices were allowed.
+        carried: [n, numbers carried] recurrent state and previous action at this decision; None where the network needs
+            neither.
     """
 
     slots: I32 | None
@@ -110,25 +110,24 @@ class ActionsChosen:
 
 @record("behavior_steps")
 class BehaviorSteps:
-    """One or several ticks of stepping for one behavior name.
+    """BehaviorSteps hold one or several ticks of stepping for one behavior name.
 
-    The rows of all ticks stand one after the other; those of one tick are applied in the order
-    of the columns of `rows`, then those of the next.
+    The rows of all ticks lie one after the other. A reader applies those of one tick in the order of the columns of
+    `rows`, then those of the next.
 
     Attributes:
         behavior: name.
-        produced_before: steps this source completed for the behavior before the first tick.
-        ticks: [t] number of each tick; what happened in one tick happened together.
-        completed: [t] steps that the rows of `ended` and `reported` complete: the others of these
-            rows had no action pending.
+        produced_before: steps that this source completed for the behavior before the first tick.
+        ticks: [t] number of each tick; all events of one tick are simultaneous.
+        completed: [t] steps completed by rows of `ended` and `reported`: the other rows had no action pending.
         rows: [t, 5] how many rows of lost, ended, joined, reported and acted belong to each.
-        lost: slots whose simulator went away or was reset; free from here on.
+        lost: slots whose simulator disconnected or was reset; free from here on.
         ended: agents whose episode ended.
-        joined: slots newly given.
+        joined: agents that got a slot.
         reported: agents at their next decision.
         acted: actions chosen.
-        ghosts: steps that ghosts have played for this behavior name in all, by the last tick; no row tells of them.
-        results: matches of learning agents of this name that ended.
+        ghosts: steps that ghosts have played for this behavior name by the last tick; they have no rows.
+        results: ended matches of learning agents of this name.
     """
 
     behavior: str
@@ -147,13 +146,13 @@ class BehaviorSteps:
 
 @record("step_batch")
 class StepBatch:
-    """What one source did in one or several ticks.
+    """A source sends one or several of its ticks.
 
     Attributes:
-        source: its start.
-        parts: by behavior name.
+        source: stepping's incarnation.
+        parts: one for each behavior name.
         statistics: of its simulators.
-        introduces: it tells of all live agents, for a reader that is new.
+        introduces: the parts list all live agents, because assembly restarted.
     """
 
     source: str

@@ -1,7 +1,7 @@
-"""What is made of the numbers that the services publish: lines, curves, tables, a summary.
+"""Turns the numbers that the services publish into lines, curves, tables and a summary.
 
     Metrics of all services -> Overview -> Intervals -> console line, TensorBoard events, JSON lines
-                                       `-> status, Prometheus text, Figures -> summary.json
+                                       `-> status, Prometheus text, BehaviorSummary -> summary.json
 
-Everything is made of what it is given; only `files.py` touches a disk, and nothing waits or looks at a clock.
+All of it is computed from arguments; only `files.py` and `rotation.py` touch a disk, and only `writing.py` waits.
 """

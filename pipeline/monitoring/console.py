@@ -1,4 +1,4 @@
-"""Lines for a reader, and where they are shown: plain text, or a terminal with progress bars."""
+"""Formats console lines about a run, and shows them as plain text or above progress bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def line(interval: Interval) -> str:
-    """One interval of one behavior; lag is mean/highest. For example, on one line.
+    """Returns the line of one interval of one behavior; lag is mean/highest.
 
     Balance  step 24,000  12.3k/s  reward 45.2 +- 12.1 (37 episodes)  updates 2  lag 1.0/1  kl 0.0081
     entropy 1.42  open 64 episodes, oldest 812 steps
@@ -32,7 +32,7 @@ def line(interval: Interval) -> str:
 
 
 def _self_play(means: Mapping[str, float]) -> Iterator[str]:
-    """Rating of the learner, and of those it may meet; and how often it won lately."""
+    """Yields the ratings of the learner and its possible opponents, and its recent win rate."""
     if "Self-play/ELO" in means:
         others, deviation = (means[f"Self-play/Opponents ELO{end}"] for end in ("", " Deviation"))
         yield f"elo {short(means['Self-play/ELO'])}, opponents {short(others)} +- {short(deviation)}"
@@ -43,17 +43,17 @@ def _self_play(means: Mapping[str, float]) -> Iterator[str]:
 
 
 def _lessons(interval: Interval) -> Iterator[str]:
-    """Number of the present lesson of each curriculum."""
+    """Yields the number of the present lesson of each curriculum."""
     if numbers := lessons(interval):
         yield "lesson " + ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
 def meanwhile(interval: Interval, stuck: Sequence[str]) -> str:
-    """An interval that is still under way after a long time: what moves, and what does not.
+    """Returns the line of an interval that has not ended after a long time.
 
     Args:
-        interval: so far.
-        stuck: which services wait for what; told where nothing was trained.
+        interval: the interval so far.
+        stuck: waits and stalls of services; shown if nothing was trained.
     """
     goal = f" of {interval.max_steps:,}" if interval.max_steps else ""
     learned = f"+{interval.trained:,} trained and " if interval.training else ""
@@ -79,32 +79,32 @@ def _counted(number: int, noun: str) -> str:
 
 
 def short(value: float) -> str:
-    """A number with three digits or more: 45.2, 0.00123, 12,345."""
+    """Formats a number with three digits or more: 45.2, 0.00123, 12,345."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def rate(value: float) -> str:
-    """A number per second: 850, 12.3k, 1.20M."""
+    """Formats a number per second: 850, 12.3k, 1.20M."""
     if value >= 999_950:
         return f"{value / 1e6:.2f}M"
     return f"{value / 1e3:.1f}k" if value >= 999.5 else f"{value:.0f}"
 
 
 class Display(Protocol):
-    """Where lines and progress are shown."""
+    """Shows lines and progress."""
 
     def line(self, text: str) -> None:
-        """Shows one line, for good."""
+        """Shows one line permanently."""
 
     def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
-        """Shows how far a behavior is, until the next call."""
+        """Shows the progress of a behavior until the next call."""
 
     def close(self) -> None:
-        """Leaves the terminal as it was. Lines stay."""
+        """Restores the terminal; lines stay."""
 
 
 class PlainDisplay:
-    """Lines only, for files and pipes."""
+    """Shows lines only, in files and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -114,18 +114,18 @@ class PlainDisplay:
         self._stream.flush()
 
     def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
-        """Nothing: a file is no place for it."""
+        """Does nothing: progress bars do not suit a file."""
 
     def close(self) -> None:
         self._stream.flush()
 
 
 class TerminalDisplay:
-    """Lines above one progress bar per behavior.
+    """Shows lines above one progress bar per behavior.
 
     Args:
-        stream: a terminal.
-        clock: gives seconds, rising.
+        stream: terminal to write to.
+        clock: gives rising seconds.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
@@ -165,16 +165,16 @@ def _bars(stream: TextIO, clock: Callable[[], float]) -> Progress:
 
 
 class LastingDisplay:
-    """A display whose reader may go, as a terminal that is closed: from then on it shows nothing.
+    """Shows nothing more once its stream was closed, such as that of a terminal.
 
     Args:
-        inner: what shows.
-        gone: called once, with the error.
+        inner: display to write to.
+        on_closed: called once, with the error.
     """
 
-    def __init__(self, inner: Display, gone: Callable[[OSError], None]) -> None:
+    def __init__(self, inner: Display, on_closed: Callable[[OSError], None]) -> None:
         self._inner: Display | None = inner
-        self._gone = gone
+        self._on_closed = on_closed
 
     def line(self, text: str) -> None:
         self._show(lambda inner: inner.line(text))
@@ -192,15 +192,15 @@ class LastingDisplay:
             show(self._inner)
         except OSError as error:
             self._inner = None
-            self._gone(error)
+            self._on_closed(error)
 
 
-def display(stream: TextIO, clock: Callable[[], float], gone: Callable[[OSError], None]) -> Display:
-    """The display that suits `stream`: bars on a terminal, plain lines elsewhere.
+def display(stream: TextIO, clock: Callable[[], float], on_closed: Callable[[OSError], None]) -> Display:
+    """Returns the display that suits `stream`: bars on a terminal, plain lines elsewhere.
 
     Args:
-        stream: to write to.
-        clock: gives seconds, rising.
-        gone: called once if nobody reads it any more.
+        stream: stream to write to.
+        clock: gives rising seconds.
+        on_closed: called once if the stream's reader has closed it.
     """
-    return LastingDisplay(TerminalDisplay(stream, clock) if stream.isatty() else PlainDisplay(stream), gone)
+    return LastingDisplay(TerminalDisplay(stream, clock) if stream.isatty() else PlainDisplay(stream), on_closed)

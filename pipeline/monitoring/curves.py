@@ -1,4 +1,4 @@
-"""Learning curves as a picture."""
+"""Plots learning curves as a picture."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Curves = dict[str, list[Mapping[str, Any]]]
 
 
 def lineages(records: Iterable[Mapping[str, Any]]) -> Curves:
-    """Interval lines of `metrics.jsonl` by behavior, steps rising.
+    """Returns the interval lines of `metrics.jsonl` by behavior, with rising steps.
 
-    What a crash rolled back, or an earlier session went beyond, is left out: the later line counts.
+    Intervals that a crash rolled back, or beyond which an earlier session went, are left out: the later line counts.
     """
     curves: Curves = {}
     for record in records:
@@ -41,10 +41,10 @@ def lineages(records: Iterable[Mapping[str, Any]]) -> Curves:
 
 
 def picture(curves: Curves, title: str) -> bytes:
-    """A PNG of reward, episode length, losses, policy lag and diagnostics of updates over steps.
+    """Returns a PNG of reward, episode length, losses, policy lag and diagnostics of updates over steps.
 
     Args:
-        curves: interval lines by behavior, as `lineages` returns them.
+        curves: interval lines by behavior, from `lineages`.
         title: shown on top.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -68,18 +68,18 @@ def picture(curves: Curves, title: str) -> bytes:
 
 
 def _reward(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
-    told = [record for record in line if record["reward"] is not None]
-    steps, mean = [record["step"] for record in told], [record["reward"] for record in told]
-    spread = [record["reward_deviation"] or 0.0 for record in told]
-    _draw(axes, behavior, steps, mean)
+    known = [record for record in line if record["reward"] is not None]
+    steps, mean = [record["step"] for record in known], [record["reward"] for record in known]
+    spread = [record["reward_deviation"] or 0.0 for record in known]
+    _plot(axes, behavior, steps, mean)
     low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
-    if told:
+    if known:
         axes.fill_between(steps, low, high, alpha=0.15)
 
 
 def _length(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
-    told = [record for record in line if record["episode_length"] is not None]
-    _draw(axes, behavior, [record["step"] for record in told], [record["episode_length"] for record in told])
+    known = [record for record in line if record["episode_length"] is not None]
+    _plot(axes, behavior, [record["step"] for record in known], [record["episode_length"] for record in known])
 
 
 def _losses(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
@@ -88,21 +88,21 @@ def _losses(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
 
 
 def _means(names: Sequence[str], axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
-    """One curve for each mean that intervals have."""
+    """Plots one curve for each mean that intervals have."""
     for name in names:
         known = [record for record in line if name in record["means"]]
         label = f"{behavior}: {name.partition('/')[2]}"
-        _draw(axes, label, [record["step"] for record in known], [record["means"][name] for record in known])
+        _plot(axes, label, [record["step"] for record in known], [record["means"][name] for record in known])
 
 
 def _lag(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
-    told = [record for record in line if record["lag_mean"] is not None]
-    steps = [record["step"] for record in told]
-    _draw(axes, f"{behavior}: mean", steps, [record["lag_mean"] for record in told])
-    _draw(axes, f"{behavior}: max", steps, [record["lag_max"] for record in told])
+    known = [record for record in line if record["lag_mean"] is not None]
+    steps = [record["step"] for record in known]
+    _plot(axes, f"{behavior}: mean", steps, [record["lag_mean"] for record in known])
+    _plot(axes, f"{behavior}: max", steps, [record["lag_max"] for record in known])
 
 
-def _draw(axes: Axes, label: str, steps: list[int], values: list[float]) -> None:
+def _plot(axes: Axes, label: str, steps: list[int], values: list[float]) -> None:
     if steps:  # a leading "_" would hide the curve from the legend
         axes.plot(steps, values, label=label.lstrip("_") or label, marker="." if len(steps) < 50 else "")
 

@@ -1,7 +1,7 @@
-"""Intervals as TensorBoard events, under the names that users of ML-Agents know.
+"""Encodes intervals as TensorBoard events, under the names that users of ML-Agents know.
 
-Bytes of an event file, to be appended by the caller. They are made with TensorBoard's own records;
-neither TensorFlow nor torch is loaded.
+The caller appends the bytes to an event file. They are encoded with TensorBoard's own records; neither
+TensorFlow nor torch is loaded.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from sparring.pipeline.monitoring.intervals import Interval
 
 PIPELINE = "Pipeline"
-"""First part of the names of what ML-Agents has no word for."""
+"""First part of the names of numbers that ML-Agents does not have."""
 
 
 def scalars(interval: Interval) -> dict[str, float]:
-    """Every number of an interval that is drawn over steps, by its TensorBoard tag.
+    """Returns every number of an interval that is plotted over steps, by its TensorBoard tag.
 
-    `Policy/Extrinsic Reward` is the mean return unless the learner publishes its own. A number of simulators is drawn
-    unless it has the name of one of ours.
+    `Policy/Extrinsic Reward` is the mean return unless the learner publishes its own. A simulator's number is plotted
+    unless it has the name of a built-in one.
     """
     found: dict[str, float | None] = {
         "Environment/Cumulative Reward": interval.reward,
@@ -35,33 +35,33 @@ def scalars(interval: Interval) -> dict[str, float]:
         f"{PIPELINE}/Episodes Open": float(interval.open_episodes),
         f"{PIPELINE}/Oldest Episode": float(interval.oldest),
     }
-    found |= {f"{PIPELINE}/Books {column.capitalize()}": float(steps) for column, steps in interval.step_counts.items()}
+    found |= {f"{PIPELINE}/Steps {column.capitalize()}": float(steps) for column, steps in interval.step_counts.items()}
     found |= {name: value for name, value in interval.gauges.items() if "/" in name}
     found |= {name: value for name, value in interval.means.items() if "/" in name or name == "Is Training"}
     return {**interval.simulators, **{name: value for name, value in found.items() if value is not None}}
 
 
 def opening(time_s: float) -> bytes:
-    """The first bytes of an event file."""
+    """Returns the first bytes of an event file."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     return _framed(Event(wall_time=time_s, file_version="brain.Event:2"))
 
 
 def restart(step: int, time_s: float) -> bytes:
-    """Says that the run goes on from an earlier step: TensorBoard forgets what it has from `step` on."""
+    """Encodes a continuation from an earlier step: TensorBoard drops its values from `step` on."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     return _framed(Event(wall_time=time_s, step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
 def event(values: Mapping[str, float], step: int, time_s: float) -> bytes:
-    """One event with all `values` at `step`."""
+    """Encodes one event with all `values` at `step`."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    drawn = [Summary.Value(tag=name, simple_value=value) for name, value in sorted(values.items())]
-    return _framed(Event(wall_time=time_s, step=step, summary=Summary(value=drawn)))
+    tagged = [Summary.Value(tag=name, simple_value=value) for name, value in sorted(values.items())]
+    return _framed(Event(wall_time=time_s, step=step, summary=Summary(value=tagged)))
 
 
 def _framed(message: Any) -> bytes:

@@ -1,7 +1,7 @@
-"""What happened to a behavior between two summaries.
+"""Divides the run of each behavior into intervals between two summaries.
 
 An interval ends when the trained steps pass a multiple of `summary_freq`. Services publish about once
-a second, so that a fast run may pass several multiples at once: they are one interval then.
+a second, so a fast run may pass several multiples at once, which then form one interval.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMES: Final = {
     "episode_length": "Environment/Episode Length",
     "group_return": "Environment/Group Cumulative Reward",
 }
-"""Counters of assembly, by the name that users of ML-Agents know."""
+"""Names of assembly's counters, as users of ML-Agents know them."""
 
 GAUGES: Final = {
     "elo": "Self-play/ELO",
@@ -31,42 +31,42 @@ GAUGES: Final = {
     "mu": "Self-play/Mu",
     "sigma": "Self-play/Sigma",
 }
-"""Gauges of coordination under self-play, likewise."""
+"""Names of coordination's gauges under self-play, likewise."""
 
 LESSON: Final = "lesson/"
-"""Begins gauges of coordination, a parameter's name after it: number of the lesson of its curriculum."""
+"""Prefix of coordination's gauges for the lesson number of each environment parameter."""
 LESSON_NUMBER: Final = "Environment/Lesson Number/"
-"""Likewise, as users of ML-Agents know it."""
+"""Prefix of the same numbers, as users of ML-Agents know it."""
 
-_NO_GAUGES: Final = ("books.", LESSON, IDLE, SIMULATOR)
+_NO_GAUGES: Final = ("step_counts.", LESSON, IDLE, SIMULATOR)
 
-LONGEST_GAP_S: Final = 60.0  # a longer one in the monitor's own life is a pause of the run, not part of an interval
+LONGEST_GAP_S: Final = 60.0  # a longer gap between two monitors is a pause of the run, not part of an interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """One behavior between two summaries. None: nothing to tell.
+    """Holds the numbers of one behavior between two summaries; None stands for an unknown value.
 
     Attributes:
-        behavior: name.
-        time_s: its end, seconds since the epoch.
-        seconds: its length.
-        step: steps in the lineage of the current weights at its end.
-        max_steps: where the run ends.
-        trained: steps trained in it; `produced` steps completed by simulators.
-        updates: published in it.
-        episodes: ended in it.
-        reward: mean return of these, with standard deviation `reward_deviation`.
-        episode_length: their mean length in steps.
-        group_reward: mean return of the groups that ended in it.
-        lag_mean: mean policy lag of the rows trained in it, `lag_max` the highest.
-        lag: rows trained in it by policy lag, the last one for all above.
-        means: mean over the interval of every published statistic, by its name.
+        behavior: behavior name.
+        time_s: end of the interval, seconds since the epoch.
+        seconds: length of the interval.
+        step: steps in the lineage of the current weights at the end.
+        max_steps: step at which the run ends.
+        trained: steps trained in the interval; `produced` those completed by simulators.
+        updates: updates published.
+        episodes: episodes ended.
+        reward: mean return of these episodes, with standard deviation `reward_deviation`.
+        episode_length: mean length of these episodes in steps.
+        group_reward: mean return of the groups that ended.
+        lag_mean: mean policy lag of the rows trained, `lag_max` the highest.
+        lag: rows trained by policy lag, the last entry for all higher lags.
+        means: mean of every published statistic, by its name.
         gauges: present values, by name.
-        simulators: their own numbers by the names that they give them: means and sums over the interval, latest values.
-        open_episodes: under way at its end, the oldest of them `oldest` steps old.
-        step_counts: steps by column of the books, as far as coordination has published them.
-        training: False where the run only acts: `step` then counts steps produced.
+        simulators: simulators' own statistics by name: means and sums over the interval, or latest values.
+        open_episodes: open episodes at the end, the oldest of them `oldest` steps old.
+        step_counts: steps by column of the step accounting, as far as coordination has published them.
+        training: False if the run only acts: `step` then counts steps produced.
     """
 
     behavior: str
@@ -95,18 +95,18 @@ class Interval:
 
     @property
     def steps_per_s(self) -> float:
-        """Steps trained per second; produced, where the run only acts."""
+        """Returns the steps trained per second, or produced if the run only acts."""
         steps = self.trained if self.training else self.produced
         return steps / self.seconds if self.seconds > 0 else 0.0
 
     def plain(self) -> dict[str, Any]:
-        """The line for `metrics.jsonl`."""
+        """Returns the line for `metrics.jsonl`."""
         return {"type": "interval", **asdict(self), "steps_per_s": self.steps_per_s}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _IntervalStart:
-    """Where an interval began."""
+    """Holds the state of a behavior at the beginning of an interval."""
 
     step: int
     time_s: float
@@ -115,13 +115,13 @@ class _IntervalStart:
 
 
 class Intervals:
-    """Cuts the run of every behavior into intervals.
+    """Tracks the intervals of every behavior.
 
     Args:
-        overview: the numbers, kept up to date by the caller.
+        overview: numbers of all services, updated by the caller.
         frequencies: `summary_freq` by behavior, in steps.
-        default: for behaviors that are not among them.
-        max_steps: where the run ends, by behavior, until the learner has said it.
+        default: `summary_freq` of other behaviors.
+        max_steps: step at which the run ends, by behavior, until the learner has published it.
     """
 
     def __init__(
@@ -131,92 +131,92 @@ class Intervals:
         self._frequencies = frequencies
         self._default = default
         self._max_steps = max_steps
-        self._marks: dict[str, _IntervalStart] = {}
+        self._starts: dict[str, _IntervalStart] = {}
 
     def track(self, behavior: str, time_s: float) -> None:
-        """Follows a behavior: to be called whenever its numbers may have changed.
+        """Follows a behavior; must be called whenever its numbers may have changed.
 
-        The first interval starts at the beginning of what the services have counted. One that began
-        at a step which a crash has rolled back now begins where the weights went back to.
+        The first interval starts at the first step that the services have counted. An interval that began
+        at a step which a crash has rolled back now begins at the step of the restored weights.
         """
-        step, mark = self._overview.step(behavior), self._marks.get(behavior)
-        if mark is None:
+        step, start = self._overview.step(behavior), self._starts.get(behavior)
+        if start is None:
             begun = max(0, step - self._overview.trained(behavior))
-            self._marks[behavior] = _IntervalStart(step=begun, time_s=time_s, counters={}, lag=None)
-        elif step < mark.step:
-            self._marks[behavior] = replace(mark, step=step)
+            self._starts[behavior] = _IntervalStart(step=begun, time_s=time_s, counters={}, lag=None)
+        elif step < start.step:
+            self._starts[behavior] = replace(start, step=step)
 
     def due(self, behavior: str) -> bool:
-        """Whether the steps have passed a multiple of `summary_freq` since the interval began."""
-        step, begun = self._overview.step(behavior), self._marks[behavior].step
+        """Returns whether the steps have passed a multiple of `summary_freq` since the interval began."""
+        step, begun = self._overview.step(behavior), self._starts[behavior].step
         frequency = max(1, self._frequencies.get(behavior, self._default))
         return step // frequency > begun // frequency and self.progressed(behavior)
 
     def progressed(self, behavior: str) -> bool:
-        """Whether anything was trained since the interval began."""
+        """Returns whether any step was trained since the interval began."""
         counters = self._overview.of(behavior).counters
         name = "trained" if self._overview.training else "steps"
-        return counters.get(name, 0.0) > self._marks[behavior].counters.get(name, 0.0)
+        return counters.get(name, 0.0) > self._starts[behavior].counters.get(name, 0.0)
 
     def peek(self, behavior: str, time_s: float) -> Interval:
-        """The interval as it would be if it ended now."""
-        step, mark = self._overview.step(behavior), self._marks[behavior]
+        """Returns the interval as if it ended now."""
+        step, start = self._overview.step(behavior), self._starts[behavior]
         numbers = self._overview.of(behavior)
-        interval = _interval(behavior, time_s, step, numbers, mark, training=self._overview.training)
+        interval = _interval(behavior, time_s, step, numbers, start, training=self._overview.training)
         known = interval.max_steps is not None
         return interval if known else replace(interval, max_steps=self._max_steps.get(behavior))
 
     def close(self, behavior: str, time_s: float) -> Interval:
-        """Ends the interval and begins the next."""
+        """Ends the interval, begins the next, and returns the ended one."""
         interval, numbers = self.peek(behavior, time_s), self._overview.of(behavior)
         lag = numbers.histograms.get("lag")
-        self._marks[behavior] = _IntervalStart(step=interval.step, time_s=time_s, counters=numbers.counters, lag=lag)
+        self._starts[behavior] = _IntervalStart(step=interval.step, time_s=time_s, counters=numbers.counters, lag=lag)
         return interval
 
     def state(self) -> dict[str, Any]:
-        """Where the intervals began, as plain values for JSON."""
+        """Returns the beginnings of the intervals as plain values for JSON."""
         return {
             behavior: {
-                "step": mark.step,
-                "time_s": mark.time_s,
-                "counters": dict(mark.counters),
-                "lag": None if mark.lag is None else plain(mark.lag),
+                "step": start.step,
+                "time_s": start.time_s,
+                "counters": dict(start.counters),
+                "lag": None if start.lag is None else plain(start.lag),
             }
-            for behavior, mark in self._marks.items()
+            for behavior, start in self._starts.items()
         }
 
     def restore(self, state: Mapping[str, Any], gap_s: float) -> None:
-        """Goes on from what `state` returned.
+        """Continues from what `state` returned.
 
         Args:
-            state: of an earlier monitor of this run.
-            gap_s: seconds since then; a long one is left out of the interval's length.
+            state: state of an earlier monitor of this run.
+            gap_s: seconds since then; a long gap is left out of the interval's length.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else; nothing has changed.
+            KeyError, TypeError, ValueError: the state is malformed; nothing has changed.
         """
         pause = gap_s if gap_s > LONGEST_GAP_S else 0.0
-        self._marks |= {
+        self._starts |= {
             behavior: _IntervalStart(
-                step=int(mark["step"]),
-                time_s=float(mark["time_s"]) + pause,
-                counters={name: float(value) for name, value in mark["counters"].items()},
-                lag=None if mark["lag"] is None else from_plain(mark["lag"]),
+                step=int(start["step"]),
+                time_s=float(start["time_s"]) + pause,
+                counters={name: float(value) for name, value in start["counters"].items()},
+                lag=None if start["lag"] is None else from_plain(start["lag"]),
             )
-            for behavior, mark in state.items()
+            for behavior, start in state.items()
         }
 
 
 def _interval(
-    behavior: str, time_s: float, step: int, numbers: Numbers, mark: _IntervalStart, *, training: bool
+    behavior: str, time_s: float, step: int, numbers: Numbers, start: _IntervalStart, *, training: bool
 ) -> Interval:
-    counted = {name: value - mark.counters.get(name, 0.0) for name, value in numbers.counters.items()}
-    lag = since(numbers.histograms["lag"], mark.lag) if "lag" in numbers.histograms else None
+    counted = {name: value - start.counters.get(name, 0.0) for name, value in numbers.counters.items()}
+    lag = since(numbers.histograms["lag"], start.lag) if "lag" in numbers.histograms else None
     gauges = numbers.gauges
     return Interval(
         behavior=behavior,
         time_s=time_s,
-        seconds=max(0.0, time_s - mark.time_s),
+        seconds=max(0.0, time_s - start.time_s),
         step=step,
         max_steps=int(gauges["max_steps"]) if "max_steps" in gauges else None,
         trained=int(counted.get("trained", 0)),
@@ -232,7 +232,7 @@ def _interval(
         lag=_rows(lag) if lag else {},
         means=_means(counted) | _present(gauges),
         gauges={name: value for name, value in gauges.items() if not name.startswith(_NO_GAUGES)},
-        simulators=_own(counted, gauges),
+        simulators=_simulator_statistics(counted, gauges),
         open_episodes=int(gauges.get("episodes_open", 0)),
         oldest=int(gauges.get("episode_oldest", 0)),
         step_counts=step_counts(gauges),
@@ -241,8 +241,8 @@ def _interval(
 
 
 def step_counts(gauges: Mapping[str, float]) -> dict[str, int]:
-    """The books of a behavior out of its gauges."""
-    return {column: int(gauges[f"books.{column}"]) for column in STEP_COUNTS if f"books.{column}" in gauges}
+    """Returns the step accounting of a behavior from its gauges."""
+    return {column: int(gauges[f"step_counts.{column}"]) for column in STEP_COUNTS if f"step_counts.{column}" in gauges}
 
 
 def _means(counted: Mapping[str, float]) -> dict[str, float]:
@@ -251,8 +251,8 @@ def _means(counted: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _own(counted: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, float]:
-    """What simulators tell of themselves."""
+def _simulator_statistics(counted: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, float]:
+    """Returns the simulators' own statistics."""
     found = {name: value for name, value in gauges.items() if name.startswith(SIMULATOR)}
     for name, value in counted.items():
         if name.startswith(SIMULATOR) and name.endswith(".total"):
@@ -264,14 +264,14 @@ def _own(counted: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str,
 
 
 def _present(gauges: Mapping[str, float]) -> dict[str, float]:
-    """Gauges that are shown among the statistics."""
+    """Returns the gauges that are shown among the statistics."""
     found = {name: gauges[gauge] for gauge, name in GAUGES.items() if gauge in gauges}
-    taught = [name for name in gauges if name.startswith(LESSON)]
-    return found | {LESSON_NUMBER + name.removeprefix(LESSON): gauges[name] for name in taught}
+    numbers = [name for name in gauges if name.startswith(LESSON)]
+    return found | {LESSON_NUMBER + name.removeprefix(LESSON): gauges[name] for name in numbers}
 
 
 def lessons(interval: Interval) -> dict[str, int]:
-    """Number of the present lesson of each parameter that the behavior is measured for."""
+    """Returns the number of the present lesson of each parameter that the behavior is measured for."""
     numbers = {name: value for name, value in interval.means.items() if name.startswith(LESSON_NUMBER)}
     return {name.removeprefix(LESSON_NUMBER): int(value) for name, value in numbers.items()}
 

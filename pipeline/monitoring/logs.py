@@ -1,8 +1,8 @@
-"""Structured logs: one JSON line per event, in RUN/logs/SERVICE.jsonl.
+"""Writes structured logs: one JSON line per event, in RUN/logs/SERVICE.jsonl.
 
-Every line has timestamp (UTC), level, event, run_id, service and logger; most have more. What matters
-to a reader at the terminal, warnings and errors and events marked `notice=True`, also goes to the
-console in one readable line. The standard library's logging and warnings end in the same places.
+Every line has timestamp (UTC), level, event, run_id, service and logger; most have more. Warnings, errors and
+events with `notice=True` also go to the console in one readable line. The standard library's logging and
+warnings go to the same places.
 
     logs.configure(run_dir, "balance-1", "learning-Balance", console=True)
     log = logs.get(behavior="Balance")
@@ -43,21 +43,21 @@ def configure(
     most_bytes: int = 16 * 2**20,
     kept: int = 3,
 ) -> Path:
-    """Sends the logs of this process to the run's folder; a second call takes the place of the first.
+    """Sends the logs of this process to the run's folder; a second call replaces the first.
 
     Args:
-        run_dir: folder of the run; `logs/` is made in it.
+        run_dir: folder of the run; `logs/` is created in it.
         run_id: written into every line.
-        service: as "learning-Ball", written into every line; names the file.
+        service: name such as "learning-Ball", written into every line; names the file.
         console: whether warnings, errors and notices also go to `stream`.
-        stream: for these, the standard error stream by default.
+        stream: console stream, standard error by default.
         wall_clock: gives seconds since the epoch.
-        level: lowest level that is kept, as in `logging`.
-        most_bytes: a file that would become larger is put aside as FILE.1, FILE.2 and so on.
-        kept: how many of these are kept; 0 for no bound.
+        level: lowest level that is logged, as in `logging`.
+        most_bytes: size beyond which a file is rotated to FILE.1, FILE.2 and so on.
+        kept: number of rotated files that are kept; 0 for no bound.
 
     Returns:
-        The file.
+        The path of the file.
     """
     close()
     path = run_dir / "logs" / f"{file_name(service)}.jsonl"
@@ -81,12 +81,12 @@ def configure(
 
 
 def get(**bound: Any) -> Any:
-    """A logger that adds `bound` to each of its lines; works before and after `configure`."""
+    """Returns a logger that adds `bound` to each of its lines, before and after `configure`."""
     return structlog.get_logger("sparring", **bound)
 
 
 def close() -> None:
-    """Flushes and closes what `configure` opened."""
+    """Flushes and closes the handlers that `configure` opened."""
     root = logging.getLogger()
     for handler in _HANDLERS:
         root.removeHandler(handler)
@@ -98,9 +98,9 @@ def close() -> None:
 
 
 def file_name(name: str) -> str:
-    """`name` as one part of a path: letters, digits, space and -_.+ stay, the rest is percent-encoded.
+    """Returns `name` as one part of a path: letters, digits, space and -_.+ stay, the rest is percent-encoded.
 
-    Different names stay different; no name leads out of its folder.
+    Different names stay different, and no name leads out of its folder.
     """
     encoded = quote(name, safe=" -_.+")
     return encoded if encoded.strip(". ") else encoded.replace(".", "%2E").replace(" ", "%20") or "%"
@@ -110,7 +110,7 @@ def file_name(name: str) -> str:
 
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Hides the values of keys named credential, token, secret, key or password, or ending in "_" and these."""
+    """Masks the values of keys named credential, token, secret, key or password, or ending in "_" and one of these."""
     return {name: MASK if _is_secret(name) else _cleaned(value, _DEEP) for name, value in event.items()}
 
 
@@ -120,7 +120,7 @@ def _is_secret(name: object) -> bool:
 
 
 def _cleaned(value: Any, deep: int) -> Any:
-    """`value` without secrets, and with NaN and infinity, which JSON has no form for, as text."""
+    """Returns `value` without secrets, and with NaN and infinity, which JSON cannot represent, as text."""
     if isinstance(value, dict) and deep:
         return {name: MASK if _is_secret(name) else _cleaned(inner, deep - 1) for name, inner in value.items()}
     if isinstance(value, (list, tuple)) and deep:
@@ -129,7 +129,7 @@ def _cleaned(value: Any, deep: int) -> Any:
 
 
 def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[structlog.typing.Processor]:
-    """What is done to every event, ours or the standard library's, before it is rendered."""
+    """Returns the processors of every event, the standard library's included, before it is rendered."""
 
     def identify(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         timestamp = datetime.fromtimestamp(wall_clock(), UTC).isoformat(timespec="milliseconds")
@@ -164,7 +164,7 @@ def _matters(record: logging.LogRecord) -> bool:
 
 
 def _line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    """One event for a reader: time, level, service, text, then the rest; an exception below it."""
+    """Formats one event for a reader: time, level, service, event, then the rest; an exception follows below."""
     rest = {name: value for name, value in event.items() if name not in _PLACED}
     parts = [str(event["timestamp"])[11:19], f"{event['level']:<7}", str(event["service"]), str(event["event"])]
     text = "  ".join(parts + [f"{name}={value}" for name, value in rest.items()])
@@ -175,6 +175,6 @@ _PLACED: Final = {"timestamp", "level", "service", "event", "run_id", "logger", 
 
 
 def _readable(value: Any) -> Any:
-    """What JSON has no form for: paths and the like as text, numpy scalars as numbers."""
+    """Converts values that JSON cannot represent: numpy scalars to numbers, others such as paths to text."""
     item = getattr(value, "item", None)
     return item() if callable(item) and getattr(value, "ndim", None) == 0 else str(value)

@@ -1,8 +1,8 @@
-"""Numbers that a service publishes about itself, and how a reader understands them.
+"""Collects the numbers that a service publishes about itself, and evaluates published ones.
 
-A `Registry` collects in one process. Its `snapshot` is a `Metrics` record for the service's board.
-Counters and histograms only grow, from 0 at the service's start, so an interval is a difference and
-a lost message loses nothing.
+A `Registry` collects in one process. Its `snapshot` is a `Metrics` record for the service's topic.
+Counters and histograms only grow, from 0 at the start of the process, so an interval is a difference
+and a lost message loses nothing.
 
 Names: `NAME` for the service, `NAME/Behavior` for one behavior. The mean of X is published as the two
 counters `X.sum` and `X.count` (and `X.sumsq` where its spread is wanted): the mean over any interval
@@ -35,30 +35,29 @@ ROW_BOUNDS: Final = tuple(float(2**power) for power in range(17))
 """Rows of a batch, 1 to 65,536, by factors of 2."""
 
 NOT_FINITE: Final = "metrics.not_finite"
-"""Counter of values left out because they were NaN or infinite, or too large to be added: one would spoil a sum for
-good."""
+"""Counter of values left out because they were NaN, infinite, or too large: one would spoil a sum permanently."""
 
 SIMULATOR: Final = "simulator."
-"""Begins the names of simulators' own numbers, which are no behavior's: `.sum` and `.count` of what is shown by its
-mean, `.total` of what adds up; a gauge is the latest value."""
+"""Prefix of simulators' own statistics, which belong to no behavior: `.sum` and `.count` for a mean, `.total` for a
+sum; a gauge is the latest value."""
 
 LARGEST: Final = 1e150
-"""Magnitude below which numbers are added: their squares are still finite, and so are sums of many."""
+"""Magnitude below which numbers are added: their squares and the sums of many are still finite."""
 
 
 def scoped(name: str, behavior: str = "") -> str:
-    """`name/behavior`, or `name` alone where no behavior is given."""
+    """Returns `name/behavior`, or `name` alone if no behavior is given."""
     return f"{name}/{behavior}" if behavior else name
 
 
 class Registry:
-    """The numbers of one start of one service.
+    """Collects the numbers of one incarnation of a service.
 
-    A name has one writing thread; `snapshot` may be called from another.
+    Each name has one writing thread; `snapshot` may be called from another.
 
     Args:
-        service: as "learning-Ball".
-        start: this start of it; a new one each time the process starts.
+        service: name such as "learning-Ball".
+        start: incarnation of the service.
     """
 
     def __init__(self, service: str, start: str) -> None:
@@ -78,19 +77,19 @@ class Registry:
             self._counters[NOT_FINITE] += 1
 
     def reach(self, name: str, value: float) -> None:
-        """Sets counter `name` to a count that its owner has kept since the start."""
+        """Sets counter `name` to a count that its owner has kept since the process started."""
         self._counters[name] = value
 
     def gauge(self, name: str, value: float) -> None:
-        """Sets gauge `name`. A value that is not finite is not published."""
+        """Sets gauge `name`; a value that is not finite is not published."""
         self._gauges[name] = value
 
     def histogram(self, name: str, bounds: Sequence[float]) -> None:
         """Registers histogram `name`.
 
         Args:
-            name: registered once.
-            bounds: rising upper bounds of its buckets; one more bucket takes what is above the last.
+            name: unique name.
+            bounds: rising upper bounds of its buckets; one more bucket counts values above the last.
 
         Raises:
             ValueError: the bounds do not rise, or the name is taken with other bounds.
@@ -119,10 +118,10 @@ class Registry:
         """Adds a mean to the counters `name.sum` and `name.count`.
 
         Args:
-            name: of the value, as "Losses/Policy Loss".
-            value: the mean of `count` values.
-            count: how many values it is the mean of.
-            behavior: name of the behavior, "" for the service's own.
+            name: name of the value, such as "Losses/Policy Loss".
+            value: mean of `count` values.
+            count: number of values.
+            behavior: behavior name, "" for the service's own numbers.
         """
         total = float(value) * count
         if not -LARGEST < total < LARGEST:
@@ -139,15 +138,15 @@ class Registry:
         self._counters[scoped(f"{name}.count", behavior)] += finite.size
 
     def queue(self, name: str, *, messages: int, steps: int, capacity: int, waits: int, waited_s: float) -> None:
-        """Publishes how full a queue end is.
+        """Publishes the contents of a queue end.
 
         Args:
-            name: of the queue.
-            messages: held now.
+            name: name of the queue.
+            messages: messages held now.
             steps: agent-steps in them.
-            capacity: most messages that it holds.
-            waits: how often its user waited since the start.
-            waited_s: seconds of all waits together.
+            capacity: most messages that the end holds.
+            waits: how often its user has waited so far.
+            waited_s: seconds of all waits in total.
         """
         self._gauges[f"queue.{name}.messages"] = messages
         self._gauges[f"queue.{name}.steps"] = steps
@@ -156,12 +155,12 @@ class Registry:
         self._counters[f"queue.{name}.waited_s"] = waited_s
 
     def snapshot(self, time_s: float, waiting_for: str = "", waits: tuple[Wait, ...] = ()) -> Metrics:
-        """Everything so far, as a record for the board.
+        """Returns all numbers so far as a record for the service's topic.
 
         Args:
             time_s: seconds since the epoch.
             waiting_for: what the service waits for, "" while it works.
-            waits: the same for each of its activities that waits.
+            waits: wait of each activity that waits.
         """
         self._sequence += 1
         self._gauges["rss_bytes"] = resident_bytes()
@@ -187,7 +186,7 @@ class Registry:
 
 
 class _Buckets:
-    """A histogram that is being filled."""
+    """Holds the buckets of a histogram that is being filled."""
 
     __slots__ = ("bounds", "counts", "edges", "total")
 
@@ -216,18 +215,18 @@ class _Buckets:
 
 
 def count(histogram: Histogram) -> int:
-    """Number of values."""
+    """Returns the number of values."""
     return sum(histogram.counts)
 
 
 def mean(histogram: Histogram) -> float:
-    """Exact mean of the values; NaN where there are none."""
+    """Returns the exact mean of the values, NaN if there are none."""
     values = count(histogram)
     return histogram.total / values if values else math.nan
 
 
 def highest(histogram: Histogram) -> float:
-    """Upper bound of the highest bucket in use; the last bound + 1 where a value lies above all; NaN for none."""
+    """Returns the upper bound of the highest bucket in use, the last bound + 1 above all bounds, NaN for no values."""
     used = [index for index, number in enumerate(histogram.counts) if number]
     if not used:
         return math.nan
@@ -235,15 +234,15 @@ def highest(histogram: Histogram) -> float:
 
 
 def quantile(histogram: Histogram, q: float) -> float:
-    """Estimate of the value that a share `q` of all values does not exceed; NaN where there are none.
+    """Estimates the value that a fraction `q` of all values does not exceed; returns NaN if there are none.
 
-    The bucket that holds it is known exactly; inside, values are taken to be spread evenly. The first
-    bucket is taken to start at 0, or at its bound where that is not positive. Above the last bound the
-    answer is that bound: "at least".
+    Its bucket is known exactly; values within a bucket are assumed to be spread evenly. The first bucket
+    is assumed to start at 0, or at its bound if that is not positive. Above the last bound, that bound is
+    returned.
 
     Args:
-        histogram: of the values.
-        q: share, 0 to 1.
+        histogram: histogram of the values.
+        q: fraction, 0 to 1.
     """
     values = count(histogram)
     if not values:
@@ -260,7 +259,7 @@ def quantile(histogram: Histogram, q: float) -> float:
 
 
 def added(one: Histogram, other: Histogram) -> Histogram:
-    """Both together; the second alone where the bounds differ, as they cannot be combined."""
+    """Returns the sum of two histograms, or the second alone if their bounds differ."""
     if one.bounds != other.bounds:
         return other
     counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
@@ -268,7 +267,7 @@ def added(one: Histogram, other: Histogram) -> Histogram:
 
 
 def since(now: Histogram, before: Histogram | None) -> Histogram:
-    """What was counted between two states of one histogram; all of it where the bounds differ."""
+    """Returns the values counted between two states of a histogram, or all of them if the bounds differ."""
     if before is None or before.bounds != now.bounds:
         return now
     counts = tuple(max(0, a - b) for a, b in zip(now.counts, before.counts, strict=True))
@@ -276,13 +275,13 @@ def since(now: Histogram, before: Histogram | None) -> Histogram:
 
 
 def mean_of(counters: Mapping[str, float], name: str) -> float | None:
-    """Mean of the values that `name.sum` and `name.count` hold; None where there are none."""
+    """Returns the mean of the values in `name.sum` and `name.count`, None if there are none."""
     number = counters.get(f"{name}.count", 0.0)
     return counters.get(f"{name}.sum", 0.0) / number if number > 0 else None
 
 
 def deviation_of(counters: Mapping[str, float], name: str) -> float | None:
-    """Standard deviation (over n) of the values that `name.sum`, `.sumsq` and `.count` hold; None for none."""
+    """Returns the standard deviation (over n) of the values in `name.sum`, `.sumsq` and `.count`, None for none."""
     average = mean_of(counters, name)
     squares = counters.get(f"{name}.sumsq")
     if average is None or squares is None:
@@ -291,7 +290,7 @@ def deviation_of(counters: Mapping[str, float], name: str) -> float | None:
 
 
 def resident_bytes() -> int:
-    """Physical memory of this process in bytes; 0 where the system does not tell."""
+    """Returns the physical memory of this process in bytes, 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""The numbers of all services of a run in one place."""
+"""Combines the numbers of all services of a run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sparring.pipeline.monitoring.totals import Totals
 T = TypeVar("T")
 
 STEP_COUNTS: Final = ("produced", "trained", "ghost", "stale", "lost", "open")
-"""Columns of the books, in their order: the first is the sum of the others."""
+"""Columns of the step accounting: the first is the sum of the others."""
 
 _HIGHEST_COUNTS: Final = ("episode_oldest",)  # gauges of several services that do not add up
-_MARKS: Final = ("steps/", "trained/", "books.produced/", "max_steps/")  # names that tell of a behavior
+_PREFIXES: Final = ("steps/", "trained/", "step_counts.produced/", "max_steps/")  # of numbers that every behavior has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
-    """Numbers of one behavior and of simulators, or of all services, by name.
+    """Holds the numbers of one behavior and of simulators, or of all services, by name.
 
     Attributes:
-        counters: sums over services and starts.
-        gauges: sums over services of their present values; `episode_oldest` is the highest of them.
-        histograms: sums over services and starts.
+        counters: sums over services and incarnations.
+        gauges: sums over services of the present values; `episode_oldest` is the highest value.
+        histograms: sums over services and incarnations.
     """
 
     counters: Mapping[str, float]
@@ -35,35 +35,35 @@ class Numbers:
 
 
 class Overview:
-    """The numbers of all services, over all their starts.
+    """Adds the numbers of all services over all their incarnations.
 
     Args:
-        services: names of those that are expected to publish.
-        training: False where the run only acts: a behavior's progress is then counted in steps
-            produced instead of steps trained.
+        services: names of the services that are expected to publish.
+        training: False if the run only acts: a behavior's progress is then counted in steps produced
+            instead of steps trained.
     """
 
     def __init__(self, services: Iterable[str] = (), *, training: bool = True) -> None:
         self.services: dict[str, Totals] = {service: Totals() for service in services}
         self.training = training
         self._steps: dict[str, int] = {}
-        self._together: Numbers | None = None
+        self._combined: Numbers | None = None
 
     def update(self, metrics: Metrics) -> bool:
-        """Takes a record in; False where it is no newer than what is known."""
+        """Adds a record; returns False if it is not newer than the known one."""
         fresh = self.services.setdefault(metrics.service, Totals()).update(metrics)
         if fresh:
-            self._together = None
+            self._combined = None
         return fresh
 
     def behaviors(self) -> list[str]:
-        """Names of all behaviors that some service has counted, sorted."""
+        """Returns the names of all behaviors that any service has counted, sorted."""
         numbers = self._all()
         names = [*numbers.counters, *numbers.gauges]
-        return sorted({name.removeprefix(mark) for name in names for mark in _MARKS if name.startswith(mark)})
+        return sorted({name.removeprefix(first) for name in names for first in _PREFIXES if name.startswith(first)})
 
     def of(self, behavior: str) -> Numbers:
-        """The numbers of one behavior, by name without the behavior, and what simulators tell of themselves."""
+        """Returns the numbers of one behavior, by name without the behavior, and simulators' own statistics."""
         numbers, end = self._all(), f"/{behavior}"
         return Numbers(
             counters=_ending(numbers.counters, end),
@@ -72,40 +72,40 @@ class Overview:
         )
 
     def trained(self, behavior: str) -> int:
-        """Steps the run has worked through over all starts, what a crash rolled back included; never falls."""
+        """Returns the steps trained by all incarnations, including those that a crash rolled back; never falls."""
         return int(self._all().counters.get(f"{'trained' if self.training else 'steps'}/{behavior}", 0))
 
     def step(self, behavior: str) -> int:
-        """Steps in the lineage of the current weights: falls where a crash rolled updates back."""
+        """Returns the steps in the lineage of the current weights, which falls when a crash rolls updates back."""
         numbers = self._all()
-        if self.training:  # the learner's own word, which came with its other counts, before coordination's
-            for gauge in (f"step/{behavior}", f"books.trained/{behavior}"):
+        if self.training:  # the learner's gauge, which is consistent with its other numbers, before coordination's
+            for gauge in (f"step/{behavior}", f"step_counts.trained/{behavior}"):
                 if gauge in numbers.gauges:
                     self._steps[behavior] = int(numbers.gauges[gauge])
                     break
         return self._steps.get(behavior, self.trained(behavior))
 
     def state(self) -> dict[str, Any]:
-        """Everything as plain values for JSON."""
+        """Returns the state as plain values for JSON."""
         return {service: totals.state() for service, totals in self.services.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` returned.
+        """Continues from what `state` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else; nothing has changed.
+            KeyError, TypeError, ValueError: the state is malformed; nothing has changed.
         """
         restored = {service: Totals.restored(totals) for service, totals in state.items()}
         self.services |= restored
-        self._together = None
+        self._combined = None
 
     def _all(self) -> Numbers:
-        if self._together is None:
-            self._together = _together(self.services.values())
-        return self._together
+        if self._combined is None:
+            self._combined = _combine(self.services.values())
+        return self._combined
 
 
-def _together(services: Iterable[Totals]) -> Numbers:
+def _combine(services: Iterable[Totals]) -> Numbers:
     counters: dict[str, float] = {}
     gauges: dict[str, float] = {}
     histograms: dict[str, Histogram] = {}

@@ -1,4 +1,4 @@
-"""How fast a behavior goes: over the last seconds, and over the run."""
+"""Measures the rates of a behavior over the last seconds and over the run."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from typing import Any, Final
 WINDOW_S: Final = 10.0
 """Seconds of the recent rate."""
 
-_LONGEST_TICK_S: Final = 5.0  # a longer pause between two looks is not time the run was active
+_LONGEST_TICK_S: Final = 5.0  # a longer pause between two samples does not count as active time
 
 
 class Pace:
-    """Rates of one behavior, from looks at its cumulative counts about once a second."""
+    """Measures the rates of one behavior from samples of its cumulative counts, about one per second."""
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
         self._active_s = 0.0
 
     def look(self, clock_s: float, produced: int) -> None:
-        """Notes what has been produced.
+        """Adds a sample.
 
         Args:
-            clock_s: seconds, rising.
-            produced: steps, cumulative.
+            clock_s: rising seconds.
+            produced: steps produced so far.
         """
-        if self._looks and produced:
-            self._active_s += min(clock_s - self._looks[-1][0], _LONGEST_TICK_S)
-        self._looks.append((clock_s, produced))
-        while len(self._looks) > 2 and self._looks[1][0] <= clock_s - WINDOW_S:
-            self._looks.popleft()
+        if self._samples and produced:
+            self._active_s += min(clock_s - self._samples[-1][0], _LONGEST_TICK_S)
+        self._samples.append((clock_s, produced))
+        while len(self._samples) > 2 and self._samples[1][0] <= clock_s - WINDOW_S:
+            self._samples.popleft()
 
     @property
     def recent(self) -> float:
-        """Steps produced per second in the last `WINDOW_S` seconds."""
-        if len(self._looks) < 2:
+        """Returns the steps produced per second in the last `WINDOW_S` seconds."""
+        if len(self._samples) < 2:
             return 0.0
-        (begun_s, before), (ended_s, after) = self._looks[0], self._looks[-1]
+        (begun_s, before), (ended_s, after) = self._samples[0], self._samples[-1]
         return max(0, after - before) / (ended_s - begun_s) if ended_s > begun_s else 0.0
 
     def mean(self, trained: int) -> float:
-        """Steps trained per second since the first step was produced, pauses of the run left out."""
+        """Returns the steps trained per second since the first step was produced, without pauses of the run."""
         return trained / self._active_s if self._active_s > 0 else 0.0
 
     def state(self) -> dict[str, Any]:
-        """Everything that outlives the process, as plain values for JSON."""
+        """Returns the state that outlives the process, as plain values for JSON."""
         return {"active_s": self._active_s}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Pace:
-        """A pace that goes on from `state`."""
+        """Returns a pace that continues from `state`."""
         pace = cls()
         pace._active_s = float(state["active_s"])
         return pace

@@ -1,4 +1,4 @@
-"""The numbers of all services as a Prometheus text file, for node exporter's textfile collector."""
+"""Formats the numbers of all services as a Prometheus text file, for node exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _NOT_ALLOWED = re.compile(r"[^a-zA-Z0-9_]+")
 
 
 def text(run_id: str, services: Mapping[str, Totals], behaviors: Iterable[str], stalled: Iterable[str] = ()) -> str:
-    """Every counter, gauge and histogram, labelled with run, service and behavior.
+    """Returns every counter, gauge and histogram, labelled with run, service and behavior.
 
     Args:
-        run_id: of the run.
-        services: their numbers by name.
-        behaviors: names that may end a number's name.
-        stalled: services that keep the others, and "simulators" where these do.
+        run_id: id of the run.
+        services: numbers by service.
+        behaviors: behavior names that may end a number's name.
+        stalled: roots of the present stalls.
     """
     families: dict[tuple[str, str], list[str]] = {}
     known = sorted(behaviors)

@@ -1,7 +1,7 @@
-"""Keeps files that grow for ever within a bound: what is full is put aside as FILE.1, FILE.2 and so on.
+"""Bounds files that grow forever: a full one is rotated to FILE.1, FILE.2 and so on.
 
-Nobody else may write to a file that `Rotating` writes. `trim` is for one that another process has open: its content is
-copied and the file emptied where it stands, so that the other goes on writing to it.
+No other process may write to a file of `RotatingFile`. `trim` is for a file that another process has open: its content
+is copied and the file emptied in place, so that the other process can continue to write to it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Final
 
 _BLOCK: Final = 512
-"""Bytes; what `st_blocks` counts in."""
+"""Bytes of a block that `st_blocks` counts."""
 
 
-class Rotating:
-    """A file of lines with a bound.
+class RotatingFile:
+    """Writes lines to a file of bounded size.
 
     Args:
-        path: of the file; its folder exists.
-        most_bytes: it is put aside before a line would make it larger.
-        kept: how many are kept that were put aside.
+        path: path in an existing folder.
+        most_bytes: size beyond which a line first rotates the file.
+        kept: number of rotated files that are kept.
     """
 
     def __init__(self, path: Path, most_bytes: int, kept: int) -> None:
@@ -30,45 +30,45 @@ class Rotating:
         self._kept = kept
 
     def append(self, line: str) -> None:
-        """Adds a line, which ends with a newline.
+        """Appends a line, which ends with a newline.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the line cannot be written.
         """
         data = line.encode()
-        self.make_way(len(data))
+        self.rotate_if_full(len(data))
         with self.path.open("ab") as file:
             file.write(data)
 
-    def make_way(self, more: int) -> None:
-        """Puts the file aside where `more` bytes would make it too large.
+    def rotate_if_full(self, more: int) -> None:
+        """Rotates the file if `more` bytes would make it too large.
 
         Raises:
-            OSError: it cannot be moved.
+            OSError: the file cannot be moved.
         """
         size = self.path.stat().st_size if self.path.exists() else 0
         if size and size + more > self._most_bytes:
-            make_room(self.path, self._kept)
+            _shift(self.path, self._kept)
             if self._kept:
-                self.path.replace(_aside(self.path, 1))
+                self.path.replace(_rotated(self.path, 1))
             else:
                 self.path.unlink()
 
     def parts(self) -> list[Path]:
-        """What is there of it, the oldest first."""
-        paths = [*(_aside(self.path, number) for number in range(self._kept, 0, -1)), self.path]
+        """Returns the existing rotated files and the file itself, the oldest first."""
+        paths = [*(_rotated(self.path, number) for number in range(self._kept, 0, -1)), self.path]
         return [path for path in paths if path.exists()]
 
 
-def make_room(path: Path, kept: int) -> None:
-    """Moves what was put aside one number up; the oldest goes."""
+def _shift(path: Path, kept: int) -> None:
+    """Moves rotated files one number up, replacing the oldest."""
     for number in range(kept, 1, -1):
-        if _aside(path, number - 1).exists():
-            _aside(path, number - 1).replace(_aside(path, number))
+        if _rotated(path, number - 1).exists():
+            _rotated(path, number - 1).replace(_rotated(path, number))
 
 
 def full(path: Path, most_bytes: int) -> bool:
-    """Whether a file takes more room on the disk than it may; a hole in it takes none."""
+    """Returns whether a file takes more space on the disk than `most_bytes`; a hole in it takes none."""
     try:
         found = path.stat()
     except OSError:
@@ -77,10 +77,10 @@ def full(path: Path, most_bytes: int) -> bool:
 
 
 def trim(path: Path, kept: int) -> int:
-    """Puts the content of a file aside that another process has open, and empties the file.
+    """Copies the content of a file that another process has open to FILE.1, and empties the file.
 
     Returns:
-        How many bytes were written in between and are lost.
+        The bytes that were written in between and are lost.
 
     Raises:
         OSError: the copy cannot be written; the file is as it was.
@@ -94,17 +94,17 @@ def trim(path: Path, kept: int) -> int:
         copied = file.tell()
         lost = os.fstat(file.fileno()).st_size - copied if kept else 0
         file.truncate(0)
-    make_room(path, kept)
+    _shift(path, kept)
     if kept:
-        new.replace(_aside(path, 1))
+        new.replace(_rotated(path, 1))
     return lost
 
 
 def _skip_hole(descriptor: int) -> None:
-    """One who does not append goes on writing where it was, which leaves a hole behind an earlier `trim`."""
+    """Skips the hole that an earlier `trim` leaves if the other process does not append but keeps its position."""
     if hasattr(os, "SEEK_DATA"):
         os.lseek(descriptor, 0, os.SEEK_DATA)
 
 
-def _aside(path: Path, number: int) -> Path:
+def _rotated(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}")

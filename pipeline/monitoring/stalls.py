@@ -1,10 +1,10 @@
-"""Which stage keeps all others, judged from what they publish.
+"""Finds the stage that blocks all others, from the numbers that they publish.
 
-Every stage says what it waits for and from whom (`Metrics.waits`), and what it has passed on (counters `passed.*`).
-Who needs something asks down that chain, from a learner on, until there is one that waits for nobody: it is *stuck*
-where its watermarks stand still although it works; or for the simulators or the disk, which are *outside*; or for one
-that is in the chain already, a *ring*. A chain whose end has not moved for a set time is a stall. A stage that merely
-waits for another is never to blame, and one that nobody waits for is not looked at.
+Every stage publishes what it waits for and from which sources (`Metrics.waits`), and what it has passed on (counters
+`passed.*`). Each chain of waits is followed from a learner to its end: a stage that waits for no other and whose
+watermarks do not rise is *stuck*; simulators and the disk are *outside*; a stage that is in the chain already closes a
+*ring*. A chain whose end has not moved for a set time is a stall. A stage that merely waits for another is never the
+cause, and a stage that no other waits for is not considered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Kind = Literal["stuck", "ring", "outside"]
 _WORST: Final = ("stuck", "ring", "outside")
 
 PAUSE_S: Final = 5.0
-"""Who looks less often than this was paused itself, and has to hear the others first."""
+"""A longer time between two looks means that this process was paused, and must first receive the others' numbers."""
 
 _QUEUED: Final = ".messages"
 _Link = tuple[str, Wait]
@@ -30,13 +30,13 @@ _Link = tuple[str, Wait]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stall:
-    """Something has not gone on for too long.
+    """Describes a part of the run that has not moved for too long.
 
     Attributes:
-        root: the service that is to blame, `SIMULATORS`, `DISK`, or the services of a ring with commas between.
-        kind: it is stuck, a ring, or outside.
-        seconds: since anything moved there.
-        chain: who waits for what from whom, the first one being a learner.
+        root: service that is the cause, `SIMULATORS`, `DISK`, or the services of a ring, separated by commas.
+        kind: whether the root is stuck, a ring, or outside.
+        seconds: seconds since the root last moved.
+        chain: sentences about the waits of each service, beginning with a learner.
     """
 
     root: str
@@ -46,23 +46,24 @@ class Stall:
 
     @property
     def text(self) -> str:
-        """In one line for a reader."""
+        """Returns the stall as one line for a reader."""
         return f"{self.root}: nothing has moved for {self.seconds:.0f} s; " + "; ".join(self.chain)
 
 
 @dataclass(slots=True)
 class _Stage:
-    """What is known of a service.
+    """Holds the published state of a service.
 
     Attributes:
-        waits: by activity.
+        started_at: time of its first record.
+        waits: waits by activity.
         passed: counts by product.
-        moved: when each activity or product last changed.
-        queued: messages that have arrived for it and that it has not taken.
+        moved: time of the last change by activity or product.
+        queued: messages that have arrived for it and that it has not handled.
     """
 
     start: str
-    born: float
+    started_at: float
     waits: dict[str, Wait] = field(default_factory=dict)
     passed: dict[str, float] = field(default_factory=dict)
     moved: dict[str, float] = field(default_factory=dict)
@@ -82,15 +83,15 @@ class _Stage:
         self.waits, self.passed, self.queued = waits, passed, _queued(metrics.gauges)
 
     def wait_of(self, what: str, behavior: str) -> Wait | None:
-        """The wait that keeps it from giving `what`, in the end for a behavior; None where it works."""
+        """Returns the wait that blocks its output `what`, finally for a behavior; None while it works."""
         kind = what.partition("/")[0]
         names = (ALL, what, f"{kind}/{behavior}", kind)
         return next((self.waits[name] for name in names if name in self.waits), None)
 
     def last_moved(self, names: Iterable[str] | None = None) -> float:
-        """When one of the activities or products last changed; of all by default."""
+        """Returns when one of the activities or products, by default of all, last changed."""
         wanted = self.moved if names is None else [name for name in names if name in self.moved]
-        return max((self.moved[name] for name in wanted), default=self.born)
+        return max((self.moved[name] for name in wanted), default=self.started_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,11 @@ class _StallEnd:
 
 
 class Stalls:
-    """Judges all stages of a run.
+    """Finds the stalls of a run.
 
     Args:
-        sinks: services at the end of the flow: the learners, or who takes their place.
-        timeout_s: seconds without a move that make a stall.
+        sinks: services at the end of the flow: the learners, or the services in their place.
+        timeout_s: seconds without a change that make a stall.
     """
 
     def __init__(self, sinks: Sequence[str], timeout_s: float) -> None:
@@ -116,24 +117,24 @@ class Stalls:
         self._looked: float | None = None
 
     def update(self, metrics: Metrics, now: float) -> None:
-        """Takes in what a service has published, as often as is liked.
+        """Adds a record of a service.
 
         Args:
-            metrics: of it.
-            now: seconds, only rising.
+            metrics: published record.
+            now: rising seconds.
         """
         stage = self._stages.get(metrics.service)
         if stage is None or stage.start != metrics.start:
-            stage = self._stages[metrics.service] = _Stage(metrics.start, born=now)
+            stage = self._stages[metrics.service] = _Stage(metrics.start, started_at=now)
         stage.update(metrics, now)
 
     def look(self, now: float) -> list[Stall]:
-        """What is stalled now, one for each root. To be asked every second or so: a longer gap was our own pause."""
+        """Returns the present stalls, one for each root; must be called about once a second (`PAUSE_S`)."""
         gap = 0.0 if self._looked is None else now - self._looked
         self._looked = now
         if gap > PAUSE_S:
             for stage in self._stages.values():
-                stage.born += gap
+                stage.started_at += gap
                 stage.moved = {name: min(now, moved + gap) for name, moved in stage.moved.items()}
         found: dict[str, Stall] = {}
         for sink in self._sinks:
@@ -147,13 +148,13 @@ class Stalls:
     # ---------------------------------------------------------------- inside
 
     def _ends(self, service: str, what: str, behavior: str, links: tuple[_Link, ...]) -> Iterator[_StallEnd]:
-        """Where the chains end that begin with `links` and go on with what `service` needs to give `what`.
+        """Yields the ends of the chains that begin with `links` and continue with the waits of `service` for `what`.
 
-        What is asked for last of a named behavior is meant for that one further on too.
+        A behavior that a wait names applies to the rest of the chain.
         """
         stage = self._stages.get(service)
         if stage is None:
-            return  # not heard of yet: who starts services watches that
+            return  # it has not published yet; the supervisor watches for that
         wait = stage.wait_of(what, behavior)
         if wait is None:
             chain = (*map(_sentence, links), _stuck(service, stage.queued))
@@ -181,36 +182,36 @@ class Stalls:
 
 
 class StallBudget:
-    """When a stall is reported, and when there were too many.
+    """Limits the number of stalls, and decides when each is reported.
 
     Args:
-        again_s: a stall that goes on is reported again after so many seconds, and counts again.
-        budget: how many may count within `period_s` seconds.
-        period_s: these seconds.
+        again_s: seconds after which a lasting stall is reported again, and counts again.
+        budget: most stalls within `period_s` seconds.
+        period_s: length of the period in seconds.
     """
 
     def __init__(self, again_s: float, budget: int, period_s: float) -> None:
         self._again_s = again_s
         self._budget = budget
         self._period_s = period_s
-        self._told: dict[str, float] = {}  # by root, when it was reported last
+        self._reported: dict[str, float] = {}  # time of the last report by root
         self._counted: deque[float] = deque()
 
     def news(self, stalls: Sequence[Stall], now: float) -> list[Stall]:
-        """Those of the present stalls that are to be reported now."""
-        new = [one for one in stalls if now - self._told.get(one.root, -math.inf) > self._again_s]
-        self._told |= {one.root: now for one in new}
+        """Returns those of the present stalls that must be reported now."""
+        new = [one for one in stalls if now - self._reported.get(one.root, -math.inf) > self._again_s]
+        self._reported |= {one.root: now for one in new}
         return new
 
     def over(self, stalls: Sequence[Stall]) -> list[str]:
-        """Roots that were reported and are no longer among the present stalls; told once."""
-        gone = [root for root in self._told if root not in {one.root for one in stalls}]
-        for root in gone:
-            del self._told[root]
-        return gone
+        """Returns, once, the reported roots that are no longer among the present stalls."""
+        resolved = [root for root in self._reported if root not in {one.root for one in stalls}]
+        for root in resolved:
+            del self._reported[root]
+        return resolved
 
     def count(self, now: float) -> int:
-        """Counts one stall; returns how many there were within the period."""
+        """Counts one stall; returns the number within the period."""
         self._counted.append(now)
         while now - self._counted[0] > self._period_s:
             self._counted.popleft()
@@ -218,7 +219,7 @@ class StallBudget:
 
     @property
     def exhausted(self) -> bool:
-        """Whether more were counted than the budget allows."""
+        """Returns whether more stalls were counted than the budget allows."""
         return len(self._counted) > self._budget
 
 
@@ -227,7 +228,7 @@ def _demand(wait: Wait | None) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _queued(gauges: Mapping[str, float]) -> int:
-    """Messages in the queues that a service takes from."""
+    """Returns the messages in the queues that a service receives from."""
     ends = [name for name in gauges if name.startswith("queue.") and name.endswith(_QUEUED)]
     return sum(int(gauges[name]) for name in ends if not name.endswith(f".out{_QUEUED}"))
 
@@ -238,4 +239,4 @@ def _sentence(link: _Link) -> str:
 
 
 def _stuck(service: str, queued: int) -> str:
-    return f"{service} answers, but gets no further" + (f"; {queued} messages wait for it" if queued else "")
+    return f"{service} answers, but makes no progress" + (f"; {queued} messages wait for it" if queued else "")

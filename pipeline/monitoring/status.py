@@ -1,4 +1,4 @@
-"""How a run stands now: the content of `status.json`, and the lines about services in `services.jsonl`."""
+"""Describes the present state of a run: the content of `status.json`, and the lines of `services.jsonl`."""
 
 from __future__ import annotations
 
@@ -23,39 +23,41 @@ class _WindowStart:
 
 
 class CounterWindows:
-    """What every service did since it was last asked about."""
+    """Reports the changes of every service's numbers since its last report."""
 
     def __init__(self) -> None:
-        self._marks: dict[str, _WindowStart] = {}
+        self._starts: dict[str, _WindowStart] = {}
 
     def report(self, service: str, totals: Totals, time_s: float) -> dict[str, Any]:
-        """The line of a service for `services.jsonl`; begins its next window.
+        """Returns the line of a service for `services.jsonl`, and begins its next window.
 
         Args:
-            service: name.
-            totals: its numbers.
+            service: service name.
+            totals: numbers of the service.
             time_s: seconds since the epoch.
         """
-        mark = self._marks.get(service, _WindowStart(time_s=time_s, counters={}, histograms={}))
+        start = self._starts.get(service, _WindowStart(time_s=time_s, counters={}, histograms={}))
         counters, histograms = totals.counters(), totals.histograms()
-        self._marks[service] = _WindowStart(time_s=time_s, counters=counters, histograms=histograms)
-        changed = {name: value - mark.counters.get(name, 0.0) for name, value in counters.items()}
+        self._starts[service] = _WindowStart(time_s=time_s, counters=counters, histograms=histograms)
+        changed = {name: value - start.counters.get(name, 0.0) for name, value in counters.items()}
         return {
             "type": "service",
             "service": service,
             "time_s": time_s,
-            "seconds": max(0.0, time_s - mark.time_s),
+            "seconds": max(0.0, time_s - start.time_s),
             "waiting_for": totals.latest.waiting_for if totals.latest else "",
             "starts": totals.starts,
             "counters": {name: value for name, value in changed.items() if value and not name.startswith("queue.")},
             "gauges": {name: value for name, value in totals.gauges().items() if not name.startswith("queue.")},
             "queues": queues(changed, totals.gauges()),
-            "histograms": {name: spread(since(value, mark.histograms.get(name))) for name, value in histograms.items()},
+            "histograms": {
+                name: spread(since(value, start.histograms.get(name))) for name, value in histograms.items()
+            },
         }
 
 
 def queues(counters: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """The queue ends of a service: messages, steps, capacity, waits and waited_s by queue name."""
+    """Returns the queue ends of a service: messages, steps, capacity, waits and waited_s by queue name."""
     found: dict[str, dict[str, float]] = {}
     for name, value in [*gauges.items(), *counters.items()]:
         if name.startswith("queue."):
@@ -65,13 +67,13 @@ def queues(counters: Mapping[str, float], gauges: Mapping[str, float]) -> dict[s
 
 
 def watermarks(counters: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """What a service has passed on, by product: `count`, and `idle_s`: seconds since the last."""
-    marks = {name.removeprefix(PASSED): count for name, count in counters.items() if name.startswith(PASSED)}
-    return {name: {"count": count, "idle_s": gauges.get(IDLE + name, 0.0)} for name, count in marks.items()}
+    """Returns what a service has passed on, by product: `count`, and `idle_s`, the seconds since the last."""
+    counts = {name.removeprefix(PASSED): count for name, count in counters.items() if name.startswith(PASSED)}
+    return {name: {"count": count, "idle_s": gauges.get(IDLE + name, 0.0)} for name, count in counts.items()}
 
 
 def spread(histogram: Histogram) -> dict[str, float | None]:
-    """A histogram in five figures: count, mean, p50, p99, max; None where it is empty."""
+    """Summarizes a histogram by count, mean, p50, p99 and max, which are None if it is empty."""
     values = {
         "mean": mean(histogram),
         "p50": quantile(histogram, 0.5),
@@ -81,13 +83,15 @@ def spread(histogram: Histogram) -> dict[str, float | None]:
     return {"count": count(histogram), **{k: v if math.isfinite(v) else None for k, v in values.items()}}
 
 
-def service_entry(totals: Totals, last: Mapping[str, Any] | None, heard_s: float, age_s: float) -> dict[str, Any]:
-    """How a service stands.
+def service_entry(
+    totals: Totals, last: Mapping[str, Any] | None, heartbeat_age_s: float, age_s: float
+) -> dict[str, Any]:
+    """Returns the status of a service.
 
     Args:
-        totals: its numbers.
-        last: its last line for `services.jsonl`, for histograms of the recent past.
-        heard_s: seconds since it answered.
+        totals: numbers of the service.
+        last: its last line for `services.jsonl`, with histograms of the recent past.
+        heartbeat_age_s: seconds since the service last answered.
         age_s: seconds since its numbers arrived.
     """
     latest, gauges = totals.latest, totals.gauges()
@@ -95,7 +99,7 @@ def service_entry(totals: Totals, last: Mapping[str, Any] | None, heard_s: float
     return {
         "start": latest.start if latest else "",
         "starts": totals.starts,
-        "heard_s": heard_s if math.isfinite(heard_s) else None,
+        "heartbeat_age_s": heartbeat_age_s if math.isfinite(heartbeat_age_s) else None,
         "age_s": age_s if math.isfinite(age_s) else None,
         "waiting_for": latest.waiting_for if latest else "",
         "rss_bytes": int(gauges.get("rss_bytes", 0)),
@@ -107,24 +111,24 @@ def service_entry(totals: Totals, last: Mapping[str, Any] | None, heard_s: float
 
 
 def behavior_entry(now: Interval, last: Interval | None, one: BehaviorSummary, steps_per_s: float) -> dict[str, Any]:
-    """How a behavior stands.
+    """Returns the status of a behavior.
 
     Args:
-        now: its interval under way.
-        last: the one before it.
-        one: what it has come to.
-        steps_per_s: produced per second in the recent past.
+        now: present interval.
+        last: interval before it.
+        one: results so far.
+        steps_per_s: steps produced per second in the recent past.
     """
-    told = now if now.reward is not None or last is None else last
+    shown = now if now.reward is not None or last is None else last
     return {
         "step": now.step,
         "max_steps": now.max_steps,
         "steps_per_s": steps_per_s,
-        "reward": told.reward,
-        "reward_deviation": told.reward_deviation,
-        "episode_length": told.episode_length,
-        "lag_mean": told.lag_mean,
-        "lag_max": told.lag_max,
+        "reward": shown.reward,
+        "reward_deviation": shown.reward_deviation,
+        "episode_length": shown.episode_length,
+        "lag_mean": shown.lag_mean,
+        "lag_max": shown.lag_max,
         "agents": int(now.gauges.get("agents", 0)),
         "open_episodes": now.open_episodes,
         "oldest": now.oldest,

@@ -1,4 +1,4 @@
-"""What a run came to: the figures of `summary.json`, and of the live status before it."""
+"""Summarizes a run: the content of `summary.json`, and the same figures for the live status."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sparring.pipeline.monitoring.overview import STEP_COUNTS, Overview
 
 Status = Literal["completed", "stopped", "failed", "stalled"]
 STATUSES: Final[Mapping[Status, int]] = {"completed": 0, "stopped": 0, "failed": FAILED, "stalled": STALLED}
-"""How a run can end, and the exit status that says so."""
+"""Exit status of each way in which a run can end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BehaviorSummary:
-    """What one behavior came to. None where there is nothing to tell.
+    """Holds the results of one behavior; None stands for an unknown value.
 
     Attributes:
-        steps: trained, in the lineage of the final weights.
-        steps_per_s: trained per second while the run was active.
-        updates: published, as far as the monitor heard; in the summary those in the lineage of the final weights.
-        episodes: ended.
-        reward_mean_last100: mean return of the last 100 of them.
+        steps: steps trained in the lineage of the final weights.
+        steps_per_s: steps trained per second while the run was active.
+        updates: updates that the monitor has received; in the summary those in the lineage of the final weights.
+        episodes: episodes ended.
+        reward_mean_last100: mean return of the last 100 episodes.
         step_counts: steps by column: produced, trained, ghost, stale, lost, open.
         lag_mean: mean policy lag of all rows trained, `lag_max` the highest.
     """
@@ -42,18 +42,18 @@ class BehaviorSummary:
 
     @property
     def balanced(self) -> bool:
-        """Whether produced is the sum of the other columns."""
+        """Returns whether produced is the sum of the other columns."""
         return self.step_counts["produced"] == sum(self.step_counts[column] for column in STEP_COUNTS[1:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSummary:
-    """What is kept of a behavior.
+    """Names the saved results of a behavior.
 
     Attributes:
-        checkpoint: of its final weights, as text; None where none was saved.
-        weights_sha256: of these weights.
-        self_play: ratings, and how it fared against each opponent; None without self-play.
+        checkpoint: path of the checkpoint of the final weights, None if none was saved.
+        weights_sha256: hash of these weights.
+        self_play: ratings, and results against each opponent; None without self-play.
     """
 
     checkpoint: str | None = None
@@ -61,13 +61,13 @@ class CheckpointSummary:
     self_play: Mapping[str, Any] | None = None
 
 
-def figures(overview: Overview, behavior: str, steps_per_s: float) -> BehaviorSummary:
-    """What a behavior has come to so far.
+def summarize_behavior(overview: Overview, behavior: str, steps_per_s: float) -> BehaviorSummary:
+    """Returns the results of a behavior so far.
 
     Args:
-        overview: the numbers of all services.
-        behavior: name.
-        steps_per_s: its rate, as `Pace.mean` tells it.
+        overview: numbers of all services.
+        behavior: behavior name.
+        steps_per_s: rate of the behavior from `Pace.mean`.
     """
     numbers = overview.of(behavior)
     lag = numbers.histograms.get("lag")
@@ -79,16 +79,16 @@ def figures(overview: Overview, behavior: str, steps_per_s: float) -> BehaviorSu
         episodes=int(ended),
         reward_mean_last100=numbers.gauges.get("reward_mean_last100"),
         step_counts=dict.fromkeys(STEP_COUNTS, 0) | step_counts(numbers.gauges),
-        lag_mean=_told(mean(lag)) if lag else None,
-        lag_max=_told(highest(lag)) if lag else None,
+        lag_mean=_finite(mean(lag)) if lag else None,
+        lag_max=_finite(highest(lag)) if lag else None,
     )
 
 
 def from_status(status: Mapping[str, Any]) -> dict[str, BehaviorSummary]:
-    """The figures of every behavior out of the content of `status.json`.
+    """Returns the results of every behavior from the content of `status.json`.
 
     Raises:
-        KeyError, TypeError: it is something else.
+        KeyError, TypeError: the content is malformed.
     """
     return {behavior: BehaviorSummary(**entry["figures"]) for behavior, entry in status["behaviors"].items()}
 
@@ -102,23 +102,23 @@ def summary(
     behaviors: Mapping[str, BehaviorSummary],
     kept: Mapping[str, CheckpointSummary],
 ) -> dict[str, Any]:
-    """The content of `summary.json`.
+    """Returns the content of `summary.json`.
 
     Args:
-        run_id: of the run.
-        status: how it ended.
-        wall_s: seconds it took.
-        error: what went wrong, with the service that failed; None where nothing did.
-        behaviors: figures by behavior name.
-        kept: checkpoint and hash by behavior name; a missing one counts as nothing kept.
+        run_id: id of the run.
+        status: way in which the run ended.
+        wall_s: seconds that the run took.
+        error: failure of the run, with the service that failed; None for a success.
+        behaviors: results by behavior name.
+        kept: saved results by behavior name; a missing name has none.
 
     Raises:
-        ValueError: `status` is not one of `STATUSES`, or a failed or stalled run comes without its error.
+        ValueError: `status` is not one of `STATUSES`, or a failed or stalled run has no error.
     """
     if status not in STATUSES:
         raise ValueError(f"got status {status!r}; expected one of {list(STATUSES)}")
     if STATUSES[status] and not error:
-        raise ValueError("got a failed run without an error; say which service failed and how")
+        raise ValueError("got a failed run without an error; expected the service that failed, and how")
     return {
         "run_id": run_id,
         "status": status,
@@ -136,13 +136,13 @@ def _entry(one: BehaviorSummary, kept: CheckpointSummary) -> dict[str, Any]:
         "steps_per_s": round(one.steps_per_s, 3),
         "updates": one.updates,
         "episodes": one.episodes,
-        "reward_mean_last100": _told(one.reward_mean_last100),
+        "reward_mean_last100": _finite(one.reward_mean_last100),
         "step_counts": {column: one.step_counts[column] for column in STEP_COUNTS},
-        "lag": {"mean": _told(one.lag_mean), "max": _told(one.lag_max)},
+        "lag": {"mean": _finite(one.lag_mean), "max": _finite(one.lag_max)},
         **asdict(kept),
     }
 
 
-def _told(value: float | None) -> float | None:
-    """JSON has no NaN: nothing to tell."""
+def _finite(value: float | None) -> float | None:
+    """Returns None for NaN and infinity, which JSON cannot represent."""
     return value if value is not None and math.isfinite(value) else None

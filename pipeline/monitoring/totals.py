@@ -1,4 +1,4 @@
-"""The numbers of one service added over its starts, so that a restart never makes a number fall."""
+"""Adds the numbers of a service over its incarnations, so that a restart never makes a number fall."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 from sparring.pipeline.messages.metrics import Histogram, Metrics
 from sparring.pipeline.monitoring.metrics import added
 
-_STARTS_KEPT: Final = 256  # a service is restarted within a budget far below this
+_INCARNATIONS_KEPT: Final = 256  # the restart budget of a service is far below this
 
 
 class Totals:
-    """The numbers of one service over all its starts: counters and histograms never fall."""
+    """Adds the numbers of one service over all its incarnations: counters and histograms never fall."""
 
     def __init__(self) -> None:
         self.latest: Metrics | None = None
@@ -22,11 +22,11 @@ class Totals:
 
     @property
     def starts(self) -> int:
-        """Starts seen so far."""
+        """Returns the number of incarnations seen so far."""
         return len(self._closed) + (self.latest is not None)
 
     def update(self, metrics: Metrics) -> bool:
-        """Takes a record in; False where it is no newer than what is known."""
+        """Adds a record; returns False if it is not newer than the known one."""
         latest = self.latest
         if metrics.start in self._closed:
             return False
@@ -34,27 +34,27 @@ class Totals:
             return False
         if latest is not None and latest.start != metrics.start:
             self._counters, self._histograms = self.counters(), self.histograms()
-            self._closed = [*self._closed, latest.start][-_STARTS_KEPT:]
+            self._closed = [*self._closed, latest.start][-_INCARNATIONS_KEPT:]
         self.latest = metrics
         return True
 
     def counters(self) -> dict[str, float]:
-        """Every counter by name."""
+        """Returns every counter by name."""
         return _summed((self._counters, self.latest.counters if self.latest else {}))
 
     def gauges(self) -> dict[str, float]:
-        """Every gauge of the present start by name."""
+        """Returns every gauge of the present incarnation by name."""
         return dict(self.latest.gauges) if self.latest else {}
 
     def histograms(self) -> dict[str, Histogram]:
-        """Every histogram by name."""
-        together = dict(self._histograms)
+        """Returns every histogram by name."""
+        sums = dict(self._histograms)
         for name, histogram in (self.latest.histograms if self.latest else {}).items():
-            together[name] = added(together[name], histogram) if name in together else histogram
-        return together
+            sums[name] = added(sums[name], histogram) if name in sums else histogram
+        return sums
 
     def state(self) -> dict[str, Any]:
-        """Everything as plain values for JSON."""
+        """Returns the state as plain values for JSON."""
         return {
             "closed": self._closed,
             "counters": self._counters,
@@ -64,10 +64,10 @@ class Totals:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Totals:
-        """Totals that go on from `state`.
+        """Returns totals that continue from `state`.
 
         Raises:
-            KeyError, TypeError, ValueError: this is not what `state` returned.
+            KeyError, TypeError, ValueError: the state is malformed.
         """
         totals = cls()
         totals._closed = [str(start) for start in state["closed"]]
@@ -88,12 +88,12 @@ def _summed(maps: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def plain(histogram: Histogram) -> dict[str, Any]:
-    """A histogram as plain values for JSON."""
+    """Returns a histogram as plain values for JSON."""
     return {"bounds": list(histogram.bounds), "counts": list(histogram.counts), "total": histogram.total}
 
 
 def from_plain(value: Mapping[str, Any]) -> Histogram:
-    """The histogram that `plain` described."""
+    """Returns the histogram that `plain` converted."""
     bounds, counts = tuple(map(float, value["bounds"])), tuple(map(int, value["counts"]))
     if len(counts) != len(bounds) + 1:
         raise ValueError(f"got {len(counts)} counts for {len(bounds)} bounds; expected one more than bounds")

@@ -1,4 +1,4 @@
-"""What a service does where the disk is full: says so, goes on as far as it may, tries again, gives up in time."""
+"""Handles a full disk: failed writes are logged and counted, and essential ones repeated up to a time limit."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from sparring.pipeline.errors import NoRoom
+from sparring.pipeline.errors import DiskFull
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ALL, DISK, ProgressTracker
 
 T = TypeVar("T")
 
 COUNTER: Final = "writes_failed"
-"""Name under which a service counts what it could not write."""
+"""Counter of a service's failed writes."""
 
-_AGAIN_S: Final = 0.5
-_SAY_S: Final = 30.0
+_RETRY_S: Final = 0.5
+_LOG_S: Final = 30.0
 
 
 class Writing:
-    """Counts failed writes of a service, tells of them, and repeats those that nothing goes on without.
+    """Counts and logs failed writes of a service, and repeats the essential ones.
 
     Args:
-        registry: of the service.
-        log: of the service.
-        clock: seconds, only rising.
+        registry: numbers of the service.
+        log: logger of the service.
+        clock: gives rising seconds.
         limit_s: seconds without success after which `until_done` gives up.
-        progress: of the service: what waits for room is said there.
+        progress: tracker of the service, which records waits for disk space.
     """
 
     def __init__(
@@ -44,26 +44,26 @@ class Writing:
         self._clock = clock
         self._limit_s = limit_s
         self._progress = ProgressTracker(registry, clock) if progress is None else progress
-        self._said_at: float | None = None
+        self._logged_at: float | None = None
 
     def failed(self, error: OSError, what: str) -> None:
-        """Counts a write that failed, and says so, though not each time while it goes on."""
+        """Counts a failed write, and logs it at a limited rate."""
         self._registry.add(COUNTER)
         now = self._clock()
-        if self._said_at is None or now - self._said_at >= _SAY_S:
-            self._said_at = now
+        if self._logged_at is None or now - self._logged_at >= _LOG_S:
+            self._logged_at = now
             self._log.warning("not_written", what=what, error=str(error), notice=True)
 
     async def until_done(self, write: Callable[[], Awaitable[T]], what: str, limit_s: float | None = None) -> T:
-        """Writes, and again while that fails.
+        """Writes, and repeats that while it fails.
 
         Args:
-            write: raises OSError where it fails; it then has left everything as it was.
-            what: it writes, for the log.
-            limit_s: seconds after which to give up; None for those of the service.
+            write: raises OSError if it fails, without having changed anything.
+            what: name of what it writes, for the log.
+            limit_s: seconds after which to give up, by default those of the service.
 
         Raises:
-            NoRoom: it failed for too long.
+            DiskFull: the write failed for too long.
         """
         began, limit_s = self._clock(), self._limit_s if limit_s is None else limit_s
         waited = False
@@ -72,15 +72,15 @@ class Writing:
                 done = await write()
             except OSError as error:
                 self.failed(error, what)
-                self._progress.waits(ALL, "room", DISK, said=f"room on the disk for {what}")
+                self._progress.waits(ALL, "room", DISK, text=f"room on the disk for {what}")
                 waited = True
                 if self._clock() - began >= limit_s:
-                    raise NoRoom(
-                        f"got {error} for {limit_s:g} s; expected to write {what}, without which nothing goes on; "
-                        "make room, then go on with --resume"
+                    raise DiskFull(
+                        f"got {error} for {limit_s:g} s; expected to write {what}, without which the run cannot "
+                        "continue; free disk space, then continue with --resume"
                     ) from error
             else:
                 if waited:
                     self._progress.works()
                 return done
-            await anyio.sleep(_AGAIN_S)
+            await anyio.sleep(_RETRY_S)

@@ -1,1 +1,1 @@
-"""Actors and critics: from observations to action distributions and values."""
+"""Networks map observations to action distributions and values."""

@@ -1,5 +1,5 @@
 # ruff: noqa: N806 (names end in their shape)
-"""What an action is to a simulator, and to a network that is shown the last one.
+"""This module converts actions for simulators, and for networks that read the previous action.
 
 B rows, C continuous actions, D branches.
 """
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from sparring.pipeline.specs import ActionSpec
 
 LIMIT: Final = 3.0
-"""`network_settings.action_limit` where it is left out (ML-Agents)."""
+"""Default of `network_settings.action_limit` (ML-Agents)."""
 
 
 def to_environment(continuous: NDArray[np.float32], limit: float = LIMIT) -> NDArray[np.float32]:
-    """Actions in [-1, 1] for a simulator, of raw samples [B, C]: clipped to +-`limit`, divided by it."""
+    """Converts raw samples [B, C] to actions in [-1, 1] for a simulator: clips them to +-`limit` and divides by it."""
     bound = np.float32(limit)
-    executed = np.minimum(continuous, bound)  # np.clip is one call, but a slower one
+    executed = np.minimum(continuous, bound)  # faster than np.clip
     np.maximum(executed, -bound, out=executed)
     executed /= bound
     return executed
@@ -29,7 +29,7 @@ def to_environment(continuous: NDArray[np.float32], limit: float = LIMIT) -> NDA
 def previous_features(
     actions: ActionSpec, continuous: NDArray[np.float32], discrete: NDArray[np.int32], limit: float = LIMIT
 ) -> NDArray[np.float32]:
-    """What a network is shown of actions, [B, P]: continuous ones as simulators get them, one 1 for each branch.
+    """Returns [B, P] features of actions: continuous ones as simulators receive them, one 1 for each branch.
 
     Args:
         actions: spec of the actions.
@@ -37,15 +37,15 @@ def previous_features(
         discrete: [B, D] choices.
         limit: of the raw samples.
     """
-    return shown_features(actions, to_environment(continuous, limit), discrete)
+    return action_features(actions, to_environment(continuous, limit), discrete)
 
 
-def shown_features(
+def action_features(
     actions: ActionSpec, executed: NDArray[np.float32], discrete: NDArray[np.int32]
 ) -> NDArray[np.float32]:
-    """As `previous_features`, of continuous actions as simulators get them."""
-    shown = np.zeros((len(executed), actions.continuous + actions.mask_size), np.float32)
-    shown[:, : actions.continuous] = executed
+    """Returns `previous_features` of continuous actions in the form in which simulators receive them."""
+    features = np.zeros((len(executed), actions.continuous + actions.mask_size), np.float32)
+    features[:, : actions.continuous] = executed
     first_D = actions.continuous + np.cumsum((0, *actions.discrete))[: len(actions.discrete)]
-    np.put_along_axis(shown, first_D + discrete, 1.0, 1)
-    return shown
+    np.put_along_axis(features, first_D + discrete, 1.0, 1)
+    return features

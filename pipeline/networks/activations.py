@@ -1,4 +1,4 @@
-"""Functions of hidden units, by the names that the settings have for them."""
+"""This module defines the functions of hidden units, by their names in the settings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sparring.pipeline.networks.settings import Activation
 
 
 class Function(NamedTuple):
-    """A function of single numbers, with its derivative.
+    """Combines an elementwise function with its derivative.
 
     Attributes:
         forward: values of sums.
-        in_place: the same, in the place of the sums.
-        backward: gradient for the sums, of the gradient for the values, the sums and the values.
+        in_place: the same, written over the sums.
+        backward: gradient for the sums, from the gradient for the values, the sums and the values.
     """
 
     forward: Callable[[Tensor], Tensor]

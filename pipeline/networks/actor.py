@@ -1,8 +1,8 @@
 # ruff: noqa: N803 (names end in their shape)
-"""The actor: from observations to actions.
+"""The actor maps observations to actions.
 
-B rows, Q sequences, F features, C continuous actions, D branches, K choices of all branches, H = C + K,
-P = C + K features of a previous action, M values of a recurrent memory.
+B rows, Q sequences, F features, C continuous actions, D branches, K choices of all branches, H = C + K, P = C + K
+features of a previous action, M values of a recurrent memory.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ Choices = tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]
 
 
 class Actor(nn.Module):
-    """A policy: encoder, body, and one head of means and logits, with a log sigma of its own.
+    """Implements a policy: encoder, body, and one head of means and logits, with a separate log sigma.
 
     Args:
-        spec: of the behavior.
-        settings: of the network.
-        generator: random source of the initial weights; may be left out where weights are loaded anyway.
+        spec: observations and actions of the behavior.
+        settings: the network's settings.
+        generator: random source of the initial weights; unneeded if weights are loaded afterwards.
         values: outputs for a critic that shares all but these with the actor (`shared_critic`).
 
     Attributes:
-        outputs: H, those that are not values.
-        action_limit: of raw samples, for what simulators get.
-        carried: numbers that an agent carries from one decision to the next: M, then P where they are shown.
+        outputs: H, without values.
+        action_limit: limit of raw samples, which scales them for simulators.
+        carried: numbers that an agent carries from one decision to the next: M, then P if the network reads them.
 
     Raises:
-        Unsupported: the spec or the settings ask for what cannot be built.
+        Unsupported: no network can be built for the spec or the settings.
     """
 
     def __init__(
@@ -72,21 +72,21 @@ class Actor(nn.Module):
 
     @property
     def recurrent(self) -> Recurrent | None:
-        """The body, where it remembers."""
+        """Returns the body if it is recurrent."""
         return self.body if isinstance(self.body, Recurrent) else None
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are, and what it reads has to be; the statistics of observations need not."""
+        """Returns the device of the parameters and inputs; the statistics of observations may be elsewhere."""
         return self.log_sigma.device
 
     def forward(self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None) -> Tensor:
-        """Means and logits, [B, H], then values, of observations that `encoder.prepare` has seen.
+        """Returns means and logits [B, H], then values, of observations from `encoder.prepare`.
 
         Args:
             prepared: observations.
-            layout: how the rows form sequences, where the network remembers.
-            memory_QM: before the first row of each sequence, likewise.
+            layout: how the rows form sequences; only for recurrent networks.
+            memory_QM: memory before the first row of each sequence; only for recurrent networks.
         """
         return through(self.body, self.encoder(prepared), layout, memory_QM)
 
@@ -97,11 +97,11 @@ class Actor(nn.Module):
         generator: torch.Generator,
         deterministic: bool = False,
     ) -> Choices:
-        """Chooses once with the present weights: `InferenceActor.act` of a `frozen` copy that carries nothing."""
+        """Chooses once with the current weights: `InferenceActor.act` of a `frozen` copy, without carried numbers."""
         return self.frozen().act(observations, masks, generator, deterministic)
 
     def arrays(self) -> Arrays:
-        """Copies of what acting needs of the weights: all but the values' outputs."""
+        """Returns copies of the weights needed for acting: all but the values' outputs."""
         found = to_arrays(self)
         for name in ("weight", "bias"):
             key = f"body.{self.body.output}.{name}"
@@ -109,7 +109,7 @@ class Actor(nn.Module):
         return found
 
     def frozen(self) -> InferenceActor:
-        """A copy of the present weights that does nothing but act."""
+        """Returns a copy of the current weights that can only act."""
         sampler = distributions.ActionSampler(self.actions, self.log_sigma)
         if not self.carried:
             return InferenceActor(self.encoder.frozen(), self.body.frozen(self.outputs), sampler)
@@ -122,12 +122,12 @@ class Actor(nn.Module):
 
 
 class InferenceActor:
-    """A policy of fixed weights, for acting often and with few rows: plain functions one after the other.
+    """Evaluates a policy of fixed weights often and with few rows, by plain functions.
 
     Args:
-        encode: from observations to the body's input.
-        body: from there to means and logits.
-        sampler: from there to actions.
+        encode: maps observations to the body's input.
+        body: maps that to means and logits.
+        sampler: samples actions from these.
 
     Attributes:
         carried: numbers that an agent carries from one decision to the next.
@@ -157,8 +157,8 @@ class InferenceActor:
             masks: [B, K] True = forbidden; None allows everything.
             generator: random source.
             deterministic: take the most likely action.
-            carried: [B, numbers carried] by each agent, zeros at its first decision; what it carries on takes their
-                place. Needed where `carried` is not 0.
+            carried: [B, numbers carried] by each agent, zeros at its first decision; overwritten with the numbers for
+                its next one. Required if `self.carried` is not 0.
 
         Returns:
             continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together.
@@ -168,13 +168,13 @@ class InferenceActor:
 
 
 class RecurrentInferenceActor(InferenceActor):
-    """A policy of fixed weights whose agents carry something along: a memory [M], their last action [P], or both.
+    """Evaluates a policy of fixed weights whose agents carry a memory [M], their previous action [P], or both.
 
     Args:
-        encode: from observations and previous actions to the body's input.
-        body: from there to means and logits; where there is a memory, of that too, with the memory after it.
-        sampler: from there to actions.
-        features: what is shown of actions, of raw samples and choices.
+        encode: maps observations and previous actions to the body's input.
+        body: maps that, with any memory, to means and logits, and to the next memory.
+        sampler: samples actions from these.
+        features: maps raw samples and choices to action features.
         remembered: M.
     """
 
@@ -202,23 +202,23 @@ class RecurrentInferenceActor(InferenceActor):
         deterministic: bool = False,
         carried: NDArray[np.float32] | None = None,
     ) -> Choices:
-        """Chooses an action per row, as `InferenceActor.act`."""
+        """Chooses an action per row, as `InferenceActor.act` does."""
         if carried is None:
             carried = np.zeros((len(observations[0]), self.carried), np.float32)
         remembered, before = self._remembered, torch.from_numpy(carried)
-        shown = before[:, remembered:] if self.carried > remembered else None
-        features = self._encode(observations, shown)
+        previous = before[:, remembered:] if self.carried > remembered else None
+        features = self._encode(observations, previous)
         if remembered:
             outputs, after = self._body(features, before[:, :remembered])
             carried[:, :remembered] = after.numpy()
         else:
             outputs = self._body(features)
         choices = self._sampler.sample(outputs, masks, generator, deterministic)
-        if shown is not None:
+        if previous is not None:
             carried[:, remembered:] = self._features(*choices[:2])
         return choices
 
 
 def through(body: nn.Module, features: Tensor, layout: Layout | None, memory_QM: Tensor | None) -> Tensor:
-    """Outputs of a body, whether it remembers or not; `layout` and `memory_QM` are for one that does."""
+    """Returns the outputs of any body; `layout` and `memory_QM` are only for a recurrent one."""
     return body(features) if layout is None else body(features, layout, memory_QM)  # type: ignore[no-any-return]

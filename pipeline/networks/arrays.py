@@ -1,4 +1,4 @@
-"""Weights as arrays by name: how they travel, how they are kept, how they are compared. Loads no torch."""
+"""This module hashes and checks weights in the form of arrays by name, without loading torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def weights_sha256(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Hash of names, dtypes, shapes and bytes, the same for the same weights in any order."""
+    """Returns a hash of names, dtypes, shapes and bytes, the same for the same weights in any order."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")
@@ -23,5 +23,5 @@ def weights_sha256(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def non_finite(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Names of arrays that hold a NaN or an infinity."""
+    """Returns the names of arrays that hold a NaN or an infinity."""
     return sorted(name for name, array in arrays.items() if not np.isfinite(array).all())

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Attention of a set to itself, beside the identity.
+"""This module implements self-attention of a set, with a residual connection.
 
 B rows, N members of a set, U units, H heads, u units of a head.
 """
@@ -15,9 +15,9 @@ from sparring.pipeline.networks.limits import HEADS
 
 
 class ResidualAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) beside the identity.
+    """Adds multi-head self-attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) to its input.
 
-    In parts, for who need not do each of them for each set: `before`, `project`, `attend`, `merge` and `after`.
+    Its parts `before`, `project`, `attend`, `merge` and `after` can also be used separately.
 
     Args:
         units: U, a multiple of 4.
@@ -31,19 +31,19 @@ class ResidualAttention(nn.Module):
         self.after = nn.LayerNorm(units)
 
     def forward(self, embedded_BNU: Tensor, here_BN: Tensor | None) -> Tensor:
-        """What each member makes of all that are here, [B, N, U].
+        """Returns the attention of each member to all that are present, [B, N, U].
 
         Args:
             embedded_BNU: the members.
-            here_BN: which of them are there; None for all. Where nobody is, all are attended to: a softmax over
-                nothing is not a number.
+            here_BN: True for members that are present; None if all are. In a row without any, all are attended to: a
+                softmax over nothing is not a number.
         """
         inputs_BNU = self.before(embedded_BNU)
         return self.after(inputs_BNU + self.merge(attend(self.project(inputs_BNU), here_BN)))  # type: ignore[no-any-return]
 
 
 def attend(projected_BNX: Tensor, here_BN: Tensor | None) -> Tensor:
-    """[B, N, U] of queries, keys and values side by side, [B, N, 3 U]. Mask as in `ResidualAttention.forward`."""
+    """Returns [B, N, U] from queries, keys and values [B, N, 3 U]. Mask as in `ResidualAttention.forward`."""
     queries, keys, values = heads(projected_BNX)
     mask = None
     if here_BN is not None:
@@ -53,14 +53,14 @@ def attend(projected_BNX: Tensor, here_BN: Tensor | None) -> Tensor:
 
 
 def heads(projected_BNX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of each head, [B, H, N, u] each."""
+    """Splits into queries, keys and values of each head, [B, H, N, u] each."""
     rows, members, width = projected_BNX.shape
     parts = projected_BNX.view(rows, members, 3, HEADS, width // (3 * HEADS)).permute(2, 0, 3, 1, 4)
     return parts[0], parts[1], parts[2]
 
 
 def mean_of(result_BNU: Tensor, here_BN: Tensor | None) -> Tensor:
-    """Mean over those that are here, [B, U]; 0 where nobody is."""
+    """Returns the mean over members that are present, [B, U]; 0 if none is."""
     if here_BN is None:
         return result_BNU.mean(1)
     weights_BN = here_BN.to(result_BNU.dtype)
@@ -69,7 +69,7 @@ def mean_of(result_BNU: Tensor, here_BN: Tensor | None) -> Tensor:
 
 
 def initialize_linear(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Draws the weights of all linear layers in a module."""
+    """Samples the weights of all linear layers in a module."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             initialize_weights(part, 1.0, generator)

@@ -1,5 +1,5 @@
 # ruff: noqa: N803 (names end in their shape)
-"""The critic: from observations to the value of each reward signal.
+"""The critic maps observations to the value of each reward signal.
 
 B rows, F features, S reward signals, Q sequences, M values of a recurrent memory.
 """
@@ -17,18 +17,18 @@ from sparring.pipeline.specs import BehaviorSpec
 
 
 class Critic(nn.Module):
-    """Encoder, body, and one value head per reward signal.
+    """Combines encoder, body, and one value head per reward signal.
 
-    Its encoder keeps no statistics of its own: it reads observations that the actor's has prepared.
+    Its encoder keeps no statistics of its own, because it reads observations that the actor's encoder has prepared.
 
     Args:
-        spec: of the behavior.
-        settings: of the network.
+        spec: observations and actions of the behavior.
+        settings: the network's settings.
         signals: names of the reward signals, in the order of the heads.
         generator: random source of the initial weights.
 
     Raises:
-        Unsupported: the spec or the settings ask for what cannot be built.
+        Unsupported: no network can be built for the spec or the settings.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class Critic(nn.Module):
 
     @property
     def recurrent(self) -> Recurrent | None:
-        """The body, where it remembers."""
+        """Returns the body if it is recurrent."""
         return self.body if isinstance(self.body, Recurrent) else None
 
     def forward(self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None) -> Tensor:
-        """Values, [B, S], of observations that the actor's encoder has prepared.
+        """Returns values [B, S] of observations that the actor's encoder has prepared.
 
         Args:
             prepared: observations.
-            layout: how the rows form sequences, where the network remembers.
-            memory_QM: of the critic, before the first row of each sequence, likewise.
+            layout: how the rows form sequences; only for recurrent networks.
+            memory_QM: the critic's memory before the first row of each sequence; only for recurrent networks.
         """
         return through(self.body, self.encoder(prepared), layout, memory_QM)

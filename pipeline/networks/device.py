@@ -1,8 +1,8 @@
-"""The device that networks are trained on, and the border between it and the processor.
+"""This module moves data between the CPU and the device that networks are trained on.
 
-Parameters, what an optimiser knows of them, and each minibatch are on the device. All else stays on the processor:
-segments, statistics of observations, returns, random numbers, and acting. So there is one way over and one way back,
-here; and one seed begins with the same weights and shuffles alike on every device.
+Parameters, their optimizer state and each minibatch are on the device. All else stays on the CPU: segments, statistics
+of observations, returns, random numbers, and acting. All transfers go through the two functions here; one seed gives
+the same initial weights and the same order on every device.
 
     python -m sparring.pipeline.networks.device cuda    # exit status 0, or why it cannot train there, as JSON
 """
@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 
 def usable(name: str | None) -> torch.device:
-    """The device of a name, after something was worked out on it; the processor for None.
+    """Returns the device of a name after a test computation on it; the CPU for None.
 
     Raises:
-        Unsupported: PyTorch cannot use it here.
+        Unsupported: PyTorch cannot use the device on this machine.
     """
     device = torch.device(name or "cpu")
     try:
         back(torch.ones(1, device=device) + 1)
-    except (RuntimeError, AssertionError) as error:  # the latter of a PyTorch that was built without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch was built without CUDA
         raise Unsupported(
             got=f"torch_settings.device {name!r}, which PyTorch {torch.__version__} cannot use here: {_first(error)}",
             expected=" or ".join(_there()),
@@ -43,17 +43,17 @@ def usable(name: str | None) -> torch.device:
 
 
 def over(record: T, device: torch.device) -> T:
-    """Tensors of the processor, on a device; what is on it already is not copied.
+    """Moves tensors from the CPU to a device; those already there are not copied.
 
     Args:
-        record: a tensor, None, or a tuple of these and of such tuples; what has no device stays as it is.
-        device: where to.
+        record: a tensor, None, or a tuple of these and of such tuples; anything else is unchanged.
+        device: the target.
     """
     return record if device == CPU else _moved(record, device)
 
 
 def back(tensor: Tensor) -> NDArray[Any]:
-    """A tensor of any device as an array; of the processor's the same memory."""
+    """Returns a tensor of any device as an array; one on the CPU shares its memory."""
     array: NDArray[Any] = tensor.cpu().numpy()
     return array
 
@@ -71,13 +71,13 @@ def _there() -> list[str]:
 
 
 def _first(error: Exception) -> str:
-    """Its first sentence: PyTorch goes on with advice for who debugs kernels."""
+    """Returns the error's first sentence, without PyTorch's advice on debugging kernels."""
     return next(iter(str(error).splitlines()), type(error).__name__).partition(". ")[0]
 
 
 if __name__ == "__main__":
     try:
         usable(sys.argv[1])
-    except Unsupported as refused:
-        sys.stdout.write(json.dumps([refused.got, refused.expected, refused.remedy]))
+    except Unsupported as error:
+        sys.stdout.write(json.dumps([error.got, error.expected, error.remedy]))
         sys.exit(1)

@@ -1,9 +1,9 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Distributions over actions: a diagonal Gaussian, one categorical per branch, or both.
+"""This module implements distributions over actions: a diagonal Gaussian, one categorical per branch, or both.
 
-All are pure functions of an actor's outputs: its head holds the means of the continuous actions
-and, beside them, the logits of all branches; log sigma does not depend on the observation. The
-probability of an action is that of all its parts together.
+All functions are pure and take an actor's outputs: its head holds the means of the continuous actions, followed by the
+logits of all branches; log sigma does not depend on the observation. The probability of an action is that of all its
+parts together.
 
 B rows, C continuous actions, D branches, P = C + D parts, K choices of all branches, H = C + K, k choices of one.
 """
@@ -22,16 +22,16 @@ from torch import Tensor
 from sparring.pipeline.specs import ActionSpec
 
 FORBIDDEN: Final = -1e8
-"""Takes the place of the logit of a masked choice: its probability is exactly 0, its logarithm finite."""
+"""Logit of a masked choice: its probability is exactly 0, its logarithm finite."""
 
 _LOG_2PI: Final = math.log(2 * math.pi)
 
 
 class ActionSampler:
-    """Draws actions of one log sigma, a few rows at a time and without a gradient.
+    """Samples actions with a fixed log sigma, a few rows at a time and without a gradient.
 
-    What depends on log sigma alone is worked out once. The rest is NumPy wherever that is the cheaper
-    call: for few rows a call costs more than its arithmetic.
+    Terms that depend on log sigma alone are computed once. The rest uses NumPy wherever its call is cheaper: for few
+    rows a call costs more than its arithmetic.
 
     Args:
         actions: spec of the actions.
@@ -55,7 +55,7 @@ class ActionSampler:
         generator: torch.Generator,
         deterministic: bool = False,
     ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]]:
-        """Draws an action per row, or takes the most likely one.
+        """Samples an action per row, or takes the most likely one.
 
         Args:
             head_BH: means and logits.
@@ -78,7 +78,7 @@ class ActionSampler:
         return continuous_BC, discrete_BD, log_prob_B
 
     def _gaussian(self, head_BH: Tensor, source: torch.Generator | None) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Samples, or means without a source, and their log-probability."""
+        """Returns samples, or means without a source, and their log-probability."""
         size, head = (len(head_BH), len(self._sigma_C)), head_BH.numpy()
         if not size[1]:
             return np.empty(size, head.dtype), np.zeros(size[0], head.dtype)
@@ -93,12 +93,12 @@ class ActionSampler:
         return continuous_BC, log_prob_B
 
     def _categorical(self, logits_BK: Tensor, source: torch.Generator | None) -> tuple[NDArray[np.int32], NDArray[Any]]:
-        """Choices, the most likely ones without a source, and their log-probability."""
+        """Returns choices, the most likely ones without a source, and their log-probability."""
         row_B, log_prob_B = np.arange(len(logits_BK)), np.zeros(len(logits_BK), self._sigma_C.dtype)
         discrete_BD = np.empty((len(logits_BK), len(self._branches)), np.int32)
         for branch, logits_Bk in enumerate(logits_BK.split_with_sizes(self._branches, dim=1)):
             p_Bk = logits_Bk.softmax(1)
-            # Exponential times at rates p: each choice is the first, p / time the largest, with its probability.
+            # With exponential times, the largest p / time falls on each choice with its probability.
             scores_Bk = p_Bk if source is None else p_Bk / _exponential(p_Bk, source)
             choice_B = scores_Bk.argmax(1).numpy()
             discrete_BD[:, branch] = choice_B
@@ -107,7 +107,7 @@ class ActionSampler:
 
 
 class Branch(NamedTuple):
-    """One branch of an `Evaluation`.
+    """Holds one branch of an `Evaluation`.
 
     Attributes:
         log_p: [B, k] log-probability of each choice.
@@ -123,7 +123,7 @@ class Branch(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a distribution says of given actions, and what a loss of that says to the network.
+    """Holds the log-probability and entropy of given actions, and differentiates losses of them.
 
     Attributes:
         log_prob: [B] log-probability of each joint action, or [B, P] of each of its parts.
@@ -142,14 +142,14 @@ class Evaluation(NamedTuple):
     branches: tuple[Branch, ...]
 
     def gradient(self, log_prob_gradient: Tensor, entropy_gradient: float) -> tuple[Tensor, Tensor]:
-        """Gradient of a loss for the head [B, H] and for log sigma [C].
+        """Returns the gradient of a loss for the head [B, H] and for log sigma [C].
 
         Args:
             log_prob_gradient: of the loss for `log_prob`, of its shape.
             entropy_gradient: of the loss for `entropy`.
         """
         rows, dimensions = self.noise.shape
-        # Of a joint action every part has the same gradient.
+        # All parts of a joint action have the same gradient.
         joint = log_prob_gradient.dim() == 1
         gradient_BP = log_prob_gradient.unsqueeze(1) if joint else log_prob_gradient
         of_means_BC = gradient_BP[:, :dimensions] if self.branches and not joint else gradient_BP
@@ -176,7 +176,7 @@ def evaluate(
     *,
     per_dimension: bool = False,
 ) -> Evaluation:
-    """Log-probability and entropy of given actions, without autograd: `Evaluation.gradient` is its derivative.
+    """Evaluates log-probability and entropy of actions without autograd; `Evaluation.gradient` differentiates them.
 
     Args:
         actions: spec of the actions.
@@ -206,27 +206,27 @@ def evaluate(
 
 
 def _gaussian_log_prob(squares_BC: Tensor, log_sigma_C: Tensor) -> Tensor:
-    """[B] log-probability of mean + sigma x noise, of the squared noise."""
+    """Returns [B] the log-probability of mean + sigma x noise, from the squared noise."""
     return _log_normalizer(log_sigma_C).neg_().sub(squares_BC.sum(1), alpha=0.5)
 
 
 def _each_log_prob(squares_BC: Tensor, log_sigma_C: Tensor) -> Tensor:
-    """[B, C] the same of each dimension by itself."""
+    """Returns [B, C] the log-probability of each dimension by itself."""
     return log_sigma_C.add(0.5 * _LOG_2PI).neg_().sub(squares_BC, alpha=0.5)
 
 
 def _log_normalizer(log_sigma_C: Tensor) -> Tensor:
-    """Logarithm of the integral of exp(-squared noise / 2), a scalar."""
+    """Returns the logarithm of the integral of exp(-squared noise / 2), a scalar."""
     return log_sigma_C.sum().add_(0.5 * _LOG_2PI * len(log_sigma_C))
 
 
 def _exponential(like_Bk: Tensor, source: torch.Generator) -> Tensor:
-    """Times with the mean 1, never 0, [B, k]."""
+    """Returns exponential times of mean 1, never 0, [B, k]."""
     return torch.empty_like(like_Bk).exponential_(generator=source).clamp_(min=1e-30)
 
 
 def _logits(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Sequence[Tensor]:
-    """[B, k] logits of each branch, those of forbidden choices far below all others."""
+    """Returns [B, k] logits of each branch, those of forbidden choices far below all others."""
     if not actions.discrete:
         return ()
     logits_BK = head_BH[:, actions.continuous :]

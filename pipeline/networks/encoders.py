@@ -1,11 +1,11 @@
 # ruff: noqa: N803 (names end in their shape)
-"""From the observations of a behavior to the input of a body: an encoder per kind, side by side.
+"""Encoders map the observations of a behavior to the input of a body; each kind of observation has its own encoder.
 
-An encoder has two parts. `prepare` is what no gradient flows through (joining, normalisation): a
-learner calls it once per update for all rows. `forward` is what trains, called per minibatch.
-Vectors are joined into one row of features and have no trained part; images, entities and goals
-travel beside it as they came. What the agent did before, where it is asked for, is more features.
-`frozen` is both parts in one plain function, for acting with weights that do not change.
+An encoder has two parts. `prepare` is the part that no gradient flows through (joining, normalization): a learner calls
+it once per update for all rows. `forward` is the part that trains, called per minibatch. Vectors are joined into one
+row of features and have no trained part; images, entities and goals are passed on separately and unchanged. The agent's
+previous action, if enabled, adds more features. `frozen` combines both parts in one plain function, for acting with
+fixed weights.
 
 B rows, F features, P features of the previous action.
 """
@@ -36,26 +36,24 @@ Inputs = tuple[Tensor, ...]
 """[B, F] of all vectors, then one tensor for each other observation in the order of the spec."""
 
 Encode = Callable[[Sequence[NDArray[Any]], Tensor | None], Tensor]
-"""From one [B, *shape] array per observation, and previous actions [B, P] if asked for, to a body's input, [B, F]."""
-
+"""Maps one [B, *shape] array per observation, and previous actions [B, P] if enabled, to a body's input, [B, F]."""
 
 Body = Perceptron | ConditionedLayers | Recurrent
 
 
 class Encoder(nn.Module):
-    """All observations of a behavior.
+    """Encodes all observations of a behavior.
 
-    Features are, in this order: vectors (normalised where the settings say so), the previous action, `hidden_units`
-    for each image, as many for all lists of entities together, and goals. Goals count as vectors unless they condition
-    the body.
+    Features are, in this order: vectors (normalized if enabled), the previous action, `hidden_units` for each image, as
+    many for all lists of entities together, and goals. Goals count as vectors unless they condition the body.
 
     Args:
-        spec: of the behavior.
-        settings: of the network.
-        generator: random source of the initial weights; may be left out where weights are loaded anyway.
+        spec: observations and actions of the behavior.
+        settings: the network's settings.
+        generator: random source of the initial weights; unneeded if weights are loaded afterwards.
 
     Raises:
-        Unsupported: an observation or a setting that no encoder can be built for.
+        Unsupported: no encoder can be built for an observation or a setting.
     """
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator | None = None) -> None:
@@ -90,11 +88,11 @@ class Encoder(nn.Module):
 
     @property
     def plain(self) -> bool:
-        """Whether there are only vectors, and so nothing to train."""
+        """Returns whether all observations are vectors, so that nothing is trained."""
         return not self._others
 
     def join(self, observations: Sequence[NDArray[Any]]) -> Inputs:
-        """Tensors of one [B, *shape] array per observation; of the vectors always a copy."""
+        """Returns tensors of one [B, *shape] array per observation; those of vectors are always copied."""
         if self.plain:
             return (torch.from_numpy(np.concatenate(observations, axis=1)),)
         vectors = [observations[at] for at in self._vectors]
@@ -103,19 +101,19 @@ class Encoder(nn.Module):
         return (torch.from_numpy(joined), *map(torch.from_numpy, others))
 
     def prepare(self, joined: Inputs, previous_BP: Tensor | None = None) -> Inputs:
-        """The part without gradient; with previous actions where the settings ask for them."""
+        """Applies the part without gradient; previous actions are required if they are enabled."""
         vectors, *others = joined
         if self.normalizer is not None:
             vectors = self.normalizer(vectors)
         return (vectors if previous_BP is None else torch.cat((vectors, previous_BP), 1), *others)
 
     def update(self, joined: Inputs) -> None:
-        """Takes rows into the running statistics; after an update's last minibatch, never during it."""
+        """Adds rows to the running statistics; called after an update's last minibatch, never during it."""
         if self.normalizer is not None:
             self.normalizer.update(joined[0])
 
     def forward(self, prepared: Inputs) -> Tensor:
-        """The trained part, [B, F]: nothing for vectors."""
+        """Applies the trained part, [B, F]; vectors have none."""
         if self.plain:
             return prepared[0]
         features = [prepared[0]]
@@ -126,7 +124,7 @@ class Encoder(nn.Module):
         return torch.cat(features, 1)
 
     def frozen(self) -> Encode:
-        """`join`, `prepare` and `forward` as one plain function, of a copy of the present weights."""
+        """Returns `join`, `prepare` and `forward` as one plain function, on a copy of the current weights."""
         if not self.plain or self.previous:
             encoder = copy.deepcopy(self).requires_grad_(False)
             return lambda observations, previous: encoder(encoder.prepare(encoder.join(observations), previous))
@@ -136,10 +134,10 @@ class Encoder(nn.Module):
         return lambda observations, _: torch.from_numpy(normalize(_joined(observations)))
 
     def body(self, settings: NetworkSettings, output_gains: Sequence[float], generator: torch.Generator) -> Body:
-        """The body that reads these features, with its outputs; one that remembers where the settings say so.
+        """Returns the body that reads these features, with its outputs; a recurrent one if the settings enable it.
 
         Args:
-            settings: of the network.
+            settings: the network's settings.
             output_gains: factors on the initial weights of each output.
             generator: random source of the initial weights.
         """

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Encoder of lists of entities: any number up to a largest, in any order.
+"""This module encodes lists of entities: any number up to a maximum, in any order.
 
 B rows, N most entities, E features of an entity, S features of the agent itself, U units, H heads.
 """
@@ -13,10 +13,10 @@ from sparring.pipeline.networks.attention import ResidualAttention, initialize_l
 
 
 class EntityEncoder(nn.Module):
-    """Several lists of entities to features, whatever the order and the number of entities.
+    """Encodes several lists of entities independently of their order and number.
 
-    Each entity is embedded together with the agent's own features; then all entities of all lists attend to each
-    other (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) beside the identity, as in Baker et al. 2019 (arXiv
+    Each entity is embedded together with the agent's own features; then all entities of all lists attend to each other
+    (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) with a residual connection, as in Baker et al. 2019 (arXiv
     1909.07528), and their mean is the result. A row of zeros is padding: it is neither attended to nor averaged.
     Without any entity the result is 0.
 
@@ -34,7 +34,7 @@ class EntityEncoder(nn.Module):
         initialize_linear(self, generator)
 
     def forward(self, lists: list[Tensor], own_BS: Tensor) -> Tensor:
-        """Features, [B, U].
+        """Returns features [B, U].
 
         Args:
             lists: one [B, N, E] per list.

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""A body whose last hidden layer is made from the goal.
+"""This module implements a body whose last hidden layer is generated from the goal.
 
 B rows, F features, G features of the goal, U units, O outputs.
 """
@@ -20,19 +20,18 @@ from sparring.pipeline.networks.settings import Activation, Initialization
 
 
 class ConditionedLayers(nn.Module):
-    """Layers of hidden units, of which a hypernetwork (Ha et al. 2016, arXiv 1609.09106) of the goal makes the last.
+    """Generates the last of its hidden layers from the goal by a hypernetwork (Ha et al. 2016, arXiv 1609.09106).
 
-    Another goal is another network then, not another input of the same; ML-Agents does so too.
+    So each goal selects another network instead of being another input; ML-Agents does the same.
 
     Args:
         features: F.
         goal: G, the last inputs of each row.
         units: U of each hidden layer, in order.
-        output_gains: O factors on the initial weights of each output; None for no outputs: what the last hidden layer
-            sums up is put out instead.
+        output_gains: O factors on the initial weights of each output; None outputs the sums of the last hidden layer.
         generator: random source of the initial weights.
         activation: function of the hidden units.
-        initialization: how weights are drawn; those that the hypernetwork makes are He-normal.
+        initialization: distribution of the initial weights; the hypernetwork's own are He-normal.
 
     Attributes:
         output: name of the layer of outputs.
@@ -66,7 +65,7 @@ class ConditionedLayers(nn.Module):
                 self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
 
     def forward(self, rows_BF: Tensor) -> Tensor:
-        """Outputs, [B, O], of features with the goal behind them."""
+        """Returns outputs [B, O] of features followed by the goal."""
         hidden_BU, goal_BG = rows_BF[:, : -self._goal], rows_BF[:, -self._goal :]
         activate = FUNCTIONS[self.activation].forward
         for layer in self.layers:
@@ -75,7 +74,7 @@ class ConditionedLayers(nn.Module):
         return sums_BU if self.head is None else self.head(activate(sums_BU))
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
-        """The first `outputs`, or all, as a plain function of rows, of a copy of the present weights."""
+        """Returns the first `outputs`, or all, as a plain function of rows, on a copy of the current weights."""
         body = copy.deepcopy(self).requires_grad_(False)
         if body.head is not None:
             body.head.weight.data, body.head.bias.data = body.head.weight[:outputs], body.head.bias[:outputs]
@@ -83,7 +82,7 @@ class ConditionedLayers(nn.Module):
 
 
 class _Hyper(nn.Module):
-    """A linear layer whose weights are outputs of a perceptron of the goal."""
+    """Applies a linear layer whose weights are the outputs of a perceptron of the goal."""
 
     def __init__(
         self, inputs: int, outputs: int, goal: int, generator: torch.Generator, activation: Activation
@@ -96,7 +95,7 @@ class _Hyper(nn.Module):
         self.biases = nn.Linear(outputs, outputs)
         initialize_weights(self.code, 1.0, generator)
         initialize_weights(self.biases, 1.0, generator)
-        # Half the variance of an ordinary layer comes from the goal, half is the same for all goals.
+        # Half the variance of an ordinary layer depends on the goal, half is the same for all goals.
         initialize_weights(self.weights, math.sqrt(0.5 / inputs), generator)
         with torch.no_grad():
             self.weights.bias.normal_(0.0, math.sqrt(0.5 / inputs), generator=generator)

@@ -1,9 +1,9 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""The critic of a group: its value from what all members see, and for each member what is to be expected of the mates.
+"""The group critic computes one value from all members' observations, and each member's baseline from its teammates.
 
-M moments (a group at a time), N most members of one, J most of these with our own behavior name, which come first;
-D decisions whose baselines are asked for; K rows of what members saw and did, each embedded once; S reward signals;
-U units, H heads, u units of a head, Q sequences, E values of a recurrent memory.
+M timesteps (of one group each), N most members in one, J most of these with our own behavior name, which come first; D
+decisions with baselines; K rows of members' observations and actions, each embedded once; S reward signals; U units, H
+heads, u units of a head, Q sequences, E values of a recurrent memory.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec
 
 FEATURES_OF_A_PAIR: Final = 8
-"""Numbers of each unit that travel for a member: input, query, key and value, without and with its action."""
+"""Features per unit of each member: input, query, key and value, without and with its action."""
 
 
 class GroupTimesteps(NamedTuple):
-    """Who was there at some moments, what they saw and did last, and whose baselines are asked for.
+    """Describes members at some timesteps, their last observations and actions, and decisions that need baselines.
 
     Attributes:
-        inputs: by behavior name, prepared observations of the rows that are shown, our own name first; None for no row.
-        actions: by behavior name, [K of the name, features] what was done there; None for no row.
-        rows: [tokens] row of each member that is there, moment by moment, our own name first.
-        places: [tokens] where it stands in [M * N]; None where all moments have N members.
+        inputs: by behavior name, prepared observations of the rows, our own name first; None without rows.
+        actions: by behavior name, [K of the name, features] of the actions; None without rows.
+        rows: [tokens] row of each member that is present, timestep by timestep, our own name first.
+        places: [tokens] its position in [M * N]; None if all timesteps have N members.
         shape: M, N, J.
-        counts: [M] members there.
-        decided: [D] moment * J + member of the decisions whose baselines are asked for.
+        counts: [M] members present.
+        decided: [D] timestep * J + member of the decisions whose baselines are wanted.
     """
 
     inputs: tuple[Inputs | None, ...]
@@ -52,10 +52,10 @@ class GroupTimesteps(NamedTuple):
 
 
 class GroupRecurrentState(NamedTuple):
-    """How values and baselines form sequences, and what is remembered before each.
+    """Describes how values and baselines form sequences, and the memory before each.
 
     Attributes:
-        layout: the moments' sequences, then the decisions'.
+        layout: the timesteps' sequences, then the decisions'.
         memory: [Q, E].
         baselines: number of the first sequence of decisions.
     """
@@ -66,27 +66,27 @@ class GroupRecurrentState(NamedTuple):
 
 
 class GroupCritic(nn.Module):
-    """Embeddings for every behavior name, attention over the members that are there, and two heads.
+    """Combines embeddings for every behavior name, attention over the members that are present, and two heads.
 
-    A member is embedded twice: as what it sees, and as what it sees and does; what the second adds is learned, so what
-    either learns to see serves both. The value attends to all members without
-    their actions. The baseline of a member attends to itself without its action and to its mates with theirs (Cohen et
-    al. 2021, arXiv 2111.05992): embeddings, queries, keys and values are made once for each member, and
-    shared by the baselines of all its mates.
+    A member is embedded twice: by its observation, and by observation and action. The second embedding adds a learned
+    term to the first, so both train the observation's part. The value attends to all members without their actions. The
+    baseline of a member attends to itself without its action and to its teammates with theirs (Cohen et al. 2021, arXiv
+    2111.05992): embeddings, queries, keys and values are computed once for each member, and shared by the baselines of
+    all its teammates.
 
     Args:
         own: our behavior name.
-        specs: of the behavior names in the groups, our own among them.
-        settings: of the network.
+        specs: specs of the behavior names in the groups, including our own.
+        settings: the network's settings.
         signals: names of the reward signals, in the order of the heads.
         generator: random source of the initial weights.
 
     Attributes:
         names: behavior names with embeddings, our own first.
-        largest: most members ever seen in a group.
+        largest: most members of any group so far.
 
     Raises:
-        Unsupported: the spec or the settings ask for what cannot be built.
+        Unsupported: no network can be built for the spec or the settings.
     """
 
     largest: Tensor
@@ -123,15 +123,15 @@ class GroupCritic(nn.Module):
         self.register_buffer("largest", torch.ones((), dtype=torch.int64))
 
     def add(self, name: str, spec: BehaviorSpec, generator: torch.Generator) -> None:
-        """Embeddings for one more behavior name."""
+        """Adds embeddings for one more behavior name."""
         self.names.append(name)
         self._embed(spec, generator)
 
     def _embed(self, spec: BehaviorSpec, generator: torch.Generator) -> None:
-        """Adds a behavior name. Ours is prepared by the actor's encoder, which has the statistics."""
+        """Adds a behavior name. Our own is prepared by the actor's encoder, which has the statistics."""
         first = not self.encoders
-        seen = {"normalize": False} if first else {"previous_action": False}
-        encoder = Encoder(spec, self._settings.model_copy(update=seen), generator)
+        changes = {"normalize": False} if first else {"previous_action": False}
+        encoder = Encoder(spec, self._settings.model_copy(update=changes), generator)
         sizes = (encoder.size, spec.actions.continuous + spec.actions.mask_size)
         observed, acted = (nn.Linear(size, self._settings.hidden_units) for size in sizes)
         for layer in (observed, acted):
@@ -142,29 +142,29 @@ class GroupCritic(nn.Module):
         self.acted.append(acted)
 
     def encoder(self, name: str) -> Encoder:
-        """The encoder of a behavior name."""
+        """Returns the encoder of a behavior name."""
         found = self.encoders[self.names.index(name)]
         assert isinstance(found, Encoder)
         return found
 
-    def see(self, most: int) -> None:
-        """Groups of up to `most` members were seen; between updates, never during one."""
+    def raise_largest(self, most: int) -> None:
+        """Raises `largest` to at least `most`; called between updates, never during one."""
         self.largest.clamp_(min=most)
 
     def forward(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor]:
-        """Values [M, S] and baselines [D, S] of a critic that remembers nothing."""
+        """Returns values [M, S] and baselines [D, S] of a critic without memory."""
         encoded, counts = self.encode(timesteps)
         return self._heads(self._activate(self.trunk(encoded)), counts, len(timesteps.counts))
 
-    def remember(self, timesteps: GroupTimesteps, remembered: GroupRecurrentState) -> tuple[Tensor, Tensor, Tensor]:
-        """Values [M, S], baselines [D, S], and the memory after each sequence [Q, E], of one that does."""
+    def remember(self, timesteps: GroupTimesteps, state: GroupRecurrentState) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns values [M, S], baselines [D, S], and the memory after each sequence [Q, E], of a recurrent critic."""
         assert self.memory is not None
         encoded, counts = self.encode(timesteps)
-        hidden, after = self.memory.through(self._activate(self.trunk(encoded)), remembered.layout, remembered.memory)
+        hidden, after = self.memory.through(self._activate(self.trunk(encoded)), state.layout, state.memory)
         return *self._heads(hidden, counts, len(timesteps.counts)), after
 
     def encode(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor]:
-        """Means over members: of the moments, then of the decisions, [M + D, U]; and the members of each, [M + D]."""
+        """Returns means over the members of timesteps, then of decisions, [M + D, U]; and their numbers of members."""
         group, here_MN = self._gather(timesteps)
         units = group.shape[2] // FEATURES_OF_A_PAIR
         inputs_MNU, projected_MNX, acted_MNU, acted_MNX = torch.split(group, [units, 3 * units, units, 3 * units], 2)
@@ -173,7 +173,7 @@ class GroupCritic(nn.Module):
         value_MU = mean_of(values_MNU, here_MN)
         if not len(timesteps.decided):
             return value_MU, timesteps.counts
-        if timesteps.shape[1] == 1:  # who is alone has no mates whose actions its baseline could see
+        if timesteps.shape[1] == 1:  # groups of one: the baseline has no teammates' actions to attend to
             alone_DU = value_MU.index_select(0, timesteps.decided)
             return torch.cat([value_MU, alone_DU]), timesteps.counts.new_ones(len(value_MU) + len(alone_DU))
         baseline_MJU = self._baselines((inputs_MNU, acted_MNU), (projected_MNX, acted_MNX), here_MN, timesteps.shape[2])
@@ -184,16 +184,16 @@ class GroupCritic(nn.Module):
     # ---------------------------------------------------------------- inside
 
     def _gather(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor | None]:
-        """Every member's eight features per unit, [M, N, 8 U], and which are there; None for all."""
+        """Returns every member's eight features per unit, [M, N, 8 U], and which are present; None for all."""
         embedded = []
         for encoder, observed, acted, rows, done in zip(
             self.encoders, self.observed, self.acted, timesteps.inputs, timesteps.actions, strict=True
         ):
             if rows is not None and done is not None:
-                seen = observed(encoder(rows))
-                embedded.append((self._activate(seen), self._activate(seen + acted(done))))
+                sums = observed(encoder(rows))
+                embedded.append((self._activate(sums), self._activate(sums + acted(done))))
         m, n, _ = timesteps.shape
-        if not embedded:  # nobody is there
+        if not embedded:  # no member is present
             nothing = timesteps.counts.new_zeros(m, n, FEATURES_OF_A_PAIR * self._settings.hidden_units)
             return nothing, timesteps.counts.new_zeros(m, n, dtype=torch.bool)
         pairs = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*embedded, strict=True)]
@@ -214,10 +214,10 @@ class GroupCritic(nn.Module):
         here_MN: Tensor | None,
         own: int,
     ) -> Tensor:
-        """[M, J, U] mean over members where each of the first J in turn is seen without its action, its mates with.
+        """Returns [M, J, U] means over members, without the action of each of the first J in turn.
 
-        Member j's own action is cut out, not subtracted, so that nothing of it is left, not even by rounding: its
-        action's key and value are masked, and those without take their place.
+        Member j's own action is left out, not subtracted, so that no trace of it is left, not even by rounding: its
+        action's key and value are masked, and those without the action take their place.
         """
         n = inputs[0].shape[1]
         (queries, keys, values), (acted_queries, acted_keys, acted_values) = map(heads, projected)

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Encoders of images: some convolutions, one dense layer.
+"""This module encodes images by convolutions and one dense layer.
 
 B rows, C channels, H x W pixels, U features.
 """
@@ -21,16 +21,16 @@ _GAIN: Final = math.sqrt(2 / (1 + _SLOPE**2))
 
 
 class ImageEncoder(nn.Module):
-    """One camera's image to features.
+    """Encodes one camera's image.
 
-    `simple` and `match3` are ML-Agents'; `nature_cnn` is that of Mnih et al. 2015 (doi 10.1038/nature14236,
-    "Model architecture"), `resnet` that of Espeholt et al. 2018 (arXiv 1802.01561, figure 3, without the LSTM), with
-    the pooling unpadded as in ML-Agents; `fully_connected` has no convolution. Bytes 0..255 are scaled to 0..1 here,
-    and nowhere before: so an image takes a byte per pixel and channel on every way.
+    `simple` and `match3` are ML-Agents'; `nature_cnn` is that of Mnih et al. 2015 (doi 10.1038/nature14236, "Model
+    architecture"), `resnet` that of Espeholt et al. 2018 (arXiv 1802.01561, figure 3, without the LSTM), with the
+    pooling unpadded as in ML-Agents; `fully_connected` has no convolution. Bytes 0..255 are scaled to 0..1 only here,
+    so that an image takes one byte per pixel and channel everywhere else.
 
     Args:
         shape: channels, height, width.
-        kind: which of them.
+        kind: name of the architecture.
         units: U.
         generator: random source of the initial weights.
     """
@@ -49,18 +49,18 @@ class ImageEncoder(nn.Module):
             if isinstance(module, nn.Conv2d | nn.Linear):
                 initialize_weights(module, _GAIN, generator)
         for module in self.modules():
-            if isinstance(module, _Residual):  # else each block would double the variance of what it gets
+            if isinstance(module, _Residual):  # otherwise each block would double the variance of its input
                 nn.init.zeros_(module.last.weight)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Features, [B, U], of bytes or of floats 0..1."""
+        """Returns features [B, U] of bytes or of floats 0..1."""
         pixels_BCHW = image_BCHW.float().div_(255) if image_BCHW.dtype == torch.uint8 else image_BCHW
         features_BU: Tensor = self.activation(self.dense(self.convolutions(pixels_BCHW)))
         return features_BU
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside the identity, which it begins as."""
+    """Adds two convolutions to their input; initially it is the identity."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Initial weights of layers."""
+"""This module initializes the weights of layers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 from sparring.pipeline.networks.settings import Initialization
 
 HIDDEN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 1.0, "orthogonal": math.sqrt(2)}
-"""Of hidden layers."""
+"""Gains of hidden layers."""
 MEAN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.2, "orthogonal": 0.01}
-"""Of the means of continuous actions. A policy that begins near the same action everywhere learns more steadily
+"""Gains of the means of continuous actions. A policy that begins near the same action everywhere learns more steadily
 (Andrychowicz et al. 2020, arXiv 2006.05990, section 3.2)."""
 LOGIT_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.1, "orthogonal": 0.01}
-"""Of the logits of discrete actions."""
+"""Gains of the logits of discrete actions."""
 
 
 def initialize_weights(
@@ -25,10 +25,10 @@ def initialize_weights(
     generator: torch.Generator | None,
     initialization: Initialization = "he_normal",
 ) -> None:
-    """Draws the initial weights of a layer, and sets its biases to 0.
+    """Samples the initial weights of a layer, and sets its biases to 0.
 
     Args:
-        layer: whose weights they are.
+        layer: changed in place.
         gain: factor.
         generator: random source.
         initialization: `he_normal`: a normal distribution of variance gain^2 / inputs (He et al. 2015, arXiv

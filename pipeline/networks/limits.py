@@ -1,15 +1,15 @@
-"""What networks can be built for, known without building one: stepping asks when a simulator says Hello."""
+"""This module checks, without building one, for what networks can be built: stepping does so at a simulator's Hello."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sparring.pipeline.errors import Explained, SettingsError
+from sparring.pipeline.errors import ExplainedError, SettingsError
 from sparring.pipeline.networks.settings import NetworkSettings, VisualEncoder
 from sparring.pipeline.specs import BehaviorSpec, ObservationSpec
 
 HEADS: Final = 4
-"""Of the attention over entities."""
+"""Heads of the attention over entities and over group members."""
 
 SMALLEST: Final[dict[VisualEncoder, int]] = {
     "simple": 20,
@@ -21,15 +21,15 @@ SMALLEST: Final[dict[VisualEncoder, int]] = {
 """Fewest pixels of an image's height and width, so that something is left after the last convolution (ML-Agents)."""
 
 
-class Unsupported(Explained, SettingsError):
-    """Something that the settings or a behavior's spec ask for and that cannot be built."""
+class Unsupported(ExplainedError, SettingsError):
+    """Reports that the settings or a behavior's spec need what cannot be built."""
 
 
 def refuse_unsupported(spec: BehaviorSpec, settings: NetworkSettings) -> None:
-    """Says what of a spec and of settings no network can be built for.
+    """Refuses a spec and settings for which no network can be built.
 
     Raises:
-        Unsupported: there is such a thing.
+        Unsupported: names the observation or setting.
     """
     for observation in spec.observations:
         if observation.kind == "image":
@@ -43,13 +43,13 @@ def refuse_unsupported(spec: BehaviorSpec, settings: NetworkSettings) -> None:
     if all(one.kind == "goal" for one in spec.observations) and settings.goal_conditioning_type == "hyper":
         raise Unsupported(
             got="goal observations alone, with goal_conditioning_type 'hyper'",
-            expected="another observation beside the goal, which conditions how it is read",
-            remedy="set network_settings.goal_conditioning_type to none, which reads goals as vectors",
+            expected="another observation, whose processing the goal can condition",
+            remedy="set network_settings.goal_conditioning_type to none, so that goals are read as vectors",
         )
 
 
 def _check_size(image: ObservationSpec, settings: NetworkSettings) -> None:
-    """Refuses an image that leaves nothing after the last convolution."""
+    """Refuses an image of which nothing is left after the last convolution."""
     smallest, (_, height, width) = SMALLEST[settings.vis_encode_type], image.shape
     if min(height, width) < smallest:
         fitting = [kind for kind, size in SMALLEST.items() if size <= min(height, width)]

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Running mean and variance of vector observations.
+"""This module keeps the running mean and variance of vector observations.
 
 B rows, F features.
 """
@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 CLIP: Final = 5.0
-"""Largest normalised value, either sign."""
+"""Largest absolute value after normalization."""
 
 
 class Normalizer(nn.Module):
     """Subtracts a running mean, divides by a running standard deviation, clips to +-5.
 
-    Starts as one observation of mean 0 and variance 1, so that the variance never is 0. The three
-    buffers belong to the weights. They change in `update` only: an update trains on the same
-    numbers that acting saw.
+    The statistics start as one observation of mean 0 and variance 1, so that the variance is never 0. The three buffers
+    belong to the weights. Only `update` changes them: an update trains on the same numbers that acting used.
 
     Args:
         size: number of features.
@@ -41,11 +40,11 @@ class Normalizer(nn.Module):
         self.register_buffer("count", torch.ones((), dtype=torch.int64))
 
     def forward(self, rows_BF: Tensor) -> Tensor:
-        """Rows normalised, [B, F]."""
+        """Returns normalized rows [B, F]."""
         return _normalize(self.mean, self.variance.sqrt(), rows_BF)
 
     def frozen(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """The same in place of rows [B, F], of a copy of the present statistics: NumPy, whose calls cost less."""
+        """Returns a NumPy function, whose calls cost less, that normalizes rows by the current statistics in place."""
         return partial(_normalize_few, self.mean.numpy().copy(), self.variance.sqrt().numpy())
 
     @torch.no_grad()
@@ -53,7 +52,7 @@ class Normalizer(nn.Module):
         """Merges the statistics of `rows_BF` into the running ones (Chan et al. 1979), in float64.
 
         Returns:
-            False where the rows hold a non-finite number: nothing was changed.
+            False if the rows hold a non-finite number: nothing was changed.
         """
         rows = rows_BF.double()
         n, seen = len(rows), self.count.item()

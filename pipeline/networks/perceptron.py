@@ -1,9 +1,9 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""A multi-layer perceptron with its own derivative: as one node of the autograd graph, or without a graph.
+"""This module implements a multi-layer perceptron with its own derivative: as one autograd node, or without a graph.
 
-The forward and backward formulas are the textbook's. A small minibatch spends its time on bookkeeping
-more than on arithmetic: one node takes the place of a dozen, and writes gradients where they belong. Where
-nothing but a perceptron is to be derived even that node costs a third, and `traced` does without.
+The forward and backward formulas are the textbook's. A small minibatch takes more time for bookkeeping than for
+arithmetic: one node replaces a dozen, and writes gradients to their final place. If only perceptrons are to be
+differentiated, even that node costs a third, and `traced` works without it.
 
 B rows, F inputs, U units of a layer, O outputs.
 """
@@ -24,7 +24,7 @@ from sparring.pipeline.networks.settings import Activation, Initialization
 
 
 class Perceptron(nn.Module):
-    """Layers of hidden units and a linear layer of outputs.
+    """Combines layers of hidden units and a linear layer of outputs.
 
     Args:
         inputs: F.
@@ -32,7 +32,7 @@ class Perceptron(nn.Module):
         output_gains: O factors on the initial weights of each output.
         generator: random source of the initial weights.
         activation: function of the hidden units.
-        initialization: how weights are drawn.
+        initialization: distribution of the initial weights.
 
     Attributes:
         output: name of the layer of outputs.
@@ -62,43 +62,43 @@ class Perceptron(nn.Module):
             self._chain[-2].mul_(torch.tensor(output_gains).unsqueeze(1))
 
     def forward(self, rows_BF: Tensor) -> Tensor:
-        """Outputs, [B, O]."""
+        """Returns outputs [B, O]."""
         if torch.is_grad_enabled():
             function = FUNCTIONS[self.activation]
             return _Chain.apply(rows_BF, self._chain[0], self._chain, function)  # type: ignore[no-any-return,no-untyped-call]
         return _infer(_affine(self._chain), FUNCTIONS[self.activation].in_place, rows_BF)
 
     def traced(self, rows_BF: Tensor) -> tuple[Tensor, Callable[[Tensor], object]]:
-        """Outputs [B, O], and what sets the parameters' `grad` by a gradient of them; both under `no_grad`."""
+        """Returns outputs [B, O] and a function from their gradient that sets the parameters' `grad`."""
         function = FUNCTIONS[self.activation]
         outputs_BO, activations = _forward(self._chain, function, rows_BF)
         return outputs_BO, partial(_backward, self._chain, function, activations, _set)
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
-        """The first `outputs`, or all, as a plain function of rows, of a copy of the present weights."""
+        """Returns the first `outputs`, or all, as a plain function of rows, on a copy of the current weights."""
         *chain, weight, bias = (parameter.detach() for parameter in self._chain)
         affine = _affine([one.clone() for one in (*chain, weight[:outputs], bias[:outputs])])
         return partial(_infer, affine, FUNCTIONS[self.activation].in_place)
 
 
 def unset_linear(inputs: int, outputs: int) -> nn.Linear:
-    """A linear layer whose weights are still to be drawn.
+    """Returns a linear layer whose weights are still to be sampled.
 
-    Torch's own `skip_init` does the same and imports a computer algebra system for it: half a second of a start.
+    Torch's own `skip_init` does the same but imports a computer algebra system, which slows the start by half a second.
     """
-    layer = nn.Linear(inputs, outputs, device="meta")  # draws nothing from the global generator
+    layer = nn.Linear(inputs, outputs, device="meta")  # samples nothing from the global generator
     layer.weight = nn.Parameter(torch.empty(outputs, inputs))
     layer.bias = nn.Parameter(torch.empty(outputs))
     return layer
 
 
 def _affine(chain: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Bias and transposed weight of each layer, as views."""
+    """Returns bias and transposed weight of each layer, as views."""
     return [(bias_U, weight_UF.t()) for weight_UF, bias_U in zip(chain[::2], chain[1::2], strict=True)]
 
 
 def _infer(affine: Sequence[tuple[Tensor, Tensor]], activate: Callable[[Tensor], Tensor], rows_BF: Tensor) -> Tensor:
-    """Outputs, where no gradient is wanted and nothing need be kept for one."""
+    """Returns outputs if no gradient is wanted, so that nothing need be stored for one."""
     *hidden, (bias_O, weight_UO) = affine
     hidden_BU = rows_BF
     for bias_U, weight_FU in hidden:
@@ -107,10 +107,10 @@ def _infer(affine: Sequence[tuple[Tensor, Tensor]], activate: Callable[[Tensor],
 
 
 class _Chain(torch.autograd.Function):
-    """The whole perceptron as one node, which adds to its parameters' `grad` itself.
+    """Represents the whole perceptron as one node, which adds to its parameters' `grad` itself.
 
-    The parameters pass as a Python tuple, only the first of them as a tensor too: it tells autograd
-    that there is something to derive.
+    The parameters pass as a Python tuple, and only the first of them also as a tensor, so that autograd differentiates
+    the node.
     """
 
     @staticmethod
@@ -130,7 +130,7 @@ class _Chain(torch.autograd.Function):
 
 
 def _forward(chain: Sequence[nn.Parameter], function: Function, rows_BF: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Outputs, and what each layer read and summed up."""
+    """Returns outputs, and the inputs and sums of each layer."""
     *hidden, weight_OU, bias_O = chain
     hidden_BU, activations = rows_BF, [rows_BF]
     for weight_UF, bias_U in zip(hidden[::2], hidden[1::2], strict=True):
@@ -147,10 +147,10 @@ def _backward(
     keep: Callable[[nn.Parameter, nn.Parameter, Tensor, Tensor], None],
     gradient_BO: Tensor,
 ) -> Tensor:
-    """Derives each layer's parameters, and `keep`s their gradients.
+    """Differentiates each layer's parameters, and passes their gradients to `keep`.
 
     Returns:
-        That of the sums of the first layer, [B, U].
+        The gradient for the sums of the first layer, [B, U].
     """
     weights, biases = chain[::2], chain[1::2]
     gradient = gradient_BO
@@ -163,7 +163,7 @@ def _backward(
 
 
 def _accumulate(weight: nn.Parameter, bias: nn.Parameter, gradient_BU: Tensor, inputs_BF: Tensor) -> None:
-    """Adds a linear layer's gradient to what its parameters have."""
+    """Adds a linear layer's gradient to that of its parameters."""
     if weight.grad is None or bias.grad is None:
         weight.grad, bias.grad = torch.zeros_like(weight), torch.zeros_like(bias)
     weight.grad.addmm_(gradient_BU.t(), inputs_BF)
@@ -171,7 +171,7 @@ def _accumulate(weight: nn.Parameter, bias: nn.Parameter, gradient_BU: Tensor, i
 
 
 def _set(weight: nn.Parameter, bias: nn.Parameter, gradient_BU: Tensor, inputs_BF: Tensor) -> None:
-    """Makes a linear layer's gradient what its parameters have; `grad` is there already."""
+    """Overwrites the gradient of a linear layer's parameters; `grad` must exist."""
     assert weight.grad is not None
     assert bias.grad is not None
     torch.mm(gradient_BU.t(), inputs_BF, out=weight.grad)
@@ -179,7 +179,7 @@ def _set(weight: nn.Parameter, bias: nn.Parameter, gradient_BU: Tensor, inputs_B
 
 
 def accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
-    """Adds a gradient to what a parameter has, as autograd does."""
+    """Adds a gradient to that of a parameter, as autograd does."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     parameter.grad.add_(gradient)

@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""A body that remembers: hidden layers, a recurrent layer, outputs.
+"""This module implements a recurrent body: hidden layers, a recurrent layer, outputs.
 
-B rows of all sequences, F inputs, U hidden units, Q sequences, M values remembered (hidden state and cell state, half
+B rows of all sequences, F inputs, U hidden units, Q sequences, M values of a memory (hidden state and cell state, half
 each), O outputs.
 """
 
@@ -26,14 +26,14 @@ from sparring.pipeline.networks.perceptron import Perceptron
 from sparring.pipeline.networks.settings import Initialization
 
 FORGET_BIAS: Final = 1.0
-"""An LSTM that begins by remembering learns long gaps (Jozefowicz et al. 2015, "An Empirical Exploration of Recurrent
-Network Architectures", section 2.2)."""
+"""An LSTM that initially keeps its memory learns long gaps (Jozefowicz et al. 2015, "An Empirical Exploration of
+Recurrent Network Architectures", section 2.2)."""
 
 
 class Layout:
-    """Where the rows of sequences lie, so that a recurrent layer takes one time step of all of them at once.
+    """Orders the rows of sequences so that a recurrent layer takes one time step of all of them at once.
 
-    Sequences of different lengths are packed, never padded: what is not there cannot enter a loss or a statistic.
+    Sequences of different lengths are packed, never padded, so that no padding can enter a loss or a statistic.
 
     Attributes:
         order: [B] the rows by time, at each time the longest sequence first.
@@ -43,7 +43,7 @@ class Layout:
         by_number: [Q] place of each sequence in that order.
 
     Args:
-        lengths_Q: rows of each sequence, at least 1, which lie one after the other.
+        lengths_Q: rows of each sequence, at least 1; sequences follow one another.
     """
 
     __slots__ = ("by_length", "by_number", "inverse", "order", "sizes")
@@ -63,7 +63,7 @@ class Layout:
         self.by_number = torch.from_numpy(np.argsort(by_length_Q, kind="stable"))
 
     def to(self, device: torch.device) -> Layout:
-        """The same on a device, but for the sizes: PyTorch wants them on the processor."""
+        """Returns the same layout on a device, except for the sizes, which PyTorch requires on the CPU."""
         moved = copy.copy(self)
         for name in ("order", "inverse", "by_length", "by_number"):
             setattr(moved, name, getattr(self, name).to(device))
@@ -71,7 +71,7 @@ class Layout:
 
 
 class Memory(nn.LSTM):
-    """A long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gates of Gers et al. 2000).
+    """Implements a long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gates of Gers et al. 2000).
 
     Args:
         units: U.
@@ -90,18 +90,18 @@ class Memory(nn.LSTM):
             parameters["bias_ih_l0"][memory // 2 : memory] = FORGET_BIAS  # gates: input, forget, cell, output
 
     def through(self, hidden_BU: Tensor, layout: Layout, memory_QM: Tensor) -> tuple[Tensor, Tensor]:
-        """Goes through sequences.
+        """Processes sequences.
 
         Args:
             hidden_BU: inputs, one sequence after the other.
-            layout: of the sequences.
-            memory_QM: before the first row of each.
+            layout: how the rows form sequences.
+            memory_QM: memory before the first row of each.
 
         Returns:
             Hidden states [B, M / 2] in the order of the rows, and the memory after each sequence, [Q, M].
         """
         before = [half.unsqueeze(0) for half in memory_QM.index_select(0, layout.by_length).chunk(2, 1)]
-        # PyTorch has no type for a packed sequence that was not packed by itself.
+        # Built directly, because the layout has already sorted the rows.
         packed = PackedSequence(hidden_BU.index_select(0, layout.order), layout.sizes)
         outputs, after = self(packed, (before[0].contiguous(), before[1].contiguous()))
         after_QM = torch.cat([half[0] for half in after], 1).index_select(0, layout.by_number)
@@ -109,19 +109,19 @@ class Memory(nn.LSTM):
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer on a trunk, and a linear layer of outputs.
+    """Combines a trunk, a recurrent layer, and a linear layer of outputs.
 
     Args:
-        trunk: from features [B, F] to what the last hidden layer sums up, [B, U].
+        trunk: maps features [B, F] to the sums of the last hidden layer, [B, U].
         units: U.
         memory: M.
         output_gains: O factors on the initial weights of each output.
         generator: random source of the initial weights.
-        initialization: how weights of the outputs are drawn.
+        initialization: distribution of the outputs' initial weights.
 
     Attributes:
         output: name of the layer of outputs.
-        activation: function of the last hidden layer: the trunk's.
+        activation: function of the trunk's last hidden layer.
     """
 
     def __init__(
@@ -144,16 +144,16 @@ class Recurrent(nn.Module):
         self.lstm = Memory(units, memory, generator)
 
     def forward(self, rows_BF: Tensor, layout: Layout, memory_QM: Tensor) -> Tensor:
-        """Outputs, [B, O]; arguments as `run`."""
+        """Returns outputs [B, O]; the arguments are those of `run`."""
         return self.run(rows_BF, layout, memory_QM)[0]
 
     def run(self, rows_BF: Tensor, layout: Layout, memory_QM: Tensor) -> tuple[Tensor, Tensor]:
-        """Goes through sequences.
+        """Processes sequences.
 
         Args:
             rows_BF: features, one sequence after the other.
-            layout: of the sequences.
-            memory_QM: before the first row of each.
+            layout: how the rows form sequences.
+            memory_QM: memory before the first row of each.
 
         Returns:
             Outputs [B, O] in the order of the rows, and the memory after the last row of each sequence, [Q, M].
@@ -163,7 +163,7 @@ class Recurrent(nn.Module):
         return self.head(outputs), after_QM
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """The first `outputs`, or all, as a plain function of one row per agent, of a copy of the present weights.
+        """Returns the first `outputs`, or all, as a plain function of one row per agent, on a copy of the weights.
 
         It takes features [B, F] and memories [B, M], and returns outputs [B, O] and the memories after them.
         """

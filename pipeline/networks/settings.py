@@ -1,4 +1,4 @@
-"""Settings of a network: encoders, body and memory, in ML-Agents' words."""
+"""This module defines the settings of a network: encoders, body and memory, in ML-Agents' terms."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Initialization = Literal["he_normal", "orthogonal"]
 
 
 class MemorySettings(BaseModel):
-    """A recurrent layer (LSTM) after the body.
+    """Configures a recurrent layer (LSTM) after the body.
 
     Attributes:
         sequence_length: steps that are trained as one sequence.
-        memory_size: values that an agent remembers: hidden and cell state, half each.
+        memory_size: values in an agent's memory: hidden and cell state, half each.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -30,23 +30,23 @@ class MemorySettings(BaseModel):
 
 
 class NetworkSettings(BaseModel):
-    """Shape of an actor, critic or reward network.
+    """Configures an actor, critic or reward network.
 
     Attributes:
-        normalize: keep a running mean and variance of vector observations and normalise by them.
+        normalize: keep a running mean and variance of vector observations and normalize by them.
         hidden_units: width of each layer of the body.
         num_layers: layers of the body.
         vis_encode_type: encoder of image observations.
         memory: the recurrent layer; None for none.
         goal_conditioning_type: how goal observations condition the body.
         deterministic: act with the most likely action instead of a sample.
-        previous_action: show the networks what the agent did at its last decision: continuous actions as the simulator
-            got them, discrete ones as one 1 per branch; zeros at the first decision of an episode.
+        previous_action: the networks read the agent's previous action: continuous actions as the simulator received
+            them, discrete ones as one 1 per branch; zeros at the first decision of an episode.
         activation: function of the hidden units; image encoders keep their leaky ReLU.
-        action_limit: continuous samples are clipped to +- this and divided by it, so that simulators get [-1, 1]. The
-            standard deviation starts at 1: a limit of 1 explores three times as far as 3, ML-Agents' own.
-        initialization: how weights of the body and of the outputs are drawn; image and entity encoders, hypernetworks
-            and recurrent layers keep their own.
+        action_limit: continuous samples are clipped to +- this and divided by it, so that simulators receive [-1, 1].
+            The standard deviation starts at 1: a limit of 1 explores three times as far as 3, ML-Agents' own.
+        initialization: distribution of the initial weights of the body and of the outputs; image and entity encoders,
+            hypernetworks and recurrent layers keep their own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -65,13 +65,13 @@ class NetworkSettings(BaseModel):
 
     @property
     def sequence_length(self) -> int:
-        """Steps from one stored memory of an agent to the next; 0 where nothing is remembered."""
+        """Returns the steps from one stored memory of an agent to the next; 0 if agents carry nothing."""
         return self.memory.sequence_length if self.memory is not None else int(self.previous_action)
 
     def carried(self, actions: ActionSpec) -> int:
-        """Numbers that an agent carries from one decision to the next: memory, then the previous action."""
+        """Returns how many numbers an agent carries from one decision to the next: memory, then previous action."""
         return (0 if self.memory is None else self.memory.memory_size) + self.previous_size(actions)
 
     def previous_size(self, actions: ActionSpec) -> int:
-        """Features of the previous action; 0 where it is not shown."""
+        """Returns the number of features of the previous action; 0 if networks do not read it."""
         return actions.continuous + actions.mask_size if self.previous_action else 0

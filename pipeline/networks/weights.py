@@ -1,4 +1,4 @@
-"""Weights of a module as arrays by name, and back."""
+"""This module converts weights of a module to arrays by name, and back."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sparring.pipeline.networks.device import back
 
 
 def to_arrays(module: nn.Module) -> Arrays:
-    """Copies of a module's parameters and buffers, by their names in its state dict, from any device."""
+    """Returns copies of a module's parameters and buffers, by their names in its state dict, from any device."""
     return {name: back(tensor).copy() for name, tensor in module.state_dict().items()}
 
 
 def load_arrays(module: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Copies `arrays` into a module, wherever it is, which must have exactly these names, shapes and dtypes.
+    """Copies `arrays` into a module on any device, which must have exactly these names, shapes and dtypes.
 
     Raises:
         CheckpointError: a name, shape or dtype differs; the module is unchanged.
@@ -31,8 +31,8 @@ def load_arrays(module: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
     expected = {name: (back(tensor).dtype.str, tuple(tensor.shape)) for name, tensor in own.items()}
     if differing := sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name)):
         raise CheckpointError(
-            got=f"weights {_shown(got, differing)}",
-            expected=f"{_shown(expected, differing)}",
+            got=f"weights {_listed(got, differing)}",
+            expected=f"{_listed(expected, differing)}",
             remedy="use the network_settings and the simulator that these weights were trained with",
         )
     for name, tensor in own.items():
@@ -40,5 +40,5 @@ def load_arrays(module: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
 
 
-def _shown(described: Mapping[str, tuple[str, tuple[int, ...]]], names: list[str]) -> str:
+def _listed(described: Mapping[str, tuple[str, tuple[int, ...]]], names: list[str]) -> str:
     return ", ".join(f"{name} {described.get(name, 'missing')}" for name in names[:8])

@@ -1,14 +1,16 @@
-"""Addresses that a receiver or publisher listens on.
+"""Opens and names the addresses that receivers and publishers listen on.
 
-A Unix socket is opened here and handed to ZeroMQ: by itself it takes the path of whoever listens
-there, and removes the file some time after it was closed, maybe that of its successor.
+A Unix socket is opened here and passed to ZeroMQ. ZeroMQ by itself would take over the path of a
+running listener, and delete the file some time after closing, possibly that of its successor.
 """
 
 from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,17 +18,31 @@ from urllib.parse import urlsplit
 from sparring.pipeline.errors import QueueError
 
 LONGEST_PATH = 107
-"""Bytes of a Unix socket's path, a limit of the kernel."""
+"""Bytes in the path of a Unix socket: the kernel's limit."""
+
+
+def endpoint_of(endpoints: Mapping[str, str], name: str) -> str:
+    """Returns the address of a queue or topic.
+
+    Raises:
+        QueueError: there is none of that name.
+    """
+    try:
+        return endpoints[name]
+    except KeyError:
+        raise QueueError(
+            f"got {name!r}; expected one of {sorted(endpoints)}; give it an endpoint in the topology"
+        ) from None
 
 
 def ipc_path(endpoint: str) -> Path | None:
-    """The path of a Unix socket endpoint, None for any other."""
+    """Returns the path of a Unix socket endpoint, None for any other."""
     scheme, _, path = endpoint.partition("://")
     return Path(path) if scheme == "ipc" else None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host's sockets; of names only "localhost" is known to be so."""
+    """Returns whether only this machine can reach a host's sockets; "localhost" is the only name that counts."""
     if host == "localhost":
         return True
     try:
@@ -36,16 +52,16 @@ def is_loopback(host: str) -> bool:
 
 
 def is_open(endpoint: str) -> bool:
-    """Whether other machines can connect to an endpoint."""
+    """Returns whether other machines can connect to an endpoint."""
     parts = urlsplit(endpoint)
     return parts.scheme == "tcp" and not is_loopback(parts.hostname or "")
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket that listens at a path. The file of a dead predecessor is replaced.
+    """Returns a socket that listens at a path, replacing the file of a dead predecessor.
 
     Raises:
-        QueueError: somebody listens there, or there can be no socket there.
+        QueueError: another process listens there, or the path cannot hold a socket.
     """
     if len(bytes(path)) > LONGEST_PATH:
         raise QueueError(
@@ -67,16 +83,33 @@ def listen(path: Path) -> socket.socket:
 
 
 def unavailable(endpoint: str, code: int | None, reason: object) -> QueueError:
-    """The failure to listen at or connect to an endpoint, explained."""
+    """Returns an error that explains why an endpoint cannot be listened at or connected to."""
     if code == errno.EADDRINUSE:
         return QueueError(
             f"got endpoint {endpoint}, where another process listens; expected a free one; "
-            "stop that process (an earlier run that still lives?) or configure another endpoint"
+            "stop that process (an earlier run that still exists?) or configure another endpoint"
         )
     return QueueError(
         f"got endpoint {endpoint}: {reason}; expected an address this machine can use; "
         "correct the endpoint, or make its folder writable"
     )
+
+
+def with_source_address(endpoint: str, machines: Sequence[str]) -> str:
+    """Returns an endpoint to connect to from the first of `machines`, the address of this one."""
+    if not machines or ipc_path(endpoint) is not None:
+        return endpoint
+    own = f"[{machines[0]}]" if ":" in machines[0] else machines[0]
+    return endpoint.replace("tcp://", f"tcp://{own}:0;", 1)
+
+
+def peer_address(descriptor: int) -> str:
+    """Returns the address at the other end of a connection, "unknown" if it no longer exists."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            return str(connection.getpeername()[0])
+    except (OSError, IndexError):
+        return "unknown"
 
 
 def _bind(listener: socket.socket, path: Path) -> None:
@@ -91,9 +124,9 @@ def _bind(listener: socket.socket, path: Path) -> None:
 
 
 def _answers(path: Path) -> bool:
-    """Whether somebody listens at a path."""
+    """Returns whether a process listens at a path."""
     if not path.is_socket():
-        return True  # a file of another kind is not ours to remove
+        return True  # a file of another kind must not be removed
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

@@ -1,7 +1,7 @@
-"""What the ends say, as frames: a head and the codec's frames of a record.
+"""Encodes the messages between ends as frames: a head, and the codec's frames of a record.
 
 The head of a queue's data is a struct, for speed; all other heads are records of the codec. The
-first byte tells them apart: a record is a MessagePack map.
+first byte distinguishes them: a record is a MessagePack map.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparring.pipeline.queues.wire import (
 )
 
 LARGE: Final = 262144
-"""Bytes from which a message's frames are shared with the socket instead of copied."""
+"""Bytes from which the frames of a message are shared with the socket instead of copied."""
 
 _HEAD: Final = struct.Struct("<cQQ")  # kind, sequence, steps; the sender's id follows
 _SMALL_DATA: Final = b"D"
@@ -34,12 +34,7 @@ T = TypeVar("T")
 
 
 class Payload(NamedTuple):
-    """A packed record.
-
-    Attributes:
-        frames: of the codec.
-        size: bytes in them.
-    """
+    """Holds a packed record: the codec's frames, and the bytes in them."""
 
     frames: Sequence[Buffer]
     size: int
@@ -49,7 +44,7 @@ def pack(record: Any) -> Payload:
     """Packs a record without copying its arrays.
 
     Raises:
-        CodecError: a field holds what its annotation does not allow.
+        CodecError: a field's value does not match its annotation.
     """
     frames = codec.encode(record)
     size = sum(map(len, frames))
@@ -57,7 +52,7 @@ def pack(record: Any) -> Payload:
 
 
 def _join(frames: Sequence[Buffer]) -> bytes:
-    """The codec's stream form: one frame instead of many small ones."""
+    """Returns the codec's stream form: one frame instead of many small ones."""
     header, *arrays = frames
     parts: list[Buffer] = [b"", header, bytes(-(codec.PREFIX.size + len(header)) % 8)]
     for array in arrays:
@@ -67,22 +62,22 @@ def _join(frames: Sequence[Buffer]) -> bytes:
 
 
 def unpack(payload: Payload, limits: Limits) -> Any:
-    """The record in a payload; its arrays are views of the frames.
+    """Returns the record in a payload; its arrays are views of the frames.
 
     Raises:
-        CodecError: the frames are not a record, or beyond the limits.
+        CodecError: the frames are not a record, or exceed the limits.
     """
     frames = payload.frames
     return codec.from_bytes(frames[0], limits) if len(frames) == 1 else codec.decode(frames, limits)
 
 
 def is_large(head: Buffer) -> bool:
-    """Whether the frames after this head are worth sharing with the socket."""
+    """Returns whether the frames after this head are large enough to share with the socket."""
     return head[:1] == _LARGE_DATA
 
 
 def to_receiver(message: SenderHello | Data | SenderBye) -> list[Buffer]:
-    """A sender's message; its payload is a `Payload`."""
+    """Encodes a sender's message; the payload of Data is a `Payload`."""
     if isinstance(message, Data):
         payload: Payload = message.payload
         kind = _SMALL_DATA if payload.size < LARGE else _LARGE_DATA
@@ -91,10 +86,10 @@ def to_receiver(message: SenderHello | Data | SenderBye) -> list[Buffer]:
 
 
 def from_sender(frames: Sequence[Buffer]) -> SenderHello | Data | SenderBye:
-    """What a sender said. The payload of Data is not looked at yet.
+    """Decodes a sender's message; the payload of Data is not decoded yet.
 
     Raises:
-        CodecError: this is no message of a sender.
+        CodecError: this is not a sender's message.
     """
     head = frames[0] if frames else b""
     if head[:1] not in (_SMALL_DATA, _LARGE_DATA):
@@ -113,30 +108,30 @@ def from_sender(frames: Sequence[Buffer]) -> SenderHello | Data | SenderBye:
 
 
 def to_sender(grant: Grant) -> list[Buffer]:
-    """A receiver's message."""
+    """Encodes a receiver's message."""
     return codec.encode(grant)
 
 
 def from_receiver(frames: Sequence[Buffer]) -> Grant:
-    """What a receiver said.
+    """Decodes a receiver's message.
 
     Raises:
-        CodecError: this is no message of a receiver.
+        CodecError: this is not a receiver's message.
     """
     return _only(codec.decode(frames), Grant)
 
 
 def to_subscriber(message: TopicUpdate | PublisherHeartbeat, payload: Payload | None) -> list[Buffer]:
-    """A publisher's message."""
+    """Encodes a publisher's message."""
     frames = codec.encode(message)
     return frames if payload is None else [*frames, *payload.frames]
 
 
 def from_publisher(frames: Sequence[Buffer], limits: Limits) -> tuple[TopicUpdate | PublisherHeartbeat, Any]:
-    """What a publisher said, and the record in it, None for Alive.
+    """Decodes a publisher's message, and the record in it, None for a heartbeat.
 
     Raises:
-        CodecError: this is no message of a publisher.
+        CodecError: this is not a publisher's message.
     """
     message = codec.decode(frames[:1])
     if isinstance(message, TopicUpdate):
@@ -144,16 +139,16 @@ def from_publisher(frames: Sequence[Buffer], limits: Limits) -> tuple[TopicUpdat
     return _only(message, PublisherHeartbeat), None
 
 
-def to_publisher(have: SubscriberStatus) -> list[Buffer]:
-    """A subscriber's message."""
-    return codec.encode(have)
+def to_publisher(status: SubscriberStatus) -> list[Buffer]:
+    """Encodes a subscriber's message."""
+    return codec.encode(status)
 
 
 def from_subscriber(frames: Sequence[Buffer]) -> SubscriberStatus:
-    """What a subscriber said.
+    """Decodes a subscriber's message.
 
     Raises:
-        CodecError: this is no message of a subscriber.
+        CodecError: this is not a subscriber's message.
     """
     return _only(codec.decode(frames), SubscriberStatus)
 

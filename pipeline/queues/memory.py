@@ -1,7 +1,7 @@
-"""Queues and boards in one process, under any event loop and any clock.
+"""Carries queues and topics within one process, under any event loop and any clock.
 
-The ends and their rules are those that run over ZeroMQ; here the link is a list of calls. Records
-are passed by reference: neither side may change one after it was put or published.
+The ends and their rules are the same as over ZeroMQ; here the link is a list of calls. Records are
+passed by reference: neither side may change one after it was put or published.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from sparring.pipeline.queues.wire import (
 
 
 class MemoryHub:
-    """What the transports of one process share: which ends are open, and what is under way.
+    """Shares open ends and messages in transit among the transports of one process.
 
-    A call that an arrival causes is made after the one that sent it has returned, never inside it.
+    A call caused by an arrival is made after the call that sent the message has returned, never inside it.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class MemoryHub:
         self._running = False
 
     def post(self, call: Callable[[], None]) -> None:
-        """Makes a call as soon as those before it are made."""
+        """Makes a call as soon as the earlier ones have returned."""
         self._calls.append(call)
         if self._running:
             return
@@ -62,37 +62,37 @@ class MemoryHub:
             self._running = False
 
     def to_receiver(self, name: str, message: SenderHello | Data | SenderBye, route: SendingEnd) -> None:
-        """Hands a message to the receiver of a queue; lost where none is open."""
+        """Delivers a message to the receiver of a queue, or loses it if none is open."""
         end = self.receivers.get(name)
         if end is not None:
             end.received(message, route)
             end.settle()
 
     def to_sender(self, end: SendingEnd, grant: Grant) -> None:
-        """Hands a Grant to a sender; lost where it is closed."""
+        """Delivers a Grant to a sender, or loses it if the end is closed."""
         if not end.closed:
             end.received(grant)
 
-    def to_publisher(self, service: str, have: SubscriberStatus, route: SubscriptionEnd) -> None:
-        """Hands a message to a publisher; lost where none is open."""
+    def to_publisher(self, service: str, status: SubscriberStatus, route: SubscriptionEnd) -> None:
+        """Delivers a message to a publisher, or loses it if none is open."""
         end = self.topics.get(service)
         if end is not None:
-            end.received(have, route)
+            end.received(status, route)
             end.settle()
 
     def to_subscriber(self, end: SubscriptionEnd, message: TopicUpdate | PublisherHeartbeat, record: Any) -> None:
-        """Hands a message to a subscriber; lost where it is closed."""
+        """Delivers a message to a subscriber, or loses it if the end is closed."""
         if not end.closed:
             end.received(message, record)
             end.flush()
 
 
 class MemoryTransport:
-    """Opens the ends of one service start in memory.
+    """Opens the ends of one incarnation of a service, in memory.
 
     Args:
-        hub: shared by all transports that are to meet; a new one by default.
-        start: this start of the service, as "stepping-0.1".
+        hub: shared by all transports that exchange messages; a new one by default.
+        start: this incarnation of the service, such as "stepping-0.1".
         timing: intervals.
         clock: seconds, rising.
     """
@@ -121,21 +121,21 @@ class MemoryTransport:
         return await self._scope.__aexit__(exc_type, exc, traceback)
 
     def abandon(self) -> None:
-        """Drops all ends as a crash would: the other sides are told nothing."""
-        self._scope.close(farewell=False)
+        """Drops all ends without notifying their peers, as a crash would."""
+        self._scope.close(notify_peers=False)
 
     # ------------------------------------------------------------ queues
 
     async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
-        """The sending end of queue `name`. Ends open at the same time are different senders."""
+        """Opens a sending end of queue `name`; ends open at the same time are different senders."""
         hub, scope = self.hub, self._scope
-        mates = hub.senders.setdefault(name, [])
+        peers = hub.senders.setdefault(name, [])
         index = scope.index(name)
 
         def release() -> None:
             scope.remove(end)
             scope.release_index(name, index)
-            mates.remove(end)
+            peers.remove(end)
 
         end = SendingEnd(
             make_id(self.start, next(hub.opened), index),
@@ -147,16 +147,16 @@ class MemoryTransport:
             poll=_nothing,
             release=release,
         )
-        mates.append(end)
+        peers.append(end)
         scope.add(end, end.timer)
         end.flush()
         return end
 
     async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingEnd:
-        """The receiving end of queue `name`. `capacity` bounds it exactly.
+        """Opens the receiving end of queue `name`, which `capacity` bounds exactly.
 
         Raises:
-            QueueError: the queue has a receiver, or a sender's share would hold nothing.
+            QueueError: the queue already has a receiver, or a sender's share would hold nothing.
         """
         hub, scope = self.hub, self._scope
         _refuse_second("receiver of queue", name, hub.receivers)
@@ -183,16 +183,16 @@ class MemoryTransport:
             sender.linked()
         return end
 
-    # ------------------------------------------------------------ boards
+    # ------------------------------------------------------------ topics
 
     async def topic(self, service: str) -> TopicEnd:
-        """The publishing end of `service`'s board.
+        """Opens the publishing end of `service`'s topic.
 
         Raises:
-            QueueError: the board has a publisher.
+            QueueError: the topic already has a publisher.
         """
         hub, scope = self.hub, self._scope
-        _refuse_second("publisher of board", service, hub.topics)
+        _refuse_second("publisher of topic", service, hub.topics)
 
         def release() -> None:
             scope.remove(end)
@@ -214,30 +214,30 @@ class MemoryTransport:
         return end
 
     async def subscribe(self, service: str, pace: float = 0.0) -> SubscriptionEnd:
-        """A subscription to `service`'s board, which is told of changes every `pace` seconds at most."""
+        """Opens a subscription to `service`'s topic, which receives updates at most every `pace` seconds."""
         hub, scope = self.hub, self._scope
-        mates = hub.subscriptions.setdefault(service, [])
+        peers = hub.subscriptions.setdefault(service, [])
 
         def release() -> None:
             scope.remove(end)
-            mates.remove(end)
+            peers.remove(end)
 
         end = SubscriptionEnd(
             self._timing,
             self._clock,
-            transmit=lambda have: hub.post(lambda: hub.to_publisher(service, have, end)),
+            transmit=lambda status: hub.post(lambda: hub.to_publisher(service, status, end)),
             poll=_nothing,
             release=release,
             pace=pace,
         )
-        mates.append(end)
+        peers.append(end)
         scope.add(end, end.timer)
         end.flush()
         return end
 
 
 def _nothing() -> None:
-    """Nothing is ever hidden in memory."""
+    """Does nothing: memory delivers every message at once."""
 
 
 def _refuse_second(what: str, name: str, opened: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The receiver's half of a queue without I/O; the rules are in `credit`."""
+"""Implements the receiver's half of a queue without I/O; `credit` explains the rules."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from sparring.pipeline.queues.shares import Share, Shares
 from sparring.pipeline.queues.wire import Data, EndId, Grant, SenderBye, SenderHello, Timing, parse_id
 
 REMEMBERED: Final = 64
-"""Departed senders that are still known: for the one that was only silent, and for late news."""
+"""Departed senders that are remembered: one may have been silent only, or its messages may arrive late."""
 READINGS: Final = 3
-"""Copies of a message that are asked for at once; after that one comes with each Hello, and it is told of."""
+"""UnreadableData copies of a message after which the error is logged, and only Hellos cause further copies."""
 
 
 @dataclass(slots=True, eq=False)
 class KnownSender:
-    """A sender as its receiver knows it.
+    """Holds a receiver's view of a sender.
 
     Attributes:
-        route: where its Grants go; opaque here.
+        route: address of its Grants; opaque here.
         expected: sequence number accepted next.
-        sent: what it said in its latest Hello, whose serial is `echo`.
-        present: it was heard lately; `gone`: it will not be again, it closed or a later start took over.
-        share: what it may fill, None while it waits for one.
-        pending: arrived and not acknowledged, in sequence; `queue` holds those not handed out.
-        fresh_messages: of its credit, returned since the last Grant, `fresh_steps` steps.
-        due: when the next Grant goes out.
-        unreadable: how often in a row the message expected next has come and could not be decoded.
+        present: it has sent a message lately.
+        gone: it will not return, because it closed or a later incarnation replaced it.
+        echo: serial of its latest Hello, which reported `sent`.
+        share: share that it may fill, None while it waits for one.
+        pending: messages that arrived and are not acknowledged, in sequence; `queue` holds those not handed out.
+        fresh_messages: messages of credit returned since the last Grant, `fresh_steps` the steps.
+        due: time of the next Grant.
+        unreadable: times in a row that the message expected next has arrived and could not be decoded.
     """
 
     id: str
-    who: EndId
+    end_id: EndId
     route: Any
     expected: int
-    heard_at: float
+    last_seen_at: float
     present: bool = True
     gone: bool = False
     echo: int = 0
@@ -56,7 +57,7 @@ class KnownSender:
 
 @dataclass(slots=True, eq=False)
 class ReceivedMessage:
-    """A message that arrived and was charged to `share` in `tenure`."""
+    """Holds a message that has arrived and is charged to `share` in `tenure`."""
 
     peer: KnownSender
     steps: int
@@ -67,14 +68,14 @@ class ReceivedMessage:
 
 
 class ReceiverState:
-    """The receiver's half of a queue, for all its senders.
+    """Accepts, queues and acknowledges the messages of all senders of a queue.
 
     Args:
         receiver: id of this end.
-        capacity: never exceeded by what is held here, nor by that and what living senders have sent.
+        capacity: bounds the messages held here together with those that present senders have sent.
         timing: intervals.
-        unpack: turns a payload into a record; a CodecError has it sent again, until it reads.
-        on_discard: called with the sender's id and that error, once for a message, when several copies do not read.
+        unpack: turns a payload into a record; after a CodecError the message is sent again until it can be read.
+        on_discard: called with the sender's id and the error, once per message with several unreadable copies.
 
     Raises:
         QueueError: a sender's share would hold no message or no step.
@@ -100,80 +101,80 @@ class ReceiverState:
         self.got_steps = 0
         self.duplicates = 0
         self.discarded = 0
-        self.refused = 0  # came early, damaged, from nobody known, or beyond its sender's share
+        self.refused = 0  # early, damaged, from an unknown sender, or beyond its sender's share
         self._peers: dict[str, KnownSender] = {}  # present or remembered
-        self._latest: dict[str, KnownSender] = {}  # of each name
+        self._latest: dict[str, KnownSender] = {}  # by name
         self._departed: dict[str, None] = {}  # oldest first
         self._orphaned: deque[KnownSender] = deque()  # departed, with messages in their queues
         self._ring: deque[KnownSender] = deque()  # present, with messages in their queues; next turn first
         self._due: dict[str, KnownSender] = {}
-        self._strangers: dict[Any, Grant] = {}
+        self._replies_to_unknown: dict[Any, Grant] = {}
         self._next_due = math.inf
 
     @property
     def senders(self) -> int:
-        """Live senders now."""
+        """Returns the number of present senders."""
         return sum(peer.present for peer in self._peers.values())
 
     @property
     def deadline(self) -> float:
-        """When `tick` or `outgoing` has something to do at the latest, if nothing else happens."""
-        heard = min((peer.heard_at for peer in self._peers.values() if peer.present), default=math.inf)
-        return min(self.next_grant, heard + self._timing.peer_timeout)
+        """Returns the latest time at which `tick` or `outgoing` has something to do, if nothing else happens."""
+        oldest = min((peer.last_seen_at for peer in self._peers.values() if peer.present), default=math.inf)
+        return min(self.next_grant, oldest + self._timing.peer_timeout)
 
     @property
     def next_grant(self) -> float:
-        """When `outgoing` has something at the latest, if nothing else happens."""
-        return -math.inf if self._strangers else self._next_due
+        """Returns the latest time at which `outgoing` has a Grant, if nothing else happens."""
+        return -math.inf if self._replies_to_unknown else self._next_due
 
     # ------------------------------------------------------------ events
 
     def on_hello(self, now: float, hello: SenderHello, route: Any) -> None:
-        """A sender introduced itself, or asks what has arrived."""
-        peer = self._peers.get(hello.sender) or self._meet(now, hello, route)
+        """Handles a sender's introduction or question."""
+        peer = self._peers.get(hello.sender) or self._register(now, hello, route)
         if peer is None:
             return
         if peer.gone:
-            self._turn_away(route, superseded=True)
+            self._reject(route, superseded=True)
             return
         if not peer.present:
             peer.present = True
             del self._departed[peer.id]
             self._move(peer, self._orphaned, self._ring)
             peer.share = self.shares.claim(peer.id)
-        peer.heard_at = now
+        peer.last_seen_at = now
         peer.route = route
         peer.expected = max(peer.expected, hello.oldest)
         if hello.serial > peer.echo:
             peer.echo, peer.sent = hello.serial, hello.sent
         self._schedule(peer, now)
 
-    def _meet(self, now: float, hello: SenderHello, route: Any) -> KnownSender | None:
-        """A new peer that has taken its predecessor's place; None for one that is no longer the latest."""
+    def _register(self, now: float, hello: SenderHello, route: Any) -> KnownSender | None:
+        """Adds a sender in its predecessor's place; returns None for one that is no longer the latest."""
         try:
-            who = parse_id(hello.sender)
+            end_id = parse_id(hello.sender)
         except ValueError:
             self.refused += 1
             return None
-        former = self._latest.get(who.name)
-        if former is not None and former.who.order >= who.order:
-            self._turn_away(route, superseded=True)
+        former = self._latest.get(end_id.name)
+        if former is not None and former.end_id.order >= end_id.order:
+            self._reject(route, superseded=True)
             return None
-        peer = KnownSender(hello.sender, who, route, hello.oldest, now)
-        self._peers[peer.id] = self._latest[who.name] = peer
+        peer = KnownSender(hello.sender, end_id, route, hello.oldest, now)
+        self._peers[peer.id] = self._latest[end_id.name] = peer
         peer.share = self.shares.claim(peer.id, first=former is not None)
         if former is not None:
-            self._depart(former, for_good=True)
+            self._depart(former, permanently=True)
         return peer
 
     def on_data(self, now: float, data: Data, route: Any) -> bool:
-        """A message arrived. Returns whether it was new and in sequence, and is now held here."""
+        """Handles a message; returns whether it was new and in sequence, and is now held here."""
         peer = self._peers.get(data.sender)
         if peer is None or not peer.present:
             self.refused += 1
-            self._turn_away(route, superseded=False)
+            self._reject(route, superseded=False)
             return False
-        peer.heard_at = now
+        peer.last_seen_at = now
         if data.sequence < peer.expected:
             self.duplicates += 1
             self._schedule(peer, now)
@@ -185,7 +186,7 @@ class ReceiverState:
         return self._read(now, ReceivedMessage(peer, data.steps, None, peer.share, peer.share.tenure), data.payload)
 
     def _read(self, now: float, entry: ReceivedMessage, payload: Any) -> bool:
-        """Queues a message that reads. One that does not is never given up: its steps would be in no place."""
+        """Queues a readable message; an unreadable one is requested again forever, or its steps would go uncounted."""
         peer = entry.peer
         try:
             entry.record = self._unpack(payload)
@@ -213,32 +214,32 @@ class ReceiverState:
 
     def _ask_again(self, now: float, peer: KnownSender) -> None:
         self.refused += 1
-        if peer.unreadable < READINGS:  # else it comes again with its sender's next Hello
+        if peer.unreadable < READINGS:  # else the sender's next Hello causes another copy
             peer.ask = True
             self._schedule(peer, now)
 
     def on_bye(self, bye: SenderBye) -> None:
-        """A sender closed in order."""
+        """Handles the orderly end of a sender."""
         peer = self._peers.get(bye.sender)
         if peer is not None:
-            self._depart(peer, for_good=True)
+            self._depart(peer, permanently=True)
 
     def tick(self, now: float) -> None:
-        """Time has passed: senders that were silent for too long are gone, until they say Hello.
+        """Removes senders that were silent for too long; a Hello brings one back.
 
-        Hand over what has arrived first: a receiver that was busy is no reason to give senders up.
+        Deliver all arrived messages first: a busy receiver must not lose its senders.
         """
         timeout = self._timing.peer_timeout
-        for peer in [peer for peer in self._peers.values() if peer.present and peer.heard_at + timeout <= now]:
-            self._depart(peer, for_good=False)
+        for peer in [peer for peer in self._peers.values() if peer.present and peer.last_seen_at + timeout <= now]:
+            self._depart(peer, permanently=False)
 
     # ------------------------------------------------------------ handing out
 
     def take(self) -> ReceivedMessage:
-        """The next message: those of departed senders first, then one of each sender in turn.
+        """Returns the next message: first those of departed senders, then one of each sender in turn.
 
         Raises:
-            Empty: there is none.
+            Empty: no message has arrived.
         """
         waiting = self._orphaned or self._ring
         if not waiting:
@@ -254,7 +255,7 @@ class ReceiverState:
         return entry
 
     def acknowledge(self, now: float, entry: ReceivedMessage) -> None:
-        """The message is done with. Takes effect when all before it from its sender are."""
+        """Acknowledges a message, which takes effect when all earlier ones of its sender are acknowledged."""
         entry.acknowledged = True
         peer = entry.peer
         while peer.pending and peer.pending[0].acknowledged:
@@ -267,7 +268,7 @@ class ReceiverState:
                 self._freed(now, peer, done.steps)
 
     def _freed(self, now: float, peer: KnownSender, steps: int) -> None:
-        """Credit to tell a sender about: at once if it is a quarter of a share, else soon."""
+        """Schedules the Grant of returned credit: at once from a quarter of a share, else shortly."""
         peer.fresh_messages += 1
         peer.fresh_steps += steps
         urgent = (
@@ -278,9 +279,9 @@ class ReceiverState:
     # ------------------------------------------------------------ grants
 
     def outgoing(self, now: float) -> list[tuple[Any, Grant]]:
-        """Grants to send now, each with its route. With `now` infinite: all that are not sent yet."""
-        out = list(self._strangers.items())
-        self._strangers.clear()
+        """Returns the Grants to send now, each with its route; an infinite `now` returns all that are not sent yet."""
+        out = list(self._replies_to_unknown.items())
+        self._replies_to_unknown.clear()
         if self._next_due <= now:
             for peer in [peer for peer in self._due.values() if peer.due <= now]:
                 out.append((peer.route, self._grant(peer)))
@@ -312,9 +313,9 @@ class ReceiverState:
             self._due[peer.id] = peer
             self._next_due = min(self._next_due, due)
 
-    def _turn_away(self, route: Any, *, superseded: bool) -> None:
-        """Answers a sender that is not known, or no longer the latest of its name."""
-        self._strangers[route] = Grant(
+    def _reject(self, route: Any, *, superseded: bool) -> None:
+        """Replies to a sender that is unknown, or no longer the latest of its name."""
+        self._replies_to_unknown[route] = Grant(
             receiver=self.receiver,
             echo=0,
             messages=0,
@@ -327,11 +328,11 @@ class ReceiverState:
             superseded=superseded,
         )
 
-    # ------------------------------------------------------------ coming and going
+    # ------------------------------------------------------------ departures
 
-    def _depart(self, peer: KnownSender, *, for_good: bool) -> None:
-        """A sender is gone: its share returns, what arrived from it stays and goes first."""
-        peer.gone |= for_good
+    def _depart(self, peer: KnownSender, *, permanently: bool) -> None:
+        """Frees the share of a sender that has left; its queued messages stay and are handed out first."""
+        peer.gone |= permanently
         if not peer.present:
             return
         peer.present = False
@@ -349,10 +350,10 @@ class ReceiverState:
         if peer.share is None:
             return
         share, peer.share = peer.share, None
-        heir = self._peers.get(self.shares.release(share))
-        if heir is not None:
-            heir.share = share
-            self._schedule(heir, -math.inf)
+        successor = self._peers.get(self.shares.release(share))
+        if successor is not None:
+            successor.share = share
+            self._schedule(successor, -math.inf)
 
     def _move(self, peer: KnownSender, source: deque[KnownSender], target: deque[KnownSender]) -> None:
         if peer.queue:
@@ -361,5 +362,5 @@ class ReceiverState:
 
     def _forget(self, peer: KnownSender) -> None:
         del self._peers[peer.id], self._departed[peer.id]
-        if self._latest.get(peer.who.name) is peer:
-            del self._latest[peer.who.name]
+        if self._latest.get(peer.end_id.name) is peer:
+            del self._latest[peer.end_id.name]

@@ -1,6 +1,6 @@
-"""The receiver's end of a queue: what waits, on top of `ReceiverState`. Memory and ZeroMQ use the same.
+"""The receiver's end of a queue adds waiting to `ReceiverState`, for memory and ZeroMQ alike.
 
-As in `sending_end`: all logic is in functions that never wait, and no await follows the moment a
+As in `sending_end`, all logic is in functions that never wait, and no await follows the point at which a
 message is taken.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from sparring.pipeline.errors import Closed, CodecError
+from sparring.pipeline.errors import CodecError, QueueClosed
 from sparring.pipeline.queues.credit import ReceivedMessage, ReceiverState
 from sparring.pipeline.queues.interface import Capacity, Delivery, ReceiverStatistics
 from sparring.pipeline.queues.timer import Timer
@@ -20,7 +20,7 @@ from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, T
 
 
 class _Delivery:
-    """A record handed out, with what its acknowledgement needs."""
+    """Holds a record that was handed out and can be acknowledged."""
 
     __slots__ = ("_end", "_entry")
 
@@ -30,39 +30,39 @@ class _Delivery:
 
     @property
     def record(self) -> Any:
-        """The record."""
+        """Returns the record."""
         return self._entry.record
 
     @property
     def steps(self) -> int:
-        """Agent-steps in it."""
+        """Returns the agent-steps in the record."""
         return self._entry.steps
 
     @property
     def sender(self) -> str:
-        """Service start that put it, as given to its transport."""
-        return self._entry.peer.who.start
+        """Returns the incarnation of the service that sent it."""
+        return self._entry.peer.end_id.incarnation
 
     def acknowledge(self) -> None:
-        """As `Delivery.acknowledge`. After the end was closed it does nothing: the next receiver gets it again."""
+        """Acknowledges the record, unless the end is closed: then the next receiver gets the record again."""
         self._end.acknowledge(self._entry)
 
 
 class ReceivingEnd:
-    """The receiver's end of a queue.
+    """Receives the records of a queue; see `ReceivingQueue`.
 
     Args:
         receiver: id of this end.
         capacity: never exceeded.
         behavior_id: behavior name that the queue carries.
         timing: intervals.
-        clock: seconds, rising.
+        clock: gives rising seconds.
         unpack: turns a payload into a record; a CodecError discards the message.
         on_discard: called with the sender's id and that error.
         transmit: sends a Grant along a route, or loses it; never waits.
-        poll: hands over what has arrived; called before time is looked at, and after sending, which may
-            have hidden an arrival.
-        release: frees what the shell holds for this end; called once, when it closes.
+        poll: delivers arrived messages; called before the clock is read, and after sending, which may have hidden
+            an arrival.
+        release: frees the transport's resources for this end; called once, when it closes.
 
     Raises:
         QueueError: a sender's share would hold no message or no step.
@@ -97,39 +97,39 @@ class ReceivingEnd:
 
     @property
     def behavior_id(self) -> str:
-        """Behavior name that the queue carries, "*" for all."""
+        """Returns the behavior name that the queue carries, "*" for all."""
         return self._behavior_id
 
     @property
     def maxlen(self) -> int:
-        """Capacity in messages."""
+        """Returns the capacity in messages."""
         return self._state.capacity.messages
 
     @property
     def closed(self) -> bool:
-        """Whether this end is closed."""
+        """Returns whether this end is closed."""
         return self._closed
 
     # ------------------------------------------------------------ getting
 
     async def get(self) -> Any:
-        """As `ReceivingQueue.get`."""
+        """Returns the next record as `ReceivingQueue.get` does."""
         await self._arrival()
         return self.get_nowait()
 
     async def receive(self) -> Delivery:
-        """As `ReceivingQueue.receive`."""
+        """Returns the next record as `ReceivingQueue.receive` does."""
         await self._arrival()
         return self.receive_nowait()
 
     def get_nowait(self) -> Any:
-        """As `get`, but raises `Empty` where that would wait."""
+        """Returns the next record as `get` does, but raises `Empty` instead of waiting."""
         entry = self._take()
         self.acknowledge(entry)
         return entry.record
 
     def receive_nowait(self) -> Delivery:
-        """As `receive`, but raises `Empty` where that would wait."""
+        """Returns the next record as `receive` does, but raises `Empty` instead of waiting."""
         return _Delivery(self, self._take())
 
     def _take(self) -> ReceivedMessage:
@@ -138,12 +138,12 @@ class ReceivingEnd:
 
     def _check(self) -> None:
         if self._closed:
-            raise Closed(
+            raise QueueClosed(
                 f"got a get from {self._state.receiver}, which is closed; expected an open end; open a new one"
             )
 
     async def _arrival(self) -> None:
-        """Waits until there is something to take."""
+        """Waits until a message is queued."""
         if self._closed or self._state.queued_messages:
             await anyio.lowlevel.checkpoint()
         if self._closed or self._state.queued_messages:
@@ -161,7 +161,7 @@ class ReceivingEnd:
             self._waited_s += self._clock() - began
 
     def acknowledge(self, entry: ReceivedMessage) -> None:
-        """The message is done with."""
+        """Acknowledges a message, unless it already is or the end is closed."""
         if self._closed or entry.acknowledged:
             return
         now = self._clock()
@@ -169,17 +169,17 @@ class ReceivingEnd:
         self._send_grants(now)
 
     def qsize(self) -> int:
-        """Messages that `get_nowait` could return now."""
+        """Returns the number of messages that `get_nowait` could return now."""
         return self._state.queued_messages
 
     def empty(self) -> bool:
-        """Whether `qsize` is 0."""
+        """Returns whether `qsize` is 0."""
         return not self._state.queued_messages
 
-    # ------------------------------------------------------------ what the shell calls
+    # ------------------------------------------------------------ called by the transport
 
     def received(self, message: SenderHello | Data | SenderBye, route: Any) -> None:
-        """Something arrived; call `settle` when that was all for now."""
+        """Handles an arrived message; the transport calls `settle` after the last one."""
         if isinstance(message, Data):
             self._state.on_data(self._clock(), message, route)
         elif isinstance(message, SenderHello):
@@ -188,15 +188,15 @@ class ReceivingEnd:
             self._state.on_bye(message)
 
     def settle(self) -> None:
-        """Sends what is due after something arrived, and wakes those who wait for it."""
+        """Sends due Grants after arrivals, and wakes the callers that wait for a record."""
         if self._getters and self._state.queued_messages:
             self._arrived.set()
         now = self._clock()
         self._send_grants(now)
-        self.timer.advance(now + self._timing.peer_timeout)  # the first sender's silence is to be noticed too
+        self.timer.advance(now + self._timing.peer_timeout)  # so that the first sender's silence is noticed too
 
     def discard(self) -> None:
-        """Something arrived that was no message at all."""
+        """Counts an arrival that was not a message."""
         self._state.discarded += 1
 
     def _send_grants(self, now: float) -> None:
@@ -212,10 +212,10 @@ class ReceivingEnd:
         self._state.tick(now)
         self._send_grants(now)
 
-    # ------------------------------------------------------------ the rest
+    # ------------------------------------------------------------ statistics, closing
 
     def statistics(self) -> ReceiverStatistics:
-        """The counters."""
+        """Returns the counters."""
         state = self._state
         return ReceiverStatistics(
             queued_messages=state.queued_messages,
@@ -233,11 +233,11 @@ class ReceivingEnd:
             fullest_steps=state.shares.fullest_steps,
         )
 
-    def close(self, *, farewell: bool = True) -> None:
-        """Closes this end at once; without `farewell` as a crash would, saying nothing to the senders."""
+    def close(self, *, notify_peers: bool = True) -> None:
+        """Closes this end at once; without `notify_peers` it sends nothing, as in a crash."""
         if self._closed:
             return
-        if farewell:
+        if notify_peers:
             for route, grant in self._state.outgoing(float("inf")):
                 self._transmit(route, grant)
         self._closed = True
@@ -246,6 +246,6 @@ class ReceivingEnd:
         self._arrived.set()
 
     async def aclose(self) -> None:
-        """Closes this end. Senders keep what is unacknowledged for the next receiver."""
+        """Closes this end; senders keep unacknowledged messages for the next receiver."""
         self.close()
         await anyio.lowlevel.checkpoint()

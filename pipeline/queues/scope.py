@@ -1,4 +1,4 @@
-"""What one transport has open, and the task group its timers run in."""
+"""Holds the open ends of one transport, and the task group in which their timers run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sparring.pipeline.queues.timer import Timer
 
 
 class End(Protocol):
-    """Any end of a queue or board."""
+    """Stands for any end of a queue or topic."""
 
-    def close(self, *, farewell: bool = True) -> None:
-        """Closes it at once; without `farewell` as a crash would."""
+    def close(self, *, notify_peers: bool = True) -> None:
+        """Closes the end at once; without `notify_peers` it sends nothing, as a crash would."""
 
 
 class Scope:
-    """Open ends. Leaving the scope closes them."""
+    """Holds the open ends of a transport, and closes them when it is left."""
 
     def __init__(self) -> None:
         self._ends: list[End] = []
@@ -41,31 +41,31 @@ class Scope:
         return handled
 
     def index(self, name: str) -> int:
-        """Takes the lowest number that no open sender of this transport has on queue `name`."""
+        """Reserves the lowest number that no open sender of this transport has on queue `name`."""
         index = next(index for index in itertools.count() if (name, index) not in self._senders)
         self._senders.add((name, index))
         return index
 
     def release_index(self, name: str, index: int) -> None:
-        """Gives that number back."""
+        """Returns a number that `index` reserved."""
         self._senders.discard((name, index))
 
     def add(self, end: End, timer: Timer | None = None) -> None:
-        """An end is open; its timer runs until it stops."""
+        """Adds an open end, and runs its timer until that stops."""
         self._ends.append(end)
         if timer is not None:
             self._tasks.start_soon(timer.run)
 
     def remove(self, end: End) -> None:
-        """An end is closed."""
+        """Removes a closed end."""
         self._ends.remove(end)
 
-    def close(self, *, farewell: bool = True) -> None:
-        """Closes all ends at once; without `farewell` as a crash would."""
+    def close(self, *, notify_peers: bool = True) -> None:
+        """Closes all ends at once; without `notify_peers` they send nothing, as in a crash."""
         for end in [*self._ends]:
-            end.close(farewell=farewell)
+            end.close(notify_peers=notify_peers)
 
     def fail(self, error: Exception) -> None:
-        """Cancels all that runs in the scope, and has it raise a failure from outside any task."""
+        """Cancels everything in the scope, which then raises a failure from outside any task."""
         self._failure = error
         self._tasks.cancel_scope.cancel()

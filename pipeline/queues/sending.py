@@ -1,4 +1,4 @@
-"""The sender's half of a queue without I/O; the rules are in `credit`."""
+"""Implements the sender's half of a queue without I/O; `credit` explains the rules."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sparring.pipeline.queues.wire import Data, Grant, SenderHello, Timing
 
 
 class SenderState:
-    """One sender's half of a queue.
+    """Keeps and sends one sender's messages until they are acknowledged.
 
     Args:
         sender: id of this end.
         timing: intervals.
-        on_receiver: called at the first word of each start of the receiver, when all that its
-            predecessor acknowledged is counted and before its own grant is used.
+        on_receiver: called at the first Grant of each incarnation of the receiver, after everything that its
+            predecessor acknowledged is counted and before the Grant is used.
     """
 
     def __init__(self, sender: str, timing: Timing, on_receiver: Callable[[], None] = lambda: None) -> None:
@@ -42,36 +42,36 @@ class SenderState:
         self._farthest = 0  # ... after the last message ever sent
         self._serial = 0  # of the last Hello
         self._answered = 0  # highest serial echoed
-        self._believed = 0  # another receiver is believed only if it echoes a later Hello than this
-        self._repaired = 0  # a loss is believed only if reported for a later Hello than this
-        self._asked = False  # somebody asked for a Hello
-        self._said_at = -math.inf
-        self._heard_at = -math.inf
+        self._believed = 0  # another receiver is accepted only if it echoes a later Hello than this
+        self._repaired = 0  # a loss is accepted only if reported for a later Hello than this
+        self._asked = False  # a receiver asked for a Hello
+        self._hello_at = -math.inf
+        self._granted_at = -math.inf
 
-    # ------------------------------------------------------------ questions
+    # ------------------------------------------------------------ state
 
     @property
     def put_messages(self) -> int:
-        """Messages put so far."""
+        """Returns the number of messages put so far."""
         return self._next
 
     @property
     def acknowledged_messages(self) -> int:
-        """Messages acknowledged so far: cumulative, in order."""
+        """Returns the number of messages acknowledged so far, in order."""
         return self._next - len(self._kept)
 
     @property
     def unacknowledged_messages(self) -> int:
-        """Messages kept for the receiver."""
+        """Returns the number of messages kept for the receiver."""
         return len(self._kept)
 
     @property
     def unacknowledged_steps(self) -> int:
-        """Steps in them."""
+        """Returns the steps kept for the receiver."""
         return self.put_steps - self.acknowledged_steps
 
     def fits(self, steps: int) -> bool:
-        """Whether a message of `steps` can be put right now."""
+        """Returns whether a message of `steps` can be put now."""
         return (
             len(self._kept) < self.share_messages
             and self.unacknowledged_steps + steps <= self.share_steps
@@ -80,7 +80,7 @@ class SenderState:
 
     @property
     def stuck(self) -> Data | None:
-        """The message that can never be sent, because a new receiver takes only smaller ones."""
+        """Returns a message that can never be sent because a new receiver accepts smaller ones only, if any."""
         if self.whole and self._sent < self._next:
             unsent = self._kept[self._sent - self.acknowledged_messages]
             if unsent.steps > self.whole:
@@ -89,40 +89,40 @@ class SenderState:
 
     @property
     def deadline(self) -> float:
-        """When `outgoing` has something at the latest, if nothing else happens."""
+        """Returns the latest time at which `outgoing` has a message, if nothing else happens."""
         if self.superseded:
             return math.inf
-        due = self._said_at + self._timing.heartbeat
+        due = self._hello_at + self._timing.heartbeat
         if self._sent > self.acknowledged_messages or not self.share_messages:
-            unanswered = self._serial - self._answered  # the longer nobody is there, the less is said
-            due = min(due, max(self._said_at, self._heard_at) + self._timing.retry * max(1, unanswered))
+            unanswered = self._serial - self._answered  # the longer the receiver is away, the rarer the Hellos
+            due = min(due, max(self._hello_at, self._granted_at) + self._timing.retry * max(1, unanswered))
         if self._asked:
             outstanding = self._serial > self._answered
-            due = min(due, self._said_at + self._timing.retry) if outstanding else -math.inf
+            due = min(due, self._hello_at + self._timing.retry) if outstanding else -math.inf
         return due
 
     # ------------------------------------------------------------ events
 
     def put(self, steps: int, payload: Any) -> None:
-        """Takes a message that `fits`."""
+        """Accepts a message that `fits`."""
         assert self.fits(steps)
         self._kept.append(Data(self.sender, self._next, steps, payload))
         self._next += 1
         self.put_steps += steps
 
     def linked(self) -> None:
-        """The link came up: what was on it is lost, and so is an unanswered Hello."""
+        """Handles a new connection of the link: messages in transit are lost, an unanswered Hello included."""
         self._asked = True
         self._answered = self._serial
 
     def on_grant(self, now: float, grant: Grant) -> None:
-        """A receiver told our share and what has arrived."""
+        """Handles a Grant, which reports this sender's share and the messages that have arrived."""
         if grant.superseded:
             self.superseded = True
             return
         if grant.receiver != self.receiver and not self._believe(grant):
             return
-        self._heard_at = now
+        self._granted_at = now
         self._answered = max(self._answered, grant.echo)
         self._asked |= grant.ask
         self._forget(min(grant.acknowledged, self._farthest))
@@ -133,7 +133,7 @@ class SenderState:
             self._rewind(grant.received)
 
     def _believe(self, grant: Grant) -> bool:
-        """Whether another receiver has taken over. Late news of an earlier one echoes no later Hello."""
+        """Returns whether another receiver has taken over; a late Grant of an earlier one echoes no later Hello."""
         if grant.echo <= self._believed:
             self._asked = True
             return False
@@ -156,13 +156,13 @@ class SenderState:
         self._sent = max(self._sent, self.acknowledged_messages)
 
     def _rewind(self, sequence: int) -> None:
-        """The next message to send is `sequence`, or the oldest kept."""
+        """Makes `sequence`, or the oldest message kept, the next message to send."""
         oldest = self.acknowledged_messages
         self._sent = max(oldest, min(sequence, self._sent))
         self._sent_steps = sum(self._kept[index].steps for index in range(self._sent - oldest))
 
     def outgoing(self, now: float) -> list[SenderHello | Data]:
-        """What to send now."""
+        """Returns the messages to send now."""
         out: list[SenderHello | Data] = []
         while self._sent < self._next and not self.superseded:
             index = self._sent - self.acknowledged_messages
@@ -176,7 +176,7 @@ class SenderState:
             out.append(data)
         if self.deadline <= now:
             self._asked = False
-            self._said_at = now
+            self._hello_at = now
             self._serial += 1
             out.append(
                 SenderHello(sender=self.sender, serial=self._serial, oldest=self.acknowledged_messages, sent=self._sent)

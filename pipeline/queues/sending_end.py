@@ -1,8 +1,8 @@
-"""The sender's end of a queue: what waits, on top of `SenderState`. Memory and ZeroMQ use the same.
+"""The sender's end of a queue adds waiting to `SenderState`, for memory and ZeroMQ alike.
 
-A shell gives the end a way to transmit, hands it what arrives, and runs its timer. All logic is in
-functions that never wait; `put` and `drain` only wait until these can act, and no await follows the
-moment a message changes hands: a cancellation can neither lose nor repeat one.
+A transport gives the end a way to transmit, passes it arrived messages, and runs its timer. All logic is
+in functions that never wait; `put` and `drain` only wait until these can act, and no await follows the
+point at which a message changes hands: a cancellation can neither lose nor repeat one.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from sparring.pipeline.errors import Broken, Closed, Full, TooLarge
+from sparring.pipeline.errors import Full, QueueBroken, QueueClosed, TooLarge
 from sparring.pipeline.queues.credit import SenderState
 from sparring.pipeline.queues.interface import SenderStatistics
 from sparring.pipeline.queues.timer import Timer
-from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, Timing, start_of
+from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, Timing, incarnation_of
 
 Acknowledged = Callable[[int, int], None]
 
 
 class SendingEnd:
-    """One sender's end of a queue.
+    """Sends records to the receiver of a queue; see `SendingQueue`.
 
     Args:
         sender: id of this end.
         behavior_id: behavior name that the queue carries.
         timing: intervals.
-        clock: seconds, rising.
-        pack: turns a record into a payload and its bytes.
+        clock: gives rising seconds.
+        pack: turns a record into a payload and its size in bytes.
         transmit: sends one message to the receiver, or loses it; never waits.
-        poll: hands over what has arrived; called after sending, which may have hidden an arrival.
-        release: frees what the shell holds for this end; called once, when it closes.
+        poll: delivers arrived messages; called after sending, which may have hidden an arrival.
+        release: frees the transport's resources for this end; called once, when it closes.
     """
 
     def __init__(
@@ -67,40 +67,40 @@ class SendingEnd:
 
     @property
     def behavior_id(self) -> str:
-        """Behavior name that the queue carries, "*" for all."""
+        """Returns the behavior name that the queue carries, "*" for all."""
         return self._behavior_id
 
     @property
     def maxlen(self) -> int:
-        """Most messages this end may have unacknowledged: its share, 0 until the receiver grants it."""
+        """Returns the most messages this end may have unacknowledged: its share, 0 until the receiver grants it."""
         return self._state.share_messages
 
     @property
     def receivers(self) -> int:
-        """Starts of the receiver heard so far."""
+        """Returns the number of incarnations of the receiver seen so far."""
         return self._state.receivers
 
     @property
     def receiver(self) -> str:
-        """Service start of the present receiver as given to its transport, "" until one was heard."""
-        return start_of(self._state.receiver)
+        """Returns the incarnation of the service that receives, "" before its first message."""
+        return incarnation_of(self._state.receiver)
 
     @property
     def closed(self) -> bool:
-        """Whether this end is closed."""
+        """Returns whether this end is closed."""
         return self._closed
 
     # ------------------------------------------------------------ putting
 
     async def put(self, record: Any, steps: int) -> None:
-        """As `SendingQueue.put`. Puts that wait are served in their order.
+        """Sends a record as `SendingQueue.put` does; waiting puts are served in order.
 
         Raises:
-            TooLarge: more steps than `Capacity.largest` of the receiver.
-            Closed: this end is closed.
-            Broken: a later start of this sender has taken its place, or the receiver came back with a
-                capacity too small for what is kept for it.
-            CodecError: the record does not hold what its annotations say.
+            TooLarge: there are more steps than the receiver's `Capacity.largest`.
+            QueueClosed: this end is closed.
+            QueueBroken: a later incarnation has replaced this sender, or the receiver came back with a capacity
+                too small for a message that is kept for it.
+            CodecError: a field's value does not match its annotation.
         """
         payload, size = self._pack(record)
         await anyio.lowlevel.checkpoint()
@@ -109,7 +109,7 @@ class SendingEnd:
         self._put(steps, payload, size)
 
     def put_nowait(self, record: Any, steps: int) -> None:
-        """As `put`, but raises `Full` where that would wait."""
+        """Sends a record as `put` does, but raises `Full` instead of waiting."""
         payload, size = self._pack(record)
         if not self._may_put(steps):
             state = self._state
@@ -127,10 +127,10 @@ class SendingEnd:
     def _check(self, steps: int) -> None:
         state = self._state
         if self._closed:
-            raise Closed(f"got a put to {state.sender}, which is closed; expected an open end; open a new one")
+            raise QueueClosed(f"got a put to {state.sender}, which is closed; expected an open end; open a new one")
         if state.superseded:
-            raise Broken(
-                f"got {state.sender}, whose place a later start of the same name has taken; expected one running "
+            raise QueueBroken(
+                f"got {state.sender}, which a later process of the same name has replaced; expected one running "
                 "process of each name; stop this one"
             )
         if steps < 0 or (state.largest and steps > state.largest):
@@ -139,9 +139,9 @@ class SendingEnd:
                 "a sender's share; split it, or raise the receiver's capacity"
             )
         if stuck := state.stuck:
-            raise Broken(
-                f"got a receiver that takes at most {state.whole} steps from one sender, with a message of "
-                f"{stuck.steps} kept for it; expected the capacity of its predecessor; restart it with that"
+            raise QueueBroken(
+                f"got a receiver that accepts at most {state.whole} steps from one sender, with a message of "
+                f"{stuck.steps} kept for it; expected the capacity of its predecessor; restart it with that capacity"
             )
 
     async def _turn(self, steps: int) -> None:
@@ -172,10 +172,10 @@ class SendingEnd:
         if self._putters:
             self._putters[0].set()
 
-    # ------------------------------------------------------------ what the shell calls
+    # ------------------------------------------------------------ called by the transport
 
     def received(self, grant: Grant) -> None:
-        """A Grant arrived."""
+        """Handles a Grant."""
         state = self._state
         before = state.acknowledged_messages
         state.on_grant(self._clock(), grant)
@@ -188,12 +188,12 @@ class SendingEnd:
         self._wake_all() if state.superseded or state.stuck else self._wake_putter()
 
     def linked(self) -> None:
-        """The link to a receiver came up, perhaps again."""
+        """Handles a new connection of the link to a receiver."""
         self._state.linked()
         self.flush()
 
     def flush(self) -> None:
-        """Sends what is due."""
+        """Sends all due messages."""
         if not self._closed:
             for message in self._state.outgoing(self._clock()):
                 self._transmit(message)
@@ -204,31 +204,31 @@ class SendingEnd:
         for callback in self._receiver_callbacks:
             callback(self._state.receivers)
 
-    # ------------------------------------------------------------ the rest
+    # ------------------------------------------------------------ callbacks, statistics, closing
 
     def on_acknowledged(self, callback: Acknowledged) -> None:
         """Calls `callback(messages, steps)` with the cumulative acknowledged counts after each change.
 
-        The link calls it, outside any task: it must be short and may not ask for the current task or time.
+        It runs outside any task: it must be short, and must not ask for the current task or time.
         """
         self._acknowledged_callbacks.append(callback)
 
     def on_receiver(self, callback: Callable[[int], None]) -> None:
-        """Calls `callback(receivers)` with the starts seen so far when one is first heard of.
+        """Calls `callback(receivers)` with the number of incarnations of the receiver whenever a new one appears.
 
-        At that moment `statistics` counts all that its predecessors acknowledged and nothing of its own,
-        and nothing can be put yet. Where a receiver is known already, calls at once. Called as the callback
-        of `on_acknowledged` is.
+        At that time `statistics` counts all that its predecessors acknowledged and none of its own, and no
+        message can be put yet. If a receiver is already known, the call is made at once. The limits of
+        `on_acknowledged` apply.
         """
         self._receiver_callbacks.append(callback)
         if self._state.receivers:
             callback(self._state.receivers)
 
     async def drain(self) -> None:
-        """Returns when everything put has been acknowledged.
+        """Waits until everything put has been acknowledged.
 
         Raises:
-            Closed, Broken: that will not happen.
+            QueueClosed, QueueBroken: an acknowledgement can no longer arrive.
 
         Cancelled: nothing is lost.
         """
@@ -240,7 +240,7 @@ class SendingEnd:
             await self._drained.wait()
 
     def statistics(self) -> SenderStatistics:
-        """The counters."""
+        """Returns the counters."""
         state = self._state
         return SenderStatistics(
             put_messages=state.put_messages,
@@ -259,11 +259,11 @@ class SendingEnd:
             acknowledged_steps_earlier=state.acknowledged_steps_earlier,
         )
 
-    def close(self, *, farewell: bool = True) -> None:
-        """Closes this end at once; without `farewell` as a crash would, saying nothing to the receiver."""
+    def close(self, *, notify_peers: bool = True) -> None:
+        """Closes this end at once; without `notify_peers` it sends nothing, as in a crash."""
         if self._closed:
             return
-        if farewell:
+        if notify_peers:
             self._transmit(SenderBye(sender=self._state.sender))
         self._closed = True
         self.timer.stop()
@@ -271,7 +271,7 @@ class SendingEnd:
         self._wake_all()
 
     async def aclose(self) -> None:
-        """Closes this end; what is unacknowledged is given up (drain first to keep it)."""
+        """Closes this end and drops unacknowledged messages (drain first to keep them)."""
         self.close()
         await anyio.lowlevel.checkpoint()
 

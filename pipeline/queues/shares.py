@@ -1,8 +1,8 @@
-"""Who may use which share of a receiver's capacity.
+"""Assigns shares of a receiver's capacity to its senders.
 
-The capacity is cut into `Capacity.senders` equal shares. What arrives is charged to the share its
-sender owns and stays charged until it is acknowledged, also when the sender is gone: the next owner
-of the share is granted only what is left of it.
+The capacity is divided into `Capacity.senders` equal shares. A message is charged to the share that
+its sender owns until it is acknowledged, even after the sender has left: the next owner of the share
+is granted only what remains.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sparring.pipeline.queues.interface import Capacity
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """One share.
+    """Counts the messages that are charged to one share of a receiver's capacity.
 
     Attributes:
-        owner: id of the sender that may fill it, "" for none.
-        tenure: counts its owners; what was charged in an earlier tenure is inherited.
-        messages: charged to it, `steps` steps in them.
-        inherited_messages: of these, what earlier owners left, `inherited_steps` steps in them.
+        owner: id of the sender that may fill the share, "" for none.
+        tenure: number of owners so far; messages charged in an earlier tenure are inherited.
+        messages: messages charged to the share, with `steps` steps in them.
+        inherited_messages: messages that earlier owners left, with `inherited_steps` steps in them.
     """
 
     owner: str = ""
@@ -34,7 +34,7 @@ class Share:
 
 
 class Shares:
-    """The shares of one receiver.
+    """Divides one receiver's capacity into shares.
 
     Raises:
         QueueError: a share would hold no message or no step.
@@ -56,38 +56,38 @@ class Shares:
         self._waiting: deque[str] = deque()
 
     def claim(self, sender: str, *, first: bool = False) -> Share | None:
-        """The emptiest free share for a sender, or None: then it waits, behind all others unless `first`."""
+        """Gives a sender the emptiest free share; None makes it wait, behind all others unless `first`."""
         free = [share for share in self._shares if not share.owner]
         if not free:
             self._waiting.appendleft(sender) if first else self._waiting.append(sender)
             return None
         share = min(free, key=lambda share: (share.messages, share.steps))
-        self._hand_over(share, sender)
+        self._assign(share, sender)
         return share
 
     def withdraw(self, sender: str) -> None:
-        """A sender no longer waits for a share."""
+        """Removes a sender from those that wait for a share."""
         if sender in self._waiting:
             self._waiting.remove(sender)
 
     def release(self, share: Share) -> str:
-        """A share loses its owner. Returns the waiting sender that owns it now, or ""."""
-        self._hand_over(share, self._waiting.popleft() if self._waiting else "")
+        """Frees a share; returns the waiting sender that owns it from now on, or ""."""
+        self._assign(share, self._waiting.popleft() if self._waiting else "")
         return share.owner
 
-    def _hand_over(self, share: Share, owner: str) -> None:
+    def _assign(self, share: Share, owner: str) -> None:
         share.owner = owner
         share.tenure += 1
         share.inherited_messages, share.inherited_steps = share.messages, share.steps
 
     def granted(self, share: Share | None) -> tuple[int, int]:
-        """Messages and steps that the owner may have unacknowledged."""
+        """Returns the messages and steps that the owner may have unacknowledged."""
         if share is None:
             return 0, 0
         return self.share_messages - share.inherited_messages, self.share_steps - share.inherited_steps
 
     def charge(self, share: Share | None, steps: int) -> bool:
-        """Charges one message, or returns False if it does not fit."""
+        """Charges one message to a share; returns False if it does not fit."""
         if share is None or share.messages >= self.share_messages or share.steps + steps > self.share_steps:
             return False
         share.messages += 1
@@ -99,7 +99,7 @@ class Shares:
         return True
 
     def discharge(self, share: Share, tenure: int, steps: int) -> None:
-        """Gives back what one message took that was charged in `tenure`."""
+        """Returns the credit of one message that was charged in `tenure`."""
         share.messages -= 1
         share.steps -= steps
         self.messages -= 1

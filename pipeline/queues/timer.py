@@ -1,4 +1,4 @@
-"""One task that calls a function when something is due, and can be told that it is due earlier."""
+"""A timer calls a function when it is due; the due time can be advanced while it waits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import anyio.lowlevel
 
 
 class Timer:
-    """Calls `fire` whenever `due` has come.
+    """Calls `fire` whenever the time `due` has come.
 
     Args:
-        clock: seconds, rising; need not be the event loop's own.
-        due: the next time to fire; asked again after each call.
-        fire: what to call; must move `due` on.
+        clock: gives rising seconds; need not be the event loop's own.
+        due: gives the next time to fire; called again after each firing.
+        fire: is called when due, and must move `due` on.
     """
 
     def __init__(self, clock: Callable[[], float], due: Callable[[], float], fire: Callable[[], None]) -> None:
@@ -23,12 +23,12 @@ class Timer:
         self._due = due
         self._fire = fire
         self._armed = -math.inf
-        self._offset = 0.0  # from our clock to the event loop's, which a callback cannot ask
+        self._offset = 0.0  # from `clock` to the event loop's clock, which a callback cannot read
         self._scope: anyio.CancelScope | None = None
         self._stopped = False
 
     async def run(self) -> None:
-        """Runs until stopped."""
+        """Runs the timer until it is stopped."""
         while not self._stopped:
             self._armed = self._due()
             await self._sleep()
@@ -46,7 +46,7 @@ class Timer:
         self._scope = None
 
     def advance(self, due: float) -> None:
-        """Fires at `due` if that is earlier than what the timer waits for."""
+        """Fires at `due` if that is earlier than the time that the timer waits for."""
         if due < self._armed:
             self._armed = due
             if self._scope is not None:

@@ -1,11 +1,11 @@
-"""The rules of a board without I/O: the latest of each key wins, everyone gets it, nobody is flooded.
+"""Implements a retained topic without I/O: each subscriber gets the latest record of each key, at its own pace.
 
-Each publication has a revision. A subscriber says the last revision it has (`SubscriberStatus`): at its start,
-after what it received, and as a ping. The publisher pushes what is newer in the order of revisions,
-and nothing more to that subscriber until it has said that it has it all: so a slow subscriber costs
-one copy of each key at most and skips what was replaced meanwhile. Each update names the one it
-follows, so that a subscriber takes none after a gap; what two pings have not found there is sent
-again.
+Each publication has a revision. A subscriber reports the last revision it has (`SubscriberStatus`): at
+its start, after each update, and as a ping. The publisher pushes newer records in the order of their
+revisions, and nothing more to that subscriber until it has confirmed them all: a slow subscriber costs
+at most one copy of each key, and skips records that were replaced meanwhile. Each update names the one
+it follows, so that a subscriber accepts none after a gap; an update that two pings have not confirmed
+is sent again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from sparring.pipeline.queues.wire import PublisherHeartbeat, SubscriberStatus, 
 
 @dataclass(slots=True, eq=False)
 class Subscriber:
-    """A subscriber as its publisher knows it.
+    """Holds a publisher's view of a subscriber.
 
     Attributes:
-        has: the revision it has; `sent` the last one pushed to it.
-        missed: pings that found it without the last push.
-        echo: serial of its latest Have.
+        has: the last revision that it confirmed; `sent` is the last one pushed to it.
+        missed: number of pings that did not confirm the last push.
+        echo: serial of its latest status.
         answer: it waits for an answer.
     """
 
-    heard_at: float
+    last_seen_at: float
     has: int = 0
     sent: int = 0
     missed: int = 0
@@ -37,7 +37,7 @@ class Subscriber:
 
 
 class PublisherState:
-    """The publisher's half of a board.
+    """Keeps the latest record of each key, and pushes it to subscribers.
 
     Args:
         publisher: id of this end.
@@ -49,84 +49,84 @@ class PublisherState:
         self._timing = timing
         self._revision = 0
         self._latest: dict[str, tuple[int, Any]] = {}  # key: revision and payload, in the order of revisions
-        self._followers: dict[Any, Subscriber] = {}
-        self._ready: dict[Any, Subscriber] = {}  # those that may have something to hear
+        self._subscribers: dict[Any, Subscriber] = {}
+        self._ready: dict[Any, Subscriber] = {}  # those that may be due an update or an answer
 
     @property
     def subscribers(self) -> int:
-        """Subscribers heard of lately."""
-        return len(self._followers)
+        """Returns the number of present subscribers."""
+        return len(self._subscribers)
 
     def publish(self, key: str, payload: Any) -> None:
         """Makes `payload` the latest of `key`."""
         self._revision += 1
         self._latest.pop(key, None)
         self._latest[key] = self._revision, payload
-        self._ready.update(self._followers)
+        self._ready.update(self._subscribers)
 
-    def on_have(self, now: float, have: SubscriberStatus, route: Any) -> None:
-        """A subscriber said what it has."""
-        if have.leaving:
-            self._followers.pop(route, None)
+    def on_status(self, now: float, status: SubscriberStatus, route: Any) -> None:
+        """Handles the status of a subscriber."""
+        if status.leaving:
+            self._subscribers.pop(route, None)
             self._ready.pop(route, None)
             return
-        follower = self._followers.setdefault(route, Subscriber(now))
-        if have.serial <= follower.echo:
+        subscriber = self._subscribers.setdefault(route, Subscriber(now))
+        if status.serial <= subscriber.echo:
             return
-        follower.heard_at = now
-        follower.echo = have.serial
-        follower.has = have.revision if have.publisher == self.publisher else 0
-        follower.answer |= have.answer
-        if follower.has < follower.sent:
-            follower.missed += have.answer  # the first may have crossed the push on the link
-        if follower.has >= follower.sent or follower.missed > 1:
-            follower.sent = follower.has
-        self._ready[route] = follower
+        subscriber.last_seen_at = now
+        subscriber.echo = status.serial
+        subscriber.has = status.revision if status.publisher == self.publisher else 0
+        subscriber.answer |= status.answer
+        if subscriber.has < subscriber.sent:
+            subscriber.missed += status.answer  # the first may have crossed the push on the link
+        if subscriber.has >= subscriber.sent or subscriber.missed > 1:
+            subscriber.sent = subscriber.has
+        self._ready[route] = subscriber
 
     def outgoing(self, now: float) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
-        """Route, message and payload (None with Alive) of what to send now."""
+        """Returns the messages to send now: route, message and payload (None with a heartbeat)."""
         out: list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]] = []
-        for route, follower in self._ready.items():
-            if now - follower.heard_at >= self._timing.peer_timeout:
-                del self._followers[route]
+        for route, subscriber in self._ready.items():
+            if now - subscriber.last_seen_at >= self._timing.peer_timeout:
+                del self._subscribers[route]
                 continue
-            pushed = [] if follower.sent > follower.has else self._push(route, follower)
-            if follower.answer and not pushed:
-                out.append((route, PublisherHeartbeat(publisher=self.publisher, echo=follower.echo), None))
-            follower.answer = False
+            pushed = [] if subscriber.sent > subscriber.has else self._push(route, subscriber)
+            if subscriber.answer and not pushed:
+                out.append((route, PublisherHeartbeat(publisher=self.publisher, echo=subscriber.echo), None))
+            subscriber.answer = False
             out += pushed
         self._ready.clear()
         return out
 
-    def farewell(self) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
-        """The last words, to be sent before this end closes: nothing waits for a word from subscribers any more.
+    def final_updates(self) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
+        """Returns the updates to send before this end closes, without waiting for confirmations.
 
-        What was pushed and not confirmed may be lost, so it comes once more: nobody will be there to be asked for it.
+        An unconfirmed push may be lost, so it is repeated: after the close, subscribers could not request it.
         """
-        for follower in self._followers.values():
-            follower.sent = follower.has
-        return [pushed for route, follower in self._followers.items() for pushed in self._push(route, follower)]
+        for subscriber in self._subscribers.values():
+            subscriber.sent = subscriber.has
+        return [pushed for route, subscriber in self._subscribers.items() for pushed in self._push(route, subscriber)]
 
-    def _push(self, route: Any, follower: Subscriber) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
-        """What is newer than what was sent."""
-        news = [(key, *entry) for key, entry in self._latest.items() if entry[0] > follower.sent]
+    def _push(self, route: Any, subscriber: Subscriber) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
+        """Returns the updates that are newer than the last one sent."""
+        news = [(key, *entry) for key, entry in self._latest.items() if entry[0] > subscriber.sent]
         pushed: list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]] = []
         for key, revision, payload in news:
             update = TopicUpdate(
-                publisher=self.publisher, echo=follower.echo, after=follower.sent, revision=revision, key=key
+                publisher=self.publisher, echo=subscriber.echo, after=subscriber.sent, revision=revision, key=key
             )
             pushed.append((route, update, payload))
-            follower.sent, follower.missed = revision, 0
+            subscriber.sent, subscriber.missed = revision, 0
         return pushed
 
 
 class SubscriberState:
-    """A subscriber's half of a board.
+    """Keeps the latest records that a publisher has pushed.
 
     Args:
         timing: intervals.
-        pace: seconds from an update to the word that lets the next one come: 0 for all there is,
-            more for a reader that only now and then looks.
+        pace: seconds from an update to its confirmation, which permits the next one: 0 for no delay, more for a
+            reader that looks only now and then.
     """
 
     def __init__(self, timing: Timing, pace: float = 0.0) -> None:
@@ -134,36 +134,36 @@ class SubscriberState:
         self._pace = pace
         self.publisher = ""
         self.latest: dict[str, Any] = {}
-        self.heard_at = -math.inf
+        self.last_seen_at = -math.inf
         self._revision = 0
         self._serial = 0
-        self._believed = 0  # another publisher is believed only if it echoes a later Have than this
-        self._said_at = -math.inf
+        self._believed = 0  # another publisher is accepted only if it echoes a later status than this
+        self._pinged_at = -math.inf
         self._confirm_at = math.inf
 
     @property
     def deadline(self) -> float:
-        """When `outgoing` has something at the latest, if nothing else happens."""
-        return min(self._confirm_at, self._said_at + self._timing.heartbeat)
+        """Returns the latest time at which `outgoing` has a message, if nothing else happens."""
+        return min(self._confirm_at, self._pinged_at + self._timing.heartbeat)
 
     def linked(self) -> None:
-        """The link came up."""
-        self._said_at = -math.inf
+        """Handles a new connection of the link."""
+        self._pinged_at = -math.inf
 
-    def on_alive(self, now: float, message: PublisherHeartbeat | TopicUpdate) -> bool:
-        """The publisher was heard. Returns whether it is the present one."""
+    def on_heartbeat(self, now: float, message: PublisherHeartbeat | TopicUpdate) -> bool:
+        """Handles a message of a publisher; returns whether it is the present one."""
         if message.publisher != self.publisher:
             if message.echo <= self._believed:
                 return False
             self._believed = self._serial
             self.publisher = message.publisher
             self._revision = 0
-        self.heard_at = now
+        self.last_seen_at = now
         return True
 
     def on_update(self, now: float, update: TopicUpdate, record: Any) -> bool:
-        """A record arrived. Returns whether it is new."""
-        if not self.on_alive(now, update):
+        """Handles an update; returns whether its record is new."""
+        if not self.on_heartbeat(now, update):
             return False
         self._confirm_at = min(self._confirm_at, now + self._pace)
         if update.revision <= self._revision or update.after > self._revision:
@@ -173,12 +173,12 @@ class SubscriberState:
         return True
 
     def outgoing(self, now: float) -> SubscriberStatus | None:
-        """What to send now."""
-        ping = self._said_at + self._timing.heartbeat <= now
+        """Returns the status to send now, if one is due."""
+        ping = self._pinged_at + self._timing.heartbeat <= now
         if not ping and self._confirm_at > now:
             return None
         self._confirm_at = math.inf
         self._serial += 1
         if ping:
-            self._said_at = now
+            self._pinged_at = now
         return SubscriberStatus(serial=self._serial, publisher=self.publisher, revision=self._revision, answer=ping)

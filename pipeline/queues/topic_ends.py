@@ -1,4 +1,4 @@
-"""The ends of a board: what waits, on top of the rules in `topic`. Memory and ZeroMQ use the same."""
+"""The ends of a topic add waiting to the rules in `topic`, for memory and ZeroMQ alike."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from sparring.pipeline.errors import Closed
+from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.queues.timer import Timer
 from sparring.pipeline.queues.topic import PublisherState, SubscriberState
-from sparring.pipeline.queues.wire import PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate, start_of
+from sparring.pipeline.queues.wire import PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate, incarnation_of
 
 
 class TopicEnd:
-    """The publisher's end of a board.
+    """Publishes the records of a topic; see `Topic`.
 
     Args:
         publisher: id of this end.
         timing: intervals.
-        clock: seconds, rising.
+        clock: gives rising seconds.
         pack: turns a record into a payload, once for all subscribers.
         transmit: sends one message and its payload along a route, or loses it; never waits.
-        poll: hands over what has arrived; called after sending, which may have hidden an arrival.
-        release: frees what the shell holds for this end; called once, when it closes.
+        poll: delivers arrived messages; called after sending, which may have hidden an arrival.
+        release: frees the transport's resources for this end; called once, when it closes.
     """
 
     def __init__(
@@ -47,66 +47,66 @@ class TopicEnd:
 
     @property
     def subscribers(self) -> int:
-        """Subscribers heard of lately."""
+        """Returns the number of present subscribers."""
         return self._state.subscribers
 
     @property
     def closed(self) -> bool:
-        """Whether this end is closed."""
+        """Returns whether this end is closed."""
         return self._closed
 
     def publish(self, key: str, record: Any) -> None:
-        """Makes `record` the latest of `key`, for all subscribers. Never waits.
+        """Makes `record` the latest of `key` for all subscribers, without waiting.
 
-        Its arrays must not change until the key is published again and long after: hand over copies.
+        Its arrays must not change until long after the key is published again: pass copies.
 
         Raises:
-            Closed: this end is closed.
-            CodecError: the record does not hold what its annotations say.
+            QueueClosed: this end is closed.
+            CodecError: a field's value does not match its annotation.
         """
         if self._closed:
-            raise Closed(
+            raise QueueClosed(
                 f"got {key!r} for {self._state.publisher}, which is closed; expected an open end; open a new one"
             )
         self._state.publish(key, self._pack(record))
         self.settle()
 
-    def received(self, have: SubscriberStatus, route: Any) -> None:
-        """Something arrived; call `settle` when that was all for now."""
-        self._state.on_have(self._clock(), have, route)
+    def received(self, status: SubscriberStatus, route: Any) -> None:
+        """Handles an arrived message; the transport calls `settle` after the last one."""
+        self._state.on_status(self._clock(), status, route)
 
     def settle(self) -> None:
-        """Sends what is due."""
+        """Sends all due messages."""
         for route, message, payload in self._state.outgoing(self._clock()):
             self._transmit(route, message, payload)
         self._poll()
 
-    def close(self, *, farewell: bool = True) -> None:
-        """Closes this end at once; without `farewell` as a crash would, without the last words."""
+    def close(self, *, notify_peers: bool = True) -> None:
+        """Closes this end at once; without `notify_peers` it sends no final updates, as in a crash."""
         if self._closed:
             return
-        if farewell:
-            for route, message, payload in self._state.farewell():
+        if notify_peers:
+            for route, message, payload in self._state.final_updates():
                 self._transmit(route, message, payload)
         self._closed = True
         self._release()
 
     async def aclose(self) -> None:
-        """Closes this end; subscribers keep what they have."""
+        """Closes this end; subscribers keep the records they have."""
         self.close()
         await anyio.lowlevel.checkpoint()
 
 
 class SubscriptionEnd:
-    """One subscriber's end of one board.
+    """Receives the records of a topic; see `Subscription`.
 
     Args:
         timing: intervals.
-        clock: seconds, rising.
+        clock: gives rising seconds.
         transmit: sends one message to the publisher, or loses it; never waits.
-        poll: hands over what has arrived; called after sending, which may have hidden an arrival.
-        release: frees what the shell holds for this end; called once, when it closes.
-        pace: seconds between updates at least.
+        poll: delivers arrived messages; called after sending, which may have hidden an arrival.
+        release: frees the transport's resources for this end; called once, when it closes.
+        pace: least seconds between updates.
     """
 
     def __init__(
@@ -129,64 +129,64 @@ class SubscriptionEnd:
 
     @property
     def latest(self) -> dict[str, Any]:
-        """The latest record of each key seen so far; not to be changed."""
+        """Returns the latest record of each key seen so far, which must not be changed."""
         return self._state.latest
 
     @property
     def publisher(self) -> str:
-        """Service start of the publisher as given to its transport, "" until one was heard."""
-        return start_of(self._state.publisher)
+        """Returns the incarnation of the service that publishes, "" before its first message."""
+        return incarnation_of(self._state.publisher)
 
     @property
-    def heard_age(self) -> float:
-        """Seconds since the publisher last answered; infinite until it did."""
-        return self._clock() - self._state.heard_at
+    def heartbeat_age(self) -> float:
+        """Returns the seconds since the publisher last answered, infinity before its first message."""
+        return self._clock() - self._state.last_seen_at
 
     @property
     def closed(self) -> bool:
-        """Whether this end is closed."""
+        """Returns whether this end is closed."""
         return self._closed
 
     async def changed(self) -> None:
-        """Returns when some record arrived since this was last called (at once if one has).
+        """Waits until a record has arrived since the last call.
 
         Raises:
-            Closed: this end is closed.
+            QueueClosed: this end is closed.
         """
         await anyio.lowlevel.checkpoint()
         await self._fresh.wait()
         if self._closed:
-            raise Closed("got a wait on a subscription that is closed; expected an open end; subscribe again")
+            raise QueueClosed("got a wait on a subscription that is closed; expected an open end; subscribe again")
         self._fresh = anyio.Event()
 
     def received(self, message: TopicUpdate | PublisherHeartbeat, record: Any) -> None:
-        """Something arrived; call `flush` when that was all for now."""
+        """Handles an arrived message; the transport calls `flush` after the last one."""
         now = self._clock()
         if isinstance(message, PublisherHeartbeat):
-            self._state.on_alive(now, message)
+            self._state.on_heartbeat(now, message)
         elif self._state.on_update(now, message, record):
             self._fresh.set()
 
     def linked(self) -> None:
-        """The link to a publisher came up, perhaps again."""
+        """Handles a new connection of the link to a publisher."""
         self._state.linked()
         self.flush()
 
     def flush(self) -> None:
-        """Sends what is due."""
+        """Sends a status if one is due."""
         if self._closed:
             return
-        have = self._state.outgoing(self._clock())
-        if have is not None:
-            self._transmit(have)
+        status = self._state.outgoing(self._clock())
+        if status is not None:
+            self._transmit(status)
             self._poll()
         self.timer.advance(self._state.deadline)
 
-    def close(self, *, farewell: bool = True) -> None:
-        """Closes this end at once; without `farewell` as a crash would."""
+    def close(self, *, notify_peers: bool = True) -> None:
+        """Closes this end at once; without `notify_peers` it sends nothing, as in a crash."""
         if self._closed:
             return
-        if farewell:
+        if notify_peers:
             self._transmit(SubscriberStatus(serial=0, publisher="", revision=0, answer=False, leaving=True))
         self._closed = True
         self.timer.stop()

@@ -1,13 +1,13 @@
-"""What the ends of a queue or board say to each other, and how long they wait.
+"""Defines the messages between the ends of a queue or topic, and the intervals at which they are sent.
 
-    sender -> receiver       Hello, Data, Bye
+    sender -> receiver       SenderHello, Data, SenderBye
     receiver -> sender       Grant
-    subscriber -> publisher  Have
-    publisher -> subscriber  Update, Alive
+    subscriber -> publisher  SubscriberStatus
+    publisher -> subscriber  TopicUpdate, PublisherHeartbeat
 
-Every end has an id of its own at each start: `start#opened~index`, as `stepping-0.2#18a3bc~0`.
-Starts of one service have one name (`stepping-0~0`) and an order (2, 0x18a3bc), so that a later
-start takes the place of an earlier one and never the other way round.
+Each end has its own id, `incarnation#opened~index`, such as `stepping-0.2#18a3bc~0`. All
+incarnations of a service share a name (`stepping-0~0`) and have an order (2, 0x18a3bc), so that a
+later one replaces an earlier one and never the reverse.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from sparring.pipeline.messages.schema import record
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Intervals in seconds.
+    """Sets the intervals between messages, in seconds.
 
     Attributes:
-        heartbeat: a sender says Hello this often, a subscriber Have.
-        retry: a sender that waits for news says Hello again after this long.
-        peer_timeout: an end silent for this long is gone; longer than any pause of a living process.
-        acknowledge: an acknowledgement is sent at the latest this long after it was made. Shorter
-            frees credit earlier, longer needs fewer messages.
+        heartbeat: between two Hellos of a sender, and between two statuses of a subscriber.
+        retry: after which a sender that waits for a reply repeats its Hello.
+        peer_timeout: after which a silent end is considered gone; longer than any pause of a running process.
+        acknowledge: longest delay of an acknowledgement. Shorter frees credit earlier, longer needs fewer messages.
     """
 
     heartbeat: float = 1.0
@@ -43,68 +42,68 @@ _NUMBER: Final = re.compile("(?<![0-9])[0-9]+$")  # tried once for each run of d
 
 
 class EndId(NamedTuple):
-    """An id in its parts.
+    """Holds the parts of an end's id.
 
     Attributes:
-        name: the same for all starts of one end; a later start takes the place of an earlier one.
-        order: rises with each start of a name.
-        start: the service start that opened the end, as given to its transport.
+        name: the same for all incarnations of one end; a later one replaces an earlier one.
+        order: rises with each incarnation of a name.
+        incarnation: incarnation of the service that opened the end.
     """
 
     name: str
     order: tuple[int, int]
-    start: str
+    incarnation: str
 
 
-def make_id(start: str, opened: int, index: int = 0) -> str:
-    """The id of an end.
+def make_id(incarnation: str, opened: int, index: int = 0) -> str:
+    """Returns the id of an end.
 
     Args:
-        start: this start of the service, as "stepping-0.2" or "stepping-0.5f3a-2": the name, a dot, and what tells
-            starts of one name apart. Digits at the end are its number.
-        opened: rises with each opening of an end of this service.
-        index: tells apart ends that one transport has open on one queue at a time.
+        incarnation: incarnation of the service, such as "stepping-0.2" or "stepping-0.5f3a-2": its name, a dot, and a
+            label that ends with its number.
+        opened: rises with each end that this service opens.
+        index: distinguishes the ends that one transport has open on one queue at the same time.
 
     Raises:
-        QueueError: `start` is empty or holds "#".
+        QueueError: `incarnation` is empty or contains "#".
     """
-    if not start or "#" in start:
+    if not incarnation or "#" in incarnation:
         raise QueueError(
-            f"got service start {start!r}; expected a name without '#' such as 'stepping-0.1'; "
-            "pass the name of the service and the number of its start"
+            f"got service incarnation {incarnation!r}; expected a name without '#' such as 'stepping-0.1'; "
+            "pass the name of the service and the number of its incarnation"
         )
-    return f"{start}#{opened:x}~{index}"
+    return f"{incarnation}#{opened:x}~{index}"
 
 
 def parse_id(text: str) -> EndId:
-    """The parts of an id.
+    """Parses the id of an end.
 
     Raises:
-        ValueError: this is no id.
+        ValueError: this is not an id.
     """
-    start, _, tail = text.rpartition("#")
+    incarnation, _, tail = text.rpartition("#")
     opened, _, index = tail.partition("~")
-    service, dot, label = start.rpartition(".")
-    if not start:
+    service, dot, label = incarnation.rpartition(".")
+    if not incarnation:
         raise ValueError(text)
     number = _NUMBER.search(label if dot else "")
     order = (int(number[0]) if number else 0, int(opened, 16))
-    return EndId(f"{service if dot else start}~{int(index)}", order, start)
+    return EndId(f"{service if dot else incarnation}~{int(index)}", order, incarnation)
 
 
-def start_of(text: str) -> str:
-    """The service start in an id, "" for an empty id."""
+def incarnation_of(text: str) -> str:
+    """Returns the service incarnation in an id, "" for an empty id."""
     return text.rpartition("#")[0]
 
 
 @record("queue_hello")
 class SenderHello:
-    """A sender introduces itself, and asks what has arrived.
+    """A sender introduces itself, and asks the receiver what has arrived.
 
     Attributes:
-        sender: id.
+        sender: id of the sender.
         serial: counts the Hellos of this sender from 1.
-        oldest: sequence number of the oldest message not acknowledged.
+        oldest: sequence number of the oldest message that is not acknowledged.
         sent: sequence number after the last message sent to the present receiver.
     """
 
@@ -115,13 +114,13 @@ class SenderHello:
 
 
 class Data(NamedTuple):
-    """One message; over ZeroMQ a head and the codec's frames.
+    """A sender sends one record; over ZeroMQ as a head and the codec's frames.
 
     Attributes:
-        sender: id.
+        sender: id of the sender.
         sequence: counts the messages of this sender from 0.
-        steps: agent-steps in it.
-        payload: what the sender's end packed and the receiver's end unpacks.
+        steps: agent-steps in the message.
+        payload: record as the sender's end has packed it.
     """
 
     sender: str
@@ -132,27 +131,27 @@ class Data(NamedTuple):
 
 @record("queue_bye")
 class SenderBye:
-    """A sender closed in order."""
+    """A sender closes in order."""
 
     sender: str
 
 
 @record("queue_grant")
 class Grant:
-    """A receiver tells a sender its share and what has arrived.
+    """A receiver reports to a sender its share, and which messages have arrived.
 
     Attributes:
-        receiver: id.
-        echo: serial of the latest Hello from this sender, 0 if it heard none.
-        messages: messages the sender may have unacknowledged.
+        receiver: id of the receiver.
+        echo: serial of the latest Hello from this sender, 0 if there was none.
+        messages: messages that the sender may have unacknowledged.
         steps: agent-steps in them.
         largest: steps of the largest message.
-        whole: steps of a share with nothing inherited in it; a message above that would wait for ever.
+        whole: steps of a share that inherits nothing; a message above that would wait forever.
         received: sequence number expected next.
-        acknowledged: all before this sequence number are acknowledged.
-        missing: some messages sent before the echoed Hello did not arrive: send them again.
-        ask: the receiver does not know the sender, or saw a gap: say Hello.
-        superseded: a later start of the same sender has taken its place.
+        acknowledged: all messages before this sequence number are acknowledged.
+        missing: some messages sent before the echoed Hello did not arrive and must be sent again.
+        ask: the sender must send a Hello, because the receiver does not know it or saw a gap.
+        superseded: a later incarnation of the same sender has replaced it.
     """
 
     receiver: str
@@ -168,16 +167,16 @@ class Grant:
     superseded: bool = False
 
 
-@record("board_have")
+@record("topic_status")
 class SubscriberStatus:
-    """A subscriber says what it has.
+    """A subscriber reports the updates that it has.
 
     Attributes:
-        serial: counts the Haves of this subscriber from 1.
-        publisher: id of the publisher it heard last, "" for none.
-        revision: it has all that publisher pushed up to this revision.
-        answer: it wants to hear something: a ping.
-        leaving: it closes.
+        serial: counts the statuses of this subscriber from 1.
+        publisher: id of the publisher that sent to it last, "" for none.
+        revision: it has all updates of that publisher up to this revision.
+        answer: the status is a ping, which the publisher must answer.
+        leaving: the subscriber closes.
     """
 
     serial: int
@@ -187,16 +186,16 @@ class SubscriberStatus:
     leaving: bool = False
 
 
-@record("board_update")
+@record("topic_update")
 class TopicUpdate:
-    """Introduces the latest record of a key, which follows; over ZeroMQ as the codec's frames.
+    """A publisher sends the latest record of a key, whose frames follow this head over ZeroMQ.
 
     Attributes:
-        publisher: id.
-        echo: serial of the latest Have of this subscriber.
-        after: revision pushed to this subscriber before it, 0 for none.
+        publisher: id of the publisher.
+        echo: serial of the latest status of this subscriber.
+        after: revision pushed to this subscriber before, 0 for none.
         revision: counts the publications of this publisher from 1, over all keys.
-        key: what the record is the latest of.
+        key: key of the record.
     """
 
     publisher: str
@@ -206,9 +205,9 @@ class TopicUpdate:
     key: str
 
 
-@record("board_alive")
+@record("topic_heartbeat")
 class PublisherHeartbeat:
-    """A publisher answers a ping when it has nothing to push; fields as in Update."""
+    """A publisher answers a ping when it has no update to push; the fields are those of `TopicUpdate`."""
 
     publisher: str
     echo: int

@@ -1,16 +1,16 @@
-"""The folder of keys of a run that other machines take part in.
+"""Reads the folder of keys of a run on several machines.
 
     DIR/                          mode 700, its files 600
-        allowed.yaml              who may connect to what
+        allowed.yaml              permitted clients of each endpoint
         curve/ROLE.secret         CURVE keys of the services, a pair for each role
         curve/ROLE.public
-        tls/authority.pem, .key   what signs the certificates of this folder
+        tls/authority.pem, .key   the authority that signs the certificates of this folder
         tls/server.pem, .key      of the endpoint for simulators
         tls/NAME.pem, .key        of one simulator each
-        token                     for simulators that cannot show a certificate
+        token                     for simulators that cannot present a certificate
 
-A machine needs of it only what its services and simulators use: `docs/security.md` lists that. Reading
-takes the standard library (and PyYAML for `allowed`), so that a simulator's machine can; `making` takes more.
+A machine needs only the files of its own services and simulators: `docs/security.md` lists them. Reading requires the
+standard library only (and PyYAML for `allowed`), so that a simulator's machine can do it; `making` requires more.
 """
 
 from sparring.pipeline.security.folder import (

@@ -1,4 +1,4 @@
-"""Certificates for simulators and their endpoint, signed by an authority of the folder's own. X.509, P-256, SHA-256."""
+"""Makes certificates for simulators and their endpoint, signed by the folder's authority (X.509, P-256, SHA-256)."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME = dt.timedelta(days=5 * 365)
 _SKEW = dt.timedelta(days=1)
-"""Certificates hold from a day before they were made: clocks of machines differ."""
+"""Certificates are valid from a day before their making, because clocks of machines differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """A certificate with its private key."""
+    """Holds a certificate with its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @property
     def pem(self) -> bytes:
-        """The certificate."""
+        """Returns the certificate in PEM."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
     def key_pem(self) -> bytes:
-        """The private key, not encrypted."""
+        """Returns the private key in PEM, not encrypted."""
         return self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
 
 
 def load(pem: bytes, key_pem: bytes) -> Identity:
-    """An identity from its files.
+    """Returns an identity from its files.
 
     Raises:
-        ValueError: they hold something else.
+        ValueError: the files hold something else.
     """
     key = serialization.load_pem_private_key(key_pem, password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError("the key is of another kind")  # noqa: TRY004 - as what else is wrong with it
+        raise ValueError("the key is of another kind")  # noqa: TRY004 - the same class for every error in the files
     return Identity(certificate=x509.load_pem_x509_certificate(pem), key=key)
 
 
 def authority() -> Identity:
-    """Signs the others, and nothing that signs."""
+    """Makes an authority, which signs the other certificates but no further authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("sparring keys")
     usage = _usage(key_cert_sign=True, crl_sign=True)
@@ -63,7 +63,7 @@ def authority() -> Identity:
 
 
 def server(signer: Identity, hosts: Sequence[str]) -> Identity:
-    """For the endpoint of simulators.
+    """Makes the identity of the simulators' endpoint.
 
     Args:
         signer: the authority.
@@ -73,7 +73,7 @@ def server(signer: Identity, hosts: Sequence[str]) -> Identity:
 
 
 def client(signer: Identity, name: str) -> Identity:
-    """For the simulator `name`."""
+    """Makes the identity of the simulator `name`."""
     return _signed(signer, name, ExtendedKeyUsageOID.CLIENT_AUTH, [x509.DNSName(name)])
 
 

@@ -1,4 +1,4 @@
-"""Reads the folder of keys. What others could read or change is refused, and no message holds a key."""
+"""Reads the folder of keys. Files that others could read or change are rejected, and no message contains a key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from sparring.pipeline.errors import SettingsError
 
 ROLES: Final = ("stepping", "assembly", "coordination", "learning", "monitor", "supervisor")
-"""Who has a CURVE pair: all processes of a stage share one, and all supervisors of a run."""
+"""Holders of a CURVE pair: all processes of a stage share one, and so do all supervisors of a run."""
 
 CONNECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "steps": ("stepping",),
@@ -28,24 +28,24 @@ CONNECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "topic:supervisor": ("supervisor",),
     "topic:host": ("supervisor",),
 }
-"""Who connects to what in the graph: roles by the kind of queue or board."""
+"""Client roles in the graph by kind of queue or topic."""
 
 _OWNERS: Final = {"steps": "assembly", "segments": "coordination", "updates": "learning"}
 _TOPIC_OWNERS: Final = {"ghosts": "coordination", "policy": "learning", "host": "supervisor"}
 
 SIMULATORS: Final = "simulators"
-"""The kind of endpoint whose list holds names of simulators, as their certificates have them."""
+"""Kind of endpoint whose list holds names of simulators, as in their certificates."""
 
 _KEY: Final = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
 
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """A CURVE pair.
+    """Holds a CURVE pair.
 
     Attributes:
         public: in Z85, 40 characters.
-        secret: as well; not shown.
+        secret: in Z85, 40 characters; not in the repr.
     """
 
     public: str
@@ -53,25 +53,25 @@ class CurveKeys:
 
 
 def read_curve(directory: Path, role: str) -> CurveKeys:
-    """The pair of a role.
+    """Returns the pair of a role.
 
     Raises:
-        SettingsError: a file is missing, holds no key, or can be read by others.
+        SettingsError: a file is missing, holds no key, or is readable by others.
     """
     secret = _key(directory / "curve" / f"{role}.secret", secret=True)
     return CurveKeys(public=public_key(directory, role), secret=secret)
 
 
 def public_key(directory: Path, role: str) -> str:
-    """The public key of a role, in Z85. Raises as `read_curve`."""
+    """Returns the public key of a role, in Z85. Raises as `read_curve`."""
     return _key(directory / "curve" / f"{role}.public", secret=False)
 
 
 def endpoint_role(name: str) -> str:
-    """The kind of a queue or board: "updates" of "updates:Ball", "topic:stepping" of "topic:stepping-0".
+    """Returns the kind of a queue or topic: "updates" of "updates:Ball", "topic:stepping" of "topic:stepping-0".
 
     Raises:
-        KeyError: there is no such kind.
+        KeyError: the kind is unknown.
     """
     kind, _, rest = name.partition(":")
     kind = f"topic:{rest.partition('-')[0]}" if kind == "topic" else kind
@@ -81,22 +81,22 @@ def endpoint_role(name: str) -> str:
 
 
 def owner(kind: str) -> str:
-    """The role that listens at queues or boards of a kind."""
+    """Returns the role that listens at queues or topics of a kind."""
     topic = kind.removeprefix("topic:")
     return _OWNERS[kind] if kind in _OWNERS else _TOPIC_OWNERS.get(topic, topic)
 
 
 def allowed(directory: Path, role: str) -> frozenset[str]:
-    """Who may connect to endpoints of a kind: roles, or names of simulators.
+    """Returns the permitted clients of a kind of endpoint: roles, or names of simulators.
 
     Args:
-        directory: of the keys.
-        role: of the endpoint, a key of `CONNECTIONS` or `SIMULATORS`.
+        directory: folder of the keys.
+        role: kind of endpoint, a key of `CONNECTIONS` or `SIMULATORS`.
 
     Raises:
-        SettingsError: the list is missing, is none, or can be changed by others.
+        SettingsError: the list is missing, is no list of names, or is writable by others.
     """
-    import yaml  # a simulator's machine may lack it, and reads no list
+    import yaml  # a simulator's machine may lack it, but reads no list
 
     path = directory / "allowed.yaml"
     try:
@@ -106,14 +106,14 @@ def allowed(directory: Path, role: str) -> frozenset[str]:
     names = lists.get(role) if isinstance(lists, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise SettingsError(
-            f"got {path}, which has no list of names for {role!r}; expected one that says who may connect there; "
-            f"write `{role}: [...]`, or make the keys anew with `sparring keys`"
+            f"got {path}, which has no list of names for {role!r}; expected the names that may connect there; "
+            f"write `{role}: [...]`, or make new keys with `sparring keys`"
         )
     return frozenset(names)
 
 
 def token(directory: Path) -> str:
-    """What simulators without a certificate show. Raises as `read_curve`."""
+    """Returns the token of simulators without a certificate. Raises as `read_curve`."""
     path = directory / "token"
     text = read_text(path, secret=True).strip()
     if len(text) < 32 or not text.isascii():
@@ -129,14 +129,14 @@ def _key(path: Path, *, secret: bool) -> str:
 
 
 def read_text(path: Path, *, secret: bool) -> str:
-    """The text of a file of keys; its permissions are those of the file that is read.
+    """Returns the text of a file of keys, and checks the permissions of the opened file.
 
     Args:
-        path: of the file.
-        secret: others may not even read it.
+        path: path of the file.
+        secret: whether others must not read it.
 
     Raises:
-        SettingsError: it is missing, or others can read or change it.
+        SettingsError: the file is missing, or others can read or change it.
     """
     try:
         with path.open("rb") as file:
@@ -145,24 +145,24 @@ def read_text(path: Path, *, secret: bool) -> str:
     except OSError as error:
         raise SettingsError(
             f"got {path}, which cannot be read ({error.strerror}); expected a file of keys; "
-            "make them with `sparring keys`, or copy this one from where they were made"
+            "make them with `sparring keys`, or copy this one from the machine on which they were made"
         ) from None
     except UnicodeDecodeError:
         raise _no_key(path, "text in ASCII") from None
 
 
 def refuse_open(path: Path, mode: int, *, secret: bool) -> None:
-    """Refuses a file that others than its owner can change, or read where it is a secret.
+    """Rejects a file that others than its owner can change, or read if it is secret.
 
     Raises:
-        SettingsError: they can.
+        SettingsError: others can do so.
     """
     others = 0o077 if secret else 0o022
     if os.name == "posix" and mode & others:
         can = "read" if secret else "change"
         raise SettingsError(
             f"got {path} with mode {mode & 0o777:o}, which others can {can}; expected mode 600; "
-            f"say `chmod 600 {path}`, and make new keys if somebody may have done so"
+            f"run `chmod 600 {path}`, and make new keys if another user may have done so"
         )
 
 

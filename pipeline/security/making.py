@@ -22,23 +22,23 @@ from sparring.pipeline.security.folder import CONNECTIONS, ROLES, SIMULATORS, al
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?|::1")
-_TAKEN: Final = ("authority", "server")
+_RESERVED: Final = ("authority", "server")
 _HEAD: Final = b"""\
-# Who may connect to what: roles by the kind of queue or board, and names of simulators by their certificates.
-# Remove a name to lock it out. Read when a service starts.
+# Permitted clients: roles by the kind of queue or topic, and names of simulators by their certificates.
+# Remove a name to lock it out. Services read this file when they start.
 """
 
 
 def make(directory: Path, simulators: Sequence[str], hosts: Sequence[str] = ()) -> None:
-    """Makes a folder of keys, as a whole or not at all.
+    """Makes a folder of keys, completely or not at all.
 
     Args:
-        directory: does not exist, or is empty.
-        simulators: their names.
-        hosts: names and addresses at which simulators reach the endpoint, beside loopback.
+        directory: a folder that does not exist or is empty.
+        simulators: names of the simulators.
+        hosts: names and addresses at which simulators reach the endpoint, other than loopback.
 
     Raises:
-        SettingsError: the folder holds something, cannot be made, or a name is none.
+        SettingsError: the folder holds files, cannot be made, or a name is invalid.
     """
     _check_names(simulators)
     _check_hosts(hosts)
@@ -68,11 +68,11 @@ def add(directory: Path, simulators: Sequence[str]) -> None:
     """Makes certificates for more simulators.
 
     Args:
-        directory: with the keys, the authority's among them.
+        directory: folder of the keys, with those of the authority.
         simulators: new names.
 
     Raises:
-        SettingsError: a name is there already or is none, or the authority is not here.
+        SettingsError: a name exists or is invalid, or the authority is missing.
     """
     _check_names(simulators)
     known = allowed(directory, SIMULATORS)
@@ -90,7 +90,7 @@ def add(directory: Path, simulators: Sequence[str]) -> None:
 
 
 def numbered(count: int, directory: Path | None = None) -> list[str]:
-    """So many names, "simulator-0" and on, of which a folder has none."""
+    """Returns `count` names, "simulator-0" and up, that the folder does not use."""
     used = set() if directory is None else {path.stem for path in (directory / "tls").glob("*.pem")}
     free = (name for number in range(count + len(used)) if (name := f"simulator-{number}") not in used)
     return [name for _, name in zip(range(count), free, strict=False)]
@@ -117,7 +117,7 @@ def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> N
 
 
 def _write_identity(folder: Path, name: str, identity: Identity) -> None:
-    write_atomically(folder / f"{name}.key", identity.key_pem)  # mode 600, as all that is written so
+    write_atomically(folder / f"{name}.key", identity.key_pem)  # mode 600, the default of write_atomically
     write_atomically(folder / f"{name}.pem", identity.pem)
 
 
@@ -134,19 +134,19 @@ def _signer(tls: Path) -> Identity:
     except ValueError:
         raise SettingsError(
             f"got {tls / 'authority.pem'} or its key, which cannot be used; expected the authority of these keys; "
-            "copy both from where they were made"
+            "copy both from the machine on which they were made"
         ) from None
 
 
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
-        if not _NAME.fullmatch(name) or name in _TAKEN:
+        if not _NAME.fullmatch(name) or name in _RESERVED:
             raise SettingsError(
-                f"got the simulator {name!r}; expected a name of letters, digits, - and _, not one of {_TAKEN}; "
+                f"got the simulator {name!r}; expected a name of letters, digits, - and _, not one of {_RESERVED}; "
                 "choose another"
             )
     if len(set(names)) < len(names):
-        raise SettingsError(f"got {list(names)}; expected each name once; remove what is there twice")
+        raise SettingsError(f"got {list(names)}; expected each name once; remove the duplicate")
 
 
 def _check_hosts(hosts: Sequence[str]) -> None:
@@ -154,5 +154,5 @@ def _check_hosts(hosts: Sequence[str]) -> None:
         if not _HOST.fullmatch(host) or host in ("0.0.0.0", "::"):  # noqa: S104 - refused here
             raise SettingsError(
                 f"got the host {host!r}; expected a name or an address at which simulators connect; "
-                "name it as they do, without port"
+                "write it without a port"
             )

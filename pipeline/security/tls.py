@@ -1,4 +1,4 @@
-"""TLS of the endpoint for simulators, from the folder of keys."""
+"""Makes TLS contexts for the endpoint of simulators and its clients, from the folder of keys."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from sparring.pipeline.security.folder import refuse_open
 
 
 def server_tls(directory: Path) -> ssl.SSLContext:
-    """For the endpoint of simulators. A client may show a certificate, and then one of this folder's authority.
+    """Returns the context of the simulators' endpoint. A client may present a certificate of this folder's authority.
 
-    Who shows none has to show the token: that is for the conversation to ask.
+    A client without a certificate has to send the token, which the conversation checks.
 
     Raises:
-        SettingsError: a file is missing, is no certificate or key, or can be read by others.
+        SettingsError: a file is missing, is no certificate or key, or is readable by others.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2  # what game engines speak at least
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # all game engines support at least this version
     context.verify_mode = ssl.CERT_OPTIONAL
     context.options |= ssl.OP_NO_COMPRESSION | getattr(ssl, "OP_NO_RENEGOTIATION", 0)
-    context.num_tickets = 0  # each connection shows its certificate
+    context.num_tickets = 0  # each connection presents its certificate
     _trust(context, directory)
     _show(context, directory, "server")
     return context
 
 
 def client_tls(directory: Path, name: str = "") -> ssl.SSLContext:
-    """For a simulator.
+    """Returns the context of a simulator.
 
     Args:
-        directory: of the keys.
-        name: of the simulator, whose certificate is shown; without one it shows none.
+        directory: folder of the keys.
+        name: name of the simulator whose certificate is presented; "" presents none.
 
     Raises:
         SettingsError: as `server_tls`.
@@ -72,5 +72,5 @@ def _unusable(path: Path, error: OSError) -> SettingsError:
     reason = getattr(error, "reason", None) or error.strerror
     return SettingsError(
         f"got {path} or its key, which cannot be used ({reason}); expected a certificate and its key; "
-        "make them with `sparring keys`, or copy both from where they were made"
+        "make them with `sparring keys`, or copy both from the machine on which they were made"
     )

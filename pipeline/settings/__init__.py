@@ -1,7 +1,7 @@
-"""Settings of a run: the parts live beside what they configure, and are combined here.
+"""Combines the settings of a run, whose parts are beside the code that they configure.
 
-`load` reads a YAML file in ML-Agents' language and ours; `document` knows the lines, `normal` merges
-and renames, the models decide, `explain` says what they refuse.
+`load` reads a YAML file in ML-Agents' terms and ours; `document` knows the lines, `normal` merges and renames, the
+models validate, `explain` words their errors.
 """
 
 from sparring.pipeline.settings.behavior import BehaviorSettings

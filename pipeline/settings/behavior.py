@@ -1,4 +1,4 @@
-"""Everything that one behavior name can be told: its trainer, its pace and its opponents."""
+"""Defines the settings of one behavior name: its trainer, its pace and its opponents."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from sparring.pipeline.learning.settings import TrainerSettings
 
 
 class BehaviorSettings(TrainerSettings):
-    """One entry of `behaviors`.
+    """Configures one behavior name.
 
     Attributes:
-        threaded: ML-Agents' word for the mode: true is overlap, false is lockstep, None unsaid.
-        self_play: ghosts; None trains every team at once.
+        threaded: ML-Agents' name for the mode: true is overlap, false is lockstep, None is unset.
+        self_play: settings of ghosts; None trains every team at once.
     """
 
     threaded: bool | None = None

@@ -1,4 +1,4 @@
-"""What cannot be true at once in one configuration although every key by itself is fine."""
+"""Finds contradictions in a configuration whose keys are valid one by one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conflict:
-    """One contradiction.
+    """Describes one contradiction.
 
     Attributes:
-        paths: keys that take part; the first one written is where a reader should look.
+        paths: keys involved; the message points to the first one that is written.
         text: got, expected, remedy.
     """
 
@@ -29,7 +29,7 @@ class Conflict:
 
 
 class Conflicts(ValueError):
-    """All contradictions of one configuration."""
+    """Reports all contradictions of one configuration."""
 
     def __init__(self, found: tuple[Conflict, ...]) -> None:
         self.found = found
@@ -37,32 +37,32 @@ class Conflicts(ValueError):
 
 
 def conflicts(settings: Settings) -> tuple[Conflict, ...]:
-    """All contradictions in `settings`."""
-    rules = (_some, _names, _mode, _lockstep, _sequences, _lessons, _players, _hosts)
+    """Returns all contradictions in `settings`."""
+    rules = (_any_behavior, _names, _mode, _lockstep, _sequences, _lessons, _players, _hosts)
     return tuple(conflict for rule in rules for conflict in rule(settings))
 
 
 def threaded(settings: Settings) -> dict[str, bool]:
-    """What behaviors say about `threaded`, those that say nothing left out; where none is named, the defaults."""
+    """Returns `threaded` of each behavior that sets it; without behaviors, that of the defaults."""
     default = settings.default_settings
     own = settings.behaviors or ({} if default is None else {"default_settings": default})
     return {name: b.threaded for name, b in own.items() if b.threaded is not None}
 
 
-def _some(settings: Settings) -> Iterator[Conflict]:
+def _any_behavior(settings: Settings) -> Iterator[Conflict]:
     if settings.behaviors:
         return
     if settings.default_settings is None:
         yield Conflict(
             paths=(("behaviors",),),
-            text="got no behavior; expected at least one; write `behaviors: {NAME: {}}` with the name that the game "
-            "gives it, or `default_settings: {}`, which count for any name",
+            text="got no behavior; expected at least one; write `behaviors: {NAME: {}}` with its name in the "
+            "game, or `default_settings: {}`, which apply to any name",
         )
     elif settings.pipeline.hosts:
         yield Conflict(
             paths=(("default_settings",), ("pipeline", "hosts")),
             text="got default_settings without behaviors on several machines; expected the name of each behavior, "
-            "whose learner has its machine before the game names it; add `behaviors: {NAME: {}}`",
+            "because its learner needs a machine before the game names it; add `behaviors: {NAME: {}}`",
         )
 
 
@@ -71,26 +71,26 @@ def _names(settings: Settings) -> Iterator[Conflict]:
         if not names_a_folder(name):
             yield Conflict(
                 paths=(("behaviors", name),),
-                text=f"got the behavior name {name!r}; expected one that can also name a folder of the run, without #; "
+                text=f"got the behavior name {name!r}; expected a valid name of a folder, without #; "
                 "write the name alone, without '?team=N': all teams share its settings",
             )
 
 
 def _mode(settings: Settings) -> Iterator[Conflict]:
-    said = threaded(settings)
+    chosen = threaded(settings)
     paths = _threaded_paths(settings)
-    if len(set(said.values())) == 2:
+    if len(set(chosen.values())) == 2:
         yield Conflict(
             paths=paths,
-            text=f"got threaded {_spoken(said)}; expected one value for all behaviors; "
+            text=f"got threaded {_listed(chosen)}; expected one value for all behaviors; "
             "leave threaded out and write pipeline.mode: overlap (true) or lockstep (false)",
         )
         return
     mode = settings.pipeline.mode
-    if mode is not None and (mode == "lockstep") in said.values():
+    if mode is not None and (mode == "lockstep") in chosen.values():
         yield Conflict(
             paths=(*paths, ("pipeline", "mode")),
-            text=f"got threaded {_spoken(said)} with pipeline.mode {mode}; "
+            text=f"got threaded {_listed(chosen)} with pipeline.mode {mode}; "
             "expected true with overlap, false with lockstep; leave one of the two out",
         )
 
@@ -180,5 +180,5 @@ def _threaded_paths(settings: Settings) -> tuple[Path, ...]:
     return tuple((*path, "threaded") for path in named)
 
 
-def _spoken(said: Mapping[str, bool]) -> str:
-    return ", ".join(f"{str(value).lower()} for {name}" for name, value in said.items())
+def _listed(values: Mapping[str, bool]) -> str:
+    return ", ".join(f"{str(value).lower()} for {name}" for name, value in values.items())

@@ -1,4 +1,4 @@
-"""YAML as a tree of entries, each of which knows where it was written."""
+"""Reads YAML as a tree of entries, each with its place in the file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _TAG: Final = "tag:yaml.org,2002:"
 
 @dataclass(kw_only=True, slots=True)
 class Entry:
-    """A value of the document.
+    """Holds a value of the document.
 
     Attributes:
         value: a dict or list of entries, or a scalar.
-        place: where it was written.
-        text: what it looks like in a message.
+        place: its place in the file.
+        text: its form in a message.
     """
 
     value: Any
@@ -35,25 +35,25 @@ class Entry:
 
     @property
     def mapping(self) -> dict[str, Entry]:
-        """Its entries by key; an empty dict of no effect where it is no mapping."""
+        """Returns the entries by key; an empty dict if the value is no mapping."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property
     def items(self) -> list[Entry]:
-        """Its entries in order; an empty list of no effect where it is no list."""
+        """Returns the entries in order; an empty list if the value is no list."""
         return self.value if isinstance(self.value, list) else []
 
     def child(self, key: str | int) -> Entry | None:
-        """The entry at a key or index, if there is one."""
+        """Returns the entry at a key or index, if there is one."""
         if isinstance(key, str):
             return self.mapping.get(key)
         return self.items[key] if key < len(self.items) else None
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with the plain scalars that people expect: 5e5 is a number, 010 is ten, 1:30 is text."""
+    """Loads YAML with the plain scalars that people expect: 5e5 is a number, 010 is ten, 1:30 is text."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - a class attribute of the base
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - a class attribute of the base class
 
 
 for _name, _pattern, _first in (
@@ -71,14 +71,14 @@ for _name, _pattern, _first in (
 
 
 def parse(text: str, file: str) -> Entry:
-    """The tree of a YAML text whose top is a mapping.
+    """Returns the tree of a YAML text whose top is a mapping.
 
     Args:
         text: the whole file.
-        file: its name, for messages.
+        file: name of the file, for messages.
 
     Raises:
-        SettingsError: no YAML, no mapping, a key twice, or more than any configuration needs.
+        SettingsError: the text is no YAML or no mapping, repeats a key, or exceeds a limit.
     """
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -97,7 +97,7 @@ def parse(text: str, file: str) -> Entry:
 
 
 class _Builder:
-    """Turns nodes into entries and collects what cannot be."""
+    """Turns nodes into entries and collects the problems."""
 
     def __init__(self, file: str) -> None:
         self.problems: list[Problem] = []
@@ -138,7 +138,7 @@ class _Builder:
                     merged = {**source, **merged}
             elif key.value in entries:
                 first = entries[key.value].place.line
-                text = f"got the key a second time, after line {first}; expected it once; delete one of the two"
+                text = f"got the key a second time, after line {first}; expected it once; delete one of them"
                 self.problems.append(
                     Problem(place=Place(file=self._file, line=line, path=(*path, key.value)), text=text)
                 )
@@ -165,7 +165,7 @@ class _Builder:
             self.problems.append(Problem(place=place, text=problem))
             value = None
         if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_INTEGER and not _is_option(place):
-            value = int(value)  # 5.0e5 counts steps as well as 500000 does
+            value = int(value)  # so that 5.0e5 is a valid number of steps
         return Entry(value=value, place=place, text=text)
 
 
@@ -216,7 +216,7 @@ def _syntax(error: yaml.YAMLError, text: str, file: str) -> Problem:
 def _too_deep() -> str:
     return (
         f"got a document nested deeper than {DEEPEST} levels, larger than {MOST_ENTRIES} entries, or one that "
-        "contains itself; expected a configuration; remove the anchors or brackets that blow it up"
+        "contains itself; expected a configuration; remove the anchors or brackets that expand it"
     )
 
 

@@ -1,4 +1,4 @@
-"""The sections that ML-Agents gives its players, checkpoints and torch; accepted with its keys and defaults."""
+"""Defines ML-Agents' sections for players, checkpoints and torch, with its keys and defaults."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class _EnvironmentModel(BaseModel):
 
 
 class EnvironmentSettings(_EnvironmentModel):
-    """The `env_settings` section; `seed` is the seed of the run, the rest describes a Unity player.
+    """Configures Unity players; `seed` is the seed of the run.
 
     Attributes:
-        env_path: of a Unity player.
-        env_args: its arguments.
-        base_port: its port.
-        num_envs: how many players.
-        num_areas: training areas in each.
-        seed: of the run; -1 draws one at the start.
+        env_path: path of the Unity player's build.
+        env_args: arguments of the player.
+        base_port: port of the first player.
+        num_envs: number of players.
+        num_areas: number of training areas in each player.
+        seed: seed of the run; -1 chooses a random one at the start.
         timeout_wait: seconds to wait for a player.
-        max_lifetime_restarts: restarts of a player; -1 for no limit.
+        max_lifetime_restarts: restarts of a player in all; -1 for no limit.
         restarts_rate_limit_n: restarts within the period; -1 for no limit.
-        restarts_rate_limit_period_s: that period in seconds.
+        restarts_rate_limit_period_s: period in seconds.
     """
 
     env_path: str | None = None
@@ -40,13 +40,13 @@ class EnvironmentSettings(_EnvironmentModel):
 
 
 class EngineSettings(_EnvironmentModel):
-    """The `engine_settings` section: how a Unity player renders and how fast its time runs.
+    """Configures how Unity players render and how fast their time runs.
 
     Attributes:
-        width: of the window, in pixels.
-        height: of the window, in pixels.
-        quality_level: of rendering.
-        time_scale: factor of its clock.
+        width: width of the window, in pixels.
+        height: height of the window, in pixels.
+        quality_level: quality of rendering.
+        time_scale: factor of the game's clock.
         target_frame_rate: frames per second; -1 for as many as possible.
         capture_frame_rate: frames per second of simulated time.
         no_graphics: run without rendering.
@@ -64,17 +64,17 @@ class EngineSettings(_EnvironmentModel):
 
 
 class CheckpointSettings(_EnvironmentModel):
-    """The `checkpoint_settings` section: where a run lives and what it starts from.
+    """Configures the folder of a run and its initial weights.
 
     Attributes:
         run_id: name of the run and of its folder; None chooses one.
-        initialize_from: run whose weights are the start.
+        initialize_from: run whose weights are the initial ones.
         load_model: old name of `resume`.
-        resume: go on with the run of this id.
-        force: replace the run of this id.
-        train_model: without effect, as in ML-Agents.
+        resume: continue the run with this id.
+        force: replace the run with this id.
+        train_model: no effect, as in ML-Agents.
         inference: act without learning.
-        results_dir: folder that holds the runs.
+        results_dir: folder of the runs.
     """
 
     run_id: str | None = None
@@ -101,16 +101,16 @@ class CheckpointSettings(_EnvironmentModel):
         if (self.resume or self.load_model) and self.force:
             raise ValueError(
                 "got resume and force together; expected one of them; "
-                "resume goes on with the run, force deletes it and starts again"
+                "resume continues the run, force deletes it and starts again"
             )
         return self
 
 
 class TorchSettings(_EnvironmentModel):
-    """The `torch_settings` section.
+    """Configures torch.
 
     Attributes:
-        device: of the learners, as torch names it; None for the processor.
+        device: device of the learners in torch's notation; None for the CPU.
     """
 
     device: str | None = None
@@ -119,5 +119,5 @@ class TorchSettings(_EnvironmentModel):
     @classmethod
     def _known(cls, device: str | None) -> str | None:
         if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?|mps", device):
-            raise ValueError(f"got {device!r}; expected cpu, cuda, cuda:N or mps; leave it out for the processor")
+            raise ValueError(f"got {device!r}; expected cpu, cuda, cuda:N or mps; leave it out for the CPU")
         return device

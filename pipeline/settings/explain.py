@@ -1,4 +1,4 @@
-"""Validation in our words: each error with its line, what was got, what was expected, what to do."""
+"""Explains errors of validation: each with its line, got, expected, remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from sparring.pipeline.settings.conflicts import Conflict, Conflicts
 from sparring.pipeline.settings.document import Entry
-from sparring.pipeline.settings.known import homes, known_keys
+from sparring.pipeline.settings.known import known_keys, sections_of
 from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.settings.problems import Path, Problem, did_you_mean
 
@@ -26,7 +26,7 @@ _ADD: Final = {
     "value": "write a number or a sampler",
 }
 
-# type of a pydantic error -> what was expected (a template over its context), what to do
+# type of a pydantic error -> expected (a template over its context), remedy
 _EXPECTED: Final[dict[str, tuple[str, str]]] = {
     "int_type": ("a whole number", _NUMBER),
     "float_type": ("a number", _NUMBER),
@@ -47,15 +47,15 @@ _EXPECTED: Final[dict[str, tuple[str, str]]] = {
     "too_long": ("at most {max_length} entries", "remove the rest"),
     "literal_error": ("{expected}", "write one of these"),
     "union_tag_invalid": ("one of {expected_tags}", "write one of these"),
-    "union_tag_not_found": ("a number, or a mapping with {discriminator}", "say which sampler it is"),
+    "union_tag_not_found": ("a number, or a mapping with {discriminator}", "write the kind of sampler"),
 }
 
 
 def validate(root: Entry) -> tuple[Settings | None, list[Problem]]:
-    """The settings of a document, or everything that is wrong with it.
+    """Returns the settings of a document, and all problems with it.
 
-    What is wrong is taken out and the rest validated again, so that one mistake does not hide
-    another. A contradiction is told only if no key that was taken out has a part in it.
+    Invalid entries are removed and the rest is validated again, so that one mistake does not hide another. A
+    contradiction is reported only if it involves no removed key.
     """
     problems: list[Problem] = []
     removed: list[Path] = []
@@ -74,25 +74,25 @@ def validate(root: Entry) -> tuple[Settings | None, list[Problem]]:
 
 
 def validate_defaults(defaults: Entry) -> list[Problem]:
-    """What is wrong with `default_settings` by itself, also where every behavior says otherwise, or adds something."""
+    """Returns the problems of `default_settings` alone, even if every behavior overrides or completes them."""
     behaviors = Entry(value={"default_settings": defaults}, place=defaults.place, text="a mapping")
     return validate(Entry(value={"behaviors": behaviors}, place=defaults.place, text="a mapping"))[1]
 
 
 def located(root: Entry, conflict: Conflict) -> Problem:
-    """A conflict at the first of its keys that is written."""
+    """Returns a conflict as a problem at the first of its keys that is written."""
     written = (found for found, way in map(partial(_descend, root), conflict.paths) if way in conflict.paths)
     return Problem(place=next(written, root).place, text=conflict.text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Finding:
-    """One error of validation.
+    """Describes one error of validation.
 
     Attributes:
-        problem: how it is told.
-        blame: entry to take out so that validation can go on.
-        involves: it is no news if an entry below one of these was taken out before.
+        problem: its report.
+        blame: entry to remove so that validation can continue.
+        involves: the error is a consequence if an entry below one of these was removed before.
     """
 
     problem: Problem
@@ -100,7 +100,7 @@ class _Finding:
     involves: tuple[Path, ...]
 
     def follows_from(self, removed: list[Path]) -> bool:
-        """Whether it comes from taking out what was told before."""
+        """Returns whether the error is a consequence of removed entries."""
         return any(
             path[: len(section)] == section or section[: len(path)] == path
             for path in removed
@@ -129,8 +129,8 @@ def _explained(root: Entry, detail: ErrorDetails) -> Iterator[_Finding]:
         yield _Finding(problem=problem, blame=path, involves=((*path, *last),))
     elif kind == "extra_forbidden":
         yield _Finding(problem=Problem(place=entry.place, text=_unknown_key(path)), blame=path, involves=(path,))
-    elif kind == "union_tag_not_found" and (strange := _strange_keys(entry, path)):
-        for key in strange:
+    elif kind == "union_tag_not_found" and (unknown := _unknown_keys(entry, path)):
+        for key in unknown:
             problem = Problem(place=entry.mapping[key].place, text=_unknown_key((*path, key)))
             yield _Finding(problem=problem, blame=path, involves=(path,))
     else:
@@ -138,7 +138,7 @@ def _explained(root: Entry, detail: ErrorDetails) -> Iterator[_Finding]:
 
 
 def _descend(root: Entry, loc: Path) -> tuple[Entry, Path]:
-    """The deepest entry on the way of `loc`, and the way to it; steps that are tags of unions are skipped."""
+    """Returns the deepest entry along `loc`, and its path; skips steps that are tags of unions."""
     entry = root
     path: Path = ()
     for step in loc:
@@ -149,7 +149,7 @@ def _descend(root: Entry, loc: Path) -> tuple[Entry, Path]:
 
 
 def _refused(root: Entry, entry: Entry, path: Path, error: Exception) -> Iterator[_Finding]:
-    """What a validator of a key, of a model or of the whole file refused."""
+    """Yields the errors of a validator of a key, of a model or of the whole file."""
     if isinstance(error, Conflicts):
         for conflict in error.found:
             yield _Finding(problem=located(root, conflict), blame=(), involves=conflict.paths)
@@ -165,14 +165,14 @@ def _refused(root: Entry, entry: Entry, path: Path, error: Exception) -> Iterato
     yield _Finding(problem=problem, blame=path, involves=involves)
 
 
-def _strange_keys(entry: Entry, path: Path) -> list[str]:
+def _unknown_keys(entry: Entry, path: Path) -> list[str]:
     known = known_keys(path)
     return [key for key in entry.mapping if key not in known]
 
 
 def _unknown_key(path: Path) -> str:
     key, siblings = str(path[-1]), known_keys(path[:-1])
-    elsewhere = [home for home in homes(key) if home]
+    elsewhere = [section for section in sections_of(key) if section]
     remedy = did_you_mean(key, siblings)
     if elsewhere:
         remedy = (
@@ -196,14 +196,14 @@ def _bad_value(entry: Entry, detail: ErrorDetails) -> Problem:
 
 
 def _key_of(path: Path) -> Path:
-    """The nearest key on the way back: an item cannot leave its list without renumbering the others."""
+    """Returns the nearest key above a path: removing a list item would renumber the others."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
     return path
 
 
 def _without(entry: Entry, removed: frozenset[Path], path: Path = ()) -> Any:
-    """Plain data but for the keys that were removed."""
+    """Returns plain data without the removed keys."""
     if isinstance(entry.value, list):
         return tuple(_without(item, removed, (*path, i)) for i, item in enumerate(entry.items))
     if isinstance(entry.value, dict):

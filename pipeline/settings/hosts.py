@@ -1,4 +1,4 @@
-"""Machines of a run, and what runs on which."""
+"""Defines the machines of a run, and which services run on which."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 MOVABLE: Final = ("stepping", "assembly", "learning")
-"""Stages that may run on any machine. Coordination and monitor stay on the first: their files are those of the run."""
+"""Stages that may run on any machine. Coordination and monitor stay on the first, which has the files of the run."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
 class HostSettings(BaseModel):
-    """One machine of the run.
+    """Configures one machine of the run.
 
     Attributes:
         address: IP address at which the other machines reach it.
-        services: what runs there: a stage (`stepping`, `assembly`, `learning`) with all its services, or one of them
-            (`stepping-0`, `learning-NAME`). What no machine names runs on the first.
+        services: its services: a stage (`stepping`, `assembly`, `learning`) for all services of it, or one service
+            (`stepping-0`, `learning-NAME`). Services that no machine names run on the first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     address: str
-    services: tuple[str, ...] = Field(default=(), strict=False)  # JSON knows lists only
+    services: tuple[str, ...] = Field(default=(), strict=False)  # JSON has lists only
 
     @field_validator("address")
     @classmethod
@@ -45,10 +45,10 @@ class HostSettings(BaseModel):
 
 
 def check_names(hosts: Mapping[str, HostSettings]) -> Mapping[str, HostSettings]:
-    """Refuses names that could name no board.
+    """Checks that each name can be part of a topic's name.
 
     Raises:
-        ValueError: there is one.
+        ValueError: a name cannot.
     """
     for name in hosts:
         if not _NAME.fullmatch(name):
@@ -57,9 +57,9 @@ def check_names(hosts: Mapping[str, HostSettings]) -> Mapping[str, HostSettings]
 
 
 def place(hosts: Mapping[str, HostSettings], service: str) -> str:
-    """The host that a service runs on; "" where there is one machine only."""
+    """Returns the host of a service; "" for a run on one machine."""
     stage = service.partition("-")[0]
-    for wanted in (service, stage):  # the most exact word counts
+    for wanted in (service, stage):  # the more specific name wins
         for name, host in hosts.items():
             if wanted in host.services:
                 return name
@@ -67,12 +67,12 @@ def place(hosts: Mapping[str, HostSettings], service: str) -> str:
 
 
 def main(hosts: Mapping[str, HostSettings]) -> str:
-    """The host on which the run is started; "" where there is one machine only."""
+    """Returns the host on which the run is started; "" for a run on one machine."""
     return next(iter(hosts), "")
 
 
 def machines(hosts: Mapping[str, HostSettings], own: str) -> tuple[str, ...]:
-    """The addresses of all machines, that of `own` first; none where there is one machine only."""
+    """Returns the addresses of all machines, that of `own` first; none for a run on one machine."""
     if not hosts:
         return ()
     others = [host.address for name, host in hosts.items() if name != own]
@@ -80,11 +80,11 @@ def machines(hosts: Mapping[str, HostSettings], own: str) -> tuple[str, ...]:
 
 
 def problems(hosts: Mapping[str, HostSettings], services: Sequence[str]) -> list[tuple[str, str]]:
-    """What `services` of the hosts name wrongly: the host, and got, expected, remedy.
+    """Returns wrong entries in `services` of the hosts: the host, and got, expected, remedy.
 
     Args:
-        hosts: of the configuration.
-        services: all that there are.
+        hosts: hosts of the configuration.
+        services: names of all services of the run.
     """
     movable = [name for name in services if name.partition("-")[0] in MOVABLE]
     words = [*MOVABLE, *movable]
@@ -96,6 +96,6 @@ def problems(hosts: Mapping[str, HostSettings], services: Sequence[str]) -> list
                 found.append((name, text))
             elif word not in words:
                 text = f"got the service {word!r}; expected one of {', '.join(words)}; correct it, or leave it out: "
-                found.append((name, text + "what no host names runs on the first"))
+                found.append((name, text + "services that no host names run on the first"))
             seen.setdefault(word, name)
     return found

@@ -1,4 +1,4 @@
-"""Keys of a valid configuration that do not have the effect that they promise."""
+"""Finds keys of a valid configuration that have no effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def ignored(settings: Settings) -> Iterator[Conflict]:
-    """What a run does not follow; ML-Agents warns of the last two."""
+    """Yields the keys that a run ignores; ML-Agents warns of the last two."""
     places: dict[Path, BehaviorSettings] = {("behaviors", name): one for name, one in settings.behaviors.items()}
     if settings.unnamed is not None:
         places["default_settings",] = settings.unnamed

@@ -1,4 +1,4 @@
-"""Which keys exist where, read from the models themselves."""
+"""Lists the keys of each section, read from the models."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.settings.problems import Path
 
 _ALIKE: Final = frozenset({"default_settings"})
-"""Sections with the keys of another, where these are told of."""
+"""Sections that have the keys of another section, which lists them."""
 
 
 def known_keys(path: Path) -> list[str]:
-    """The keys that may stand in the mapping at `path`, empty where it may hold any.
+    """Returns the valid keys of the mapping at `path`; none if any key is valid.
 
     Args:
-        path: of a mapping, in the words of the models (tags of unions are skipped).
+        path: path of a mapping, in names of the models (tags of unions are skipped).
     """
     annotations: list[Any] = [Settings]
     for step in path:
@@ -31,21 +31,21 @@ def known_keys(path: Path) -> list[str]:
 
 
 @cache
-def homes(key: str) -> tuple[str, ...]:
-    """Where a key of this name belongs, as dotted sections; empty where no model knows it."""
+def sections_of(key: str) -> tuple[str, ...]:
+    """Returns the sections, dotted, that have a key of this name; none if no model has it."""
     return tuple(dict.fromkeys(section for section, name in all_keys() if name == key))
 
 
 @cache
 def all_keys() -> tuple[tuple[str, str], ...]:
-    """Every (section, key) of a configuration, `*` for a name that is free."""
+    """Returns every (section, key) of a configuration, with `*` for a free name."""
     keys = ((section, key) for section, model in models() for key in model.model_fields)
     return tuple(dict.fromkeys(keys))
 
 
 @cache
 def models() -> tuple[tuple[str, type[BaseModel]], ...]:
-    """Every section of a configuration with its model; one that may be of several models, once for each."""
+    """Returns every section of a configuration with its model; once for each model that it may have."""
     return tuple(_sections(Settings, ""))
 
 
@@ -73,7 +73,7 @@ def _leaves(annotation: Any, star: str = "") -> Iterator[tuple[type[BaseModel], 
 
 
 def _inside(annotation: Any, step: str | int) -> list[Any]:
-    """Annotations of what is found at `step` of a value of that annotation."""
+    """Returns the annotations of the values at `step` of a value with that annotation."""
     if _is_model(annotation):
         info = annotation.model_fields.get(str(step))
         return [] if info is None else list(_members(info.annotation))
@@ -86,7 +86,7 @@ def _inside(annotation: Any, step: str | int) -> list[Any]:
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """The annotation itself, or the members of a union."""
+    """Yields the members of a union, or the annotation itself."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _members(get_args(annotation)[0])

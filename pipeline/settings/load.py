@@ -1,8 +1,7 @@
-"""A configuration file, with what the command line overrides, as one `Settings`."""
+"""Reads a configuration file, with the overrides of the command line, as one `Settings`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Final
@@ -15,18 +14,15 @@ from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.settings.normal import Overrides, normalise
 from sparring.pipeline.settings.problems import Problem, refuse
 
-_OLD_KEYS: Final = frozenset({"trainer", "trainer_type", "hyperparameters", "batch_size", "buffer_size", "max_steps"})
-_OLD_CURRICULUM: Final = frozenset({"measure", "parameters", "min_lesson_length", "signal_smoothing"})
-_OLD_SAMPLER: Final = "sampler-type"
-_OLD_SECTIONS: Final = {"parameter_randomization": "environment_parameters", "curriculum": "environment_parameters"}
+_TRAINER_KEYS: Final = frozenset({"trainer_type", "hyperparameters", "network_settings", "reward_signals", "max_steps"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedSettings:
-    """Valid settings and what their author may want to know.
+    """Valid settings and notices for their author.
 
     Attributes:
-        settings: the settings.
+        settings: the settings in force.
         notices: old names that were accepted and keys that are ignored, each with its line.
     """
 
@@ -35,20 +31,20 @@ class LoadedSettings:
 
 
 def load(path: FilePath | str, overrides: Overrides | None = None) -> Settings:
-    """The settings in a YAML file.
+    """Reads the settings in a YAML file.
 
     Args:
-        path: of the file.
-        overrides: what the command line says instead.
+        path: the file.
+        overrides: values of the command line, which replace those of the file.
 
     Raises:
-        SettingsError: all that is wrong with the file, each with line, key, remedy.
+        SettingsError: lists every problem with line, key and remedy.
     """
     return read(path, overrides).settings
 
 
 def read(path: FilePath | str, overrides: Overrides | None = None) -> LoadedSettings:
-    """As `load`, with notices about what is accepted under an old name, and what is ignored."""
+    """Does as `load`, and returns notices of accepted old names and ignored keys."""
     loaded = parse_settings(_text(FilePath(path)), str(path), overrides)
     folder, pipeline = FilePath(path).absolute().parent, loaded.settings.pipeline
     python_path = tuple(dict.fromkeys(str(folder / one) for one in (".", *pipeline.python_path)))
@@ -57,20 +53,20 @@ def read(path: FilePath | str, overrides: Overrides | None = None) -> LoadedSett
 
 
 def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> LoadedSettings:
-    """As `read`, from a text.
+    """Does as `read`, from a text.
 
     Args:
         text: the YAML.
-        file: its name, for messages.
-        overrides: what the command line says instead.
+        file: name for messages.
+        overrides: values of the command line, which replace those of the file.
     """
     root = parse(text, file)
-    if old := list(_old_formats(root)):
-        raise refuse(file, old)
+    if unnested := _unnested(root):
+        raise refuse(file, unnested)
     defaults, notices = normalise(root, overrides or Overrides())
     wrong = validate_defaults(defaults) if defaults else []
     alone = defaults is not None and root.mapping["behaviors"].value == {}
-    if defaults is not None and (alone or not wrong):  # else they count where a behavior adds what is missing
+    if defaults is not None and (alone or not wrong):  # otherwise a behavior may add what is missing
         root.mapping["default_settings"], wrong = defaults, []
     settings, problems = validate(root)
     problems += [problem for problem in wrong if problem.alone]
@@ -94,52 +90,15 @@ def _text(path: FilePath) -> str:
         raise SettingsError(f"got {path} with {error.reason}; expected text in UTF-8; save it as that") from None
 
 
-def _old_file(top: dict[str, Entry]) -> Problem | None:
-    """What curricula and samplers were written with, in files of their own."""
-    for name, entry in top.items():
-        own = entry.mapping
-        alone = "behaviors" not in top and name in _OLD_CURRICULUM
-        if alone or name == "thresholds" or "thresholds" in own:
-            got = "a curriculum as before ML-Agents 1.0"
-            what = "lessons with a value and completion_criteria (measure, threshold) each"
-        elif name == "resampling-interval" or _OLD_SAMPLER in own:
-            got = "samplers as before ML-Agents 1.0"
-            what = "sampler_type and sampler_parameters (there is no interval: games draw when they ask)"
-        else:
-            continue
-        return Problem(
-            place=entry.place,
-            text=f"got {got}; expected environment_parameters beside behaviors; "
-            f"write for each parameter {what} there, as docs/configuration.md shows",
-        )
-    return None
-
-
-def _old_formats(root: Entry) -> Iterator[Problem]:
-    """What only formats before ML-Agents 1.0, or a forgotten `behaviors:`, would hold."""
+def _unnested(root: Entry) -> list[Problem]:
+    """Returns a problem for each trainer at the top of a file without `behaviors:`."""
     top = root.mapping
-    if (other := _old_file(top)) is not None:
-        yield other
-        return
-    if "default" in top:
-        yield Problem(
-            place=top["default"].place,
-            text="got `default:` at the top, a format before ML-Agents 1.0; expected behaviors and default_settings; "
-            "indent each trainer below `behaviors:` and its hyperparameters and network_settings below those keys, "
-            "and call the defaults default_settings (ML-Agents' docs/Migrating.md shows how)",
+    return [
+        Problem(
+            place=entry.place,
+            text=f"got the trainer {name!r} at the top of the file; expected it below behaviors; "
+            "write `behaviors:` above it and indent it",
         )
-    for name, entry in top.items():
-        if name in _OLD_SECTIONS:
-            yield Problem(
-                place=entry.place,
-                text=f"got the section {name!r} of an older format; expected {_OLD_SECTIONS[name]}; "
-                "rewrite it as docs/configuration.md shows",
-            )
-        elif (
-            "behaviors" not in top and name not in ("default", "default_settings") and _OLD_KEYS & entry.mapping.keys()
-        ):
-            yield Problem(
-                place=entry.place,
-                text=f"got the trainer {name!r} at the top of the file; expected it below behaviors; "
-                "write `behaviors:` above it and indent it",
-            )
+        for name, entry in top.items()
+        if "behaviors" not in top and name != "default_settings" and _TRAINER_KEYS & entry.mapping.keys()
+    ]

@@ -1,4 +1,4 @@
-"""All settings of a run: what `load` returns and every service is started with."""
+"""Defines all settings of a run: `load` returns them and every service starts with them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from sparring.pipeline.settings.simulators import Option, SimulatorSettings
 
 
 class Settings(BaseModel):
-    """A whole configuration file, its `default_settings` merged under each behavior.
+    """Holds a whole configuration file, with its `default_settings` merged into each behavior.
 
     Attributes:
-        behaviors: settings of each behavior name.
-        default_settings: of any other name that a simulator may come with; None where these are not complete without
-            what a behavior adds.
-        env_settings: ML-Agents' section; `seed` is the run's.
-        engine_settings: ML-Agents' section.
+        behaviors: settings by behavior name.
+        default_settings: settings of other names that a simulator may have; None if they are incomplete without a
+            behavior's own.
+        env_settings: section of ML-Agents; its `seed` is the run's.
+        engine_settings: section of ML-Agents.
         environment_parameters: numbers, samplers and curricula by parameter name.
-        checkpoint_settings: ML-Agents' section.
-        torch_settings: ML-Agents' section.
+        checkpoint_settings: section of ML-Agents.
+        torch_settings: section of ML-Agents.
         debug: log more.
-        simulators: what to launch; see `launched` where it is empty.
-        pipeline: how the services work together.
+        simulators: simulators to launch; see `launched` if it is empty.
+        pipeline: settings of the services.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -60,45 +60,45 @@ class Settings(BaseModel):
 
     @property
     def mode(self) -> Mode:
-        """`pipeline.mode` if written, else what `threaded` of the behaviors says, else `overlap`."""
+        """Returns `pipeline.mode` if written, else the mode that `threaded` of the behaviors means, else `overlap`."""
         if self.pipeline.mode is not None:
             return self.pipeline.mode
         return "lockstep" if False in threaded(self).values() else "overlap"
 
     @property
     def overlap(self) -> int:
-        """How many buffers are collected while one trains: 1 for overlap, 0 for lockstep."""
+        """Returns how many buffers are collected while one trains: 1 for overlap, 0 for lockstep."""
         return 1 if self.mode == "overlap" else 0
 
     @property
     def alone(self) -> Settings:
-        """The same on one machine, this one."""
+        """Returns the same settings for this machine only."""
         if not self.pipeline.hosts:
             return self
         simulators = tuple(simulator.model_copy(update={"host": None}) for simulator in self.simulators)
         own: dict[str, object] = {"hosts": {}}
-        if "address" in self.pipeline.model_fields_set:  # what was not written has it anyway, and `launched` asks
+        if "address" in self.pipeline.model_fields_set:  # `launched` asks whether it is written
             own["address"] = PipelineSettings.model_fields["address"].default
         pipeline = self.pipeline.model_copy(update=own)
         return self.model_copy(update={"simulators": simulators, "pipeline": pipeline})
 
     @property
     def unnamed(self) -> BehaviorSettings | None:
-        """Settings of a behavior that only a simulator names; None where such a one is refused.
+        """Returns the settings of behaviors that only a simulator names; None if these are rejected.
 
-        Where there are several machines, each service has its place before the run starts.
+        A run on several machines rejects them, because each service needs a machine before the run starts.
         """
         return None if self.pipeline.hosts else self.default_settings
 
     @property
     def sections(self) -> dict[str, BehaviorSettings]:
-        """What behaviors are trained with, by its place in the file; without any, what counts for all that come."""
+        """Returns the settings of behaviors by section; without any behavior, those of `unnamed`."""
         named = {f"behaviors.{name}": behavior for name, behavior in self.behaviors.items()}
         return named or ({} if self.unnamed is None else {"default_settings": self.unnamed})
 
     def naming(self, names: Iterable[str]) -> Settings:
-        """The same with further behaviors, which `unnamed` counts for."""
-        assert self.unnamed is not None, "nothing counts for them"
+        """Returns the same settings with further behaviors, each with the settings of `unnamed`."""
+        assert self.unnamed is not None, "there are no settings for further behaviors"
         one = self.unnamed.model_copy(update={"threaded": None})  # the mode is the run's, and stays
         pipeline = self.pipeline.model_copy(update={"mode": self.mode})
         return self.model_copy(
@@ -107,29 +107,29 @@ class Settings(BaseModel):
 
     @property
     def written(self) -> dict[str, Any]:
-        """What the file and the command line said, as JSON knows it; the rest has its defaults.
+        """Returns the keys written in the file and on the command line, as JSON data; the others have their defaults.
 
-        What reads it again knows as much as we do: whether a key was written at all counts in `launched`, and for
-        how often a Unity player may fail.
+        Reading this data restores the settings exactly: `launched` and the restarts of Unity players depend on which
+        keys were written.
         """
         return self.model_dump(mode="json", exclude_unset=True)
 
     @property
     def used(self) -> dict[str, Any]:
-        """`written`, with all that the behaviors are told: there a default is as good as the same value written."""
+        """Returns `written` with the complete settings of behaviors, in which defaults count as written."""
         return self.written | self.model_dump(mode="json", include={"behaviors", "default_settings"})
 
     @property
     def seed(self) -> int:
-        """Seed of the run, -1 to draw one at the start."""
+        """Returns the seed of the run; -1 chooses a random one at the start."""
         return self.env_settings.seed
 
     @property
     def launched(self) -> tuple[SimulatorSettings, ...]:
-        """What the supervisor launches; without an entry, whoever dials in at `pipeline.address` plays.
+        """Returns the simulators to launch; without any, simulators connect to `pipeline.address`.
 
-        `simulators`, and the Unity players of `env_settings`. A file of ML-Agents that has neither waits for the
-        editor's Play button, unless it says where other simulators are to dial in.
+        These are `simulators` and the Unity players of `env_settings`. A file of ML-Agents without either waits for the
+        editor's Play button, unless it sets an address for other simulators.
         """
         if self.env_settings.env_path is not None:
             return (*self.simulators, *self._players())
@@ -161,5 +161,5 @@ class Settings(BaseModel):
         return SimulatorSettings(name="unity", count=count, areas=own.num_areas, options=options)
 
     def budget(self, name: str) -> int:
-        """Most steps of behavior `name` in flight: (1 + overlap) x `buffer_size`."""
+        """Returns the step budget of behavior `name`: (1 + overlap) x `buffer_size`."""
         return (1 + self.overlap) * self.behaviors[name].hyperparameters.buffer_size

@@ -1,9 +1,9 @@
-"""Environment parameters: numbers, samplers, and curricula of lessons, in ML-Agents' words.
+"""Defines environment parameters: numbers, samplers, and curricula of lessons, with ML-Agents' names.
 
-When a lesson ends is said in `pipeline/coordination/lessons.py`. Other than in ML-Agents, a measure is taken after
-each update, not at each step; only episodes that began in the lesson count; smoothing begins with the first measure,
-not with 0; where `min_lesson_length` is 0, a mean is of up to 100 episodes, not of the last one; a change of lesson
-makes the episodes of its own behavior count anew, not those of all; and `rating` is a measure too.
+`pipeline/coordination/lessons.py` decides when a lesson ends. Unlike in ML-Agents, a measure is taken after each
+update, not at each step; only episodes that began in the lesson count; smoothing begins with the first measure, not
+with 0; if `min_lesson_length` is 0, a mean covers up to 100 episodes, not the last one; a change of lesson resets the
+episodes of its own behavior only, not those of all; and `rating` is a measure too.
 """
 
 from __future__ import annotations
@@ -22,34 +22,28 @@ class _ParameterModel(BaseModel):
 
 
 class ConstantParameters(_ParameterModel):
-    """One value: what ML-Agents writes for a plain number.
+    """Holds the value of a constant, which ML-Agents may write as a plain number.
 
     Attributes:
-        value: that.
-        seed: without effect.
+        seed: no effect.
     """
 
     value: float = 0.0
     seed: int = Field(default=-1, ge=-1, lt=2**31)
 
 
-class DrawnParameters(_ParameterModel):
-    """What all that is drawn has.
+class RandomParameters(_ParameterModel):
+    """Holds what all random samplers share.
 
     Attributes:
-        seed: of the draws in the first simulator, the others count up; -1 takes it from the run's.
+        seed: seed in the first simulator, the others count up; -1 takes it from the run's.
     """
 
     seed: int = Field(default=-1, ge=-1, lt=2**31)
 
 
-class UniformParameters(DrawnParameters):
-    """A range with equal density.
-
-    Attributes:
-        min_value: least value.
-        max_value: greatest value.
-    """
+class UniformParameters(RandomParameters):
+    """Describes a range with equal density."""
 
     min_value: float = 0.0
     max_value: float = 1.0
@@ -64,23 +58,22 @@ class UniformParameters(DrawnParameters):
         return self
 
 
-class GaussianParameters(DrawnParameters):
-    """A normal distribution.
+class GaussianParameters(RandomParameters):
+    """Describes a normal distribution.
 
     Attributes:
-        mean: its mean.
-        st_dev: its standard deviation.
+        st_dev: standard deviation.
     """
 
     mean: float = 1.0
     st_dev: float = Field(default=1.0, ge=0)
 
 
-class MultiRangeUniformParameters(DrawnParameters):
-    """Several ranges, drawn from in proportion to their widths.
+class MultiRangeUniformParameters(RandomParameters):
+    """Describes several ranges, sampled in proportion to their widths.
 
     Attributes:
-        intervals: pairs of least and greatest value.
+        intervals: pairs of lower and upper bound.
     """
 
     intervals: tuple[tuple[float, float], ...] = Field(default=((0.0, 1.0),), min_length=1)
@@ -91,56 +84,56 @@ class MultiRangeUniformParameters(DrawnParameters):
             if low > high:
                 raise ValueError(
                     f"got the interval [{low:g}, {high:g}] in intervals; "
-                    "expected its least value first; exchange the two"
+                    "expected the lower bound first; exchange the two"
                 )
         return self
 
 
 class ConstantSampler(_ParameterModel):
-    """Draws nothing."""
+    """Describes a constant."""
 
     sampler_type: Literal["constant"]
     sampler_parameters: ConstantParameters = ConstantParameters()
 
 
 class UniformSampler(_ParameterModel):
-    """Draws from one range."""
+    """Samples one range."""
 
     sampler_type: Literal["uniform"]
     sampler_parameters: UniformParameters = UniformParameters()
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Least and greatest value."""
+        """Returns lower and upper bound."""
         return self.sampler_parameters.min_value, self.sampler_parameters.max_value
 
 
 class GaussianSampler(_ParameterModel):
-    """Draws from a normal distribution."""
+    """Samples a normal distribution."""
 
     sampler_type: Literal["gaussian"]
     sampler_parameters: GaussianParameters = GaussianParameters()
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Mean and standard deviation."""
+        """Returns mean and standard deviation."""
         return self.sampler_parameters.mean, self.sampler_parameters.st_dev
 
 
 class MultiRangeUniformSampler(_ParameterModel):
-    """Draws from several ranges."""
+    """Samples several ranges."""
 
     sampler_type: Literal["multirangeuniform"]
     sampler_parameters: MultiRangeUniformParameters = MultiRangeUniformParameters()
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Least and greatest value of each range."""
+        """Returns lower and upper bound of each range, one after the other."""
         return tuple(value for interval in self.sampler_parameters.intervals for value in interval)
 
 
-Drawn = UniformSampler | GaussianSampler | MultiRangeUniformSampler
-Sampler = Annotated[ConstantSampler | Drawn, Field(discriminator="sampler_type")]
+RandomSampler = UniformSampler | GaussianSampler | MultiRangeUniformSampler
+Sampler = Annotated[ConstantSampler | RandomSampler, Field(discriminator="sampler_type")]
 
 
 def _lesson_kind(value: Any) -> str:
@@ -160,17 +153,17 @@ LessonValue = Annotated[
 
 
 class CompletionCriteria(_ParameterModel):
-    """When a lesson is done.
+    """Decides when a lesson is completed.
 
     Attributes:
-        measure: `reward`: mean return of the last `min_lesson_length` episodes, of up to 100 where that is 0;
-            `progress`: share of `max_steps` done; `rating`: Elo of the learner under self-play, with more than two
-            teams its mu. ML-Agents' word `Elo` is accepted for it.
-        behavior: whose.
-        signal_smoothing: a mean return counts 0.75, what was measured before 0.25.
-        min_lesson_length: episodes before the lesson may end.
-        threshold: the lesson is done above it.
-        require_reset: all agents start new episodes with the next lesson.
+        measure: `reward`: mean return of the last `min_lesson_length` episodes, or of up to 100 if that is 0;
+            `progress`: completed share of `max_steps`; `rating`: Elo of the learner under self-play, with more than two
+            teams its mu. ML-Agents' name `Elo` is accepted too.
+        behavior: name of the measured behavior.
+        signal_smoothing: weight a mean return by 0.75 and the former measure by 0.25.
+        min_lesson_length: least episodes in the lesson.
+        threshold: the lesson is completed above it.
+        require_reset: all agents begin new episodes with the next lesson.
     """
 
     measure: lessons.Measure = "reward"
@@ -182,7 +175,7 @@ class CompletionCriteria(_ParameterModel):
 
     @field_validator("measure", mode="before")
     @classmethod
-    def _other_word(cls, measure: object) -> object:
+    def _ml_agents_name(cls, measure: object) -> object:
         return "rating" if measure in ("Elo", "elo", "ELO") else measure
 
     @model_validator(mode="after")
@@ -195,12 +188,12 @@ class CompletionCriteria(_ParameterModel):
 
 
 class LessonSettings(_ParameterModel):
-    """One lesson of a curriculum.
+    """Configures one lesson of a curriculum.
 
     Attributes:
         name: for logs.
-        completion_criteria: when it is done; None for the last lesson.
-        value: of the parameter in it: a number or a sampler.
+        completion_criteria: None for the last lesson.
+        value: value of the parameter: a number or a sampler.
     """
 
     name: str = Field(min_length=1)
@@ -209,11 +202,7 @@ class LessonSettings(_ParameterModel):
 
 
 class Curriculum(_ParameterModel):
-    """Lessons, one after the other.
-
-    Attributes:
-        curriculum: the lessons.
-    """
+    """Lists lessons in their order."""
 
     curriculum: tuple[LessonSettings, ...] = Field(min_length=1)
 
@@ -223,7 +212,7 @@ class Curriculum(_ParameterModel):
             if lesson.completion_criteria is None:
                 raise ValueError(
                     f"got no completion_criteria for lesson {lesson.name!r}; expected them for all but the last "
-                    "lesson; say when it is done"
+                    "lesson; write when it is completed"
                 )
         return self
 
@@ -235,7 +224,7 @@ EnvironmentParameter = Annotated[
 
 
 def in_lessons(parameters: Mapping[str, EnvironmentParameter]) -> dict[str, tuple[float | simulator.Sampler, ...]]:
-    """By parameter name, its value in each lesson: what stepping tells simulators."""
+    """Returns the value of each parameter in each lesson, by parameter name: stepping sends it to simulators."""
     found = {}
     for name, one in parameters.items():
         values = [lesson.value for lesson in one.curriculum] if isinstance(one, Curriculum) else [one]
@@ -244,7 +233,7 @@ def in_lessons(parameters: Mapping[str, EnvironmentParameter]) -> dict[str, tupl
 
 
 def curricula(parameters: Mapping[str, EnvironmentParameter]) -> dict[str, tuple[lessons.Lesson, ...]]:
-    """By parameter name, the lessons of those that have more than one: what coordination decides on."""
+    """Returns the lessons of parameters that have more than one, by parameter name: coordination decides on them."""
     return {
         name: tuple(map(_lesson, one.curriculum))
         for name, one in parameters.items()
@@ -259,8 +248,8 @@ def _value(value: float | Sampler) -> float | simulator.Sampler:
     return simulator.Sampler(kind=number.sampler_type, values=number.values, seed=number.sampler_parameters.seed)
 
 
-def _number(value: float | Sampler) -> float | Drawn:
-    """A constant as the number that it is."""
+def _number(value: float | Sampler) -> float | RandomSampler:
+    """Returns a constant as a number, and other samplers unchanged."""
     return value.sampler_parameters.value if isinstance(value, ConstantSampler) else value
 
 

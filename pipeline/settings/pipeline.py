@@ -1,4 +1,4 @@
-"""How the services of a run work together: the `pipeline` section."""
+"""Defines the `pipeline` section, which configures the services of a run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class _PipelineModel(BaseModel):
 
 
 class CapacitySettings(_PipelineModel):
-    """Most messages in each kind of queue, from all senders together.
+    """Limits the messages in each kind of queue, from all senders together.
 
     Attributes:
-        step_batches: stepping to assembly.
-        segments: assembly to coordination, and coordination to each learner.
+        step_batches: queue from stepping to assembly.
+        segments: queue from assembly to coordination, and those from coordination to learners.
     """
 
     step_batches: int = Field(default=64, ge=2)
@@ -30,11 +30,11 @@ class CapacitySettings(_PipelineModel):
 
 
 class RestartSettings(_PipelineModel):
-    """How often a service may fail before the run stops.
+    """Limits the failures of a service before the run stops.
 
     Attributes:
         budget: restarts of one service within `period_s`.
-        period_s: seconds in which they are counted.
+        period_s: seconds in which restarts are counted.
         backoff_s: seconds before the first restart; doubled for each further one.
         backoff_max_s: most seconds before a restart.
     """
@@ -46,11 +46,11 @@ class RestartSettings(_PipelineModel):
 
 
 class StallSettings(_PipelineModel):
-    """How often a run may stall before it is ended.
+    """Limits the stalls of a run before it is ended.
 
     Attributes:
         budget: stalls within `period_s`.
-        period_s: seconds in which they are counted.
+        period_s: seconds in which stalls are counted.
     """
 
     budget: int = Field(default=3, ge=0)
@@ -58,11 +58,11 @@ class StallSettings(_PipelineModel):
 
 
 class LogSettings(_PipelineModel):
-    """How large the files become that grow as long as a run lasts: of each, `size_mb` times `kept + 1`.
+    """Limits the files that grow with a run: each may hold `size_mb` times `kept + 1`.
 
     Attributes:
-        size_mb: megabytes (10^6 bytes) at which a file is put aside as FILE.1, FILE.2 and so on.
-        kept: how many of these are kept.
+        size_mb: megabytes (10^6 bytes) at which a file is rotated to FILE.1, FILE.2 and so on.
+        kept: number of rotated files to keep.
     """
 
     size_mb: float = Field(default=16.0, gt=0)
@@ -70,16 +70,16 @@ class LogSettings(_PipelineModel):
 
     @property
     def most_bytes(self) -> int:
-        """`size_mb` in bytes."""
+        """Returns `size_mb` in bytes."""
         return round(self.size_mb * 1e6)
 
 
 class ThreadSettings(_PipelineModel):
-    """Torch threads within one process.
+    """Configures the torch threads of each process.
 
     Attributes:
-        learning: of each learner.
-        stepping: of each stepping process.
+        learning: threads of each learner.
+        stepping: threads of each stepping process.
     """
 
     learning: int = Field(default=1, ge=1)
@@ -87,30 +87,29 @@ class ThreadSettings(_PipelineModel):
 
 
 class PipelineSettings(SteppingSettings, CoordinationSettings):
-    """The `pipeline` section: the keys of stepping and coordination, and those of the services.
+    """Configures the services of a run, with the keys of stepping and coordination.
 
     Attributes:
-        transport: between services: Unix sockets (`ipc`), loopback (`tcp`), or what the platform has.
+        transport: connections between services: Unix sockets (`ipc`), loopback (`tcp`), or the platform's best.
         recovery_interval: seconds between a learner's recovery checkpoints.
-        capacities: of the queues.
-        stall_timeout_s: seconds without progress after which a stall is reported; `stall_timeout` is the same.
-        stalls: how often that may happen.
-        logs: bounds of logs, of what simulators write, of `services.jsonl` and `metrics.jsonl`.
-        restarts: of services that failed.
-        torch_threads: in each process.
-        leave_cores_to_learners: all services but the learners keep off as many processor cores as the learners have
-            threads, where any are left (Linux). Learners and simulators may run on all.
-        stop_timeout_s: seconds a service has to stop in order.
-        export: every checkpoint is also written as ONNX, by a process that lets all others go first, where the extra
-            `onnx` is installed.
-        training_analytics: Unity players are told what is trained and how, which their package hands to its vendor's
+        capacities: capacities of the queues.
+        stall_timeout_s: seconds without progress after which a stall is reported; `stall_timeout` is another name.
+        stalls: limits of stalls.
+        logs: limits of logs, of simulators' output, of `services.jsonl` and `metrics.jsonl`.
+        restarts: limits of restarts of failed services.
+        torch_threads: torch threads of each process.
+        leave_cores_to_learners: services other than learners leave as many CPU cores free as the learners have threads,
+            if any remain (Linux). Learners and simulators may run on all.
+        stop_timeout_s: seconds for a service to stop in order.
+        export: write every checkpoint as ONNX too, in a process of low priority, if the extra `onnx` is installed.
+        training_analytics: send Unity players a description of the training, which their package hands to its vendor's
             analytics.
-        hosts: machines of the run by name, the one where it is started first; none: this one only.
-        port: first of the ports that are used between several machines.
-        host_timeout_s: seconds for which a machine may be away before the run ends.
-        python_path: folders from which Gymnasium and PettingZoo environments are imported, after that of the
-            configuration file; relative ones are relative to it.
-        keys: folder that `sparring keys` has made; `$SPARRING_KEYS` wins. What listens beyond loopback needs it.
+        hosts: machines of the run by name, the one on which it is started first; empty for this one only.
+        port: first of the ports for connections between machines.
+        host_timeout_s: seconds for which a machine may be unreachable before the run ends.
+        python_path: folders with Gymnasium and PettingZoo environments, searched after that of the configuration file;
+            relative paths are relative to it.
+        keys: folder made by `sparring keys`; `$SPARRING_KEYS` wins. Required to listen beyond loopback.
     """
 
     transport: TransportName = "auto"

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, each with its place."""
+"""Describes problems of a configuration, each with its place."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where something was written.
+    """Describes where something was written.
 
     Attributes:
         file: path of the file, or `command line`.
         line: counted from 1; None on a command line.
-        path: keys and list indices that lead there.
+        path: keys and list indices that lead to it.
     """
 
     file: str
@@ -32,12 +32,11 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One thing to correct.
+    """Describes one thing to correct.
 
     Attributes:
-        place: where.
-        text: what was got, what was expected, what to do.
-        alone: the key is wrong by itself, whatever else is or is not written.
+        text: got, expected, remedy.
+        alone: the key is wrong by itself, whatever other keys are written.
     """
 
     place: Place
@@ -49,14 +48,14 @@ class Problem:
 
 
 def refuse(file: str, problems: Iterable[Problem]) -> SettingsError:
-    """One error that tells all `problems`, each once, in the order of the lines."""
+    """Returns one error with all `problems`, each once, in the order of the lines."""
     ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.place.line or 0)
     count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
     return SettingsError("\n".join([f"{count} in {file}", *map(str, ordered)]))
 
 
 def dotted(path: Path) -> str:
-    """A path as it is spoken of: `behaviors.Ball.max_steps`, `simulators[0].count`."""
+    """Returns a path in its written form: `behaviors.Ball.max_steps`, `simulators[0].count`."""
     text = ""
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key}"
@@ -64,6 +63,6 @@ def dotted(path: Path) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """A question with the nearest of the `known` words, or None where none is near."""
+    """Returns a question with the most similar of the `known` words; None if none is similar."""
     nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"did you mean {nearest[0]}?" if nearest else None

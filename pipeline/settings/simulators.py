@@ -1,4 +1,4 @@
-"""What the supervisor launches: built-in simulators, bridges and foreign commands."""
+"""Defines the simulators that the supervisor launches: built-in ones, bridges and foreign commands."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sparring.pipeline.settings.problems import did_you_mean
 Option = bool | int | float | str
 
 PLACEHOLDERS: Final = ("address", "number", "seed")
-_SPOKEN: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_TYPE_NAMES: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 class SimulatorSettings(BaseModel):
-    """One entry of `simulators`: either a `name` or a `command`.
+    """Configures simulators, by either a `name` or a `command`.
 
     Attributes:
-        name: of a built-in simulator or bridge, as in `sparring simulator NAME`.
-        command: program and arguments of a foreign simulator; {address}, {number} and {seed} in
-            an argument are replaced by where to connect, its number in the run and its seed.
-        count: how many such processes.
+        name: name of a built-in simulator or bridge, as in `sparring simulator NAME`.
+        command: program and arguments of a foreign simulator; {address}, {number} and {seed} in an argument are
+            replaced by the address to connect to, its number in the run and its seed.
+        count: number of such processes.
         areas: copies of the environment in each process; for a `name` only.
         options: further options of the built-in simulator or bridge; for a `name` only.
-        seed: of the first process, the next ones count up; None derives it from the run's seed.
-        host: machine of `pipeline.hosts` that they run on; None: the first.
+        seed: seed of the first process, the next ones count up; None computes it from the run's seed.
+        host: machine of `pipeline.hosts` for the processes; None: the first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -74,7 +74,7 @@ class SimulatorSettings(BaseModel):
             if wanted and type(value) not in (*wanted, *((int,) if float in wanted else ())):
                 raise ValueError(
                     f"got {value!r} for the option {key} of {name}; "
-                    f"expected {' or '.join(_SPOKEN[kind] for kind in wanted)}; correct the value"
+                    f"expected {' or '.join(_TYPE_NAMES[kind] for kind in wanted)}; correct the value"
                 )
         if missing := [] if name is None else [key for key in required_options(name) if key not in options]:
             raise ValueError(
@@ -110,12 +110,12 @@ class SimulatorSettings(BaseModel):
         return self
 
     def arguments(self, *, address: str, number: int, seed: int) -> list[str]:
-        """`command` with its placeholders filled in; empty where a `name` is given.
+        """Returns `command` with its placeholders filled in; empty for a `name`.
 
         Args:
-            address: where the simulator connects.
-            number: of this process in the run, from 0.
-            seed: for its random source.
+            address: address to connect to.
+            number: number of this process in the run, from 0.
+            seed: seed of its random source.
         """
         values = {"{address}": address, "{number}": str(number), "{seed}": str(seed)}
         pattern = re.compile("|".join(map(re.escape, values)))

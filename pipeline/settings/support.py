@@ -1,4 +1,4 @@
-"""What can be written in a configuration and not be had here."""
+"""Finds parts of a configuration that have no effect or are not available on this machine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sparring.pipeline.settings.hosts import main, place
 from sparring.pipeline.settings.model import Settings
 
 _BY_HAND: Final = {
-    "unity": ("the Unity editor: press Play when told to", 5004),
-    "godot": ("a Godot game: start it when told to", 11008),
+    "unity": ("the Unity editor: press Play when asked to", 5004),
+    "godot": ("a Godot game: start it when asked to", 11008),
 }
-"""What somebody starts where no path is given, and the port it calls."""
+"""Games that a person starts if no path is given, and the ports that they call."""
 _TRIAL_S: Final = 120.0
-"""A first look at a GPU may take a minute."""
+"""The first use of a GPU may take a minute."""
 
 
 def without_effect(settings: Settings) -> list[str]:
-    """What was written and changes nothing here, one line for each."""
+    """Returns the written keys that have no effect here, one line for each."""
     lines = []
     if not any(simulator.name == "unity" for simulator in settings.launched):
         if settings.engine_settings.model_fields_set:
@@ -33,13 +33,13 @@ def without_effect(settings: Settings) -> list[str]:
         if ignored := sorted(settings.env_settings.model_fields_set - {"seed", "env_path"}):
             lines.append(f"env_settings.{', '.join(ignored)}: belong to Unity players; see simulators and pipeline")
     if settings.debug:
-        lines.append("debug: the files in logs/ hold all there is")
+        lines.append("debug: the files in logs/ always hold everything")
     for section, behavior in settings.sections.items():
         parameters = behavior.hyperparameters
         if behavior.time_horizon > parameters.buffer_size:
             lines.append(
                 f"{section}.time_horizon {behavior.time_horizon}: "
-                f"segments are cut when buffer_size {parameters.buffer_size} is reached"
+                f"segments are flushed when buffer_size {parameters.buffer_size} is reached"
             )
         extrinsic = behavior.reward_signals.extrinsic
         if extrinsic is not None and extrinsic.network_settings != NetworkSettings():  # ML-Agents writes the defaults
@@ -56,7 +56,7 @@ def without_effect(settings: Settings) -> list[str]:
 
 
 def started_by_hand(settings: Settings) -> list[str]:
-    """Games that somebody has to start, one line for each."""
+    """Returns the games that a person has to start, one line for each."""
     lines = []
     for one in settings.launched:
         known = _BY_HAND.get(one.name or "")
@@ -66,12 +66,12 @@ def started_by_hand(settings: Settings) -> list[str]:
 
 
 def not_here(settings: Settings) -> list[str]:
-    """Programs of simulators that this machine does not have, one line for each."""
+    """Returns the programs of simulators that this machine does not have, one line for each."""
     hosts = settings.pipeline.hosts
     here = [simulator for simulator in settings.launched if simulator.host in (None, main(hosts))]
     commands = [simulator.command[0] for simulator in here if simulator.command is not None]
     lines = [
-        f"simulators: command {program!r}, which is no program here: give its path, or start it by hand"
+        f"simulators: command {program!r}, which is no program on this machine: give its path, or start it by hand"
         for program in dict.fromkeys(commands)
         if shutil.which(program) is None
     ]
@@ -85,13 +85,13 @@ def not_here(settings: Settings) -> list[str]:
 
 
 def no_device(settings: Settings, host: str | None = None) -> Unsupported | None:
-    """Why the learners of a machine cannot train on the device that the settings name; None where they can.
+    """Returns why the learners of a machine cannot train on the configured device; None if they can.
 
-    It is tried in a process of its own: who asks loads no torch, and holds nothing of a GPU.
+    A process of its own tries the device, so that the caller neither loads torch nor holds GPU memory.
 
     Args:
-        settings: of the run.
-        host: the machine that this is; None for the one on which the run is started.
+        settings: settings of the run.
+        host: this machine; None for the one on which the run is started.
     """
     device, hosts = settings.torch_settings.device, settings.pipeline.hosts
     here = main(hosts) if host is None else host
@@ -106,12 +106,12 @@ def no_device(settings: Settings, host: str | None = None) -> Unsupported | None
         got, expected, remedy = json.loads(tried.stdout)
         return Unsupported(got=got, expected=expected, remedy=remedy)
     except subprocess.TimeoutExpired:
-        what = f"which has not answered for {_TRIAL_S:g} s"
-    except ValueError:  # it died without a word of ours
-        last = next(reversed(tried.stderr.strip().splitlines()), "no word")
-        what = f"whose trial ended with status {tried.returncode}: {last:.200}"
+        what = f"which did not answer within {_TRIAL_S:g} s"
+    except ValueError:  # it ended without an answer
+        last = next(reversed(tried.stderr.strip().splitlines()), "no output")
+        what = f"whose test ended with status {tried.returncode}: {last:.200}"
     return Unsupported(
         got=f"torch_settings.device {device!r}, {what}",
         expected="a device that works",
-        remedy="see to it, or leave torch_settings.device out",
+        remedy="repair it, or leave torch_settings.device out",
     )

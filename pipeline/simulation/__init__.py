@@ -1,7 +1,7 @@
-"""What a simulator author uses: needs numpy and msgpack, nothing else.
+"""The public interface for authors of simulators needs numpy and msgpack, nothing else.
 
-`Game` is what an author writes, `run` plays it for the trainer, `Client` serves authors who own
-their main loop. Built-in games are made by `sparring.pipeline.games.registry.make`.
+An author writes a `Game`, and `run` plays it for the trainer. `Client` serves authors who own their main loop.
+`sparring.pipeline.games.registry.make` makes the built-in games.
 """
 
 from sparring.pipeline.messages.simulator import (

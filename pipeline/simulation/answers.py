@@ -1,4 +1,4 @@
-"""What the trainer may answer: checked here, for an act that does not fit would move the wrong agents."""
+"""Checks the trainer's answers: an `Act` that does not fit the decisions would move the wrong agents."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from sparring.pipeline.messages.simulator import (
 from sparring.pipeline.specs import ActionSpec, BehaviorId
 
 SHORTEST_S: Final = 0.001
-"""Of a heartbeat: more of them would leave no time for anything else."""
+"""Shortest heartbeat; a shorter one would leave no time for anything else."""
 Actions = Mapping[str, BehaviorActions]
-"""Actions by behavior id: one entry per behavior that had decisions."""
+"""Actions by behavior id, one entry for each behavior that had decisions."""
 
 
 def check_welcome(welcome: Welcome | Adopted) -> None:
-    """Refuses a trainer of another version, or without a heartbeat.
+    """Checks the trainer's version and heartbeat.
 
     Raises:
-        RemoteProtocolError: as above.
+        RemoteProtocolError: the version is another one, or the heartbeat is too short.
     """
     if welcome.version != VERSION:
         raise RemoteProtocolError(
@@ -51,10 +51,10 @@ def check_welcome(welcome: Welcome | Adopted) -> None:
 
 
 def check_samplers(message: Act | Reset) -> None:
-    """Refuses samplers that nothing can be drawn from, or whose parameter has no number.
+    """Checks that each sampler can be sampled and that its parameter has a number too.
 
     Raises:
-        RemoteProtocolError: there is one.
+        RemoteProtocolError: a sampler fails the check.
     """
     for name, sampler in message.samplers.items():
         n = len(sampler.values)
@@ -64,21 +64,21 @@ def check_samplers(message: Act | Reset) -> None:
                 "malformed",
                 got=f"a {sampler.kind} sampler of {n} values for {name!r}, parameters {numbers}",
                 expected="two values, of multirangeuniform two for each range; and a number among the parameters",
-                remedy="send what docs/protocol.md says of samplers",
+                remedy="see samplers in docs/protocol.md",
             )
 
 
 def actions_of(act: Act, sequence: int, reports: Sequence[BehaviorReport], hello: Hello) -> Actions:
-    """The entries of `act` by behavior id.
+    """Returns the entries of `act` by behavior id.
 
     Args:
         act: the trainer's answer.
-        sequence: of the step that it must answer.
-        reports: of that step.
-        hello: what the trainer knows of the simulator.
+        sequence: number of the step that `act` must answer.
+        reports: reports of that step.
+        hello: the simulator's introduction to the trainer.
 
     Raises:
-        RemoteProtocolError: it does not fit the decisions row by row.
+        RemoteProtocolError: the actions do not fit the decisions row by row.
     """
     actions = {entry.behavior: entry for entry in act.actions}
     asked = {report.behavior: report.decisions for report in reports if report.decisions is not None}

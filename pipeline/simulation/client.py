@@ -18,7 +18,7 @@ from sparring.pipeline.messages.simulator import VERSION, Bye, Hello, Reset
 from sparring.pipeline.simulation.answers import Actions
 from sparring.pipeline.simulation.connection import Client
 from sparring.pipeline.simulation.encrypted import credential_of
-from sparring.pipeline.simulation.game import Game, GivesStatistics, PlayerGame, ScriptedGame
+from sparring.pipeline.simulation.game import Game, PlayerGame, ScriptedGame, StatisticsGame
 from sparring.pipeline.simulation.link import parse_address
 
 __all__ = ["Actions", "Client", "Result", "run"]
@@ -26,11 +26,11 @@ __all__ = ["Actions", "Client", "Result", "run"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """How a conversation ended.
+    """Says how a conversation ended.
 
     Attributes:
-        steps: steps (decision and outcome) reported since the start, per behavior name.
-        reason: of the Bye, from whichever side it came.
+        steps: steps (decision and outcome) reported since the start, by behavior name.
+        reason: reason in the Bye of either side.
     """
 
     steps: dict[str, int]
@@ -51,31 +51,34 @@ def run(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] | None = None,
 ) -> Result:
-    """Plays `game` for the trainer until either side says Bye; SIGINT and SIGTERM make this side say it.
+    """Plays `game` for the trainer until either side sends Bye; SIGINT and SIGTERM make this side send it.
 
     Args:
-        game: closed at the end, whatever happens.
-        address: `tcp://HOST:PORT` or `unix:///PATH`; None: $SPARRING_ADDRESS, which `simulators: command` and
-            `sparring compliance` set.
-        number: which of the supervisor's simulators this is; None: $SPARRING_NUMBER, if that is set.
-        seed: for the first episodes, where the trainer's first Reset names none; None: $SPARRING_SEED, likewise.
-        credential: token where the endpoint asks for one; "": $SPARRING_CREDENTIAL, likewise.
-        keys: folder of the keys, where the endpoint encrypts; None: $SPARRING_KEYS, likewise.
-        certificate: name of that to show; "": $SPARRING_NAME, likewise; without one, the token of the keys.
-        connect_timeout_s: how long to try to connect, at the start and after a loss.
-        reconnect: False raises where a connection breaks.
-        clock: seconds, monotonic.
-        sleep: waits between attempts to connect; None: in a way that a signal ends.
+        game: always closed at the end.
+        address: `tcp://HOST:PORT` or `unix:///PATH`; None: $SPARRING_ADDRESS, which `simulators: command` and `sparring
+            compliance` set.
+        number: number among the supervisor's simulators; None: $SPARRING_NUMBER, if that is set.
+        seed: for the first episodes, if the trainer's first Reset has none; None: $SPARRING_SEED, if that is set.
+        credential: token for an endpoint that requires one; "": $SPARRING_CREDENTIAL, if that is set.
+        keys: folder of the keys, for an endpoint that encrypts; None: $SPARRING_KEYS, if that is set.
+        certificate: name of the certificate to present; "": $SPARRING_NAME; without either, the token of the keys is
+            sent.
+        connect_timeout_s: time to connect, at the start and after a loss.
+        reconnect: False raises `LinkLost` when a connection breaks.
+        clock: monotonic clock, in seconds.
+        sleep: waits between two tries to connect; None: a wait that a signal ends.
 
     Raises:
-        SettingsError: no address, a variable that is no whole number, or keys that cannot be used.
+        SettingsError: the address is missing, a variable is no whole number, or the keys cannot be used.
         LinkLost: no trainer answered in time.
-        RemoteProtocolError: the trainer broke the protocol, or says that this side did.
+        RemoteProtocolError: the trainer broke the protocol, or reports that this side did.
     """
     try:
         address = os.environ.get("SPARRING_ADDRESS") if address is None else address
         if address is None:
-            raise SettingsError("got no address; expected one, or $SPARRING_ADDRESS; name where the trainer listens")
+            raise SettingsError(
+                "got no address; expected one, or $SPARRING_ADDRESS; give the address at which the trainer listens"
+            )
         tls, credential = credential_of(address, keys, certificate, credential)
         scripts = game.scripts() if isinstance(game, ScriptedGame) else {}
         hello = Hello(
@@ -104,7 +107,7 @@ def run(
 
 
 def _is_here(address: str) -> bool:
-    """Whether the trainer is on this machine: players call no other."""
+    """Returns whether the trainer is on this machine: players call no other."""
     there = parse_address(address)
     return isinstance(there, str) or there[0] in ("127.0.0.1", "localhost", "::1")
 
@@ -120,12 +123,12 @@ def _whole(variable: str) -> int | None:
 
 
 def _play(game: Game, client: Client, seed: int | None) -> Bye:
-    statistics = game.statistics if isinstance(game, GivesStatistics) else tuple
+    statistics = game.statistics if isinstance(game, StatisticsGame) else tuple
     message: Actions | Reset | Bye = client.begin()
     while not isinstance(message, Bye):
         if isinstance(message, Reset):
             reports = game.reset(client.parameters, seed if message.seed is None else message.seed)
-            seed = None  # later episodes go on with the source that the first seed started
+            seed = None  # later episodes continue the sequence of the first seed
         else:
             reports = game.step(message)
         if any(report.behavior not in client.behaviors for report in reports):

@@ -1,4 +1,4 @@
-"""Counts steps as the books do: a decision that got an action, and its outcome that was sent."""
+"""Counts steps as step accounting does: a decision that got an action, with its outcome once it is sent."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from sparring.pipeline.specs import BehaviorId
 
 
 class StepCounter:
-    """A simulator's own count of its steps, per behavior name.
+    """Counts a simulator's own steps by behavior name.
 
-    Agents that got an action are open until their next decision or end is sent.
+    An agent that got an action is open until its next decision or end is sent.
     """
 
     def __init__(self) -> None:
         self.steps: dict[str, int] = {}
-        self._open: defaultdict[str, bytes] = defaultdict(bytes)  # ids: a copy, for a game may reuse its arrays
+        self._open: defaultdict[str, bytes] = defaultdict(bytes)  # copies of ids, because a game may reuse its arrays
         self._names: dict[str, str] = {}
 
-    def sent(self, reports: Sequence[BehaviorReport]) -> None:
-        """Counts the outcomes in a report that has been sent."""
+    def count_report(self, reports: Sequence[BehaviorReport]) -> None:
+        """Counts the outcomes in reports that have been sent."""
         for report in reports:
             if waiting := self._open[report.behavior]:
                 self._add(report.behavior, self._outcomes(report, waiting))
 
-    def acted(self, behavior: str, agents: NDArray[np.int64]) -> None:
-        """Notes that these agents got an action."""
+    def add_open(self, behavior: str, agents: NDArray[np.int64]) -> None:
+        """Marks agents as open because they got an action."""
         self._open[behavior] += agents.tobytes()
 
-    def forget(self) -> None:
-        """A reset or a new connection: outcomes of earlier actions will not be sent."""
+    def discard_open(self) -> None:
+        """Discards all open agents: after a reset or on a new connection their outcomes will not be sent."""
         self._open.clear()
 
     def _outcomes(self, report: BehaviorReport, waiting: bytes) -> int:
-        """How many open agents have a row in the report; they are no longer open."""
+        """Returns how many open agents have a row in the report, and closes them."""
         decided = b"" if report.decisions is None else report.decisions.agents.tobytes()
-        if decided == waiting:  # the usual case: everyone decides again, ended or not
+        if decided == waiting:  # the usual case: all agents decide again, ended or not
             self._open[report.behavior] = b""
             return len(waiting) // 8
         ended = b"" if report.ends is None else report.ends.agents.tobytes()

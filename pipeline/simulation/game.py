@@ -1,4 +1,4 @@
-"""What a simulator author writes, and small constructors that keep it small."""
+"""Defines the interface of games, and functions that build reports."""
 
 from __future__ import annotations
 
@@ -25,29 +25,28 @@ Observations = NDArray[Any] | Sequence[ArrayLike]
 
 
 class Game(Protocol):
-    """One simulator: any number of agents of one or more behaviors.
+    """Represents one simulator with any number of agents of one or more behaviors.
 
-    A report may hold an end row and a decision row of the same agent id: the decision is the first
-    of its next episode. Reports are read before the game is called again, so a game may reuse its
-    arrays.
+    A report may hold an end row and a decision row of the same agent id: the decision is the first of its next episode.
+    Reports are read before the game is called again, so a game may reuse its arrays.
 
     Attributes:
-        name: of the program, for logs.
+        name: name of the program, for logs.
     """
 
     name: str
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Spec of each behavior id (`Ball?team=0`); asked again when a report names a new one."""
+        """Returns the spec of each behavior id (`Ball?team=0`); called again when a report has a new id."""
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         """Starts new episodes for all agents and returns their first decisions.
 
         Args:
             parameters: environment parameters by name. Under `run` this is one `Parameters` for the whole conversation:
-                a game that keeps it, and asks it where an episode begins, gets a new draw of one with a sampler, and
-                sees a new lesson of a curriculum without a reset. A copy (`dict(parameters)`) keeps its first draws.
-            seed: for the random source, or None to go on with it.
+                a game that keeps it, and reads it when an episode begins, gets a new sample of a sampled parameter, and
+                sees a new lesson of a curriculum without a reset. A copy (`dict(parameters)`) keeps its first samples.
+            seed: for the random source; None continues the current one.
         """
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
@@ -58,51 +57,51 @@ class Game(Protocol):
         """
 
     def close(self) -> None:
-        """Frees what the game holds; called once."""
+        """Frees the game's resources; called once."""
 
 
 @runtime_checkable
 class ScriptedGame(Protocol):
-    """A game that can play any agent of a behavior by itself; a game need not."""
+    """Represents a game that can play any agent of a behavior itself; this interface is optional."""
 
     def scripts(self) -> Mapping[str, Sequence[str]]:
-        """Names of its scripts by behavior name. `BehaviorActions.scripts` numbers them from 1."""
+        """Returns the names of the scripts by behavior name; `BehaviorActions.scripts` numbers them from 1."""
 
 
 @runtime_checkable
-class GivesStatistics(Protocol):
-    """A game with numbers of its own to show beside the trainer's; a game need not have any."""
+class StatisticsGame(Protocol):
+    """Represents a game with statistics to show beside the trainer's; this interface is optional."""
 
     def statistics(self) -> Sequence[Statistic]:
-        """The numbers since the last call."""
+        """Returns the statistics since the last call."""
 
 
 class AttendedGame(Protocol):
-    """What a game sees of the conversation while the trainer speaks with its player."""
+    """Gives a game its view of the conversation while the trainer talks to its player."""
 
     def follow(self) -> Adopted | Progress | Bye:
-        """Waits for news: how far the player has come, a new trainer that speaks with it, the end.
+        """Waits for news: the player's progress, a new trainer that talks to it, or the end.
 
         Raises:
-            LinkLost: the connection broke and could not be mended.
-            RemoteProtocolError: the trainer says that the player, or this side, broke the protocol.
+            LinkLost: the connection broke and could not be restored.
+            RemoteProtocolError: the trainer reports that the player, or this side, broke the protocol.
         """
 
     def stop(self, reason: str) -> None:
-        """Ends a waiting `follow` with a Bye. For any thread."""
+        """Ends a waiting `follow` with a Bye. Any thread may call it."""
 
 
 @runtime_checkable
 class PlayerGame(Protocol):
-    """A game that is a program with a protocol of its own, which a trainer on the same machine may speak itself."""
+    """Represents a program with a protocol of its own, which a trainer on the same machine may speak itself."""
 
     def player(self) -> Player:
-        """What the trainer is told of the program; nothing of it runs, or listens, before it has answered."""
+        """Describes the program for the trainer; the program neither runs nor listens before the answer."""
 
     def attend(self, adopted: Adopted, trainer: AttendedGame) -> Bye:
-        """Launches the program, and looks after it until the end.
+        """Launches the program, and supervises it until the end.
 
-        Raises: as `follow`, and where the program fails.
+        Raises: as `follow`, or if the program fails.
         """
 
 
@@ -118,18 +117,18 @@ def decisions(
     did_continuous: ArrayLike | None = None,
     did_discrete: ArrayLike | None = None,
 ) -> Decisions:
-    """Agents that want an action now, with dtypes converted; rewards left out are 0.
+    """Returns the decisions of agents that want an action now, with dtypes converted; omitted rewards are 0.
 
     Args:
-        agents: [n] ids.
+        agents: [n] agent ids.
         observations: [n, *shape], or one such array per observation of the spec, in its order.
         rewards: [n] reward since the agent's previous decision.
         groups: [n] group ids, 0 for none.
-        group_rewards: [n] reward of the agent's group since then.
+        group_rewards: [n] reward of the agent's group since the same decision.
         masks: [n, choices of all branches] True = forbidden.
-        matches: [n] contest ids.
-        did_continuous: [n, continuous actions] what the agent did where the simulator decided by itself.
-        did_discrete: [n, branches] likewise.
+        matches: [n] match ids.
+        did_continuous: [n, continuous actions] what the agent did if the simulator decided.
+        did_discrete: [n, branches] the same for discrete actions.
     """
     ids = np.asarray(agents, np.int64)
     return Decisions(
@@ -157,18 +156,18 @@ def ends(
     did_continuous: ArrayLike | None = None,
     did_discrete: ArrayLike | None = None,
 ) -> Ends:
-    """Agents whose episode just ended, with dtypes converted; flags and rewards left out are 0.
+    """Returns the ends of agents whose episode just ended, with dtypes converted; omitted flags and rewards are 0.
 
     Args:
-        agents: [m] ids.
+        agents: [m] agent ids.
         observations: [m, *shape], or one such array per observation: the last of the episode.
         rewards: [m] reward since the agent's previous decision.
-        interrupted: [m] True where a limit cut the episode, False where the task ended.
-        group_rewards: [m] reward of the group of the agent's last decision, since then.
+        interrupted: [m] True if a limit truncated the episode, False if the task ended.
+        group_rewards: [m] reward of the group of the agent's last decision, since that decision.
         outcomes: [m] 1 won, 0.5 drawn, 0 lost.
-        matches: [m] contest ids.
-        did_continuous: [m, continuous actions] what the agent did where the simulator decided by itself.
-        did_discrete: [m, branches] likewise.
+        matches: [m] match ids.
+        did_continuous: [m, continuous actions] what the agent did if the simulator decided.
+        did_discrete: [m, branches] the same for discrete actions.
     """
     ids = np.asarray(agents, np.int64)
     return Ends(

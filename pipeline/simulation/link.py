@@ -1,4 +1,4 @@
-"""One connection to the trainer over a plain blocking socket, kept alive by a heartbeat."""
+"""Keeps one connection to the trainer alive, over a plain blocking socket with a heartbeat."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from sparring.pipeline.errors import CodecError, Explained, RemoteProtocolError, SettingsError
+from sparring.pipeline.errors import CodecError, ExplainedError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages.codec import FrameReader, to_bytes
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Adopted, Bye, Fault, Ping, Pong, Welcome
-from sparring.pipeline.simulation.encrypted import encrypt, refused, unread, wants_more
+from sparring.pipeline.simulation.encrypted import credential_error, encrypt, has_unread, wants_more
 
 if TYPE_CHECKING:
     import ssl
 
 RECEIVE_BYTES: Final = 2**18
-"""Large enough for one act of thousands of agents in one system call."""
+"""One system call receives an `Act` of thousands of agents."""
 
 Address = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""
 
 
-class LinkLost(Explained):
-    """The connection broke, or fell silent for too long."""
+class LinkLost(ExplainedError):
+    """Reports that the connection broke or was silent for too long."""
 
 
 class StopRequested(Exception):
-    """`Stop.request` was called: no failure, somebody asked for it."""
+    """Reports a call of `Stop.request`, which is no failure."""
 
 
 def parse_address(text: str) -> Address:
     """Reads `tcp://HOST:PORT` or `unix:///PATH`.
 
     Raises:
-        SettingsError: it is neither.
+        SettingsError: it has neither form.
     """
     url = urlsplit(text)
     try:
         if url.scheme == "tcp" and url.hostname and url.port:
             return url.hostname, url.port
-    except ValueError:  # a port that is no number, or above 65535
+    except ValueError:  # the port is no number, or above 65535
         pass
     if url.scheme == "unix" and not url.netloc and url.path:
         return url.path
@@ -54,11 +54,11 @@ def parse_address(text: str) -> Address:
 
 
 def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket:
-    """A connected stream socket; over TCP with TLS, where a context for it is given.
+    """Returns a connected stream socket; a TCP connection is encrypted if `tls` is given.
 
     Raises:
-        OSError: nobody listens there, or nobody answered in time.
-        RemoteProtocolError: whoever answered does not have the trainer's keys.
+        OSError: the address refuses connections, or no answer came in time.
+        RemoteProtocolError: the other side does not have the trainer's keys.
     """
     if isinstance(address, tuple):
         connected = socket.create_connection(address, timeout_s)
@@ -81,17 +81,17 @@ class Stop:
         self._reader, self._writer = socket.socketpair()
 
     def request(self, reason: str) -> None:
-        """Wakes whoever waits. The first reason counts."""
+        """Wakes all waiting calls. The first reason counts."""
         if self.reason is None:
             self.reason = reason
             self._writer.send(b"\0")
 
     def fileno(self) -> int:
-        """Becomes readable with the request."""
+        """Returns a descriptor that becomes readable with the request."""
         return self._reader.fileno()
 
     def wait(self, seconds: float) -> None:
-        """Returns after `seconds`, or at once when a stop is requested."""
+        """Waits for `seconds`, or until a stop is requested."""
         select.select([self._reader], [], [], seconds)
 
     def close(self) -> None:
@@ -102,16 +102,16 @@ class Stop:
 
 
 class Link:
-    """One connection, from its Hello to its end.
+    """Represents one connection, from its Hello to its end.
 
-    All blocking calls end: `send` after `timeout_s`, `receive` when nothing at all was heard for
-    `timeout_s` although the heartbeat sent Pings meanwhile, or not the whole of a message that has begun.
+    All blocking calls end: `send` after `timeout_s`; `receive` after `timeout_s` without any message in spite of the
+    heartbeat's Pings, or `timeout_s` after the start of a message that is not complete.
 
     Args:
-        connected: a connected stream socket; owned from here on.
+        connected: a connected stream socket; the link owns it.
         stop: ends `receive` early.
-        timeout_s: as above, until the Welcome says another.
-        clock: seconds, monotonic.
+        timeout_s: limit until the Welcome sets another.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Link:
         self._stop = stop
         self._clock = clock
         self._timeout_s = timeout_s
-        self._socket.setblocking(False)  # with a timeout, Python would ask the system twice for each call
+        self._socket.setblocking(False)  # with a timeout, Python would make two system calls for each
         if self._socket.family != getattr(socket, "AF_UNIX", None):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._selector = selectors.DefaultSelector()
@@ -129,16 +129,16 @@ class Link:
         self._selector.register(stop.fileno(), selectors.EVENT_READ)
         self._conversation = Conversation("simulator")
         self._reader = FrameReader()
-        self._begun: float | None = None  # when the message that is not yet whole was first waited for
+        self._begun: float | None = None  # when the wait for the rest of an incomplete message began
         self._space = memoryview(bytearray(RECEIVE_BYTES))
         self._lock = threading.Lock()
         self._last_sent = clock()
         self._heartbeat: _Heartbeat | None = None
 
     def keep_alive(self, welcome: Welcome | Adopted) -> None:
-        """Takes the trainer's times and starts the heartbeat."""
+        """Adopts the trainer's times and starts the heartbeat."""
         self._timeout_s = welcome.timeout_s
-        # Two Pings at least must fit into the silence that ends the connection.
+        # At least two Pings must fit into the timeout.
         self._heartbeat = _Heartbeat(self, min(welcome.heartbeat_s, welcome.timeout_s / 3))
         self._heartbeat.start()
 
@@ -146,9 +146,9 @@ class Link:
         """Sends one message.
 
         Raises:
-            LinkLost: the connection is gone, or did not take the message within `timeout_s`.
+            LinkLost: the connection broke, or did not take the message within `timeout_s`.
             CodecError: a column has a wrong dtype or number of dimensions; nothing was sent.
-            LocalProtocolError: the conversation does not allow it now; nothing was sent.
+            LocalProtocolError: the conversation does not allow the message now; nothing was sent.
         """
         data = to_bytes(message)
         with self._lock:
@@ -160,12 +160,12 @@ class Link:
             self._last_sent = self._clock()
 
     def receive(self) -> Any:
-        """The next message other than Ping (answered here) and Pong.
+        """Returns the next message other than Ping (answered here) and Pong.
 
         Raises:
-            LinkLost: the connection is gone or silent.
+            LinkLost: the connection broke or was silent.
             Stopped: a stop was requested.
-            RemoteProtocolError: the trainer sent something malformed or out of turn; it was told.
+            RemoteProtocolError: the trainer sent a malformed message or one out of turn; a Fault was sent to it.
         """
         while True:
             try:
@@ -184,18 +184,18 @@ class Link:
                 return message
 
     def refuse(self, error: CodecError | RemoteProtocolError) -> RemoteProtocolError:
-        """Tells the trainer what it did wrong, where it still listens, and returns what to raise here."""
+        """Sends the trainer a Fault about its mistake if the connection is open, and returns the error to raise."""
         code = error.code if isinstance(error, RemoteProtocolError) else "malformed"
-        told = Fault(code=code, got=error.got, expected=error.expected, remedy=error.remedy)
+        fault = Fault(code=code, got=error.got, expected=error.expected, remedy=error.remedy)
         if self._conversation.state != "closed":
             try:
-                self.send(told)
+                self.send(fault)
             except LinkLost as lost:
-                error.add_note(f"the trainer could not be told: {lost}")
+                error.add_note(f"the Fault could not be sent: {lost}")
         return RemoteProtocolError(code, got=error.got, expected=error.expected, remedy=error.remedy)
 
     def ping_if_silent(self, interval_s: float) -> float:
-        """Sends a Ping where nothing was sent for `interval_s`; returns the seconds until the next is due."""
+        """Sends a Ping if nothing was sent for `interval_s`; returns the seconds until the next is due."""
         with self._lock:
             left = self._last_sent + interval_s - self._clock()
             if left > 0 or self._conversation.state == "closed":
@@ -206,14 +206,14 @@ class Link:
             return interval_s
 
     def abort(self) -> None:
-        """Breaks the connection off, so that a waiting `receive` returns."""
+        """Aborts the connection, so that a waiting `receive` returns."""
         try:
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # past TLS, which another thread may be reading
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # below TLS, which another thread may be reading
         except OSError:
-            return  # it is broken already
+            return  # the connection is broken already
 
     def close(self, bye: Bye | None = None) -> None:
-        """Says `bye`, where it may and can still be said, and frees the socket."""
+        """Sends `bye` if the conversation still allows it, and frees the socket."""
         if self._heartbeat is not None:
             self._heartbeat.end()
         try:
@@ -221,13 +221,13 @@ class Link:
                 self.send(bye)
                 self._discard_unread()
         except (LinkLost, OSError):
-            return  # it ended by itself: nobody is left to be told
+            return  # the connection is closed already: the trainer cannot receive the Bye
         finally:
             self._selector.close()
             self._socket.close()
 
     def _discard_unread(self) -> None:
-        """Closing over unread bytes would reset the connection, and the Bye with it."""
+        """Reads what is unread: closing over it would reset the connection, and lose the Bye."""
         self._socket.shutdown(socket.SHUT_WR)
         with contextlib.suppress(BlockingIOError):
             while self._socket.recv_into(self._space):
@@ -243,12 +243,12 @@ class Link:
             while rest:
                 left_s = deadline - self._clock()
                 if left_s <= 0:
-                    raise TimeoutError(f"{len(rest)} bytes not taken in {self._timeout_s:g} s")
+                    raise TimeoutError(f"{len(rest)} bytes not sent in {self._timeout_s:g} s")
                 selector.select(left_s)
                 rest = rest[self._try(rest) :]
 
     def _try(self, data: bytes | memoryview) -> int:
-        """Returns how many bytes the system took."""
+        """Returns how many bytes the system accepted."""
         try:
             return self._socket.send(data)
         except BlockingIOError:
@@ -260,21 +260,21 @@ class Link:
 
     def _fill(self) -> None:
         left_s = self._left_s()
-        ready = self._selector.select(0 if unread(self._socket) else max(0.0, left_s))
+        ready = self._selector.select(0 if has_unread(self._socket) else max(0.0, left_s))
         if self._stop.reason is not None:
             raise StopRequested
-        if left_s <= 0 or not (ready or unread(self._socket)):
-            heard = f"{self._reader.buffered} bytes of a message" if self._reader.buffered else "nothing"
-            raise self._lost(f"{heard} heard for {self._timeout_s:g} s")
+        if left_s <= 0 or not (ready or has_unread(self._socket)):
+            received = f"{self._reader.buffered} bytes of a message" if self._reader.buffered else "nothing"
+            raise self._lost(f"{received} received for {self._timeout_s:g} s")
         try:
             with self._lock:  # the heartbeat may be writing, and TLS is one state for both directions
                 size = self._socket.recv_into(self._space)
-        except BlockingIOError:  # the system promised too much; ask again
+        except BlockingIOError:  # select reported readiness, but there is no data
             return
         except OSError as error:
             if wants_more(error):
                 return
-            if (refusal := refused(error)) is not None:
+            if (refusal := credential_error(error)) is not None:
                 raise refusal from error
             raise self._lost(f"{type(error).__name__}: {error}") from error
         if size == 0:
@@ -282,7 +282,9 @@ class Link:
         self._reader.feed(self._space[:size])
 
     def _left_s(self) -> float:
-        """How long to wait for more: so long may silence last, and a message take from its first byte to its last."""
+        """Returns how long to wait for more: `timeout_s` bounds a silence, and a message from its first byte to its
+        last.
+        """
         if not self._reader.buffered:
             return self._timeout_s
         now = self._clock()
@@ -297,14 +299,14 @@ class Link:
         return LinkLost(
             got=f"{got} (in state {self._conversation.state!r})",
             expected="a trainer that answers",
-            remedy="look into the trainer's log for the cause",
+            remedy="see the trainer's log for the cause",
         )
 
 
 class _Heartbeat(threading.Thread):
-    """Pings while the game computes or the trainer withholds actions.
+    """Sends Pings while the game computes or the simulator is backpressured.
 
-    What goes wrong in it breaks the connection off, so that the thread that waits in `receive` hears of it.
+    An error in it aborts the connection, so that the thread that waits in `receive` gets it.
     """
 
     def __init__(self, link: Link, interval_s: float) -> None:

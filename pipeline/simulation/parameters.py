@@ -1,4 +1,4 @@
-"""Environment parameters as a game sees them: a mapping that follows the trainer."""
+"""Shows environment parameters to a game as a mapping that follows the trainer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sparring.pipeline.messages.simulator import Sampler
 
 
 class Parameters(Mapping[str, float]):
-    """The environment parameters, one object for a whole conversation.
+    """Holds the environment parameters of a whole conversation.
 
-    Indexing one with a sampler draws anew each time; the first draw is the number that the trainer sent. What the
-    trainer changes, a lesson of a curriculum for example, shows up here without a reset. A game that wants values to
-    stay for an episode takes them when the episode begins.
+    Each read of a parameter with a sampler returns a new sample; the first one is the number that the trainer sent. A
+    change by the trainer, such as a new lesson of a curriculum, appears here without a reset. A game that needs
+    constant values for an episode reads them when the episode begins.
 
     Attributes:
-        revision: rises with each change.
+        revision: increases with each change.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class Parameters(Mapping[str, float]):
 
     @property
     def samplers(self) -> Mapping[str, Sampler]:
-        """By parameter name, of those that are drawn: for bridges whose game draws by itself."""
+        """Returns the samplers by parameter name, for bridges whose game samples by itself."""
         return self._samplers
 
     def replace(self, parameters: Mapping[str, float], samplers: Mapping[str, Sampler]) -> None:
-        """Takes over all parameters of a Reset; a sampler that stays the same goes on with its draws."""
+        """Takes over all parameters of a Reset; an unchanged sampler continues its sequence."""
         gone = self._numbers.keys() - parameters.keys()
         for name in gone:
             del self._numbers[name]
@@ -40,7 +40,7 @@ class Parameters(Mapping[str, float]):
         self.update(parameters, samplers)
 
     def update(self, parameters: Mapping[str, float], samplers: Mapping[str, Sampler]) -> None:
-        """Takes over the parameters of an Act; the others stay."""
+        """Takes over the parameters of an Act; the others are unchanged."""
         before = self._as_sent(parameters)
         for name, number in parameters.items():
             sampler = samplers.get(name)
@@ -52,11 +52,11 @@ class Parameters(Mapping[str, float]):
         self.revision += self._as_sent(parameters) != before
 
     def __getitem__(self, name: str) -> float:
-        drawn = self._samples.get(name)
-        return self._numbers[name] if drawn is None else next(drawn)
+        sampled = self._samples.get(name)
+        return self._numbers[name] if sampled is None else next(sampled)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._numbers  # asking draws nothing
+        return name in self._numbers  # a membership test takes no sample
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)

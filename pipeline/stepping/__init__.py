@@ -1,1 +1,1 @@
-"""Stepping: acts for all agents of all simulators, in batches, with the current weights."""
+"""Stepping chooses the actions of all agents of all simulators, in batches, with the current weights."""

@@ -1,7 +1,7 @@
-"""Which slot each live agent has: found without a loop over agents.
+"""Tables map agent ids to slots without a loop over agents.
 
-A slot belongs to one agent's life. The common frame, the same ids as in the last one, costs one
-comparison; an agent that ends and decides again in one frame keeps its slot and gets a new life.
+A slot belongs to one agent episode. A frame with the same ids as the last one costs a single comparison; an agent that
+ends and decides again in one frame keeps its slot and begins a new episode.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _COLUMNS: Final = (*_EPISODE_COLUMNS, "learning", "ghosts", "matchups", "matches
 
 
 class SlotTable:
-    """The slots of one behavior name over all simulators.
+    """A SlotTable holds the slots of one behavior name over all simulators.
 
     Args:
-        limit: most agents alive at once.
+        limit: maximum number of live agents.
 
     Attributes:
-        ghosted: the behavior is under self-play; else all learn, and the columns after it say nothing.
-        learning: [slots] its team learns in the match; the others are ghosts.
-        ghosts: [slots] what acts for it: a version, or an opponent from elsewhere; 0 for the latest weights.
-        matchups: [slots] number of the draw it plays under.
-        matches: [slots] number of its match; 0 where it is one by itself that will not be told of.
-        alone: [slots] it is a match by itself.
-        match_ids: [slots] what its simulator calls the match.
-        taught: there are curricula; else the column after it says nothing.
+        has_ghosts: the behavior is under self-play; else all agents learn, and the next six columns are unused.
+        learning: [slots] the agent's team learns in the match; the others are ghosts.
+        ghosts: [slots] number of the policy that acts: a version or an external opponent; 0 for the latest weights.
+        matchups: [slots] number of the matchup that the agent plays under.
+        matches: [slots] number of its match; 0 where it is a match by itself whose result is not reported.
+        alone: [slots] the agent is a match by itself.
+        match_ids: [slots] match or group id from its simulator.
+        has_curricula: the run has curricula; else the next column is unused.
         lessons: [slots] serial of the lessons that its simulator had when its episode began.
     """
 
@@ -46,28 +46,28 @@ class SlotTable:
         self.teams: Slots = np.zeros(_FIRST_SLOTS, np.int32)
         self.simulators: Slots = np.zeros(_FIRST_SLOTS, np.int32)
         self.carried: NDArray[np.float32] = np.zeros((_FIRST_SLOTS, 0), np.float32)
-        self.ghosted = False
+        self.has_ghosts = False
         self.learning: NDArray[np.bool_] = np.ones(_FIRST_SLOTS, bool)
         self.ghosts: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self.matchups: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self.matches: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self.alone: NDArray[np.bool_] = np.zeros(_FIRST_SLOTS, bool)
         self.match_ids: Ids = np.zeros(_FIRST_SLOTS, np.int64)
-        self.taught = False
+        self.has_curricula = False
         self.lessons: Ids = np.zeros(_FIRST_SLOTS, np.int64)
         self._agent_episodes = 0
         self._free: list[int] = list(range(_FIRST_SLOTS - 1, -1, -1))
 
     @property
     def taken(self) -> int:
-        """Slots in use."""
+        """Returns the number of slots in use."""
         return len(self.live) - len(self._free)
 
     def take(self, n: int) -> Slots:
         """Takes `n` free slots, the lowest first.
 
         Raises:
-            OverflowError: the limit would be passed.
+            OverflowError: the limit would be exceeded.
         """
         if self.taken + n > self.limit:
             raise OverflowError
@@ -86,7 +86,7 @@ class SlotTable:
         self._free.sort(reverse=True)
 
     def begin(self, slots: Slots, groups: Ids | int, team: int, simulator: int) -> None:
-        """Starts a new life in each of `slots`, which carries nothing yet."""
+        """Begins a new episode in each of `slots`, with nothing carried."""
         self.live[slots] = True
         self.acted[slots] = False
         self.agents[slots] = np.arange(self._agent_episodes + 1, self._agent_episodes + 1 + len(slots))
@@ -97,8 +97,8 @@ class SlotTable:
         self.carried[slots] = 0
 
     def carry(self, slots: Slots, numbers: int) -> NDArray[np.float32]:
-        """[n, numbers] Copy of what the agents of `slots` carry from their last decision."""
-        if (more := numbers - self.carried.shape[1]) > 0:  # known with the first weights, and those of each opponent
+        """Returns a copy, [n, numbers], of what the agents of `slots` carry from their last decision."""
+        if (more := numbers - self.carried.shape[1]) > 0:  # each policy may need more
             self.carried = np.concatenate([self.carried, np.zeros((len(self.live), more), np.float32)], axis=1)
         return self.carried[slots, :numbers]
 
@@ -112,7 +112,7 @@ class SlotTable:
 
 
 class Roster:
-    """The agents of one behavior id in one simulator: id to slot."""
+    """A Roster maps the agent ids of one behavior id in one simulator to slots."""
 
     def __init__(self) -> None:
         self._ids: Ids = np.empty(0, np.int64)
@@ -122,32 +122,32 @@ class Roster:
 
     @property
     def slots(self) -> Slots:
-        """Slots of all agents here."""
+        """Returns the slots of all its agents."""
         return self._slots
 
     def last(self, ids: Ids) -> Slots | None:
-        """[n] Slots of the ids last remembered, if these are the same row by row and none was removed since."""
+        """Returns the slots, [n], of the ids last remembered if these are the same row by row and none was removed."""
         return self._last_slots if ids.tobytes() == self._last_ids else None
 
     def find(self, ids: Ids) -> Slots:
-        """[n] Slot of each id, -1 where it is not here."""
+        """Returns the slot, [n], of each id; -1 where it is unknown."""
         if not self._ids.size:
             return np.full(len(ids), -1, np.int32)
         at = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
         return np.where(self._ids[at] == ids, self._slots[at], np.int32(-1))
 
     def add(self, ids: Ids, slots: Slots) -> None:
-        """Enters new ids."""
+        """Adds new ids with their slots."""
         ids, slots = np.concatenate([self._ids, ids]), np.concatenate([self._slots, slots])
         order = np.argsort(ids, kind="stable")
         self._ids, self._slots = ids[order], slots[order]
 
     def remember(self, ids: Ids, slots: Slots) -> None:
-        """Keeps what was found, for the next frame."""
+        """Remembers the slots of these ids for the next frame."""
         self._last_ids, self._last_slots = ids.tobytes(), slots
 
     def remove(self, slots: Slots) -> None:
-        """Strikes out the agents of `slots`."""
+        """Removes the agents of `slots`."""
         keep = ~np.isin(self._slots, slots)
         self._ids, self._slots = self._ids[keep], self._slots[keep]
         self._last_ids = None

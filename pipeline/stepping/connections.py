@@ -1,4 +1,4 @@
-"""One simulator's side of a tick: its agents, and the frame that waits for an answer."""
+"""A connection holds one simulator's agents and the frame that waits for an answer."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ NO_SLOTS: Slots = np.empty(0, np.int32)
 
 @dataclass(slots=True)
 class SimulatorBehavior:
-    """One behavior id of one simulator.
+    """A SimulatorBehavior is one behavior id of one simulator.
 
     Attributes:
-        grouped: some agent of it has had a group.
+        has_groups: an agent of this id has had a group.
     """
 
     id: BehaviorId
     spec: BehaviorSpec
     roster: Roster = field(default_factory=Roster)
-    grouped: bool = False
+    has_groups: bool = False
 
 
 @dataclass(slots=True)
 class Arrival:
-    """One report of a Step, checked, with the slots of its agents.
+    """An Arrival is one validated report of a Step, with the slots of its agents.
 
     Attributes:
         behavior: id, as the simulator writes it.
-        decisions: rows that want an action, or None for no rows; in lockstep by agent id.
-        slots: [n] slot of each decision, -1 where the agent is new; once settled, all have one.
-        restore: [n] row of the simulator's own order, or None where that is this order.
-        ends: rows whose episode ended, or None for no rows.
+        decisions: rows that need an action; None for no rows; in lockstep ordered by agent id.
+        slots: [n] slot of each decision; -1 where the agent is new, until the report is applied.
+        restore: [n] row in the simulator's own order; None where the order is the same.
+        ends: rows whose episode ended; None for no rows.
         vacated: [m] slot of each end.
-        unknown: how many agents are new.
-        learning: once settled, how many of the decisions are not those of ghosts.
+        unknown: number of new agents.
+        learning: number of decisions of learning agents, once the report is applied.
     """
 
     behavior: str
@@ -61,14 +61,14 @@ class Arrival:
 
 @dataclass(slots=True)
 class Frame:
-    """A Step that was received and not answered.
+    """A Frame is a Step that was received and not answered yet.
 
     Attributes:
         sequence: of the Step.
-        received_at: time.
+        received_at: time in seconds.
         arrivals: its reports.
-        reported: its outcomes have been taken over.
-        backpressured_at: since when only a permit or weights are missing, None where nothing is.
+        reported: its outcomes have been applied.
+        backpressured_at: time since which it waits for a step allowance or weights; None before its outcomes apply.
     """
 
     sequence: int
@@ -79,26 +79,26 @@ class Frame:
 
     @property
     def waiting(self) -> list[Arrival]:
-        """Reports whose decisions, taken over, wait for actions."""
+        """Returns the applied reports whose decisions wait for actions."""
         return [arrival for arrival in self.arrivals if arrival.decisions is not None] if self.reported else []
 
 
 @dataclass(slots=True)
 class SimulatorConnection:
-    """One simulator.
+    """A SimulatorConnection tracks one connected simulator.
 
     Attributes:
         number: orders the simulators; the supervisor's number where there is one.
-        key: unique: a simulator that comes back has another.
-        sorts: decisions are put in the order of their agents (lockstep).
+        key: unique; a simulator that reconnects gets another.
+        sorts: decisions are sorted by agent id (lockstep).
         behaviors: by behavior id text.
-        scripts: by behavior name, what it can play agents with itself.
-        pending: by behavior name, actions whose outcome has not come; those of ghosts are not among them.
+        scripts: by behavior name, scripts with which it can play agents itself.
+        pending: by behavior name, actions of learning agents whose outcome has not arrived.
         completed: by behavior name, steps completed over this connection, those of ghosts included.
-        frame: the Step that waits for an answer, if one does.
+        frame: the Step that waits for an answer, if any.
         sequence: of the next Step.
-        gone: the link is closed.
-        lessons: serial of the lessons that it has been told of.
+        is_closed: the link is closed.
+        lessons: serial of the lessons that it has received.
     """
 
     number: int
@@ -110,19 +110,19 @@ class SimulatorConnection:
     completed: dict[str, int] = field(default_factory=dict)
     frame: Frame | None = None
     sequence: int = 0
-    gone: bool = False
+    is_closed: bool = False
     lessons: int = 0
 
     @property
     def alive(self) -> int:
-        """Its agents, as of the last frame that was taken over."""
+        """Returns the number of its live agents, as of the last frame applied."""
         return sum(len(simulator_behavior.roster.slots) for simulator_behavior in self.behaviors.values())
 
     def arrive(self, step: Step) -> list[Arrival]:
-        """The reports of a Step; one that contradicts the specs or the agents alive is refused.
+        """Validates a Step and returns its reports.
 
         Raises:
-            RemoteProtocolError: something is wrong.
+            RemoteProtocolError: the Step contradicts the specs or the live agents.
         """
         if step.sequence != self.sequence:
             raise RemoteProtocolError(
@@ -152,7 +152,7 @@ def _arrival(report: BehaviorReport, simulator_behavior: SimulatorBehavior, *, s
     if decisions is not None and not len(decisions.agents):
         decisions = None
     if decisions is not None and sort:
-        decisions, restore = in_order(decisions)
+        decisions, restore = sort_by_agent(decisions)
     slots, unknown = (
         (NO_SLOTS, 0) if decisions is None else _look_up(report.behavior, decisions, simulator_behavior.roster)
     )
@@ -173,7 +173,7 @@ def _arrival(report: BehaviorReport, simulator_behavior: SimulatorBehavior, *, s
 
 
 def _look_up(behavior: str, decisions: Decisions, roster: Roster) -> tuple[Slots, int]:
-    """Slot of each decision, and how many agents are new."""
+    """Returns the slot of each decision, and the number of new agents."""
     known = roster.last(decisions.agents)
     if known is not None:
         return known, 0
@@ -185,37 +185,39 @@ def _look_up(behavior: str, decisions: Decisions, roster: Roster) -> tuple[Slots
     return slots, unknown
 
 
-Begin = Callable[[BehaviorId, SlotTable, Slots, Decisions, Any], None]
-"""Says which draws agents that begin play under: seat, table, slots, decisions, and which of these are theirs."""
+BeginEpisodes = Callable[[BehaviorId, SlotTable, Slots, Decisions, Any], None]
+"""Assigns matchups to new agents: behavior id, table, their slots, decisions, and their rows in these."""
 
 
-def settle(arrival: Arrival, table: SlotTable, simulator: int, tick: BehaviorTick, begin: Begin) -> tuple[int, int]:
-    """Gives the agents of a report their slots, closes the actions it answers, and tells of both.
+def apply_report(
+    arrival: Arrival, table: SlotTable, simulator: int, tick: BehaviorTick, begin: BeginEpisodes
+) -> tuple[int, int]:
+    """Assigns slots to the agents of a report, completes the actions that it answers, and adds the rows to the tick.
 
-    Nothing is told of ghosts: nobody learns from them.
+    Rows of ghosts are left out: no learner uses them.
 
     Args:
         arrival: the report.
         table: slots of the behavior name.
         simulator: number of the connection.
         tick: of the behavior name; gets the rows.
-        begin: of self-play.
+        begin: assigns matchups to new agents.
 
     Returns:
-        Steps completed by agents that learn, and by ghosts.
+        Steps completed by learning agents, and by ghosts.
     """
     completed, ghosts, vacated = 0, 0, arrival.vacated
     if arrival.ends is not None:
         completed, ghosts = _complete(table, vacated)
         table.live[vacated] = False
-        _tell(tick.ended, arrival.ends, vacated, table)
+        _add_rows(tick.ended, arrival.ends, vacated, table)
     if arrival.decisions is not None:
         if arrival.unknown or arrival.ends is not None:
             _begin(arrival, arrival.decisions, table, simulator, tick, begin)
-        _regroup(arrival, arrival.decisions, table, simulator, tick)
+        _update_groups(arrival, arrival.decisions, table, simulator, tick)
         done = _complete(table, arrival.slots)
         completed, ghosts = completed + done[0], ghosts + done[1]
-        arrival.learning = _tell(tick.reported, arrival.decisions, arrival.slots, table)
+        arrival.learning = _add_rows(tick.reported, arrival.decisions, arrival.slots, table)
     if arrival.ends is not None:
         empty = vacated[~table.live[vacated]]
         if empty.size:
@@ -226,31 +228,31 @@ def settle(arrival: Arrival, table: SlotTable, simulator: int, tick: BehaviorTic
 
 
 def _complete(table: SlotTable, slots: Slots) -> tuple[int, int]:
-    """Closes the actions of `slots`; returns how many there were of agents that learn, and of ghosts."""
+    """Completes the actions of `slots`; returns their numbers for learning agents and for ghosts."""
     acted = table.acted[slots]
     table.acted[slots] = False
     done = int(np.count_nonzero(acted))
-    if not table.ghosted:
+    if not table.has_ghosts:
         return done, 0
     learning = int(np.count_nonzero(acted & table.learning[slots]))
     return learning, done - learning
 
 
-def _tell(told: list[tuple[Any, Slots]], rows: Decisions | Ends, slots: Slots, table: SlotTable) -> int:
-    """Notes those rows that are not of ghosts; returns how many."""
-    if not table.ghosted or table.learning[slots].all():
-        told.append((rows, slots))
+def _add_rows(collected: list[tuple[Any, Slots]], rows: Decisions | Ends, slots: Slots, table: SlotTable) -> int:
+    """Adds the rows of learning agents; returns their number."""
+    if not table.has_ghosts or table.learning[slots].all():
+        collected.append((rows, slots))
         return len(slots)
     learning = np.flatnonzero(table.learning[slots])
     if learning.size:
-        told.append((_pick(rows, learning), slots[learning]))
+        collected.append((_pick(rows, learning), slots[learning]))
     return len(learning)
 
 
 def _begin(
-    arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: BehaviorTick, begin: Begin
+    arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: BehaviorTick, begin: BeginEpisodes
 ) -> None:
-    """Gives slots to new agents, and new lives to those that ended and decide again."""
+    """Gives slots to new agents, and begins new episodes for those that ended and decide again."""
     simulator_behavior, ids, slots = arrival.simulator_behavior, decisions.agents, arrival.slots
     if arrival.unknown:
         new = np.flatnonzero(slots < 0)
@@ -269,19 +271,21 @@ def _begin(
 
 
 def _join(tick: BehaviorTick, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
-    """Tells of agents in slots, unless they are ghosts."""
-    if table.ghosted:
+    """Adds learning agents to the tick."""
+    if table.has_ghosts:
         slots = slots[table.learning[slots]]
     if slots.size:
         tick.joined.append(AgentEpisodes(table, slots, fresh=fresh))
 
 
-def _regroup(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: BehaviorTick) -> None:
-    """Tells of agents that now name another group."""
+def _update_groups(
+    arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: BehaviorTick
+) -> None:
+    """Updates agents whose group has changed, and adds them to the tick."""
     simulator_behavior = arrival.simulator_behavior
-    if decisions.groups is None and not simulator_behavior.grouped:
+    if decisions.groups is None and not simulator_behavior.has_groups:
         return
-    simulator_behavior.grouped = True
+    simulator_behavior.has_groups = True
     groups = np.zeros(len(arrival.slots), np.int64) if decisions.groups is None else decisions.groups
     keys = _group_keys(groups, simulator)
     moved = table.groups[arrival.slots] != keys
@@ -291,14 +295,14 @@ def _regroup(arrival: Arrival, decisions: Decisions, table: SlotTable, simulator
 
 
 def _group_keys(groups: Ids, simulator: int) -> Ids:
-    """Group ids of one simulator, made unique over all; 0 stays 0."""
+    """Makes the group ids of one simulator unique over all; 0 stays 0."""
     return np.where(groups == 0, 0, groups + ((simulator + 1) << 32))
 
 
-def in_order(decisions: Decisions) -> tuple[Decisions, NDArray[np.intp] | None]:
-    """The decisions by agent id, and each row's place in the simulator's own order.
+def sort_by_agent(decisions: Decisions) -> tuple[Decisions, NDArray[np.intp] | None]:
+    """Sorts decisions by agent id; returns each row's place in the simulator's own order, too.
 
-    Lockstep needs it: the rounding of a matrix product depends on where a row stands.
+    Lockstep needs it: the rounding of a matrix product depends on the position of a row.
     """
     if bool((decisions.agents[1:] > decisions.agents[:-1]).all()):
         return decisions, None
@@ -307,7 +311,7 @@ def in_order(decisions: Decisions) -> tuple[Decisions, NDArray[np.intp] | None]:
 
 
 def _pick(rows: Any, which: NDArray[np.intp]) -> Any:
-    """Some rows of a record of columns."""
+    """Selects rows of a record of columns."""
     values = {column.name: _rows(getattr(rows, column.name), which) for column in fields(rows)}
     return type(rows)(**values)
 

@@ -1,6 +1,6 @@
-"""What one simulator may ask of a stepping process, kept against those that have shown a credential too.
+"""Limits bound what simulators may ask of a stepping process; they apply to authenticated simulators too.
 
-`docs/security.md` says what each limit stops.
+`docs/security.md` says what each limit prevents.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from sparring.pipeline.messages.codec import SIMULATORS, Limits
 from sparring.pipeline.specs import BehaviorSpec, names_a_folder
 
 HELLO: Final = Limits(total=2**18, header=2**18, arrays=SIMULATORS.arrays)
-"""Of the first message, which comes from a stranger."""
+"""Limits of the first message, whose sender is not authenticated yet."""
 
 _OWN_DESCRIPTORS: Final = 256
 
 
 class LimitSettings(BaseModel):
-    """The `pipeline.limits` section: all of one stepping process, unless it says of one simulator.
+    """The section `pipeline.limits` applies to one stepping process, unless an attribute names one simulator.
 
     Attributes:
-        connections: simulators at once.
+        connections: connected simulators.
         connections_per_host: of these, from one address (IPv6: from one network of 64 bits).
-        handshakes: connections that have not introduced themselves yet, at once; the oldest makes room.
-        handshake_timeout_s: seconds from the connection to its Hello, those of TLS among them.
-        message_bytes: of one message.
-        arrays: in one message.
+        handshakes: connections that have not sent Hello yet; a further one replaces the oldest.
+        handshake_timeout_s: seconds from the connection to its Hello, including TLS.
+        message_bytes: bytes of one message.
+        arrays: arrays in one message.
         steps_per_s: Steps of one simulator per second; one that sends more is read more slowly.
-        asides_per_s: its other messages per second (Ping, Pong, Behaviors); likewise.
-        bytes_per_s: of one simulator per second; likewise.
-        receiving_bytes: of large messages that have come in part, of all simulators; the next one waits for its room.
-        sending_bytes: that one simulator has not taken; it is not read until it has.
-        agents: alive at once in one simulator.
+        asides_per_s: other messages of one simulator per second (Ping, Pong, Behaviors); likewise.
+        bytes_per_s: bytes of one simulator per second; likewise.
+        receiving_bytes: bytes of incomplete large messages of all simulators; the next message waits until it fits.
+        sending_bytes: unsent bytes for one simulator; it is not read until it has received them.
+        agents: live agents of one simulator.
         behaviors: behavior ids of one simulator.
-        unnamed_behaviors: names that the configuration does not have, of all simulators; each gets a learner.
-        observation_bytes: of one agent's observations.
-        actions: of one agent: continuous ones, and the choices of all branches.
-        statistics: names of simulators' own numbers; more are not shown, and counted.
+        unnamed_behaviors: behavior names of all simulators that the configuration lacks; each gets a learner.
+        observation_bytes: bytes of one agent's observations.
+        actions: continuous actions plus choices of all branches of one agent.
+        statistics: names of statistics of all simulators; further ones are counted and dropped.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -65,25 +65,25 @@ class LimitSettings(BaseModel):
 
     @property
     def descriptors(self) -> int:
-        """That the connections may take, each one for reading and one for writing, beside those of the process."""
+        """Returns the file descriptors needed: two per connection, one per handshake, and those of the process."""
         return 2 * self.connections + self.handshakes + _OWN_DESCRIPTORS
 
     @property
     def messages(self) -> Limits:
-        """Of the messages after Hello."""
+        """Returns the limits of the messages after Hello."""
         return Limits(total=self.message_bytes, header=SIMULATORS.header, arrays=self.arrays)
 
 
 def check_behaviors(behaviors: Mapping[str, BehaviorSpec], known: int, limits: LimitSettings) -> None:
-    """Refuses specs from which more would have to be built than the limits allow.
+    """Rejects specs that exceed the limits.
 
     Args:
         behaviors: specs by behavior id.
-        known: ids that the simulator has named before.
+        known: number of ids that the simulator has named before.
         limits: of the stepping process.
 
     Raises:
-        RemoteProtocolError: of the first such thing.
+        RemoteProtocolError: a spec or the number of ids exceeds its limit.
     """
     if known + len(behaviors) > limits.behaviors:
         raise _too_large(f"{known + len(behaviors)} behavior ids", limits.behaviors, "behaviors", "name fewer ids")
@@ -101,32 +101,32 @@ def check_behaviors(behaviors: Mapping[str, BehaviorSpec], known: int, limits: L
 
 
 def check_agents(alive: int, new: int, limit: int) -> None:
-    """Refuses more agents of one simulator.
+    """Rejects more agents of one simulator.
 
     Raises:
-        RemoteProtocolError: `new` beside those `alive` are more than `limit`.
+        RemoteProtocolError: `alive` and `new` agents together exceed `limit`.
     """
     if alive + new > limit:
         raise _too_large(f"{new} more agents beside {alive} of one simulator", limit, "agents", "run fewer areas")
 
 
 def check_unnamed(name: str, known: int, limit: int) -> None:
-    """Refuses a behavior that needs a learner of its own where there are `known` such already.
+    """Rejects an unnamed behavior beside `known` others.
 
     Raises:
-        RemoteProtocolError: that is the limit, or the name cannot be that of a folder.
+        RemoteProtocolError: the limit is reached, or the name cannot be that of a folder.
     """
     if not names_a_folder(name):
         raise RemoteProtocolError(
             "specs",
             got=f"behavior {name!r}",
             expected='a name that a folder of the run can have: short, no dot at its start, none of / \\ ? * : " < > |'
-            " or #, and not logs or another that is there",
+            " or #, and neither logs nor another folder of the run",
             remedy="give it another name in the simulator",
         )
     if known >= limit:
         got = f"behavior {name!r} beside {known} that the configuration does not name"
-        raise _too_large(got, limit, "unnamed_behaviors", "name those that are to be trained below `behaviors`")
+        raise _too_large(got, limit, "unnamed_behaviors", "list those to be trained below `behaviors`")
 
 
 def _too_large(got: str, limit: int, key: str, remedy: str) -> RemoteProtocolError:

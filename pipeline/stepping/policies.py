@@ -1,4 +1,4 @@
-"""The current weights of each behavior, ready to act. The one file of stepping that uses torch."""
+"""Policies act with the weights of each behavior; no other file of stepping uses torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sparring.pipeline.stepping.steps import SampledActions
 
 
 class ScriptedPolicy:
-    """A seat that the simulators play themselves: no network acts, and actions mean nothing.
+    """Simulators play a scripted policy themselves: no network acts, and they ignore the actions.
 
     Args:
         spec: of the behavior.
         version: number of the opponent.
-        script: of the simulators.
+        script: name that the simulators know.
     """
 
     carried: Final = 0
@@ -40,18 +40,16 @@ class ScriptedPolicy:
         masks: NDArray[np.bool_] | None,
         carried: NDArray[np.float32] | None = None,
     ) -> SampledActions:
-        """Zeros for all rows."""
+        """Returns zeros for all rows."""
         del masks, carried
         rows, actions = len(observations[0]), self._actions
-        nothing = np.zeros((rows, actions.continuous), np.float32)
+        zeros = np.zeros((rows, actions.continuous), np.float32)
         discrete = np.zeros((rows, len(actions.discrete)), np.int32)
-        return SampledActions(
-            continuous=nothing, executed=nothing, discrete=discrete, log_probs=np.zeros(rows, np.float32)
-        )
+        return SampledActions(continuous=zeros, executed=zeros, discrete=discrete, log_probs=np.zeros(rows, np.float32))
 
 
 class CurrentPolicy:
-    """An actor with the weights of one version.
+    """An actor chooses actions with the weights of one version.
 
     Args:
         spec: of the behavior.
@@ -70,10 +68,10 @@ class CurrentPolicy:
         self._generator = generator
 
     def load(self, weights: PolicyWeights) -> None:
-        """Takes over newer weights.
+        """Loads newer weights.
 
         Raises:
-            CheckpointError: they do not fit the network.
+            CheckpointError: the weights do not fit the network.
         """
         load_arrays(self._actor, weights.arrays)
         self._acting = self._actor.frozen()
@@ -81,7 +79,7 @@ class CurrentPolicy:
 
     @property
     def carried(self) -> int:
-        """Numbers that an agent carries from one decision to the next."""
+        """Returns how many numbers an agent carries from one decision to the next."""
         return self._acting.carried
 
     def act(
@@ -90,7 +88,7 @@ class CurrentPolicy:
         masks: NDArray[np.bool_] | None,
         carried: NDArray[np.float32] | None = None,
     ) -> SampledActions:
-        """Chooses for all rows in one forward pass; what agents carry on takes the place of what they `carried`."""
+        """Chooses actions for all rows in one forward pass and updates `carried` in place."""
         continuous, discrete, log_probs = self._acting.act(
             observations, masks, self._generator, self._deterministic, carried
         )
@@ -99,15 +97,15 @@ class CurrentPolicy:
 
 
 class Policies:
-    """Policies of all behaviors: built once their spec is known, then kept at the latest version; and their ghosts.
+    """Policies hold the latest policy of each behavior, built once its spec is known, and its ghosts.
 
     Args:
-        settings: network settings by behavior name (anything with `network_settings`); may get more.
-        seed: of the sampling; each behavior gets a stream of its own.
+        settings: settings with `network_settings` by behavior name; behaviors may be added.
+        seed: of the sampling; each behavior gets its own random stream.
 
     Attributes:
-        current: the latest weights, by behavior name.
-        ghosts: fixed policies, by behavior name and number; one copy for all that they play for.
+        current: latest policy by behavior name.
+        ghosts: fixed policies by behavior name and number; agents share one copy.
     """
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
@@ -120,13 +118,13 @@ class Policies:
         self._generators: dict[str, torch.Generator] = {}
 
     def learn(self, weights: PolicyWeights) -> None:
-        """Keeps weights that are newer than those known."""
+        """Stores weights that are newer than those known."""
         known = self._latest.get(weights.behavior)
         if known is None or weights.version > known.version:
             self._latest[weights.behavior] = weights
 
     def build(self, name: str, spec: BehaviorSpec) -> None:
-        """Brings the policy of a behavior up to date, as far as its weights are known.
+        """Updates the policy of a behavior to the latest weights known.
 
         Raises:
             CheckpointError: the weights do not fit the spec.
@@ -141,11 +139,11 @@ class Policies:
             policy.load(weights)
 
     def hold(self, spec: BehaviorSpec, weights: PolicyWeights) -> None:
-        """Keeps a ghost, if it is new.
+        """Stores a ghost if it is new.
 
         Args:
             spec: of the behavior.
-            weights: the ghost's; its number in `version`.
+            weights: of the ghost, with its number in `version`.
 
         Raises:
             CheckpointError: the weights do not fit the spec.
@@ -166,7 +164,7 @@ class Policies:
         self.ghosts[name, weights.version] = ghost
 
     def release(self, in_use: Container[tuple[str, int]]) -> None:
-        """Gives up ghosts that nobody plays any more."""
+        """Drops ghosts that are not in use."""
         for key in [key for key in self.ghosts if key not in in_use]:
             del self.ghosts[key]
 

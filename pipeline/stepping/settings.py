@@ -1,4 +1,4 @@
-"""Settings of stepping: where simulators connect and when they are given up."""
+"""Settings of stepping define where simulators connect and when they are disconnected."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from sparring.pipeline.stepping.limits import LimitSettings
 Accepted = Literal["certificate", "token", "either"]
 
 GATHERED_STEPS: Final = 4096
-"""Steps that are sent to assembly at once."""
+"""Steps that stepping sends to assembly in one message."""
 GATHERED_BYTES: Final = 4 * 2**20
-"""Bytes of observations that are sent at once, however few steps they are."""
+"""Bytes of observations after which it sends the message, however few steps it has."""
 GATHERING_S: Final = 0.01
-"""How long steps wait for more, where they are much of an update already."""
+"""Seconds that steps wait for more where they are a large part of an update already."""
 GATHERING_MOST_S: Final = 0.04
-"""How long they wait otherwise."""
+"""Seconds that they wait otherwise."""
 
 
 class SteppingSettings(BaseModel):
-    """The endpoint for simulators.
+    """The settings describe the endpoint for simulators.
 
     Attributes:
-        address: `tcp://HOST:PORT` (port 0: chosen at the start) or `unix:///PATH`. Beyond loopback it takes `keys`.
-        player_host: IP address on which Unity players call. Their protocol knows no keys: beyond loopback whoever
-            reaches their ports can be the player.
+        address: `tcp://HOST:PORT` (port 0: chosen at the start) or `unix:///PATH`. Beyond loopback it requires `keys`.
+        player_host: IP address on which Unity players connect. Their protocol has no authentication: beyond loopback
+            any peer that reaches their ports can pose as the player.
         stepping_processes: how many processes share the simulators.
-        max_agents: most agents alive at once in one stepping process.
-        heartbeat_s: a silent simulator sends a ping after this many seconds.
-        simulator_timeout_s: silence, in seconds, after which a simulator is given up; a message is to come whole in it.
-        credentials: what simulators show where `keys` is set: a certificate, the token, or either of them.
-        encrypt: TLS on TCP where `keys` is set. Without it, simulators on loopback show the token in the clear.
-        limits: what one simulator may ask for.
+        max_agents: maximum number of live agents in one stepping process.
+        heartbeat_s: seconds of silence after which a simulator sends a ping.
+        simulator_timeout_s: seconds of silence after which a simulator is disconnected; each message must arrive whole
+            within this time.
+        credentials: accepted credentials where `keys` is set: a certificate, the token, or either of them.
+        encrypt: TLS on TCP where `keys` is set. Without it, simulators on loopback send the token unencrypted.
+        limits: of each simulator and of the stepping process.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -65,7 +66,7 @@ class SteppingSettings(BaseModel):
         except ValueError:
             raise ValueError(
                 f"got {host!r}; expected an IP address of this machine; write 127.0.0.1, or 0.0.0.0 in a container "
-                "whose ports are handed on to it"
+                "whose ports are forwarded to it"
             ) from None
         return host
 
@@ -74,7 +75,7 @@ class SteppingSettings(BaseModel):
         if not self.encrypt and (self.credentials == "certificate" or is_open(self.address)):
             raise ValueError(
                 f"got encrypt: false with address {self.address!r} and credentials {self.credentials!r}; "
-                "expected a token on loopback, which is all that may be shown in the clear; leave encrypt out"
+                "expected a token on loopback, the only credential that may be sent unencrypted; leave encrypt out"
             )
         return self
 

@@ -1,21 +1,19 @@
-"""One tick of stepping, without I/O: frames in, steps and actions out.
+"""A stepper turns frames into steps and actions, one tick after the other, without I/O.
 
-Whatever simulators sent since the last tick is taken over first: outcomes complete steps. Then
-every simulator that the budgets let go on is acted for, all rows of a behavior in one forward pass.
-A simulator whose behavior is at its budget waits with all its behaviors; its outcomes are taken over
-all the same, so that the learner can have them.
+A tick first applies everything that simulators have sent since the last one: outcomes complete steps. Then it acts for
+every simulator whose step allowances suffice, with one forward pass for all rows of a behavior. A simulator with an
+exhausted behavior waits with all its behaviors; its outcomes apply all the same, so that learners receive them.
 
-In lockstep a tick is a round: it begins when every simulator has sent its frame, and takes them in
-the order of their numbers, rows by agent id. A behavior that has used its budget up keeps all, whether it has agents at
-the moment or not: what others do meanwhile would be before or after the cut that its learner waits for, as it happens.
+In lockstep a tick is a round: it begins when every simulator has sent its frame, and takes them in the order of their
+numbers, rows by agent id. A behavior with an exhausted allowance then holds back all simulators, even those without its
+agents: otherwise timing would decide whether their steps come before or after the flush that its learner waits for.
 
-A change of lessons goes out with a simulator's next answer; where it asks for new episodes, as a Reset in place of it.
+A change of lessons goes out with a simulator's next answer; one that requires new episodes replaces it with a Reset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,59 +22,43 @@ from sparring.pipeline.messages.simulator import Act, BehaviorActions, Decisions
 from sparring.pipeline.messages.state import ProducedSteps, StepAllowance
 from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.stepping.acting import Policy, TickResult, answer_behavior
 from sparring.pipeline.stepping.agents import Roster, Slots, SlotTable
 from sparring.pipeline.stepping.behaviors import (
     Behavior,
-    Policy,
-    answer,
-    check_room,
-    choose,
-    enroll,
-    scripts_of,
-    standing,
+    check_capacity,
+    new_agents,
+    produced_steps,
+    register_behaviors,
 )
-from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, settle
+from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, apply_report
 from sparring.pipeline.stepping.limits import check_agents
 from sparring.pipeline.stepping.matches import Matches
 from sparring.pipeline.stepping.parameters import RunParameters
-from sparring.pipeline.stepping.steps import BehaviorTick, PendingSteps, join_columns
-from sparring.pipeline.stepping.waiting import ALLOWANCES, ASSIGNMENT, WEIGHTS, Reason
-
-
-@dataclass(slots=True)
-class TickResult:
-    """What a tick did.
-
-    Attributes:
-        acts: answers: connection key, Act or Reset, time of the frame's arrival, seconds withheld.
-        acted: rows acted for.
-        rows: of these, how many are not ghosts'.
-        bytes: of their observations.
-    """
-
-    acts: list[tuple[int, Act | Reset, float, float]] = field(default_factory=list)
-    acted: int = 0
-    rows: int = 0
-    bytes: int = 0
+from sparring.pipeline.stepping.steps import BehaviorTick, PendingSteps
+from sparring.pipeline.stepping.waiting import Reason, Requirements, sort_by_arrival, waits_for
 
 
 class Stepper:
-    """All simulators and behaviors of one stepping process.
-
-    Attributes:
-        introduced: what `take_steps` will return tells of all live agents, because a reader is new.
-        parameters: what simulators are told of the environment parameters.
-        added: behaviors whose learners came after the run had begun; before their weights nobody hears of their agents.
+    """A Stepper acts for all simulators and behaviors of one stepping process.
 
     Args:
-        policies: the current weights by behavior name; a missing one makes its agents wait.
-        ghosts: other weights that an assignment names, by behavior name and number.
-        self_play: behavior names that play against ghosts.
+        policies: latest policy by behavior name; agents of a missing one wait.
         lockstep: act in rounds.
-        expected: simulators that the first round waits for, in lockstep.
-        max_agents: most agents of one behavior.
-        agents_each: most agents of one simulator.
+        expected: number of simulators that the first round waits for, in lockstep.
+        max_agents: maximum number of agents of one behavior.
+        agents_each: maximum number of agents of one simulator.
+        self_play: behavior names that play against ghosts.
+        ghosts: fixed policies that an assignment names, by behavior name and number.
         parameters: environment parameters; None for none.
+
+    Attributes:
+        behaviors: by name.
+        connections: simulators by connection key.
+        matches: of self-play.
+        parameters: environment parameters.
+        requirements: decide which simulators may be answered.
+        introduced: the next `take_steps` lists all live agents, because assembly restarted.
     """
 
     def __init__(
@@ -93,32 +75,37 @@ class Stepper:
     ) -> None:
         self.behaviors: dict[str, Behavior] = {}
         self.connections: dict[int, SimulatorConnection] = {}
-        self.deterministic = lockstep
         self.matches = Matches(self_play)
-        self.added: frozenset[str] = frozenset()
         self.parameters = RunParameters({}) if parameters is None else parameters
+        self.requirements = Requirements(
+            self.behaviors, policies, self.matches, self.parameters, lockstep=lockstep, expected=expected
+        )
+        self.introduced = False
         self._policies = policies
         self._ghosts = {} if ghosts is None else ghosts
         self._lockstep = lockstep
-        self._expected = expected
         self._max_agents = max_agents
         self._agents_each = agents_each
         self._number = 0
         self._ticks: dict[str, BehaviorTick] = {}  # of this tick
-        self._told = PendingSteps()
-        self._rejoin = False
-        self.introduced = False
+        self._pending_steps = PendingSteps()
+        self._reintroduce = False
+
+    @property
+    def deterministic(self) -> bool:
+        """Returns whether the run is in lockstep and no simulator has left it."""
+        return self.requirements.deterministic
 
     @property
     def teams(self) -> dict[str, tuple[int, ...]]:
-        """By behavior name, the teams that simulators have named, in order."""
+        """Returns the teams that simulators have named, in order, by behavior name."""
         found: dict[str, set[int]] = {}
         for connection in self.connections.values():
             for simulator_behavior in connection.behaviors.values():
                 found.setdefault(simulator_behavior.id.name, set()).add(simulator_behavior.id.team)
         return {name: tuple(sorted(teams)) for name, teams in found.items()}
 
-    # ---------------------------------------------------------------- simulators come and go
+    # ---------------------------------------------------------------- simulators
 
     def connect(
         self,
@@ -127,180 +114,157 @@ class Stepper:
         specs: Mapping[str, BehaviorSpec],
         scripts: Mapping[str, Sequence[str]] | None = None,
     ) -> int | None:
-        """A simulator said Hello.
+        """Adds a simulator that has sent Hello.
 
         Args:
             key: of the connection, unique.
             number: orders the simulators.
             specs: by behavior id.
-            scripts: by behavior name, what it can play agents with itself.
+            scripts: by behavior name, scripts with which it can play agents itself.
 
         Returns:
-            Key of the connection that this one takes the place of: a simulator that comes back may be
-            faster than the news of its broken link.
+            Key of the connection that this one replaces: a simulator may reconnect before its broken link is noticed.
 
         Raises:
-            RemoteProtocolError: a spec contradicts what is known.
+            RemoteProtocolError: a spec contradicts a known one.
         """
         connection = SimulatorConnection(number=number, key=key, sorts=self._lockstep, scripts=scripts or {})
-        enroll(connection, specs, self.behaviors, self._max_agents)
-        former = next((k for k, c in self.connections.items() if c.number == number and not c.gone), None)
+        register_behaviors(connection, specs, self.behaviors, self._max_agents)
+        former = next((k for k, c in self.connections.items() if c.number == number and not c.is_closed), None)
         if former is not None:
             self.disconnect(former)
         self.connections[key] = connection
         return former
 
     def add_behaviors(self, key: int, specs: Mapping[str, BehaviorSpec]) -> None:
-        """A simulator named more behaviors. Raises as `connect` and `connection`."""
-        enroll(self.connection(key), specs, self.behaviors, self._max_agents)
+        """Adds behaviors of a simulator. Raises as `connect` and `connection`."""
+        register_behaviors(self.connection(key), specs, self.behaviors, self._max_agents)
 
     def connection(self, key: int) -> SimulatorConnection:
-        """The simulator of a connection.
+        """Returns the simulator of a connection.
 
         Raises:
-            RemoteProtocolError: it has not said Hello, or another connection has taken its place.
+            RemoteProtocolError: it has not sent Hello, or another connection has replaced it.
         """
         connection = self.connections.get(key)
         if connection is None:
             raise _unexpected("a message of a simulator that is not connected")
         return connection
 
-    def begin(self, key: int, seed: int | None = None) -> Reset:
-        """New episodes for all agents of a simulator, with the present parameters.
+    def begin_episodes(self, key: int, seed: int | None = None) -> Reset:
+        """Returns a Reset for all agents of a simulator, with the present parameters.
 
         Args:
             key: of its connection.
-            seed: for its random source, or None to go on with it.
+            seed: of its random source; None to continue with its present state.
         """
         connection = self.connections[key]
         connection.lessons = self.parameters.serial
-        told = self.parameters.all(connection.number)
-        return Reset(parameters=told.parameters, samplers=told.samplers, seed=seed)
+        present = self.parameters.all(connection.number)
+        return Reset(parameters=present.parameters, samplers=present.samplers, seed=seed)
 
     def disconnect(self, key: int) -> None:
-        """The link is closed: the next tick closes what its agents had open."""
+        """Marks a connection as closed: the next tick reports its agents as lost."""
         connection = self.connections.get(key)
         if connection is not None:
-            connection.gone = True
-            self.deterministic = False
+            connection.is_closed = True
+            self.requirements.deterministic = False
 
     def receive(self, key: int, step: Step, now: float) -> None:
-        """A Step arrived.
+        """Validates a Step and keeps it for the next tick.
 
         Raises:
-            RemoteProtocolError: it contradicts the specs or the agents alive, or came before the one before it was
-                answered; nothing of it is used.
+            RemoteProtocolError: the Step contradicts the specs or the live agents, or the one before it is still
+                unanswered; it is dropped.
         """
         connection = self.connection(key)
         if connection.frame is not None:
             raise _unexpected("a Step before the answer to the one before it")
         arrivals = connection.arrive(step)
         self.matches.check(connection, arrivals, self.behaviors)
-        new: dict[str, int] = {}
-        for arrival in arrivals:
-            if arrival.unknown:
-                new[arrival.simulator_behavior.id.name] = (
-                    new.get(arrival.simulator_behavior.id.name, 0) + arrival.unknown
-                )
-        if new:
+        if new := new_agents(arrivals):
             check_agents(connection.alive, sum(new.values()), self._agents_each)
         for name, n in new.items():
-            check_room(name, self.behaviors[name], n, self.connections.values())
+            check_capacity(name, self.behaviors[name], n, self.connections.values())
         connection.frame = Frame(sequence=step.sequence, received_at=now, arrivals=arrivals)
 
     def grant(self, name: str, allowance: StepAllowance) -> None:
-        """Coordination says how far this process may go; heard again, a permit does not undo what was given back."""
-        behavior = self.behaviors.get(name)
-        if behavior is None or allowance.serial < behavior.allowance.serial:
-            return
-        if allowance.serial == behavior.allowance.serial:
-            allowance = replace(allowance, steps=min(allowance.steps, behavior.allowance.steps))
-        behavior.allowance = allowance
+        """Adopts a step allowance; the same allowance received again does not restore returned steps."""
+        if name in self.behaviors:
+            self.behaviors[name].grant(allowance)
 
     def return_unused(self) -> None:
-        """Gives back the permits of behaviors without agents: others can use them. In lockstep there are no others."""
+        """Returns the unused steps of behaviors without agents to other processes; lockstep has no others."""
         for behavior in () if self._lockstep else self.behaviors.values():
-            allowance = behavior.allowance
-            if not behavior.table.taken and allowance.steps > behavior.produced:
-                behavior.allowance = replace(allowance, steps=behavior.produced)
+            behavior.return_unused()
 
-    def rejoin(self) -> None:
-        """The reader of the steps is new: tell it of all live agents with the next tick."""
-        self._rejoin = True
+    def reintroduce_agents(self) -> None:
+        """Lists all live agents with the next tick, because assembly restarted."""
+        self._reintroduce = True
 
-    # ---------------------------------------------------------------- a tick
+    # ---------------------------------------------------------------- ticks
 
-    def wake(self, now: float, *, acting: bool = True) -> TickResult:
-        """Takes over what arrived, acts for who may go on.
+    def tick(self, now: float, *, acting: bool = True) -> TickResult:
+        """Applies all frames that arrived, and acts for the simulators that may be answered.
 
         Args:
-            now: time.
-            acting: False at the end of a run, when outcomes still count and nobody is answered.
+            now: seconds.
+            acting: False at the end of a run, when outcomes still count and no simulator is answered.
         """
         out = TickResult()
-        waiting = [key for key in self._waiting() if self.covered(self.connections[key])]
-        gone = [key for key, c in self.connections.items() if c.gone]
-        ready = not self._lockstep or self.round_complete or not acting
-        if not (gone or self._rejoin or (waiting and ready)):
+        keys = sort_by_arrival(self.connections, lockstep=self._lockstep)
+        waiting = [key for key in keys if self.requirements.is_covered(self.connections[key])]
+        closed = [key for key, c in self.connections.items() if c.is_closed]
+        ready = not self._lockstep or self.requirements.round_is_complete(self.connections) or not acting
+        if not (closed or self._reintroduce or (waiting and ready)):
             return out
         self._number += 1
         self._ticks = {}
-        self._report(waiting if ready else [key for key in waiting if key in gone], now)
+        self._report(waiting if ready else [key for key in waiting if key in closed], now)
         if ready and acting:
-            self._act([key for key in waiting if key not in gone], out, now)
-        if self._rejoin:
-            self._tell_again()
-        for key in gone:
+            self._act([key for key in waiting if key not in closed], out, now)
+        if self._reintroduce:
+            self._list_live_agents()
+        for key in closed:
             self._close(self.connections.pop(key))
         return out
 
     @property
     def has_steps(self) -> bool:
-        """Whether `take_steps` would return something."""
-        return self._told.some
+        """Returns whether `take_steps` would return any."""
+        return not self._pending_steps.is_empty
 
     def take_steps(self) -> tuple[BehaviorSteps, ...]:
-        """What assembly gets of the ticks since the last call, in order of behavior names."""
+        """Returns the steps of all ticks since the last call, in order of behavior names."""
         self.introduced = False
-        return self._told.take(lambda name: (self.behaviors[name].ghosts, self.matches.take(name)))
+        return self._pending_steps.take(lambda name: (self.behaviors[name].ghosts, self.matches.take(name)))
 
     def state(self) -> dict[str, ProducedSteps]:
-        """Where each behavior stands."""
+        """Returns the published state of each behavior."""
         connections = self.connections.values()
-        return {name: standing(name, behavior, connections) for name, behavior in self.behaviors.items()}
+        return {name: produced_steps(name, behavior, connections) for name, behavior in self.behaviors.items()}
 
     @property
     def backpressured(self) -> bool:
-        """Whether some frame waits for a permit or weights."""
+        """Returns whether a frame waits for a step allowance or weights."""
         return any(c.frame is not None and c.frame.backpressured_at is not None for c in self.connections.values())
 
-    def covered(self, connection: SimulatorConnection) -> bool:
-        """Whether there are learners for all of a simulator, and the assignment says who plays in it."""
-        return not self.lacks(connection) and self.matches.covers(connection)
-
-    def lacks(self, connection: SimulatorConnection) -> str:
-        """An added behavior of a simulator that has no weights yet; "" for none."""
-        missing = self.added - self._policies.keys()
-        return next((name for name in connection.pending if name in missing), "") if missing else ""
+    def waits_for(self, behavior: str) -> Reason | None:
+        """Returns what the simulators of a behavior wait for; None where a frame waits for the next tick only."""
+        return waits_for(self.requirements, self.connections, behavior)
 
     # ---------------------------------------------------------------- inside
 
-    def _tick(self, name: str) -> BehaviorTick:
-        """What this tick leaves of behavior `name`."""
+    def _behavior_tick(self, name: str) -> BehaviorTick:
+        """Returns the present tick of behavior `name`, a new one where it has none yet."""
         tick = self._ticks.get(name)
         if tick is None:
-            tick = self._ticks[name] = self._told.add(name, BehaviorTick(self._number), self.behaviors[name].produced)
+            produced = self.behaviors[name].produced
+            tick = self._ticks[name] = self._pending_steps.add(name, BehaviorTick(self._number), produced)
         return tick
 
-    @property
-    def round_complete(self) -> bool:
-        """Whether every simulator that is expected has sent its frame (lockstep)."""
-        living = [c for c in self.connections.values() if not c.gone]
-        enough = len(living) >= self._expected or not self.deterministic
-        return bool(living) and enough and all(c.frame is not None and self.covered(c) for c in living)
-
     def _report(self, keys: list[int], now: float) -> None:
-        """Takes over the outcomes of new frames."""
+        """Applies the outcomes of new frames."""
         for key in keys:
             connection = self.connections[key]
             frame = connection.frame
@@ -311,59 +275,26 @@ class Stepper:
             for name, count in connection.pending.items():
                 self.behaviors[name].running -= count
             for name in sorted(self.matches.end(connection, frame.arrivals, self.behaviors)):
-                self._tick(name)  # takes the results along
+                self._behavior_tick(name)  # carries the results
             for arrival in frame.arrivals:
                 name = arrival.simulator_behavior.id.name
                 behavior = self.behaviors[name]
-                begin = partial(self._begin, connection)
-                done, ghosts = settle(arrival, behavior.table, connection.number, self._tick(name), begin)
+                tick, begin = self._behavior_tick(name), partial(self._begin, connection)
+                done, ghosts = apply_report(arrival, behavior.table, connection.number, tick, begin)
                 behavior.produced += done
                 behavior.ghosts += ghosts
                 connection.pending[name] -= done
                 connection.completed[name] = connection.completed.get(name, 0) + done + ghosts
 
-    def _waiting(self) -> list[int]:
-        """Connections with a frame: by number in lockstep, else who has waited longest first."""
-        order = [
-            (0.0 if self._lockstep else connection.frame.received_at, connection.number, key)
-            for key, connection in self.connections.items()
-            if connection.frame is not None
-        ]
-        return [key for _, _, key in sorted(order)]
-
-    def backpressured_for(self, connection: SimulatorConnection, frame: Frame) -> Reason | None:
-        """What is missing of weights and budgets of all that would act or go on acting; None where they may."""
-        for arrival in frame.waiting:
-            name = arrival.simulator_behavior.id.name
-            behavior, policy = self.behaviors[name], self._policies.get(name)
-            if (
-                self.matches.serial < behavior.allowance.assignment
-                or self.parameters.serial < behavior.allowance.lessons
-            ):
-                return Reason(ASSIGNMENT, name)
-            if not arrival.learning:
-                continue
-            if policy is None or policy.version < behavior.allowance.version:
-                return Reason(WEIGHTS, name)
-            if behavior.remaining <= 0:
-                return Reason(ALLOWANCES, name)
-        for name, count in connection.pending.items():
-            if count and self.behaviors[name].remaining <= 0:
-                return Reason(ALLOWANCES, name)
-        if self._lockstep:
-            return next((Reason(ALLOWANCES, name) for name, one in self.behaviors.items() if one.exhausted), None)
-        return None
-
     def _act(self, keys: list[int], out: TickResult, now: float) -> None:
-        """Answers every waiting simulator that the budgets let go on."""
+        """Answers every waiting simulator whose requirements are met; in lockstep all or none."""
         frames = [(self.connections[key], frame) for key in keys if (frame := self.connections[key].frame) is not None]
-        if self._lockstep and not all(
-            self.backpressured_for(connection, frame) is None for connection, frame in frames
-        ):
+        missing_for = self.requirements.missing_for
+        if self._lockstep and any(missing_for(connection, frame) is not None for connection, frame in frames):
             return
         answered = []
         for connection, frame in frames:
-            if self._lockstep or self.backpressured_for(connection, frame) is None:
+            if self._lockstep or missing_for(connection, frame) is None:
                 if not self.parameters.resets(connection.lessons):
                     self._admit(connection, frame)
                 answered.append((connection, frame))
@@ -375,18 +306,18 @@ class Stepper:
             connection.frame = None
 
     def _answer(self, connection: SimulatorConnection, frame: Frame, actions: list[BehaviorActions]) -> Act | Reset:
-        """What a simulator is told: its actions, and what has changed; or to begin anew."""
+        """Returns a simulator's actions with the changed parameters, or a Reset."""
         if self.parameters.resets(connection.lessons):
             self._vacate(connection)
-            return self.begin(connection.key)
+            return self.begin_episodes(connection.key)
         if connection.lessons == self.parameters.serial:
             return Act(sequence=frame.sequence, actions=tuple(actions))
-        told = self.parameters.since(connection.lessons, connection.number)
+        new = self.parameters.since(connection.lessons, connection.number)
         connection.lessons = self.parameters.serial
-        return Act(sequence=frame.sequence, actions=tuple(actions), parameters=told.parameters, samplers=told.samplers)
+        return Act(sequence=frame.sequence, actions=tuple(actions), parameters=new.parameters, samplers=new.samplers)
 
     def _admit(self, connection: SimulatorConnection, frame: Frame) -> None:
-        """Counts a simulator's actions as under way."""
+        """Counts a simulator's actions as running."""
         for arrival in frame.waiting:
             connection.pending[arrival.simulator_behavior.id.name] += arrival.learning
         for name, count in connection.pending.items():
@@ -395,68 +326,57 @@ class Stepper:
     def _choose(
         self, acting: list[tuple[SimulatorConnection, Frame]], out: TickResult
     ) -> dict[int, list[BehaviorActions]]:
-        """One forward pass for each behavior name; the answers by connection."""
+        """Chooses the actions of all behaviors; returns them by connection."""
         by_name: dict[str, list[tuple[SimulatorConnection, Arrival]]] = {}
         for connection, frame in acting:
             for arrival in frame.waiting:
                 by_name.setdefault(arrival.simulator_behavior.id.name, []).append((connection, arrival))
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
-            behavior, policy = self.behaviors[name], self._policies.get(name)
-            table = behavior.table
-            choice = choose([arrival for _, arrival in entries], behavior, policy, partial(self._ghost, name))
-            told = choice.of(table.learning[join_columns(choice.slots)]) if table.ghosted else choice
-            self._tick(name).choice = told
-            scripted = {number: one.script for (own, number), one in self._ghosts.items() if own == name and one.script}
-            at = 0
-            for connection, arrival in entries:
-                rows = slice(at, at + len(arrival.slots))
-                scripts = scripts_of(arrival.slots, table, scripted, connection.scripts.get(name, ()))
-                answers.setdefault(connection.key, []).append(answer(arrival, choice.chosen, rows, scripts))
-                at = rows.stop
-            learning = sum(arrival.learning for _, arrival in entries)
-            out.acted += at
-            out.rows += learning
-            out.bytes += learning * behavior.row_bytes
+            behavior = self.behaviors[name]
+            answered = answer_behavior(name, entries, behavior, self._policies.get(name), self._ghosts)
+            self._behavior_tick(name).choice = answered.choice
+            for key, actions in answered.actions:
+                answers.setdefault(key, []).append(actions)
+            out.acted += answered.acted
+            out.rows += answered.learning
+            out.bytes += answered.learning * behavior.row_bytes
         return answers
 
-    def _ghost(self, name: str, number: int) -> Policy:
-        return self._ghosts[name, number]
-
-    def _tell_again(self) -> None:
-        """Adds all live agents of each behavior: their reader is new."""
-        self._rejoin = False
+    def _list_live_agents(self) -> None:
+        """Adds all live agents of each behavior to the tick, because assembly restarted."""
+        self._reintroduce = False
         self.introduced = True
         for name, behavior in self.behaviors.items():
-            self._tick(name).join_all(behavior.table)
+            self._behavior_tick(name).join_all(behavior.table)
 
     def _begin(
         self,
         connection: SimulatorConnection,
-        simulator_behavior: BehaviorId,
+        behavior_id: BehaviorId,
         table: SlotTable,
         slots: Slots,
         decisions: Decisions,
         rows: Any,
     ) -> None:
-        """Agents of a simulator begin new lives; with the arguments of `Matches.begin`."""
-        if self.parameters.taught:
-            table.taught = True
+        """Begins episodes of new agents, with the arguments of `Matches.begin`."""
+        if self.parameters.has_curricula:
+            table.has_curricula = True
             table.lessons[slots] = connection.lessons
-        self.matches.begin(connection, simulator_behavior, table, slots, decisions, rows)
+        self.matches.begin(connection, behavior_id, table, slots, decisions, rows)
 
     def _close(self, connection: SimulatorConnection) -> None:
-        """A connection is closed."""
+        """Removes the agents and running actions of a closed connection."""
         for name, count in connection.pending.items():
             if connection.frame is None or not connection.frame.reported:
                 self.behaviors[name].running -= count
         self._vacate(connection)
 
     def _vacate(self, connection: SimulatorConnection) -> None:
-        """Tells of the agents of a connection, none of whose actions is under way: lost, after all else of now."""
+        """Reports the agents of a connection without running actions as lost, after all else in this tick."""
         connection.pending = dict.fromkeys(connection.pending, 0)
-        for name in sorted(self.matches.lose(connection, self.behaviors)):
-            self._tick(name)  # takes what there is to tell of its matches along
+        for name in sorted(self.matches.drop(connection, self.behaviors)):
+            self._behavior_tick(name)  # carries the results of its matches
         for simulator_behavior in connection.behaviors.values():
             slots, simulator_behavior.roster = simulator_behavior.roster.slots, Roster()
             if slots.size:
@@ -464,7 +384,7 @@ class Stepper:
                 learning = slots[behavior.table.learning[slots]]
                 behavior.table.give_back(slots)
                 if learning.size:
-                    self._told.add(
+                    self._pending_steps.add(
                         simulator_behavior.id.name, BehaviorTick(self._number, lost=[learning]), behavior.produced
                     )
 

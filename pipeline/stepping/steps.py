@@ -1,6 +1,6 @@
-"""What ticks leave for assembly: kept as it came, joined into columns when it is taken.
+"""Ticks collect steps for assembly as they arrive, and join them into columns when they are taken.
 
-Joining is put off, because simulators wait for their actions and nobody waits for the steps.
+Joining is deferred because simulators wait for their actions, while no service waits for a single step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledActions:
-    """Actions of `n` agents.
+    """SampledActions are the actions of `n` agents.
 
     Attributes:
         continuous: [n, continuous] raw sample.
-        executed: [n, continuous] what the simulator gets, in [-1, 1].
+        executed: [n, continuous] actions that the simulator gets, in [-1, 1].
         discrete: [n, branches] chosen index.
         log_probs: [n] of the joint action.
     """
@@ -37,10 +37,10 @@ class SampledActions:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one forward pass chose: for `slots`, one column per simulator and behavior id.
+    """A Choice holds the actions of one forward pass for `slots`, one column per simulator and behavior id.
 
     Attributes:
-        carried: [n, numbers] what each agent carried to this decision; None where the network asks for nothing.
+        carried: [n, numbers] recurrent state and previous action at this decision; None where neither is needed.
     """
 
     slots: list[Slots]
@@ -49,8 +49,8 @@ class Choice:
     version: int
     carried: NDArray[np.float32] | None = None
 
-    def of(self, learning: NDArray[np.bool_]) -> Choice | None:
-        """What was chosen for some rows, which learn; None for none."""
+    def select(self, learning: NDArray[np.bool_]) -> Choice | None:
+        """Returns the choice of the learning rows only; None where no row learns."""
         if learning.all():
             return self
         rows = np.flatnonzero(learning)
@@ -67,10 +67,12 @@ class Choice:
 
 
 class AgentEpisodes:
-    """Agents as `table` has them now; later the slots may have others.
+    """AgentEpisodes copy rows of `table`, whose slots other agents may have later.
 
     Args:
-        fresh: their episodes start now.
+        table: of the behavior name.
+        slots: [n] of the agents.
+        fresh: the episodes start now.
     """
 
     __slots__ = ("agents", "fresh", "groups", "lessons", "matchups", "simulators", "slots", "teams")
@@ -81,14 +83,14 @@ class AgentEpisodes:
         self.groups: Ids = table.groups[slots]
         self.teams: Slots = table.teams[slots]
         self.simulators: Slots = table.simulators[slots]
-        self.matchups: Ids | None = table.matchups[slots] if table.ghosted else None
-        self.lessons: Ids | None = table.lessons[slots] if table.taught else None
+        self.matchups: Ids | None = table.matchups[slots] if table.has_ghosts else None
+        self.lessons: Ids | None = table.lessons[slots] if table.has_curricula else None
         self.fresh = np.full(len(slots), fresh)
 
 
 @dataclass(slots=True)
 class BehaviorTick:
-    """One tick of one behavior name; lists have an entry per simulator and behavior id.
+    """A BehaviorTick collects one tick of one behavior name; its lists have an entry per simulator and behavior id.
 
     Attributes:
         number: of the tick.
@@ -104,16 +106,16 @@ class BehaviorTick:
     choice: Choice | None = None
 
     def join_all(self, table: SlotTable) -> None:
-        """Tells of all live agents of `table` that are not ghosts, not only of those that are new."""
+        """Lists all learning live agents of `table`, not only those that are new."""
         live = np.flatnonzero(table.live & table.learning).astype(np.int32)
-        told = [agent_episodes.slots[agent_episodes.fresh] for agent_episodes in self.joined]
+        listed = [agent_episodes.slots[agent_episodes.fresh] for agent_episodes in self.joined]
         self.joined = [agent_episodes for agent_episodes in self.joined if agent_episodes.fresh.all()]
-        again = live[~np.isin(live, np.concatenate(told))] if told else live
+        again = live[~np.isin(live, np.concatenate(listed))] if listed else live
         if again.size:
             self.joined.append(AgentEpisodes(table, again, fresh=False))
 
     def rows(self) -> list[int]:
-        """Rows lost, ended, joined, reported, acted."""
+        """Returns the numbers of rows lost, ended, joined, reported and acted."""
         return [
             sum(map(len, self.lost)),
             sum(len(slots) for _, slots in self.ended),
@@ -124,19 +126,19 @@ class BehaviorTick:
 
 
 class PendingSteps:
-    """The ticks of all behaviors since the last `take`."""
+    """PendingSteps collect the ticks of all behaviors since the last `take`."""
 
     def __init__(self) -> None:
         self._produced_before: dict[str, int] = {}
         self._ticks: dict[str, list[BehaviorTick]] = {}
 
     @property
-    def some(self) -> bool:
-        """Whether there are any."""
-        return bool(self._ticks)
+    def is_empty(self) -> bool:
+        """Returns whether there are none."""
+        return not self._ticks
 
     def add(self, name: str, tick: BehaviorTick, produced_before: int) -> BehaviorTick:
-        """Notes a tick of behavior `name`, to be filled; steps produced before it."""
+        """Adds a tick of behavior `name`, to be filled later; `produced_before` counts the steps before it."""
         if name not in self._ticks:
             self._ticks[name] = []
             self._produced_before[name] = produced_before
@@ -144,28 +146,29 @@ class PendingSteps:
         return tick
 
     def take(self, played: Callable[[str], tuple[int, Results | None]]) -> tuple[BehaviorSteps, ...]:
-        """All of it, as records.
+        """Returns all steps as records and forgets them.
 
         Args:
-            played: by behavior name, steps of ghosts so far, and matches that ended since this was last called.
+            played: returns, for a behavior name, the steps of ghosts so far and the matches that ended since its last
+                call.
         """
         ticks, self._ticks = self._ticks, {}
         return tuple(_steps(name, ticks[name], self._produced_before[name], *played(name)) for name in sorted(ticks))
 
 
 def join_columns(columns: Sequence[Any]) -> Any:
-    """One column after the other; no copy where there is one."""
+    """Concatenates columns, without a copy where there is only one."""
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
-def join_optional(columns: Sequence[Any], rows: Iterable[int], unsaid: float = 0) -> Any:
-    """As `join_columns`, where some columns are None: of that many rows of `unsaid`, or None where all are."""
+def join_optional(columns: Sequence[Any], rows: Iterable[int], missing: float = 0) -> Any:
+    """Concatenates columns, with rows of `missing` for a column that is None; returns None where all are."""
     like = next((column for column in columns if column is not None), None)
     if like is None:
         return None
     return join_columns(
         [
-            np.full((n, *like.shape[1:]), unsaid, like.dtype) if column is None else column
+            np.full((n, *like.shape[1:]), missing, like.dtype) if column is None else column
             for column, n in zip(columns, rows, strict=True)
         ]
     )
@@ -201,7 +204,7 @@ def _ended(entries: list[tuple[Ends, Slots]]) -> AgentsEnded | None:
         rewards=join_columns([ends.rewards for ends, _ in entries]),
         interrupted=join_columns([ends.interrupted for ends, _ in entries]),
         group_rewards=join_optional([ends.group_rewards for ends, _ in entries], sizes),
-        outcomes=join_optional([ends.outcomes for ends, _ in entries], sizes, unsaid=-1),
+        outcomes=join_optional([ends.outcomes for ends, _ in entries], sizes, missing=-1),
     )
 
 
@@ -247,7 +250,7 @@ def _acted(ticks: list[BehaviorTick]) -> ActionsChosen | None:
 
 
 def _as_reported(tick: BehaviorTick) -> bool:
-    """Whether just those acted that were reported, in that order: then their slots need no column of their own."""
+    """Returns whether the rows acted for are the rows reported: then they need no slots of their own."""
     acted = [] if tick.choice is None else tick.choice.slots
     return len(acted) == len(tick.reported) and all(
         ours is theirs for ours, (_, theirs) in zip(acted, tick.reported, strict=True)

@@ -1,7 +1,6 @@
-"""What a simulator sends is checked here, before any of it is used.
+"""Reports of a simulator are validated before any part of them is used.
 
-Everything wrong becomes a `RemoteProtocolError` that names behavior, field and agent; it concerns
-that simulator alone.
+Each violation becomes a `RemoteProtocolError` that names behavior, field and agent; it affects that simulator alone.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def check_report(report: BehaviorReport, spec: BehaviorSpec) -> None:
     """Checks one report against its spec: lengths, shapes, dtypes, finite values, masks, groups.
 
     Raises:
-        RemoteProtocolError: something is wrong; whether the agents are known is not checked here.
+        RemoteProtocolError: the report contradicts its spec. Whether the agents are known is not checked here.
     """
     if report.decisions is not None:
         _check_rows(report.behavior, "decisions", report.decisions, spec)
@@ -35,28 +34,28 @@ def check_report(report: BehaviorReport, spec: BehaviorSpec) -> None:
         _check_ends(report.behavior, report.ends)
 
 
-def beyond_light(report: BehaviorReport, spec: BehaviorSpec) -> str:
-    """Which float image of the decisions leaves 0 (dark) to 1 (bright), and how far; "" for none.
+def image_out_of_range(report: BehaviorReport, spec: BehaviorSpec) -> str:
+    """Describes a float image of the decisions with values outside 0 (dark) to 1 (bright); returns "" for none.
 
-    No mistake in itself: Unity's sensors of three axes need not be pictures. But bytes that were sent as floats are 255
-    times too bright.
+    This is not an error: Unity's sensors of three axes need not be images. But bytes sent as floats are 255 times too
+    bright.
     """
     if report.decisions is None:
         return ""
     for column, wanted in zip(report.decisions.observations, spec.observations, strict=True):
-        seen = wanted.kind == "image" and column.dtype == np.float32 and column.size
-        if seen and (column.min() < 0 or column.max() > 1):
+        is_image = wanted.kind == "image" and column.dtype == np.float32 and column.size
+        if is_image and (column.min() < 0 or column.max() > 1):
             return f"values from {column.min():g} to {column.max():g} in image {wanted.name!r} of {report.behavior}"
     return ""
 
 
 def check_unique(behavior: str, what: str, agents: NDArray[np.int64]) -> None:
-    """Refuses an agent id that stands in two rows.
+    """Rejects an agent id that appears in two rows.
 
     Raises:
-        RemoteProtocolError: with the first such id.
+        RemoteProtocolError: an id appears twice.
     """
-    ordered = np.sort(agents)  # np.unique alone would say it too, in five times the time
+    ordered = np.sort(agents)  # np.unique alone takes five times as long
     if np.count_nonzero(ordered[1:] == ordered[:-1]):
         ids, counts = np.unique(agents, return_counts=True)
         raise RemoteProtocolError(
@@ -77,10 +76,10 @@ def _check_rows(behavior: str, what: str, rows: Decisions | Ends, spec: Behavior
     if rows.group_rewards is not None:
         _check_finite(behavior, f"{what}.group_rewards", rows.group_rewards, rows.agents)
     _check_observations(behavior, what, rows, spec)
-    _check_did(behavior, what, rows, spec)
+    _check_executed(behavior, what, rows, spec)
 
 
-def _check_did(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
+def _check_executed(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
     n, actions = len(rows.agents), spec.actions
     wanted = {"did_continuous": (n, actions.continuous), "did_discrete": (n, len(actions.discrete))}
     for name, shape in wanted.items():
@@ -93,7 +92,7 @@ def _check_did(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorS
             "not_finite",
             got=f"NaN or infinity in {what}.did_continuous of {behavior}, agent {agent}",
             expected="finite numbers in [-1, 1]",
-            remedy="say what the agent did, as the action it would have been told",
+            remedy="report the executed action in the units of Act",
         )
     if rows.did_discrete is not None and np.any((rows.did_discrete < 0) | (rows.did_discrete >= actions.discrete)):
         raise _shape(behavior, f"{what}.did_discrete", "a choice that its branch does not have", f"{actions.discrete}")
@@ -142,7 +141,7 @@ def _check_observations(behavior: str, what: str, rows: Decisions | Ends, spec: 
 
 
 def _check_finite(behavior: str, field: str, column: NDArray[Any], agents: NDArray[np.int64]) -> None:
-    # A sum of squares is finite only where all terms are; it may overflow where they are not, so look again.
+    # A finite sum of squares has finite terms only; an infinite one may be an overflow, so the rows are checked.
     if math.isfinite(np.vdot(column, column)):
         return
     bad = ~np.isfinite(column.reshape(len(agents), -1)).all(axis=1)

@@ -1,8 +1,8 @@
 """This project beside Unity ML-Agents 1.1.0: `python scripts/bench/beside_mlagents.py [balance] [push] [--seeds 3]`.
 
 Both trainers learn the same games over Unity's protocol, from the same configuration file with the same seed, in turn:
-the one that begins changes from seed to seed. The player is neither's: it speaks through ML-Agents' own protobufs and
-records each episode itself, so that both curves are measured by the game. A step is a decision of the team that learns.
+the one that begins changes from seed to seed. The player belongs to neither: it uses ML-Agents' own protobufs and
+records each episode itself, so that the game measures both curves. A step is a decision of the team that learns.
 
 balance  3DBall: its file, and a stand-in for its physics; 100 is the most. Prints the reward (moving mean of 12,000
          steps) at equal steps, steps and seconds to 90, and steps/s; medians over seeds, then each run.
@@ -50,14 +50,14 @@ from sparring.pipeline.evaluation.standings import wilson
 from sparring.services.commands.players import checkpoints_of
 
 WINDOW: Final = 12_000
-"""Of the moving mean, in steps: the longest episodes of all 12 agents of balance."""
+"""Steps of the moving mean: the longest episodes of all 12 agents of balance."""
 THRESHOLD: Final = {"balance": 90.0}
 MATCHES: Final = 200
-"""Of each pair of runs."""
+"""Matches of each pair of runs."""
 
 
 def train(jobs: Mapping[str, Sequence[Job]], folder: Path, interpreter: Path) -> dict[str, list[Path]]:
-    """The folders of all runs by trainer; the trainers take turns."""
+    """Trains all runs, the trainers in turn; returns their folders by trainer."""
     places: dict[str, list[Path]] = {trainer: [] for trainer in jobs}
     for number, pair in enumerate(zip(*jobs.values(), strict=True)):
         for job in pair if number % 2 == 0 else pair[::-1]:
@@ -67,7 +67,7 @@ def train(jobs: Mapping[str, Sequence[Job]], folder: Path, interpreter: Path) ->
 
 
 def report_curves(game: str, steps: int, places: Mapping[str, Sequence[Path]]) -> None:
-    """Prints what the games recorded."""
+    """Prints the records of the games."""
     for trainer, folders in places.items():
         found = {folder.name: curves.read(folder / "record.jsonl", steps, WINDOW) for folder in folders}
         rates = [curve.steps_per_s() for curve in found.values()]
@@ -79,7 +79,7 @@ def report_curves(game: str, steps: int, places: Mapping[str, Sequence[Path]]) -
 
 
 def curve_line(each: Sequence[curves.Curve], steps: int, threshold: float) -> str:
-    """Medians of runs, at each tenth of the steps and to the threshold."""
+    """Returns medians over runs, at each tenth of the steps and to the threshold."""
     marks = [steps * tenth // 10 for tenth in range(1, 11)]
     means = "  ".join(f"{mark / 1000:g}k {statistics.median(one.at(mark) for one in each):.1f}" for mark in marks)
     reached, seconds = zip(*(one.reaches(threshold) for one in each), strict=True)
@@ -104,7 +104,7 @@ def report_matches(game: str, steps: int, label: str, places: Mapping[str, Seque
 
 
 def meet(game: str, mark: int, ours: Sequence[Path], others: Sequence[Path], interpreter: Path) -> NDArray[np.float64]:
-    """Points per match after `mark` steps, [our runs, runs of ML-Agents]."""
+    """Returns points per match after `mark` steps, [our runs, runs of ML-Agents]."""
     behavior, played = BEHAVIORS[game], GAMES[game](1, 0)
     own = [matches.nearest(checkpoints_of(folder / "results" / "run", behavior), mark) for folder in ours]
     policies = [matches.Ours(path, played, seed) for seed, path in enumerate(own)]
@@ -136,12 +136,12 @@ def parsed() -> argparse.Namespace:
 
 
 def read_changes(given: Sequence[str]) -> dict[str, Any]:
-    """Values by dotted key, of `KEY=VALUE`."""
+    """Parses `KEY=VALUE` arguments; returns values by dotted key."""
     return {key: yaml.safe_load(value) for key, _, value in (change.partition("=") for change in given)}
 
 
 def shown_changes(start: str, changes: Mapping[str, Any]) -> str:
-    """A part of a folder's name."""
+    """Makes a part of a folder's name."""
     return "+".join([start, *(f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())])
 
 

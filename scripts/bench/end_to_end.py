@@ -70,7 +70,7 @@ QUEUES = {
 
 
 class Whole:
-    """A real run of a case, past its first updates; paused and resumed as one."""
+    """A real run of a case, past its first updates, whose processes are paused and resumed together."""
 
     def __init__(self, case: learner_bench.Case, behavior: str, simulator: dict[str, Any], folder: Path) -> None:
         self._behavior, self._metrics = behavior, folder / "bench" / "services.jsonl"
@@ -104,22 +104,22 @@ class Whole:
         self._process.wait(60)
 
     def pause(self) -> None:
-        """Stops every process of the run, where it is."""
+        """Pauses every process of the run."""
         for process in [self._process, *self._process.children(recursive=True)]:
             process.suspend()
 
     def resume(self) -> None:
-        """Lets them go on."""
+        """Resumes every process of the run."""
         for process in [self._process, *self._process.children(recursive=True)]:
             process.resume()
 
     def look(self) -> dict[str, Any]:
-        """What the monitor shows."""
+        """Reads the monitor's status."""
         shown: dict[str, Any] = json.loads(self._status.read_text())
         return shown
 
     def fresh(self) -> dict[str, Any]:
-        """What the monitor shows next."""
+        """Waits for the monitor's next status."""
         before = look = self.look()
         while look["time_s"] == before["time_s"]:
             time.sleep(0.01)
@@ -127,9 +127,9 @@ class Whole:
         return look
 
     def hops(self) -> dict[str, float]:
-        """Bytes of each hop per step, after the end."""
+        """Returns the bytes of each hop per step, after the end."""
         lines = [json.loads(line) for line in self._metrics.read_text().splitlines()]
-        # each line has what happened since the one before
+        # each line counts from the one before
         frames = [line["counters"] for line in lines if line["service"] == "stepping-0"]
         received = sum(counters.get("received_bytes", 0) for counters in frames)
         found = {"simulator to stepping": received / sum(c.get(f"steps/{self._behavior}", 0) for c in frames)}
@@ -140,13 +140,13 @@ class Whole:
         return found
 
     def figures(self) -> dict[str, Any]:
-        """Of the behavior."""
+        """The step counts and other figures of the behavior."""
         shown: dict[str, Any] = self.look()["behaviors"][self._behavior]["figures"]
         return shown
 
 
 class SimulatorAlone:
-    """A simulator whose every frame is answered at once with the same actions; call it for steps/s."""
+    """A simulator whose every frame is answered at once with the same actions; a call measures steps/s."""
 
     def __init__(self, command: Sequence[str], agents: int, actions: ActionSpec, seconds: float) -> None:
         self._seconds = seconds
@@ -193,7 +193,7 @@ class SimulatorAlone:
 
 
 def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
-    """One case, whole and parts in turn; one line."""
+    """Measures one case, whole and parts in turn; returns a line."""
     key, behavior, command, agents = CASES[name]
     case = learner_bench.CASES[key]
     learner = learner_bench.Alone(case)

@@ -1,9 +1,8 @@
-"""A run of one behavior in one process whose data have an exact lag: stepping, assembly, self-play and learner without
-their services.
+"""Trains one behavior in one process from data of an exact lag: stepping, assembly, self-play and learner, no services.
 
 Iteration i collects one buffer with version v_i and trains on the buffer of iteration i - lag. The buffers wait in a
-line, as in a pipeline whose learner is always `lag` updates behind; the first `lag` iterations train nothing.
-`max_policy_lag` does not exist here: nothing is dropped.
+queue, as in a pipeline whose learner is always `lag` updates behind; the first `lag` iterations train nothing.
+`max_policy_lag` has no effect: nothing is dropped.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ UNLIMITED: Final = 2**40
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is run.
+    """The configuration of a run.
 
     Attributes:
         config: name of a file in configs/.
@@ -56,7 +55,7 @@ class Experiment:
     name: str = ""
 
     def settings(self, hyperparameters: Mapping[str, Any]) -> tuple[str, BehaviorSettings]:
-        """Name and settings of the behavior."""
+        """Returns name and settings of the behavior."""
         (name, behavior), *_ = self._document()["behaviors"].items()
         name = self.name or name
         changed = merged(merged(behavior, self.behavior), {"hyperparameters": hyperparameters})
@@ -64,7 +63,7 @@ class Experiment:
         return name, parse_settings(text, self.config).settings.behaviors[name]
 
     def game(self) -> Game:
-        """The simulator."""
+        """Makes the simulator."""
         simulator = merged(self._document()["simulators"][0], self.simulator)
         areas = simulator.get("areas", 1) * simulator.get("count", 1)
         return make(simulator["name"], areas, **simulator.get("options", {}))
@@ -75,7 +74,7 @@ class Experiment:
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes`, key by key at every depth."""
+    """Returns `base` with `changes`, merged key by key at every depth."""
     both = dict(base)
     for key, value in changes.items():
         both[key] = merged(both.get(key) or {}, value) if isinstance(value, Mapping) else value
@@ -90,8 +89,8 @@ class Iteration:
         produced: learning steps collected up to its end.
         trained: steps that the version which acted was trained on.
         rewards: [e] return of each episode that ended in it (of its group under `poca`).
-        report: of the update that followed; None where the line was still filling.
-        weights: that acted.
+        report: of the update that followed; None while the first `lag` buffers are collected.
+        weights: with which the steps were acted.
     """
 
     produced: int
@@ -119,31 +118,31 @@ class Match:
         self.spec = self.stepper.behaviors[name].spec
 
     def act_with(self, weights: PolicyWeights) -> None:
-        """The learning team plays with newer weights."""
+        """Gives the learning team newer weights."""
         self.policies.learn(weights)
         self.policies.build(self.name, self.spec)
 
     def assign(self, assignment: MatchupAssignment, weights: Mapping[tuple[str, int], PolicyWeights]) -> None:
-        """Who plays whom from now on."""
+        """Sets the matchups of matches that begin from now on."""
         for matchup in assignment.matchups:
             for behavior_id, number in matchup.ghosts.items():
                 self.policies.hold(self.spec, weights[BehaviorId.parse(behavior_id).name, number])
         self.stepper.matches.assignment = assignment
 
     def allow(self, steps: int) -> None:
-        """The learning team may produce so many more steps, at least; then its simulator waits."""
+        """Allows the learning team at least so many further steps, after which its simulator waits."""
         self._serial += 1
         allowance = self.stepper.state()[self.name].steps + steps
         self.stepper.grant(self.name, StepAllowance(serial=self._serial, steps=allowance))
 
     def step(self) -> bool:
-        """One frame of the simulator, or the actions that it waits for; returns whether it goes on."""
+        """Plays one frame, or chooses the actions that the simulator waits for; returns whether it can continue."""
         if not self.waiting:
             if self._frame:
                 self._reports = self._game.step(self._actions)
             self.stepper.receive(0, Step(sequence=self._frame, reports=tuple(self._reports)), float(self._frame))
             self._frame += 1
-        wake = self.stepper.wake(float(self._frame))
+        wake = self.stepper.tick(float(self._frame))
         self.waiting = not wake.acts
         for _, answer, _, _ in wake.acts:
             assert isinstance(answer, Act)
@@ -159,8 +158,8 @@ class ExactLag:
     """One run.
 
     Args:
-        experiment: what is run.
-        seed: of everything.
+        experiment: its configuration.
+        seed: of simulator, weights and sampling.
         lag: updates between the version that acted and the version that is trained on the same steps.
         hyperparameters: changes to those of the file.
     """
@@ -181,7 +180,7 @@ class ExactLag:
         self._grouped = self.settings.trainer_type == "poca"
         self._groups = GroupAssembler("stepping-0.1", "assembly.1", lambda _: sizes)
         self._single = Assembler(self.name, "stepping-0.1", "assembly.1", sizes)
-        self._line: deque[list[Segments]] = deque()
+        self._queue: deque[list[Segments]] = deque()
         self._trained = {1: 0}
         self._rules: SelfPlay | None = None
         self._known: dict[tuple[str, int], PolicyWeights] = {}
@@ -199,8 +198,8 @@ class ExactLag:
             trained = self.learner.trained
             segments = self._collect(number)
             produced += sum(len(one.rewards) for one in segments)
-            self._line.append(segments)
-            report = self._train(self._line.popleft()) if len(self._line) > self._lag else None
+            self._queue.append(segments)
+            report = self._train(self._queue.popleft()) if len(self._queue) > self._lag else None
             rewards = [self._returns(one) for one in segments]
             yield Iteration(produced, trained, np.concatenate(rewards), report, weights)
 
@@ -208,7 +207,7 @@ class ExactLag:
         return one.episodes.group_returns + 0.0 if self._grouped else one.episodes.returns
 
     def _collect(self, number: int) -> list[Segments]:
-        """One buffer, all segments closed."""
+        """Collects one buffer, with all segments closed."""
         found: list[Segments] = []
         self.match.allow(self.settings.hyperparameters.buffer_size)
         while self.match.step():
@@ -253,13 +252,13 @@ class ExactLag:
 
 
 def points(experiment: Experiment, own: PolicyWeights, other: PolicyWeights, matches: int, seed: int) -> float:
-    """Points per match of a policy against another, from both sides; a draw counts half.
+    """Returns the points per match of a policy against another, from both sides; a draw counts half.
 
     Args:
         experiment: the game.
         own: the policy that is judged.
         other: its fixed opponent.
-        matches: played at least, from either side.
+        matches: least number of matches from each side.
         seed: of the simulators and of both policies' actions.
     """
     won: list[float] = []
@@ -282,7 +281,7 @@ def points(experiment: Experiment, own: PolicyWeights, other: PolicyWeights, mat
 
 
 def _points(scores: Mapping[str, float], side: int) -> float:
-    """Points of a side: of a match of several teams, the mean over its rivals."""
+    """Returns the points of a side; in a match of several teams, the mean over its rivals."""
     own = next(score for behavior_id, score in scores.items() if BehaviorId.parse(behavior_id).team == side)
     rivals = [
         score for behavior_id, score in scores.items() if BehaviorId.parse(behavior_id).team != side and score >= 0

@@ -1,12 +1,12 @@
-"""What a group costs: one copy for all members, against a copy of the mates' data for every member.
+"""The cost of a group: one copy of its data, compared with a copy of the teammates' data for every member.
 
     python scripts/bench/groups.py [2 8 32]
 
-Groups of 2, 8 and 32 members, all of whom decide at every group time. `bytes` are of encoded segments for each
-agent-step, as assembly sends them; `copying` adds what mates saw and did to each member's rows. `update` is the
-processor time of a whole update for each agent-step: values, baselines, returns, minibatches, optimiser. `copying`
-runs the same critic with the same weights and minibatches of as many decisions, but embeds and projects every mate
-anew for each member, and values each member's moment by itself. Both are timed in turn, the middle of several.
+The groups have 2, 8 and 32 members, all of whom decide at every group timestep. `bytes` counts encoded segments for
+each agent-step, as assembly sends them; `copying` adds the teammates' observations and actions to each member's rows.
+`update` is the CPU time of a whole update for each agent-step: values, baselines, returns, minibatches, optimizer.
+`copying` runs the same critic with the same weights and as large minibatches, but embeds and projects every teammate
+once for each member, and evaluates each member's timestep by itself. Both are timed in turn; the median counts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SETTINGS = TrainerSettings(
 
 
 def assembled(members: int) -> list[Segments]:
-    """Segments of `STEPS` agent-steps, as assembly makes them."""
+    """Assembles segments of `STEPS` agent-steps."""
     random, agents = np.random.default_rng(0), STEPS // HORIZON
     slots, ticks = np.arange(agents, dtype=np.int32), HORIZON + 1
     groups = 1 + np.repeat(np.arange(agents // members), members)
@@ -94,7 +94,7 @@ def assembled(members: int) -> list[Segments]:
 
 
 def copied(segments: Segments, members: int) -> TeammateSegments:
-    """What every member's rows would hold of its mates."""
+    """Returns the copies of teammates' data that every member's rows would hold."""
 
     def of_teammates(column: Any) -> Any:
         return np.repeat(column, members - 1, axis=0)
@@ -119,12 +119,12 @@ def copied(segments: Segments, members: int) -> TeammateSegments:
 
 
 def size(record: Any) -> int:
-    """Bytes of an encoded record."""
+    """Returns the bytes of an encoded record."""
     return sum(memoryview(frame).nbytes for frame in encode(record))
 
 
 class Copying:
-    """An update in which every member's row holds copies of its mates' rows. The groups are full and in step."""
+    """An update in which every member's row holds copies of its teammates' rows; all members act at each timestep."""
 
     def __init__(self, poca: POCA, members: int) -> None:
         self.poca, self.members = poca, members
@@ -132,7 +132,7 @@ class Copying:
         self.optimizer = Adam(poca.modules, SETTINGS.hyperparameters.learning_rate)
 
     def prepare(self, batch: GroupBatch) -> None:
-        """The copies, which come over the wire."""
+        """Makes the copies, which would come over the wire."""
         m, groups = self.members, len(batch.spans)
         observed = batch.own.observations[0].reshape(groups, m, HORIZON, -1)
         followed = batch.own.next_observations[0].reshape(groups, m, 1, -1)
@@ -148,12 +148,12 @@ class Copying:
         self.next_teammates = torch.from_numpy(last[:, others].reshape(groups * m, m - 1, -1))
 
     def update(self, batch: GroupBatch) -> None:
-        """Values and baselines of every row, returns of every member, minibatches of single rows."""
+        """Runs an update: values and baselines of every row, returns of every member, minibatches of single rows."""
         hyper, coefficients = SETTINGS.hyperparameters, Coefficients.at(SETTINGS, 0)
         with torch.no_grad():
-            parts = [self.estimate(self.own[p], self.teammates[p], self.teammates_done[p]) for p in parts_of(STEPS)]
+            parts = [self.estimate(self.own[p], self.teammates[p], self.teammates_done[p]) for p in chunks_of(STEPS)]
             values, baselines = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
-            following = [self.value(self.next_own[p], self.next_teammates[p]) for p in parts_of(len(self.next_own))]
+            following = [self.value(self.next_own[p], self.next_teammates[p]) for p in chunks_of(len(self.next_own))]
         lengths = np.full(STEPS // HORIZON, HORIZON)
         rewards = batch.group_rewards
         ends = torch.cat(following).numpy()[:, 0]
@@ -189,7 +189,7 @@ class Copying:
             )
 
     def estimate(self, own: Tensor, teammates: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
-        """Value and baseline of each row, of its own copies."""
+        """Estimates value and baseline of each row from its own copies."""
         critic = self.critic
         seen = critic.observed[0](torch.cat([own.unsqueeze(1), teammates], 1))
         acted = silu(seen[:, 1:] + critic.acted[0](done))
@@ -201,32 +201,32 @@ class Copying:
         return critic.value(encoding[: len(own)]), critic.baseline(encoding[len(own) :])
 
     def value(self, own: Tensor, teammates: Tensor) -> Tensor:
-        """Value of each row alone."""
+        """Estimates the value of each row."""
         return self.estimate(own, teammates, torch.zeros(*teammates.shape[:2], SPEC.actions.continuous))[0]
 
 
 def attended(critic: GroupCritic, embedded: Tensor) -> Tensor:
-    """Mean over members of what they make of each other."""
+    """Returns the mean of the attention's output over members."""
     attention = critic.attention
     inputs = attention.before(embedded)
     mixed: Tensor = attention.after(inputs + attention.merge(attend(attention.project(inputs), None))).mean(1)
     return mixed
 
 
-def parts_of(rows: int) -> list[slice]:
+def chunks_of(rows: int) -> list[slice]:
     return [slice(start, start + 256) for start in range(0, rows, 256)]
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Processor seconds."""
+    """Measures CPU seconds."""
     began = time.thread_time()
     work()
     return time.thread_time() - began
 
 
-def same(poca: POCA, copying: Copying, batch: GroupBatch) -> None:
-    """Both estimate the same, or the comparison means nothing."""
-    poca.networks.critic.see(copying.members)
+def check_equal(poca: POCA, copying: Copying, batch: GroupBatch) -> None:
+    """Checks that both ways give the same estimates, else the comparison is void."""
+    poca.networks.critic.raise_largest(copying.members)
     prepared = poca.networks.prepare(batch)
     found = poca.networks.estimate(prepared, batch)
     with torch.no_grad():
@@ -248,9 +248,9 @@ def main() -> int:
         batch = buffer.take_all()
         poca = POCA("B", SPEC, SETTINGS, torch.Generator().manual_seed(1))
         copying = Copying(POCA("B", SPEC, SETTINGS, torch.Generator().manual_seed(1)), members)
-        copying.critic.see(members)
+        copying.critic.raise_largest(members)
         copying.prepare(batch)
-        same(poca, copying, batch)
+        check_equal(poca, copying, batch)
         pairs = [
             (timed(lambda: poca.update(batch, 1, 0)), timed(lambda: copying.update(batch)))  # noqa: B023 (called here)
             for _ in range(REPEATS)

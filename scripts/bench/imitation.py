@@ -36,12 +36,12 @@ def sparring(*arguments: str) -> None:
 
 
 def configuration(name: str) -> dict[str, Any]:
-    """One of `configs/`, as plain values."""
+    """Reads one of `configs/` as plain values."""
     return dict(yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()))
 
 
 def curve(folder: Path, plain: Mapping[str, Any], seed: int) -> list[tuple[int, float]]:
-    """Steps and mean reward of each interval of a run in which episodes ended."""
+    """Returns steps and mean reward of each interval of a run in which episodes ended."""
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(plain)))
     run = ["--results-dir", str(folder), "--run-id", "run", "--seed", str(seed), "--force"]
     sparring("train", str(folder / "config.yaml"), *run)
@@ -66,13 +66,13 @@ def expert(folder: Path, plain: Mapping[str, Any], *arguments: str) -> float:
 
 
 def trained_expert(folder: Path, plain: Mapping[str, Any]) -> float:
-    """As `expert`, by a policy that is trained first."""
+    """Records as `expert`, by a policy that is trained first."""
     curve(folder, plain, seed=1)
     return expert(folder, plain, "--policy", str(folder / "run"))
 
 
 def learning_from(folder: Path, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the demonstrations of `folder`."""
+    """Returns a configuration with the demonstrations of `folder`."""
     changed = copy.deepcopy(dict(plain))
     for behavior in changed["behaviors"].values():
         for part in (behavior["reward_signals"].get("gail"), behavior.get("behavioral_cloning")):
@@ -82,7 +82,7 @@ def learning_from(folder: Path, plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def imitated(folder: Path, name: str, plain: Mapping[str, Any], seeds: range) -> Iterator[bool]:
-    """GAIL and VAIL alone, against the expert."""
+    """Compares GAIL and VAIL alone with the expert."""
     best = trained_expert(folder, configuration(name))
     print(f"  expert {best:.3f}", flush=True)
     (behavior,) = plain["behaviors"]
@@ -96,7 +96,7 @@ def imitated(folder: Path, name: str, plain: Mapping[str, Any], seeds: range) ->
 
 
 def goal(folder: Path, seeds: range) -> Iterator[bool]:
-    """The goal game."""
+    """Runs the goal game."""
     yield from imitated(folder, "goal", configuration("goal-gail"), seeds)
     network = {"hidden_units": 32, "num_layers": 1}
     for discrete in (False, True):
@@ -119,17 +119,17 @@ def goal(folder: Path, seeds: range) -> Iterator[bool]:
 
 
 def balance(folder: Path, seeds: range) -> Iterator[bool]:
-    """The ball on a plate."""
+    """Runs the ball on a plate."""
     yield from imitated(folder, "balance", configuration("balance-gail"), seeds)
 
 
 def solved_at(found: list[tuple[int, float]]) -> float:
-    """Steps until the first interval in which the game is solved."""
+    """Returns the steps until the first interval in which the game is solved."""
     return next((step for step, reward in found if reward >= SOLVED), float("inf"))
 
 
 def key_door(folder: Path, seeds: range) -> Iterator[bool]:
-    """The game of sparse reward."""
+    """Runs the game of sparse reward."""
     plain = configuration("key-door-rnd")
     expert(folder, plain, "--script", "expert")
     alone = copy.deepcopy(plain)

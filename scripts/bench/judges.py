@@ -7,7 +7,7 @@ soccer        points per match of the final team: >= 0.8 against the untrained, 
               rating has risen.
 tag           each side's final policy beats the other side's first more often than its own first did: intervals apart.
 scramble      points of the final policy against untrained ones: > 0.65.
-connect-four  points against uniformly random legal moves, half of the matches from each seat: > 0.9.
+connect-four  points against uniformly random legal moves, half of the matches from each side: > 0.9.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def sparring(*arguments: str) -> None:
 
 
 def tournament(run: Path, *arguments: str) -> list[Mapping[str, Any]]:
-    """The matches that count of a tournament."""
+    """Reads the matches of a tournament that count."""
     sparring("tournament", str(run), "--untrained", "--seed", "1", *arguments)
     (folder,) = run.glob("tournament-*")
     return counted(json.loads(line) for line in (folder / "matches.jsonl").read_text().splitlines())
 
 
 def share(lines: Iterable[Mapping[str, Any]], behavior_id: str | None, one: str, other: str) -> tuple[float, int]:
-    """Points of player `one` against `other`, from `behavior_id` or from any, and of how many matches."""
+    """Returns points of player `one` against `other`, with `behavior_id` or any, and the number of matches."""
     points, matches = 0.0, 0
     for line in lines:
         for at, player in line["players"].items():
@@ -71,10 +71,10 @@ def shown(name: str, found: tuple[float, int]) -> float:
 
 
 def soccer(run: Path) -> bool:
-    """The demo's job."""
+    """Runs the job of `scripts/demo`."""
     steps = [int(path.name.rpartition("-")[2]) for path in checkpoints_of(run, "Soccer")]
     lines = tournament(run, "--checkpoints", "2", "--matches", str(MATCHES))
-    final, early = f"{run.name}@{steps[-1]}", f"{run.name}@{steps[0]}"  # the oldest is that of a tenth of the run
+    final, early = f"{run.name}@{steps[-1]}", f"{run.name}@{steps[0]}"  # the oldest is from a tenth of the run
     beats = shown("final against untrained", share(lines, None, final, "untrained")) >= 0.8
     grows = shown(f"final against {early}", share(lines, None, final, early)) >= 0.6
     ratings = [
@@ -87,7 +87,7 @@ def soccer(run: Path) -> bool:
 
 
 def tag(run: Path) -> bool:
-    """Each side against the other's first policy, beside its own first."""
+    """Compares each side with its own first policy, against the other side's first policy."""
     lines = tournament(run, "--mirror", "--matches", str(2 * MATCHES))
     final = next(player for line in lines for player in line["players"].values() if player != "untrained")
     good = True
@@ -103,14 +103,14 @@ def tag(run: Path) -> bool:
 
 
 def scramble(run: Path) -> bool:
-    """Three teams: against untrained ones."""
+    """Plays three teams against untrained ones."""
     lines = tournament(run, "--matches", str(MATCHES))
     final = next(player for line in lines for player in line["players"].values() if player != "untrained")
     return shown("final, among untrained", share(lines, None, final, "untrained")) > 0.65
 
 
 def connect_four(run: Path) -> bool:
-    """Against uniformly random legal moves, which are no policy of ours: played here."""
+    """Plays against uniformly random legal moves, in this process."""
     weights = actor_of(load(checkpoints_of(run, "ConnectFour")[-1]))
     options = {"env_id": "pettingzoo.classic.connect_four_v3", "behavior": "ConnectFour"}
     spec = make("pettingzoo", 1, **options, teams="each").behaviors()["ConnectFour?team=0"]
@@ -122,7 +122,7 @@ def connect_four(run: Path) -> bool:
 
 
 def against_random(policy: CurrentPolicy, behavior_id: int, options: Mapping[str, Any]) -> list[float]:
-    """Outcomes of a policy in one seat: of each board as many, those that began first."""
+    """Returns outcomes of a policy with one behavior id: those that began first, equally many of each area."""
     game = make("pettingzoo", RANDOM_AREAS, **options, teams="each", outcomes=True)
     random, mine = np.random.default_rng(behavior_id), f"ConnectFour?team={behavior_id}"
     each = RANDOM_MATCHES // 2 // RANDOM_AREAS
@@ -154,9 +154,9 @@ def against_random(policy: CurrentPolicy, behavior_id: int, options: Mapping[str
 
 
 def legal(masks: NDArray[np.bool_], random: np.random.Generator) -> NDArray[np.int32]:
-    """[n, 1] One of the choices that are not forbidden, uniformly."""
-    lots = np.where(masks, -1.0, random.random(masks.shape))
-    chosen: NDArray[np.int32] = lots.argmax(1)[:, None].astype(np.int32)
+    """Samples one allowed choice for each row, uniformly: [n, 1]."""
+    keys = np.where(masks, -1.0, random.random(masks.shape))
+    chosen: NDArray[np.int32] = keys.argmax(1)[:, None].astype(np.int32)
     return chosen
 
 

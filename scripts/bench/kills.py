@@ -1,15 +1,15 @@
-"""What random deaths do to what is learned: `python scripts/bench/kills.py [--minutes 20] [--every 20] [--seeds 1 2]`.
+"""The effect of random kills on learning: `python scripts/bench/kills.py [--minutes 20] [--every 20] [--seeds 1 2]`.
 
-For each seed two runs of the same settings side by side: in one, every 20 seconds a service or simulator, drawn at
-random, is killed (-9), with recovery checkpoints every 5 s; in the other none. Both end at the same number of trained
-steps, for steps and not minutes decide what is learned: simulators are slowed so that these take about the minutes, and
-the run with deaths takes longer by what it repeats and waits.
+For each seed two runs of the same settings side by side: in one, a random service or simulator is
+killed (-9) every 20 seconds, with recovery checkpoints every 5 s; in the other none. Both end at the same number of
+trained steps, because steps and not minutes decide what is learned: simulators are slowed so that the steps take about
+the given minutes, and the run with kills takes longer by what it repeats and waits.
 
-Prints for each run what it was paid per episode over the last tenth of its steps and over all of them, the steps that
-were lost, and the deaths by part. Exit status 1 if a run did not complete, if its books do not balance, or if the
-learning results differ by more than the seeds do: in each of both figures the means of the two kinds may differ by
-twice the standard error of their difference, taken from the spread of the seeds, or by 5 % of what was learned if that
-is more, because the spread of a few seeds may be small by chance.
+Prints for each run the mean return over the last tenth of its steps and over all of them, the lost steps, and the kills
+by part. Exit status 1 if a run did not complete, if its step counts do not balance, or if the learning results differ
+by more than the seeds do: in each of both results the means of the two kinds may differ by twice the standard error of
+their difference, taken from the spread of the seeds, or by 5 % of what was learned if that is more, because the spread
+of a few seeds may be small by chance.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from tests.services.services_helpers import SAME_EVERYWHERE, Training, balanced
 PARTS = ("simulator-0", "simulator-1", "stepping-0", "assembly", "coordination", "learning-Balance", "monitor")
 STEPS_PER_S = 500
 SLOW_MS = 45.0
-"""Most a simulator waits before a step: sixteen agents then take about `STEPS_PER_S`."""
+"""Longest wait of a simulator before a step, with which sixteen agents make about `STEPS_PER_S`."""
 AGAINST_CHANCE = 0.05
 
 
 def configuration(steps: int) -> dict[str, Any]:
-    """Of all runs. No schedule: how far a run is decides nothing but its end."""
+    """Returns the configuration of all runs, with constant schedules, so that progress decides only the end."""
     command = [sys.executable, "-m", "sparring", "simulator", "balance", "--areas", "8", "--slow", str(SLOW_MS)]
     return {
         "behaviors": {
@@ -71,14 +71,14 @@ def configuration(steps: int) -> dict[str, Any]:
 
 
 @dataclass
-class Pupil:
+class KillRun:
     """One run.
 
     Attributes:
-        seed: of it.
-        killed: whether parts of it are.
-        training: the run.
-        deaths: by part.
+        seed: of the run.
+        killed: whether its parts are killed.
+        training: its process and files.
+        deaths: number of kills by part.
     """
 
     seed: int
@@ -94,10 +94,10 @@ class Pupil:
     def running(self) -> bool:
         return self.training.process.poll() is None
 
-    def kill_one(self, draw: random.Random) -> None:
-        """Kills a part, unless it is just being started."""
+    def kill_one(self, chance: random.Random) -> None:
+        """Kills a part, unless it is just being restarted."""
         if self.running and self.started:
-            part = draw.choice(PARTS)
+            part = chance.choice(PARTS)
             with contextlib.suppress(OSError, IndexError):
                 self.training.kill(part)
                 self.deaths[part] += 1
@@ -107,14 +107,14 @@ class Pupil:
         return (self.training.directory / "Balance" / "version").exists()
 
     def rewards(self) -> tuple[float, float]:
-        """Mean return of episodes: over the last tenth of the steps, and over all."""
+        """Returns the mean return of episodes over the last tenth of the steps, and over all."""
         rows = []
         for line in (self.training.directory / "metrics.jsonl").read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 row = json.loads(line)
                 if row.get("type") == "interval" and row["reward"] is not None:
                     rows.append((row["step"], row["reward"]))
-        # What was rolled back is not in the lineage: of each step the last word counts.
+        # Updates that were rolled back are not in the lineage: the last line of each step counts.
         lineage: list[tuple[int, float]] = []
         for step, reward in rows:
             while lineage and lineage[-1][0] >= step:
@@ -124,18 +124,18 @@ class Pupil:
         return statistics.fmean(end), statistics.fmean(reward for _, reward in lineage)
 
     def faults(self) -> list[str]:
-        """What is wrong with how it ended."""
+        """Lists what is wrong with its end."""
         found = []
         if self.training.end(60) != 0 or self.training.summary["status"] != "completed":
             found.append(f"{self.name}: did not complete: {self.training.lines[-3:]}")
             return found
         step_counts = self.training.summary["behaviors"]["Balance"]["step_counts"]
         if not balanced(step_counts):
-            found.append(f"{self.name}: books {step_counts}")
+            found.append(f"{self.name}: got step counts {step_counts}; expected a balance")
         incidents = (self.training.directory / "logs" / "coordination.jsonl").read_text(errors="replace").splitlines()
-        told = sum(line["steps"] for line in map(_plain, incidents) if line.get("event") == "steps_lost")
-        if told != step_counts["lost"]:
-            found.append(f"{self.name}: {step_counts['lost']} steps lost, incidents tell of {told}")
+        reported = sum(line["steps"] for line in map(_plain, incidents) if line.get("event") == "steps_lost")
+        if reported != step_counts["lost"]:
+            found.append(f"{self.name}: {step_counts['lost']} steps lost, incidents report {reported}")
         return found
 
 
@@ -146,36 +146,36 @@ def _plain(text: str) -> dict[str, Any]:
         return {}
 
 
-def run(folder: Path, minutes: float, every_s: float, seeds: list[int], limit_s: float) -> list[Pupil]:
-    """Runs all side by side, to their end or the limit."""
+def run(folder: Path, minutes: float, every_s: float, seeds: list[int], limit_s: float) -> list[KillRun]:
+    """Trains all runs side by side, to their end or the limit."""
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(configuration(int(minutes * 60 * STEPS_PER_S))))
-    pupils = []
+    runs = []
     for seed in seeds:
         for killed in (True, False):
             run_id = f"{seed}-{'deaths' if killed else 'none'}"
             own = Training(
                 folder, str(file), "--seed", str(seed), run_id=run_id, environment=SAME_EVERYWHERE, apart=True
             )
-            pupils.append(Pupil(seed, killed, own))
-    draw = random.Random(1)
+            runs.append(KillRun(seed, killed, own))
+    chance = random.Random(1)
     began = time.monotonic()
-    while any(pupil.running for pupil in pupils):
+    while any(one.running for one in runs):
         until = time.monotonic() + every_s
-        while time.monotonic() < until and any(pupil.running for pupil in pupils):
+        while time.monotonic() < until and any(one.running for one in runs):
             time.sleep(0.1)
-        for pupil in pupils:
-            if pupil.killed:
-                pupil.kill_one(draw)
+        for one in runs:
+            if one.killed:
+                one.kill_one(chance)
         if time.monotonic() - began > limit_s:
-            for pupil in pupils:
-                pupil.training.process.terminate()
+            for one in runs:
+                one.training.process.terminate()
             break
-    return pupils
+    return runs
 
 
 def differ(kind: str, with_deaths: list[float], without: list[float], floor: float) -> str | None:
-    """Compares one figure of both kinds of runs; says so where they differ by more than chance."""
+    """Compares a result of both kinds of runs; returns a line where they differ by more than chance."""
     spread = [statistics.variance(values) if len(values) > 1 else 0.0 for values in (with_deaths, without)]
     chance = 2 * math.sqrt(sum(spread) / len(without))
     learned = statistics.fmean(without) - floor
@@ -197,18 +197,18 @@ def main() -> int:
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     began = time.monotonic()
-    pupils = run(folder, args.minutes, args.every, args.seeds, args.limit * 60)
-    wrong = [fault for pupil in pupils for fault in pupil.faults()]
+    runs = run(folder, args.minutes, args.every, args.seeds, args.limit * 60)
+    wrong = [fault for one in runs for fault in one.faults()]
     print(f"{'run':<16} {'wall':>7} {'end':>8} {'all':>8} {'lost':>8}  deaths")
     rewards = {}
-    for pupil in pupils:
-        rewards[pupil.seed, pupil.killed] = pupil.rewards()
-        summary = pupil.training.summary
+    for one in runs:
+        rewards[one.seed, one.killed] = one.rewards()
+        summary = one.training.summary
         step_counts = summary["behaviors"]["Balance"]["step_counts"]
-        end, whole = rewards[pupil.seed, pupil.killed]
+        end, whole = rewards[one.seed, one.killed]
         print(
-            f"{pupil.name:<16} {summary['wall_s']:>6.0f}s {end:>8.2f} {whole:>8.2f} {step_counts['lost']:>8}  "
-            f"{sum(pupil.deaths.values())}: {dict(sorted(pupil.deaths.items()))}"
+            f"{one.name:<16} {summary['wall_s']:>6.0f}s {end:>8.2f} {whole:>8.2f} {step_counts['lost']:>8}  "
+            f"{sum(one.deaths.values())}: {dict(sorted(one.deaths.items()))}"
         )
     for at, kind in enumerate(("end", "all")):
         values = [[rewards[seed, killed][at] for seed in args.seeds] for killed in (True, False)]

@@ -1,15 +1,15 @@
-"""The learner alone on data in memory, against the bare forward, backward and optimiser step.
+"""The learner alone on data in memory, compared with the bare forward, backward and optimizer step.
 
     python scripts/bench/learner.py [a] [b]
 
 Case a: batch 64, buffer 12,000. Case b: batch 4,096, buffer 65,536. Both: 3 epochs, separate actor
-and critic of 128x2, 8 observations, 2 continuous actions, normalised, one thread. (Case images, batch 64, buffer
+and critic of 128x2, 8 observations, 2 continuous actions, normalized, one thread. (Case images, batch 64, buffer
 512, is for the end-to-end bench: one image of 84x84x3 bytes, `nature_cnn`, 4 choices.) `learner` is all
-of an update: taking segments in, values, advantages, minibatches, statistics, normaliser, weights
-to publish. `bare` is only forward, backward and optimiser step on the same minibatches, from a
-gradient that is given, with `torch.nn` layers and Adam as they come. `own` is the same with this
-project's perceptrons and flat parameters. Times are processor time of the thread, so that other
-work on the machine counts less.
+of an update: taking segments in, values, advantages, minibatches, statistics, normalizer, weights
+to publish. `bare` is only forward, backward and optimizer step on the same minibatches, from a
+fixed gradient, with plain `torch.nn` layers and Adam. `own` is the same with this project's
+perceptrons and flat parameters. Times are CPU time of the thread, so that other work on the
+machine counts less.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VECTORS = NetworkSettings(normalize=True, hidden_units=128, num_layers=2)
 
 @dataclass(frozen=True)
 class Case:
-    """Minibatch and buffer in steps, the length of each segment, and what the agents see and do."""
+    """Minibatch and buffer in steps, the length of each segment, and the spec of the agents."""
 
     batch: int
     buffer: int
@@ -65,7 +65,7 @@ COMPARED = ("a", "b")
 
 
 def settings_of(case: Case) -> TrainerSettings:
-    """Settings of a learner for `case`."""
+    """Returns the settings of a learner for `case`."""
     return TrainerSettings(
         hyperparameters=Hyperparameters(batch_size=case.batch, buffer_size=case.buffer, num_epoch=case.epochs),
         network_settings=case.network,
@@ -74,7 +74,7 @@ def settings_of(case: Case) -> TrainerSettings:
 
 
 def look(spec: BehaviorSpec, rows: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Random observations of `rows` agents."""
+    """Makes random observations of `rows` agents."""
     return tuple(
         random.integers(0, 256, (rows, *one.shape), np.uint8)
         if one.dtype == "uint8"
@@ -84,7 +84,7 @@ def look(spec: BehaviorSpec, rows: int, random: np.random.Generator) -> tuple[np
 
 
 def segments_of(learner: Learner, spec: BehaviorSpec, rows: int, horizon: int, random: np.random.Generator) -> Segments:
-    """Random segments acted by the learner's present policy."""
+    """Makes random segments, acted by the learner's present policy."""
     actor = Actor(spec, learner.settings.network_settings)
     load_arrays(actor, learner.weights().arrays)
     lengths = np.full(-(-rows // horizon), horizon, np.int32)
@@ -130,7 +130,7 @@ def segments_of(learner: Learner, spec: BehaviorSpec, rows: int, horizon: int, r
 
 
 class Alone:
-    """The learner of a case with data in memory; call it for the seconds of one update."""
+    """The learner of a case with data in memory; a call returns the seconds of one update."""
 
     def __init__(self, case: Case) -> None:
         torch.set_num_threads(1)
@@ -152,7 +152,7 @@ def measure(case: Case, updates: int = 5) -> dict[str, float]:
     random, minibatches = np.random.default_rng(1), case.buffer // case.batch * case.epochs
     learner, bare, own = Alone(case), _bare(case, random), _own(case, settings_of(case), random)
     times: dict[str, list[float]] = {"learner": [], "bare": [], "own": []}
-    for _ in range(updates + 1):  # taken in turn: what slows the machine down slows all three down
+    for _ in range(updates + 1):  # in turn, so that other load on the machine slows all three down
         times["learner"].append(learner())
         times["bare"].append(_seconds(bare))
         times["own"].append(_seconds(own))
@@ -171,7 +171,7 @@ def _one_update(learner: Learner, record: Segments) -> None:
 
 
 def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> Callable[[], None]:
-    """The same through the learner's own networks and parameters."""
+    """Returns the same work with the learner's own networks and parameters."""
     ppo = PPO("Test", SPEC, settings, torch.Generator().manual_seed(1))
     rows = torch.from_numpy(random.standard_normal((case.buffer, 8), np.float32))
     minibatches = torch.split(rows, case.batch)[: case.buffer // case.batch]
@@ -181,14 +181,14 @@ def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> 
     def run() -> None:
         for _ in range(case.epochs):
             for inputs in zip(minibatches, strict=True):
-                head, values, pull = ppo.networks.run(inputs)
-                ppo.optimizer.step((head, ppo.actor.log_sigma, values), gradients, pull)
+                head, values, backward_fn = ppo.networks.run(inputs)
+                ppo.optimizer.step((head, ppo.actor.log_sigma, values), gradients, backward_fn)
 
     return run
 
 
 def _bare(case: Case, random: np.random.Generator) -> Callable[[], None]:
-    """An update's minibatches through layers and optimiser as they come, with a given gradient."""
+    """Returns the minibatches of an update with plain layers and optimizer, and a fixed gradient."""
 
     def network(outputs: int) -> nn.Sequential:
         return nn.Sequential(nn.Linear(8, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, outputs))

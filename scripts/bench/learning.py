@@ -8,7 +8,7 @@ balance   3DBall's hyperparameters, 12 agents: episodes last more than 10 x as l
 goal      the 1-D goal game, discrete and continuous, one agent, lockstep: mean reward > 0.9 within 3,000.
 minigrid-empty   MiniGrid-Empty-8x8-v0 from pixels: mean return of the last 100 episodes > 0.9 within 100,000 (so more
           than 90 % reach the goal). Only where named; needs `pip install minigrid`.
-minigrid-memory  MiniGrid-MemoryS7-v0 with an LSTM: > 0.7 within 1,000,000. Who does not remember gets 0.49: half
+minigrid-memory  MiniGrid-MemoryS7-v0 with an LSTM: > 0.7 within 1,000,000. Without memory it is 0.49, as half
           of the choices are right. Only where named, as above.
 spread    PettingZoo mpe2 simple_spread_v3: mean return above -22 within 300,000; untrained it is -27.
 spread-groups, spread-ppo   the same in lockstep for 1,000,000 steps, with MA-POCA from the mean reward of the three as
@@ -60,23 +60,23 @@ class Task:
     below: bool = False
 
     def misses(self, figure: float) -> bool:
-        """Whether the figure is on the wrong side of the bar."""
+        """Whether the result misses the bar."""
         return figure >= self.bar if self.below else figure <= self.bar
 
 
 def last_of_groups(intervals: list[dict[str, Any]], _summary: dict[str, Any]) -> float:
-    """Lowest mean return of a group in the last interval of each behavior."""
+    """Returns the lowest mean return over behaviors in the last interval."""
     last = {one["behavior"]: one["group_reward"] for one in intervals if one["group_reward"] is not None}
     return float(min(last.values()))
 
 
 def last_100(_intervals: list[dict[str, Any]], summary: dict[str, Any]) -> float:
-    """Mean return of the last 100 episodes."""
+    """Returns the mean return of the last 100 episodes."""
     return float(summary["reward_mean_last100"])
 
 
 def times_longer(intervals: list[dict[str, Any]], _summary: dict[str, Any]) -> float:
-    """Longest mean episode of an interval over that of the first, which no trained weights have touched."""
+    """Returns the longest mean episode of an interval over that of the first, which no trained weights acted."""
     lengths = [one["episode_length"] for one in intervals if one["episode_length"]]
     return float(max(lengths) / lengths[0])
 
@@ -86,49 +86,49 @@ def nothing(_plain: dict[str, Any]) -> None:
 
 
 def twelve(plain: dict[str, Any]) -> None:
-    """One simulator with 12 areas, 200,000 steps."""
+    """Sets one simulator with 12 areas, and 200,000 steps."""
     plain["behaviors"]["Balance"]["max_steps"] = 200_000
     plain["simulators"] = [{"name": "balance", "areas": 12}]
 
 
 def goal(plain: dict[str, Any]) -> None:
-    """Ends within 3,000 steps: the last update may go over by less than a buffer."""
+    """Sets `max_steps` so that the run ends within 3,000 steps: the last update may exceed it by less than a buffer."""
     plain["behaviors"]["Goal"]["max_steps"] = 3_000 - 64
 
 
 def goal_discrete(plain: dict[str, Any]) -> None:
-    """The same with a discrete branch."""
+    """Changes the actions to a discrete branch."""
     goal(plain)
     plain["simulators"] = [{"name": "goal", "options": {"discrete": True}}]
 
 
 def last_three(kind: str) -> Callable[[list[dict[str, Any]], dict[str, Any]], float]:
-    """Mean of the last three intervals."""
+    """Returns the mean of the last three intervals."""
     return lambda intervals, _: sum(one[kind] for one in intervals[-3:]) / 3
 
 
 def own_rewards(plain: dict[str, Any]) -> None:
-    """PPO, from each agent's own reward."""
+    """Trains with PPO, from each agent's own reward."""
     plain["behaviors"]["simple_spread"]["trainer_type"] = "ppo"
     for option in ("groups", "shared_reward"):
         del plain["simulators"][0]["options"][option]
 
 
 def goals(plain: dict[str, Any]) -> None:
-    """The configuration of mixed groups with one behavior for both members."""
+    """Changes the configuration of mixed groups to one behavior for both members."""
     plain["behaviors"] = {"Goals": {}}
     plain["default_settings"]["max_steps"] = 3_000 - 64
     plain["simulators"] = [{"name": "goals"}]
 
 
 def goals_discrete(plain: dict[str, Any]) -> None:
-    """The same with a discrete branch."""
+    """Changes the actions to a discrete branch."""
     goals(plain)
     plain["simulators"] = [{"name": "goals", "options": {"discrete": True}}]
 
 
 def alone(plain: dict[str, Any]) -> None:
-    """PPO, which adds the group's reward to each member's own."""
+    """Trains with PPO, which adds the group's reward to each member's own."""
     plain["behaviors"]["Rooms"]["trainer_type"] = "ppo"
 
 
@@ -155,7 +155,7 @@ NAMED = {
 
 
 def train(task: Task, seed: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """One run; returns its intervals and the summary of its behavior."""
+    """Trains one run; returns its intervals and the summary of its behavior."""
     plain = yaml.safe_load((ROOT / "configs" / task.config).read_text())
     task.change(plain)
     with tempfile.TemporaryDirectory() as folder:

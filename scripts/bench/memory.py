@@ -1,4 +1,4 @@
-"""Does memory stay where it is? `python scripts/bench/memory.py [--minutes 10] [--from 3]`.
+"""Does memory grow during a run? `python scripts/bench/memory.py [--minutes 10] [--from 3]`.
 
 Runs 64 `balance` agents against a learner that never ends, takes the unique memory of every process
 every 5 s, and compares the median of the minute at `--from` with that of the last minute. The bar: less
@@ -33,7 +33,7 @@ simulators:
 
 
 def name_of(process: psutil.Process) -> str:
-    """What a process of the run is, from its command line."""
+    """Names a process of the run, from its command line."""
     words = process.cmdline()
     for mark in ("service", "simulator", "train"):
         if mark in words:
@@ -42,7 +42,7 @@ def name_of(process: psutil.Process) -> str:
 
 
 def sample(root: psutil.Process) -> dict[str, int]:
-    """Unique bytes of every process of the run."""
+    """Returns the unique bytes of every process of the run."""
     found = {}
     for process in [root, *root.children(recursive=True)]:
         try:
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def report(early: dict[str, list[int]], late: dict[str, list[int]]) -> int:
-    """Prints a line for each process; 1 where one has grown."""
+    """Prints a line for each process; returns 1 where one has grown."""
     missed = 0
     for name in sorted(early):
         before, after = statistics.median(early[name]), statistics.median(late[name])

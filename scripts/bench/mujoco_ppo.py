@@ -5,15 +5,15 @@
 The learner alone, without services: one environment for each seed, whose steps are acted by the newest weights (lag 0).
 Horizon, minibatches, epochs, rates, gamma, lambda, clip range and entropy weight are CleanRL's in both presets:
 
-plain     everything else as it is by default here, with observations normalized: SiLU, He-normal weights, the gradient
-          not clipped, rewards as they come; but samples are clipped to +-1 (`action_limit`), as in CleanRL.
-cleanrl   what else `ppo_continuous_action.py` does and a setting offers: tanh, orthogonal weights, the gradient's norm
+plain     the defaults of this project for all else, with observations normalized: SiLU, He-normal weights, gradients
+          not clipped, rewards not normalized; but samples are clipped to +-1 (`action_limit`), as in CleanRL.
+cleanrl   the rest of `ppo_continuous_action.py`, as far as settings allow: tanh, orthogonal weights, gradient norm
           clipped to 0.5, Adam's epsilon 1e-5, rewards normalized, the value loss clipped.
 
-What no setting changes is listed in docs/mujoco.md. `--set KEY=VALUE` changes a preset further, in the words
+docs/mujoco.md lists what no setting changes. `--set KEY=VALUE` changes a preset further, with the keys
 of a configuration (`--set hyperparameters.beta=0.001`). The figure of a seed is the mean return of its last 100
 episodes, as in the published table (openrlbenchmark's `metric_last_n_average_window`). Needs `pip install
-'sparring[mujoco]'`. Writes a JSON file for each preset, environment and seed, and `curves.png` of all that are there.
+'sparring[mujoco]'`. Writes a JSON file for each preset, environment and seed, and `curves.png` of all of them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ CLEANRL: Final[dict[str, Any]] = {
 
 
 class Rollouts:
-    """One environment, and the steps acted in it as records for a learner.
+    """One environment, whose steps become records for a learner.
 
     Args:
         env_id: name in Gymnasium.
@@ -96,7 +96,7 @@ class Rollouts:
         self._return, self._length = 0.0, 0
 
     def collect(self, learner: Learner) -> Segments:
-        """`HORIZON` steps with the present weights of a learner."""
+        """Plays `HORIZON` steps with the present weights of a learner."""
         network = Actor(self.spec, learner.settings.network_settings)
         load_arrays(network, learner.weights().arrays)
         actor = network.frozen()
@@ -131,7 +131,7 @@ class Rollouts:
         closed: list[tuple[int, np.ndarray, bool, bool]],
         returns: list[tuple[float, int]],
     ) -> Segments:
-        """The steps as assembly would send them: a segment for each episode, the last one possibly under way."""
+        """Returns the steps as assembly would send them: a segment for each episode, the last possibly unfinished."""
         ends, following, terminated, interrupted = zip(*closed, strict=True)
         count = len(ends)
         agents = self._episode + np.arange(count, dtype=np.int64)
@@ -176,7 +176,7 @@ class Rollouts:
 
 
 def train(env_id: str, plain: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
-    """Trains one seed and returns the step and the return of every episode, the figure, and the seconds it took."""
+    """Trains one seed; returns step and return of every episode, the result, and the seconds."""
     torch.set_num_threads(1)
     began, rollouts = time.perf_counter(), Rollouts(env_id, seed)
     settings = TrainerSettings.model_validate({**plain, "max_steps": steps, "time_horizon": HORIZON})
@@ -197,7 +197,7 @@ def train(env_id: str, plain: dict[str, Any], steps: int, seed: int) -> dict[str
 
 
 def setting(text: str) -> dict[str, Any]:
-    """A mapping of one value, from `section.key=value` with a JSON value; anything else is text."""
+    """Parses `section.key=value` into nested mappings; a value that is not JSON is text."""
     path, value = text.split("=", 1)
     try:
         found: Any = json.loads(value)
@@ -209,7 +209,7 @@ def setting(text: str) -> dict[str, Any]:
 
 
 def smoothed(run: dict[str, Any], grid: np.ndarray) -> np.ndarray:
-    """The mean return of the last `WINDOW` episodes at each step of a grid; not a number before the first episode."""
+    """Returns the mean return of the last `WINDOW` episodes at each step of a grid; NaN before the first episode."""
     total = np.cumsum([0.0, *run["returns"]])
     until = np.searchsorted(run["steps"], grid, side="right")
     since = np.maximum(until - WINDOW, 0)
@@ -219,7 +219,7 @@ def smoothed(run: dict[str, Any], grid: np.ndarray) -> np.ndarray:
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
-    """Curves of all presets, a panel for each environment: mean and range of the seeds, and the published mean."""
+    """Draws curves of all presets, a panel for each environment: mean and range of seeds, and the published mean."""
     names = sorted({run["env"] for run in runs})
     figure = Figure(figsize=(4 * len(names), 3), layout="constrained")
     for axes, env_id in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
@@ -237,7 +237,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def runs_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """All runs whose files are in a folder, in the order of their names."""
+    """Reads all runs whose files are in a folder, in the order of their names."""
     for path in sorted(folder.glob("*.json")):
         yield json.loads(path.read_text())
 
@@ -259,7 +259,7 @@ def main() -> None:
     name = asked.name or asked.preset
     asked.output.mkdir(parents=True, exist_ok=True)
     tasks = [(env_id, seed) for env_id in asked.envs for seed in asked.seeds]
-    # MuJoCo writes its warnings to a file where it runs.
+    # MuJoCo writes its warnings to a file in the working directory.
     with ProcessPoolExecutor(asked.jobs, initializer=os.chdir, initargs=(asked.output,)) as pool:
         futures = [pool.submit(train, env_id, plain, asked.steps, seed) for env_id, seed in tasks]
         for future in futures:

@@ -1,7 +1,7 @@
 """A simulator whose agents see random pictures, for benchmarks: `python scripts/bench/pictures.py [--agents 16]`.
 
 84 x 84 pixels of 3 channels in bytes, 4 choices, episodes of 200 decisions that end one after the other. Pictures are
-drawn once and shown again and again, so that the simulator costs little beside what is measured.
+sampled once and reused, so that the simulator costs little beside what is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPEC = BehaviorSpec(
     actions=ActionSpec(discrete=(4,)),
 )
 LENGTH = 200
-_DRAWN = 512
+_PICTURES = 512
 
 
 class Pictures:
@@ -31,7 +31,7 @@ class Pictures:
 
     def __init__(self, agents: int) -> None:
         self._random = np.random.default_rng(1)
-        self._pictures = self._random.integers(0, 256, (_DRAWN, *SHAPE), np.uint8)
+        self._pictures = self._random.integers(0, 256, (_PICTURES, *SHAPE), np.uint8)
         self._agents = np.arange(agents)
         self._ages = self._agents * LENGTH // agents
 
@@ -58,7 +58,7 @@ class Pictures:
         """Holds nothing."""
 
     def _look(self, count: int) -> np.ndarray:
-        return self._pictures[self._random.integers(0, _DRAWN, count)]
+        return self._pictures[self._random.integers(0, _PICTURES, count)]
 
 
 if __name__ == "__main__":

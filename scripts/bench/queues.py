@@ -1,4 +1,4 @@
-"""What a message costs: put and get of a 4 KB record of 15 arrays over ipc between two processes.
+"""The cost of a message: put and get of a 4 KB record of 15 arrays over ipc between two processes.
 
 For each loop the figures are CPU time of both processes together, ZeroMQ's own threads and the
 codec included, and messages per second; beside them a bare pyzmq PUSH/PULL of the same frames in the
@@ -7,7 +7,7 @@ same run, without codec, credit or event loop.
     python scripts/bench/queues.py [--messages 20000] [--rate 2000] [--uvloop]
 
 `--rate` is the pace of a second comparison, in which every message wakes both processes' threads; the
-sender's figure there includes its own naps between messages.
+sender's CPU time there includes its sleeps between messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import zmq
 from sparring.pipeline.messages import codec
 from sparring.pipeline.messages.schema import Observation, record
 from sparring.pipeline.queues.interface import Capacity
-from sparring.pipeline.queues.zmq import ZmqTransport
+from sparring.pipeline.queues.zmq_transport import ZmqTransport
 
 NAME = "steps"
 STEPS = 12
@@ -44,7 +44,7 @@ class Columns:
 
 
 def columns() -> Columns:
-    """15 arrays, 4 KB together."""
+    """Makes a record of 15 arrays, 4 KB together."""
     return Columns(
         source="stepping-0.1",
         tick=1,
@@ -53,7 +53,7 @@ def columns() -> Columns:
 
 
 def report(messages: int, wall: float, cpu: float) -> None:
-    """Prints the result and stays until the other end has one too: a bare PUSH that leaves early loses messages."""
+    """Prints the result and waits for that of the other end: a bare PUSH that closes early loses messages."""
     print(json.dumps({"messages": messages, "wall": wall, "cpu": cpu}), flush=True)
     sys.stdin.read()
 

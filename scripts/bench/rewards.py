@@ -1,9 +1,9 @@
-"""What reward networks cost a learner: `python scripts/bench/rewards.py [--units 512] [--network 128]`.
+"""The cost of reward networks for a learner: `python scripts/bench/rewards.py [--units 512] [--network 128]`.
 
-Updates of a PPO learner on data in memory, by itself and with each reward signal, in turn, so that what slows the
-machine down slows all of them down. Defaults are those of a usual imitation run: 172 observations, 5 choices, batch
+Updates of a PPO learner on data in memory, by itself and with each reward signal, in turn, so that other load on
+the machine slows all of them down. Defaults are those of a usual imitation run: 172 observations, 5 choices, batch
 128, buffer 2,048, 3 epochs, actor and critic of 2 layers of 512 units, reward networks of 2 layers of 128. Prints
-milliseconds for each minibatch (processor time of the thread, median), and the ratio to PPO alone.
+milliseconds for each minibatch (CPU time of the thread, median), and the ratio to PPO alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SEGMENT: Final = 128
 
 
 def demonstrations(folder: Path) -> str:
-    """A file of 20 random episodes of 100 steps."""
+    """Writes a file of 20 random episodes of 100 steps."""
     random, episodes, rows = np.random.default_rng(0), 20, 2000
     columns: dict[str, Any] = {
         "lengths": np.full(episodes, rows // episodes, np.int32),

@@ -1,12 +1,12 @@
-"""What self-play costs: `python scripts/bench/self_play.py [--pairs 3]`.
+"""The cost of self-play: `python scripts/bench/self_play.py [--pairs 3]`.
 
 Trains soccer (two against two) plainly and under self-play in turn, with the same learner and the same simulators, and
 prints trained agent-steps per second of both and their ratio, for two loads:
 
 learner   the learner is the bottleneck: MA-POCA, 3 epochs, minibatches of 256, as in configs/soccer.yaml.
-stepping  stepping and the simulators are: PPO, 1 epoch over 32 units. There every ghost's step takes the place of one
-          that could be learned from, so half is the most that self-play with two teams can have; and the rows of one
-          tick are divided among several policies.
+stepping  stepping and the simulators are: PPO, 1 epoch over 32 units. Every ghost's step replaces one that could be
+          learned from, so that self-play with two teams reaches half at most; and the rows of one tick are divided
+          among several policies.
 
 Exit status 1 if the median ratio of the first is below 0.75.
 """

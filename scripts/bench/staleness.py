@@ -1,4 +1,4 @@
-"""What stale data cost: `python scripts/bench/staleness.py [forced] [exact] [whole] [--seeds 5] [--jobs 2]`.
+"""The cost of stale data: `python scripts/bench/staleness.py [forced] [exact] [whole] [--seeds 5] [--jobs 2]`.
 
 forced  Each game learns in one process from data of an exact lag of 0, 1, 2, 4 and 8 versions (`exact_lag`), so that
         nothing but the age of the data differs, for as many steps as its file says (`memory`, the goal game whose goal
@@ -49,7 +49,7 @@ LAGS: Final = (0, 1, 2, 4, 8)
 ALLOWED: Final = {1: 0.05, 2: 0.10, 4: 0.20}
 BOOTSTRAPS: Final = 2000
 JUDGED: Final = 8
-"""Times that a self-play run is judged."""
+"""Number of times that a self-play run is judged."""
 MATCHES: Final = 64
 WINDOW: Final = 12_000
 THRESHOLD: Final = 90.0
@@ -78,7 +78,7 @@ GROUPS: Final = {
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run learned.
+    """The learning curve of one run.
 
     Attributes:
         trained: [n] steps that the acting policy was trained on, rising.
@@ -90,7 +90,7 @@ class Curve:
 
 
 def learn(game: str, lag: int, seed: int, changes: Mapping[str, Any], opponent: PolicyWeights | None) -> Curve:
-    """One run; judged by its points against `opponent` where there is one."""
+    """Runs one run; its scores are points against `opponent` where there is one."""
     run = ExactLag(GAMES[game], seed, lag, changes)
     buffer = run.settings.hyperparameters.buffer_size
     every = max(1, run.settings.max_steps // buffer // JUDGED)
@@ -98,7 +98,7 @@ def learn(game: str, lag: int, seed: int, changes: Mapping[str, Any], opponent: 
     reward: list[float] = []
     for iteration in run.iterations():
         if trained and iteration.trained == trained[-1]:
-            continue  # the line is still filling: the same version acts
+            continue  # the first buffers are not trained: the same version acts
         if opponent is not None:
             if iteration.trained // buffer % every:
                 continue
@@ -112,7 +112,7 @@ def learn(game: str, lag: int, seed: int, changes: Mapping[str, Any], opponent: 
 
 
 def fixed_opponent(game: str) -> PolicyWeights:
-    """What lag 0 learns with a seed of its own."""
+    """Trains the fixed opponent at lag 0, with a seed of its own."""
     run = ExactLag(GAMES[game], 1000, 0, {})
     for _ in run.iterations():
         pass
@@ -120,7 +120,7 @@ def fixed_opponent(game: str) -> PolicyWeights:
 
 
 def scores(curves: Mapping[tuple[int, int], Curve]) -> dict[int, list[float]]:
-    """Of one game: by lag, the score of each seed."""
+    """Returns the score of each seed of one game, by lag."""
     of_zero = [curve for (lag, _), curve in curves.items() if lag == 0]
     low = np.mean([curve.reward[0] for curve in of_zero])
     high = np.mean([curve.reward[-max(1, len(curve.reward) // 5) :].mean() for curve in of_zero])
@@ -133,15 +133,15 @@ def scores(curves: Mapping[tuple[int, int], Curve]) -> dict[int, list[float]]:
 
 
 def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of the middle half, along the last axis."""
+    """Returns the mean of the middle half, along the last axis."""
     ordered = np.sort(values, axis=-1)
-    cut = ordered.shape[-1] // 4
-    mean: NDArray[np.float64] = ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
+    quarter = ordered.shape[-1] // 4
+    mean: NDArray[np.float64] = ordered[..., quarter : ordered.shape[-1] - quarter].mean(-1)
     return mean
 
 
 def interval(of_games: Sequence[Sequence[float]], zero: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Interquartile mean over the runs of all games relative to that of lag 0, and its 95 % interval."""
+    """Returns the interquartile mean over the runs of all games relative to lag 0, and its 95 % interval."""
     random = np.random.default_rng(0)
 
     def sampled(games: Sequence[Sequence[float]]) -> NDArray[np.float64]:
@@ -186,14 +186,14 @@ def forced(games: Sequence[str], seeds: Sequence[int], jobs: int, changes: Mappi
 
 
 def player(folder: Path, agents: int) -> tuple[Path, Path]:
-    """A program that trainers launch as a Unity build, and the file that gets what its agents earn."""
+    """Makes a program that trainers launch as a Unity build; returns it and the file for the returns of its agents."""
     record = folder / "record.jsonl"
     words = ("--game", "balance", "--behavior", "3DBall", "--areas", str(agents), "--record", str(record))
     return executable(folder, *words), record
 
 
 def reached(record: Path) -> tuple[int, float] | None:
-    """Steps and seconds until the mean return of the episodes of the last 12,000 steps is above 90.
+    """Returns steps and seconds until the mean return of the episodes of the last 12,000 steps is above 90.
 
     It is evaluated every 1,000 steps; None where it is never reached.
     """
@@ -209,7 +209,7 @@ def reached(record: Path) -> tuple[int, float] | None:
 
 
 def exact(lag: int, seed: int, changes: Mapping[str, Any]) -> int:
-    """Steps until the threshold of one run of 12 agents with an exact lag."""
+    """Returns the steps to the threshold of one run of 12 agents with an exact lag."""
     with tempfile.TemporaryDirectory() as name:
         build, record = player(Path(name), 12)
         simulator = {"name": "unity", "count": 1, "areas": 1, "options": {"path": str(build), "port": 0}}
@@ -238,7 +238,7 @@ def exact_lags(seeds: Sequence[int], jobs: int, changes: Mapping[str, Any]) -> b
 
 
 def whole_run(mode: str, seed: int, folder: Path, changes: Mapping[str, Any]) -> tuple[int, float]:
-    """Steps and seconds until the threshold of one run of 64 agents."""
+    """Returns steps and seconds to the threshold of one run of 64 agents."""
     folder.mkdir()
     build, record = player(folder, 64)
     document: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "balance.yaml").read_text())

@@ -1,12 +1,11 @@
-"""Simulators that come and go at random beside some that stay: `python scripts/bench/storm.py [--seconds 120] [--tls]`.
+"""Simulators that come and go at random: `python scripts/bench/storm.py [--seconds 120] [--tls]`.
 
 200 simulators connect, play some frames, drop (with a Bye, without one, or in the middle of a message) and connect
 again, for two minutes, beside 4 healthy ones at 50 frames/s each in a process of their own. Printed: memory and
 descriptors of stepping before, during and after; whether a healthy simulator was lost; and the time from a healthy
 simulator's Step to its Act, before and during, as it measured it itself.
 
-The storm shares the machine with the run: with few cores, what the storm itself takes from the processor is part of
-what is measured.
+The storm shares the machine with the run: with few cores, the latencies include the CPU time that the storm takes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from besieged import Besieged, Light, beside, percentile
+from live_run import LightSimulator, LiveRun, beside, percentile
 
 from sparring.pipeline.messages.codec import to_bytes
 from sparring.pipeline.messages.simulator import Ping
@@ -42,11 +41,11 @@ STORMING_AGENTS = 1
 
 
 async def healthy(address: tuple[str, int], keys: Path | None) -> None:
-    """Plays until told to end; then says what it saw."""
-    lights = [Light(address, keys, f"healthy-{k}", AGENTS, k) for k in range(HEALTHY)]
+    """Plays until a line arrives on standard input; then prints latencies and lost connections."""
+    lights = [LightSimulator(address, keys, f"healthy-{k}", AGENTS, k) for k in range(HEALTHY)]
     lost: list[str] = []
 
-    async def stay(light: Light) -> None:
+    async def stay(light: LightSimulator) -> None:
         await _open(light)
         try:
             await light.play(10**9, FRAME_S)
@@ -63,8 +62,8 @@ async def healthy(address: tuple[str, int], keys: Path | None) -> None:
     print(json.dumps({"lost": lost, "latencies": [pair for light in lights for pair in light.latencies]}))
 
 
-async def _open(light: Light) -> None:
-    """Connects, as soon as somebody listens."""
+async def _open(light: LightSimulator) -> None:
+    """Connects as soon as the run listens."""
     while True:
         try:
             return await light.open()
@@ -73,14 +72,15 @@ async def _open(light: Light) -> None:
 
 
 async def storm(address: tuple[str, int], keys: Path | None, count: int, seconds: float, seed: int) -> None:
-    """Comes and goes, for a time."""
+    """Connects and disconnects many simulators, for a time."""
     end, counts = time.monotonic() + seconds, Counter[str]()
 
     async def one(k: int) -> None:
         rng = random.Random(seed * 1000 + k)
         await asyncio.sleep(rng.uniform(0, 2))
         while time.monotonic() < end:
-            light = Light(address, keys, f"storming-{k}" if keys is None else "storming", STORMING_AGENTS, 100 + k)
+            name = f"storming-{k}" if keys is None else "storming"
+            light = LightSimulator(address, keys, name, STORMING_AGENTS, 100 + k)
             try:
                 await light.open()
                 counts["connected"] += 1
@@ -95,7 +95,7 @@ async def storm(address: tuple[str, int], keys: Path | None, count: int, seconds
     print(json.dumps(counts))
 
 
-async def _leave(light: Light, rng: random.Random) -> None:
+async def _leave(light: LightSimulator, rng: random.Random) -> None:
     how = rng.randrange(3)
     if how == 0:
         await light.close()
@@ -106,19 +106,19 @@ async def _leave(light: Light, rng: random.Random) -> None:
 # ---------------------------------------------------------------- the run
 
 
-def look(run: Besieged) -> dict[str, float]:
-    """What stepping holds."""
+def usage_of(run: LiveRun) -> dict[str, float]:
+    """Measures memory and descriptors of stepping."""
     process = run.stepping
     return {"rss_mb": round(process.memory_info().rss / 1e6, 1), "descriptors": process.num_fds()}
 
 
 def measure(args: argparse.Namespace, folder: Path) -> bool:
-    """The whole: prints the figures and returns whether the bars hold."""
+    """Runs the benchmark, prints its results, and returns whether the bars hold."""
     keys = folder / "keys" if args.tls else None
     if keys is not None:
         making.make(keys, [*(f"healthy-{k}" for k in range(HEALTHY)), "storming"])
     pipeline: dict[str, Any] = {"address": "tcp://127.0.0.1:0"} | ({"keys": str(keys)} if keys else {})
-    with Besieged(folder, [], pipeline, buffer=8192) as run:
+    with LiveRun(folder, [], pipeline, buffer=8192) as run:
         while not (run.directory / "run.json").exists():
             time.sleep(0.2)
         time.sleep(args.settle)
@@ -127,18 +127,18 @@ def measure(args: argparse.Namespace, folder: Path) -> bool:
             run.wait(2)
             warm = _storm(own, args, args.warm)  # what the first connections load stays loaded
             time.sleep(args.settle)
-            before, calm = look(run), (time.monotonic(), run.rate(args.calm))
+            before, calm = usage_of(run), (time.monotonic(), run.rate(args.calm))
             print(json.dumps({"before": before, "steps_per_s": round(calm[1])}), flush=True)
             during = time.monotonic()
             came = _storm(own, args, args.seconds)
             stormed = time.monotonic()
             time.sleep(args.settle)
-            after, rate = look(run), run.rate(args.calm / 2)
-            seen, _ = staying.communicate("end\n", timeout=60)
+            after, rate = usage_of(run), run.rate(args.calm / 2)
+            output, _ = staying.communicate("end\n", timeout=60)
         log = run.log("stepping-0")
-    told = json.loads(seen)
-    calm_s = [s for at, s in told["latencies"] if calm[0] <= at < during]
-    storm_s = [s for at, s in told["latencies"] if during <= at < stormed]
+    healthy_run = json.loads(output)
+    calm_s = [s for at, s in healthy_run["latencies"] if calm[0] <= at < during]
+    storm_s = [s for at, s in healthy_run["latencies"] if during <= at < stormed]
     lost = [
         line
         for line in log
@@ -150,7 +150,7 @@ def measure(args: argparse.Namespace, folder: Path) -> bool:
         "storm": came,
         "after": after,
         "steps_per_s_after": round(rate),
-        "healthy_lost": told["lost"] + lost,
+        "healthy_lost": healthy_run["lost"] + lost,
         "latency_ms_before": _summary(calm_s),
         "latency_ms_during": _summary(storm_s),
         "p99_ratio": round(ratio, 2),
@@ -162,7 +162,7 @@ def measure(args: argparse.Namespace, folder: Path) -> bool:
     held = {
         "memory": grown_mb < args.grown_mb,
         "descriptors": after["descriptors"] <= before["descriptors"] + 4,
-        "nobody lost": not figures["healthy_lost"],
+        "no healthy simulator lost": not figures["healthy_lost"],
         "p99 below 3 times": ratio < 3,
     }
     print(json.dumps({"grown_mb": round(grown_mb, 1), **held}))
@@ -171,8 +171,8 @@ def measure(args: argparse.Namespace, folder: Path) -> bool:
 
 def _storm(own: list[str], args: argparse.Namespace, seconds: float) -> dict[str, int]:
     with beside(*own, "--as", "storm", "--seconds", str(seconds), "--count", str(args.count)) as process:
-        said, _ = process.communicate(timeout=seconds + 120)
-    counts: dict[str, int] = json.loads(said)
+        output, _ = process.communicate(timeout=seconds + 120)
+    counts: dict[str, int] = json.loads(output)
     return counts
 
 
@@ -185,7 +185,7 @@ def _summary(seconds: list[float]) -> dict[str, float]:
 
 
 def main() -> int:
-    """The command line; also that of the processes beside."""
+    """Runs the benchmark, or one of its further processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=120.0, help="of the storm")
     parser.add_argument("--calm", type=float, default=30.0, help="seconds that are measured before it")

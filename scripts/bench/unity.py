@@ -2,7 +2,7 @@
 
 A stand-in of a Unity player (real gRPC, the physics of `balance`: 8 numbers seen, 2 continuous actions) with the
 settings of ML-Agents' own 3DBall. Prints, for each case, end-to-end agent-steps/s after warm-up; the players alone,
-answered at once by a server that thinks nothing; the learner alone on data in memory; and the ratio of the whole to the
+answered at once by a server without a policy; the learner alone on data in memory; and the ratio of the whole to the
 smaller of the two.
 
 12, 64: agents of one player; 4x12: four players of 12. The parts are measured while the whole is paused, as in
@@ -41,7 +41,7 @@ STALL_S = 30.0
 
 @contextlib.contextmanager
 def running(folder: Path, count: int, port: int, build: Path) -> Iterator[Whole]:
-    """A run that learns, with players of its own."""
+    """Starts a run that learns, with players of its own."""
     folder.mkdir()
     options = {"path": str(build), "port": port, "no_graphics": True, "timeout_s": STALL_S}
     case = dataclasses.replace(learner_bench.CASES["a"], horizon=1000)
@@ -50,7 +50,7 @@ def running(folder: Path, count: int, port: int, build: Path) -> Iterator[Whole]
 
 
 def failing(folder: Path, *options: str) -> Path:
-    """Players 1 to 3 stall, send NaN and crash after some messages; who starts again never connects."""
+    """Makes players of which 1 to 3 stall, send NaN and crash after some messages, and never connect again."""
     build = executable(folder, *options, name="failing")
     run = build.read_text().splitlines()[1]
     build.write_text(
@@ -68,7 +68,7 @@ esac
 
 
 def beside(seconds: float, turn_s: float) -> str:
-    """A player whose fellows fail against one that has none; one line."""
+    """Compares a player whose fellows fail with one that is alone; returns a line."""
     options = ("--game", "balance", "--areas", "12", "--behavior", BEHAVIOR)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -99,7 +99,7 @@ def beside(seconds: float, turn_s: float) -> str:
 
 
 def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
-    """One case, whole and parts in turn; one line."""
+    """Measures one case, whole and parts in turn; returns a line."""
     players, areas = CASES[name]
     case = dataclasses.replace(learner_bench.CASES["a"], horizon=1000)
     options = ("--game", "balance", "--areas", str(areas), "--behavior", BEHAVIOR)

@@ -1,4 +1,4 @@
-"""Says what a configuration would run, or all that is wrong with it: `sparring check CONFIG`.
+"""Shows what a configuration would run, or everything that is wrong with it: `sparring check CONFIG`.
 
 consumes      a YAML file
 produces      a summary, or one line for each problem
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
-    """What would run, line by line."""
+    """Describes what would run, line by line."""
     yield f"mode: {settings.mode}: {_MODES[settings.mode]}"
     for name, behavior in settings.behaviors.items():
         yield f"behavior {name}: {_behavior(behavior)}, at most {settings.budget(name):,} in flight"
@@ -76,7 +76,7 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
     if not settings.launched:
         yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
     for name, host in settings.pipeline.hosts.items():
-        yield f"machine {name}: {host.address}: {', '.join(host.services) or 'what no other has'}"
+        yield f"machine {name}: {host.address}: {', '.join(host.services) or 'all other services'}"
     for line in (*not_here(settings), *unreadable(settings), *keys_missing(settings)):
         yield f"not found: {line}"
     if refused := no_device(settings):
@@ -88,7 +88,7 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
 
 
 def unreadable(settings: Settings) -> Iterator[str]:
-    """Demonstrations that cannot be read, one line for each. Whether they fit a simulator is seen when it is here."""
+    """Lists demonstrations that cannot be read, a line for each; whether they fit a simulator is checked in the run."""
     hosts = settings.pipeline.hosts
     for section, behavior in settings.sections.items():
         if place(hosts, f"learning-{section.removeprefix('behaviors.')}") != main_host(hosts):
@@ -106,7 +106,7 @@ def unreadable(settings: Settings) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line on its own."""
+    """Runs the command on its own."""
     parser = argparse.ArgumentParser(prog="sparring check", description="Check a configuration.")
     add_arguments(parser)
     return run(parser.parse_args(argv))

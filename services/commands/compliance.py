@@ -1,4 +1,4 @@
-"""`sparring compliance -- CMD ...`: examines a foreign simulator against the protocol.
+"""`sparring compliance -- CMD ...`: checks a foreign simulator against the protocol.
 
 | consumes | produces | waits for | unblocked by |
 |---|---|---|---|
@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examines the simulator and prints the verdicts; 0 where no rule failed.
+    """Checks the simulator and prints the verdicts; returns 0 where no rule failed, else 1.
 
     Raises:
-        SettingsError: there is no command, it cannot be started, or a number makes no sense.
+        SettingsError: there is no command, it cannot be started, or a number is out of range.
     """
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command or args.episodes < 1 or args.timeout <= 0:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_text(verdicts: Sequence[Verdict]) -> str:
-    """The verdicts as lines for a reader."""
+    """Formats the verdicts as lines."""
     lines = []
     for verdict in verdicts:
         lines.append(f"{verdict.status}  {verdict.rule:<15} {verdict.sentence}")
@@ -69,5 +69,5 @@ def as_text(verdicts: Sequence[Verdict]) -> str:
 
 
 def as_json(verdicts: Sequence[Verdict]) -> str:
-    """The verdicts as a JSON list of objects, one per rule."""
+    """Formats the verdicts as a JSON list of objects, one per rule."""
     return json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""`sparring demo info PATH...`: what files of recorded episodes hold."""
+"""`sparring demo info PATH...`: shows the content of recorded episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparring.pipeline.demonstrations.library import describe, files_of, read_an
 from sparring.pipeline.demonstrations.pairing import ActionsOf, DemoActions
 from sparring.pipeline.errors import SettingsError
 
-_BESIDE: Final[dict[ActionsOf, str]] = {
+_MEANINGS: Final[dict[ActionsOf, str]] = {
     "previous": "the action beside an observation is that of the decision before",
     "own": "the action beside an observation is its own",
 }
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     what = parser.add_subparsers(dest="what", required=True, metavar="info")
     info = what.add_parser(
-        "info", help="show specs, episodes, returns and lengths", description="Shows what files hold."
+        "info", help="show specs, episodes, returns and lengths", description="Shows the content of files."
     )
     info.add_argument(
         "paths",
@@ -40,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--demo-actions",
         choices=get_args(DemoActions),
         default="auto",
-        help="whose action stands beside an observation in .demo files: that of the decision before, or its own",
+        help="which action is beside an observation in .demo files: that of the decision before, or its own",
     )
     info.add_argument("--json", action="store_true", help="print it as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows what each file holds; 0.
+    """Shows the content of each file; returns 0.
 
     Raises:
         SettingsError: a path holds no recorded episodes, or a file cannot be read; nothing is shown.
@@ -84,7 +84,7 @@ def _rows(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     parts += [f"branches of {', '.join(map(str, actions['discrete']))}"] if actions["discrete"] else []
     yield "actions", "; ".join(parts)
     if placed := one.get("demo_actions"):
-        yield "demo_actions", f"{placed['actions']}: {_BESIDE[placed['actions']]} ({placed['evidence']})"
+        yield "demo_actions", f"{placed['actions']}: {_MEANINGS[placed['actions']]} ({placed['evidence']})"
     yield "episodes", str(one["episodes"])
     yield "steps", str(one["steps"])
     for what, name in (("returns", "return"), ("group_returns", "group return"), ("lengths", "length")):

@@ -1,4 +1,4 @@
-"""`sparring doctor [CONFIG]`: whether this machine can do what a configuration asks for, and what is missing."""
+"""`sparring doctor [CONFIG]`: checks whether this machine can run a configuration, and shows what is missing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 _GIB: Final = 2**30
 _TORCH_BYTES: Final = 400 * 2**20
-"""Resident memory of a process that has loaded torch; 100 MiB of one that has not."""
+"""Resident memory of a process that has loaded torch."""
 _PLAIN_BYTES: Final = 100 * 2**20
+"""Resident memory of a process that has not."""
 _PER_SIMULATOR: Final = 4
-"""Descriptors that a simulator takes at most."""
+"""Most descriptors of a simulator."""
 _OWN_DESCRIPTORS: Final = 256
 _BRIDGES: Final = {"gymnasium": "gymnasium", "pettingzoo": "pettingzoo", "unity": "unity"}
 _MARKS: Final = {"ok": "ok  ", "warn": "warn", "bad": "BAD "}
@@ -37,15 +38,15 @@ _MARKS: Final = {"ok": "ok  ", "warn": "warn", "bad": "BAD "}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help="what is to be run (default: anything)")
+    parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help="configuration to be run (default: any)")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints a row for everything that matters; returns 0, or 1 where something is bad.
+    """Prints a row for each requirement; returns 0, or 1 where one is not met.
 
     Raises:
-        SettingsError: the configuration is no good; `sparring check` says the same.
+        SettingsError: the configuration is invalid; `sparring check` prints the same error.
     """
     rows = list(_rows(args.config))
     if args.json:
@@ -79,7 +80,7 @@ def _rows(config: Path | None) -> Iterator[Row]:
 
 
 def _settings(config: Path | None) -> tuple[Settings | None, Row | None]:
-    """The settings, or what keeps them from being read: an incomplete installation."""
+    """Reads the settings; returns a row instead where an incomplete installation prevents that."""
     if config is None:
         return None, None
     try:
@@ -114,7 +115,7 @@ def _libraries(settings: Settings | None) -> Iterator[Row]:
 
 
 def _extras(settings: Settings | None) -> frozenset[str]:
-    """Extras that a run of these settings needs."""
+    """Returns the extras that a run of these settings needs."""
     if settings is None:
         return frozenset({"train"})
     names = {one.name for one in settings.launched if one.name is not None}
@@ -146,13 +147,13 @@ def _machine(settings: Settings | None) -> Iterator[Row]:
     there = next(folder for folder in (results, *results.parents) if folder.is_dir())
     for what, folder, enough in ((f"results {results}", there, 5), ("temporary files", Path(tempfile.gettempdir()), 1)):
         usage, writable = shutil.disk_usage(folder), os.access(folder, os.W_OK)
-        yield doctor.room(what, usage.free, writable=writable, enough=enough * _GIB, least=_GIB // 4)
+        yield doctor.free_space(what, usage.free, writable=writable, enough=enough * _GIB, least=_GIB // 4)
     yield from _clocks()
     yield from _gpu(settings)
 
 
 def _cgroup() -> Path:
-    """This process's control group (version 2)."""
+    """Returns the folder of this process's control group (version 2)."""
     own = _text(Path("/proc/self/cgroup")).partition("0::")[2].strip().lstrip("/")
     folder = Path("/sys/fs/cgroup") / own
     return folder if folder.is_dir() else Path("/sys/fs/cgroup")
@@ -191,21 +192,21 @@ def _gpu(settings: Settings | None) -> Iterator[Row]:
     seen = sorted(Path("/dev").glob("nvidia[0-9]*"))
     device = None if settings is None else settings.torch_settings.device
     if settings is None or device in (None, "cpu"):
-        yield Row(what="gpu", state="ok", got=f"{len(seen)} seen, not used: training is done on the processor")
+        yield Row(what="gpu", state="ok", got=f"{len(seen)} found, not used: learners train on the CPU")
         return
     from sparring.pipeline.settings import no_device
 
     if refused := no_device(settings):
         yield Row(what="gpu", state="bad", got=refused.got, expected=refused.expected, remedy=refused.remedy)
     else:
-        yield Row(what="gpu", state="ok", got=f"{len(seen)} seen, torch_settings.device {device} is of use")
+        yield Row(what="gpu", state="ok", got=f"{len(seen)} found, torch_settings.device {device} can be used")
 
 
 # ---------------------------------------------------------------- what the configuration names
 
 
 def _endpoints(settings: Settings) -> Iterator[Row]:
-    """Where simulators and services would meet."""
+    """Checks the addresses at which simulators and services connect."""
     pipeline = settings.pipeline
     parts = urlsplit(pipeline.address)
     for number in range(pipeline.stepping_processes):
@@ -223,19 +224,19 @@ def _endpoints(settings: Settings) -> Iterator[Row]:
 
 
 def _between_machines(settings: Settings) -> Iterator[Row]:
-    """The numbered ports on which a run on several machines listens, of the addresses that are this machine's."""
+    """Checks the numbered ports of a run on several machines, at the addresses of this machine."""
     what = "ports between machines"
     try:
         wanted = _numbered(settings)
     except (ImportError, SettingsError) as error:
-        remedy = "mend that first: until then it is not known which ports there are"
+        remedy = "repair that first: the ports are unknown until then"
         yield Row(what=what, state="bad", got=str(error), expected="libraries and keys of a run", remedy=remedy)
         return
     addresses = list(dict.fromkeys(host for host, _ in wanted))
     here = [host for host in addresses if doctor.ours(host)]
     if not here:
         got = f"none of {', '.join(addresses)} is an address of this machine"
-        remedy = "ask the doctor there too, or correct pipeline.hosts"
+        remedy = "run the doctor there too, or correct pipeline.hosts"
         yield Row(what=what, state="warn", got=got, expected="a machine of pipeline.hosts", remedy=remedy)
     for host in here:
         ports = sorted(number for one, number in wanted if one == host)
@@ -245,12 +246,12 @@ def _between_machines(settings: Settings) -> Iterator[Row]:
 
 
 def _numbered(settings: Settings) -> list[tuple[str, int]]:
-    """Addresses and ports of all machines of a run."""
+    """Returns the addresses and ports of all machines of a run."""
     from sparring.services.supervision.ports import Ports
     from sparring.services.supervision.topology import build
 
     class FreePortProbe(Ports):
-        """Takes every port that is wanted for free."""
+        """Accepts every wanted port as free."""
 
         def find(self, host: str, wanted: int = 0) -> int:
             del host
@@ -262,7 +263,7 @@ def _numbered(settings: Settings) -> list[tuple[str, int]]:
 
 
 def _games(settings: Settings) -> Iterator[tuple[str, int]]:
-    """Ports on which the run waits for games on this machine; those of builds count up with the simulators' numbers."""
+    """Lists the ports on which this machine waits for games; those of builds rise with the numbers of simulators."""
     from sparring.pipeline.bridges.godot.game import PORT
     from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT
     from sparring.pipeline.settings.hosts import main
@@ -272,7 +273,7 @@ def _games(settings: Settings) -> Iterator[tuple[str, int]]:
         launched = "path" in one.options
         usual = {"unity": BUILD_PORT if launched else EDITOR_PORT, "godot": PORT}.get(one.name or "", 0)
         port = int(one.options.get("port", usual)) if usual else 0
-        anywhere = one.name == "godot" and launched and port == PORT  # where it is taken, such a game gets another
+        anywhere = one.name == "godot" and launched and port == PORT  # it gets another port where this is taken
         if port and not anywhere and one.host in (None, main(settings.pipeline.hosts)):
             what = "port of a Unity player" if one.name == "unity" else "port of a Godot game"
             yield from ((what, port + at) for at in (range(number, number + one.count) if launched else (0,)))

@@ -1,7 +1,7 @@
-"""What a machine has, held against what a run needs: each finding is a row. `sparring doctor` prints them.
+"""Compares what a machine has with what a run needs, as rows that `sparring doctor` prints.
 
-Only the standard library: it must run where an installation is incomplete. What is looked at comes in as arguments, so
-that a test can say how a machine is.
+It uses only the standard library, so that it runs where an installation is incomplete. Facts about the machine are
+arguments, so that a test can set them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sparring.pipeline.errors import install_command
 State = Literal["ok", "warn", "bad"]
 
 LONGEST_SOCKET: Final = 107
-"""Bytes of the path of a Unix socket."""
+"""Most bytes of the path of a Unix socket."""
 
 _GIB: Final = 2**30
 _PUBLIC: Final = (".public", ".pem", ".yaml")
-"""Files of a folder of keys that others may read; reading them refuses only what others can change."""
+"""Files of a folder of keys that other users may read, but not change."""
 _REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)\s*(?:>=\s*(?P<floor>[\d.]+))?[^;]*(?:;(?P<marker>.*))?")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
 
@@ -36,11 +36,11 @@ class Row:
     """One finding.
 
     Attributes:
-        what: was looked at.
-        state: ok; warn: a run may go, but worse; bad: it cannot go.
+        what: name of the requirement.
+        state: ok; warn: a run is possible, but worse; bad: no run is possible.
         got: what was found.
-        expected: what would be right.
-        remedy: what to do.
+        expected: what a run needs.
+        remedy: what the user can do.
     """
 
     what: str
@@ -56,7 +56,7 @@ class Row:
 def versions(
     requirements: Sequence[str], needed: frozenset[str], installed: Callable[[str], str | None]
 ) -> Iterator[Row]:
-    """One row for every library: those of the core, those of extras that are needed, those of others that are there.
+    """Checks every library: those of the core, those of needed extras, and those of other extras that are installed.
 
     Args:
         requirements: as the distribution declares them, `name>=floor; extra == "train"`.
@@ -81,7 +81,7 @@ def versions(
 
 
 def parsed(requirement: str) -> tuple[str, str, str]:
-    """Name, floor and extra of a declared requirement; "" where there is none."""
+    """Splits a declared requirement into name, floor ("0" for none) and extra ("" for none)."""
     found = _REQUIREMENT.match(requirement)
     assert found is not None, requirement
     extra = _EXTRA.search(found["marker"] or "")
@@ -89,7 +89,7 @@ def parsed(requirement: str) -> tuple[str, str, str]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with, without zeros at the end: `2.13.0+cu128` gives (2, 13)."""
+    """Returns the numbers that a version begins with, without zeros at the end: `2.13.0+cu128` gives (2, 13)."""
     found = [int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part]  # type: ignore[index]
     while found and not found[-1]:
         found.pop()
@@ -102,7 +102,7 @@ def numbers(version: str) -> tuple[int, ...]:
 def port(
     what: str, host: str, number: int, proc: Path = Path("/proc"), *, other: str = "choose another port (0 for any)"
 ) -> Row:
-    """Whether somebody can listen at a port, and who does if not; `other` is what helps beside stopping him."""
+    """Checks whether a port is free; if not, names the process there. `other` is a further remedy."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -117,7 +117,7 @@ def port(
 
 
 def ours(host: str) -> bool:
-    """Whether an address is one of this machine's."""
+    """Returns whether an address belongs to this machine."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         try:
             probe.bind((host, 0))
@@ -127,7 +127,7 @@ def ours(host: str) -> bool:
 
 
 def listener(number: int, proc: Path = Path("/proc")) -> str:
-    """Process that listens at a TCP port, as "name (pid 12)"; "" where the system does not tell."""
+    """Returns the process that listens at a TCP port, as "name (pid 12)"; "" where the system does not show it."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         lines = _read(proc / "net" / table).splitlines()[1:]
@@ -141,15 +141,15 @@ def listener(number: int, proc: Path = Path("/proc")) -> str:
 
 
 def _open_files(process: Path) -> Iterator[str]:
-    """What a process has open, as far as we may see it."""
-    with contextlib.suppress(OSError):  # of another user, or gone
+    """Lists what a process has open, as far as this user may see it."""
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
         for link in (process / "fd").iterdir():
             with contextlib.suppress(OSError):  # closed meanwhile
                 yield str(link.readlink())
 
 
 def socket_path(what: str, path: Path) -> Row:
-    """Whether a Unix socket can be made at a path."""
+    """Checks whether a Unix socket can be made at a path."""
     expected = f"a path of at most {LONGEST_SOCKET} bytes in a folder that can be written"
     if len(os.fsencode(path)) > LONGEST_SOCKET:
         got = f"{path}, {len(os.fsencode(path))} bytes"
@@ -159,7 +159,7 @@ def socket_path(what: str, path: Path) -> Row:
         return Row(what=what, state="bad", got=got, expected=expected, remedy="make it, or choose another")
     if path.exists() and _answers(path):
         remedy = "stop what uses it, or choose another"
-        return Row(what=what, state="bad", got=f"{path}, where somebody listens", expected=expected, remedy=remedy)
+        return Row(what=what, state="bad", got=f"{path}, which is in use", expected=expected, remedy=remedy)
     return Row(what=what, state="ok", got=str(path))
 
 
@@ -176,33 +176,33 @@ def _answers(path: Path) -> bool:
 
 
 def cores(usable: int, busy: int, quota: float | None) -> Row:
-    """Processor cores.
+    """Checks the CPU cores.
 
     Args:
-        usable: that this process may run on.
-        busy: threads of a run that are busy at once: learners and stepping.
-        quota: cores' worth of time that a control group allows, None for no limit.
+        usable: number of cores that this process may run on.
+        busy: number of threads that a run keeps busy at once: those of learners and stepping.
+        quota: CPU time that a control group allows, in cores; None for no limit.
     """
     share = usable if quota is None else min(usable, quota)
     got = f"{usable} cores" + ("" if quota is None else f", of which the control group allows {quota:g}")
     expected = f"{busy}: one for each torch thread of learners and stepping, better one more for the rest"
     if share < busy:
-        remedy = "a run goes, but slower; lower pipeline.torch_threads, or run on more cores"
+        remedy = "a run is possible, but slower; lower pipeline.torch_threads, or run on more cores"
         return Row(what="cores", state="warn", got=got, expected=expected, remedy=remedy)
     return Row(what="cores", state="ok", got=got, expected=expected)
 
 
 def memory(free: int | None, limit: int | None, needed: int) -> Row:
-    """Main memory, in bytes.
+    """Checks the main memory, in bytes.
 
     Args:
-        free: available on the machine, None where the system does not tell.
+        free: available on the machine, None where the system does not report it.
         limit: what a control group leaves, None for no limit.
-        needed: by the processes of a run before they hold anything.
+        needed: by the processes of a run before they hold any data.
     """
     known = [value for value in (free, limit) if value is not None]
     if not known:
-        return Row(what="memory", state="warn", got="unknown", expected=_size(needed), remedy="look yourself")
+        return Row(what="memory", state="warn", got="unknown", expected=_size(needed), remedy="check it by hand")
     got = f"{_size(min(known))} available" + ("" if limit is None else " within the control group")
     expected = f"{_size(needed)} for the processes alone"
     if min(known) < needed:
@@ -212,25 +212,25 @@ def memory(free: int | None, limit: int | None, needed: int) -> Row:
 
 
 def descriptors(soft: int, needed: int) -> Row:
-    """The limit of open files of a process."""
+    """Checks the limit of open files of a process."""
     expected = f"{needed} at least"
     if soft < needed:
         return Row(what="open files", state="bad", got=str(soft), expected=expected, remedy=f"ulimit -n {needed}")
     return Row(what="open files", state="ok", got=str(soft), expected=expected)
 
 
-def room(what: str, free: int, *, writable: bool, enough: int, least: int) -> Row:
-    """Room in a folder, in bytes: below `enough` a warning, below `least` no run can go."""
+def free_space(what: str, free: int, *, writable: bool, enough: int, least: int) -> Row:
+    """Checks the free space of a folder, in bytes: below `enough` a warning, below `least` no run is possible."""
     expected = f"a folder that can be written, with {_size(enough)} free"
     if not writable:
         return Row(what=what, state="bad", got="it cannot be written", expected=expected, remedy="choose another")
     state: State = "bad" if free < least else "warn" if free < enough else "ok"
-    remedy = "" if state == "ok" else "make room, or choose a folder elsewhere"
+    remedy = "" if state == "ok" else "free some space, or choose a folder on another disk"
     return Row(what=what, state=state, got=f"{_size(free)} free", expected=expected, remedy=remedy)
 
 
 def private(folder: Path) -> Iterator[Row]:
-    """The folder of keys: nobody else may change it, or read a secret."""
+    """Checks a folder of keys, which no other user may change, and whose secrets no other user may read."""
     if not folder.is_dir():
         got = f"{folder}, which is not there"
         yield Row(what="keys", state="bad", got=got, expected="a folder of keys", remedy=f"sparring keys {folder}")
@@ -251,7 +251,7 @@ def _open_to_others(path: Path) -> bool:
 
 
 def quota_of(cgroup: Path) -> tuple[float | None, int | None]:
-    """What a control group (version 2) allows: cores' worth of time, and bytes of memory that are left."""
+    """Returns what a control group (version 2) allows: CPU time in cores, and bytes of memory that are left."""
     allowed, _, period = _read(cgroup / "cpu.max").strip().partition(" ")
     cpu = int(allowed) / int(period) if allowed.isdigit() and period.isdigit() and int(period) else None
     most, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
@@ -259,13 +259,13 @@ def quota_of(cgroup: Path) -> tuple[float | None, int | None]:
 
 
 def available(meminfo: str) -> int | None:
-    """Bytes that `/proc/meminfo` says are available."""
+    """Returns the available bytes by the text of `/proc/meminfo`."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     return None if found is None else int(found[1]) * 1024
 
 
 def worst(rows: Sequence[Row]) -> State:
-    """The worst state of all."""
+    """Returns the worst state of all rows; "ok" for none."""
     order: Mapping[State, int] = {"ok": 0, "warn": 1, "bad": 2}
     return max((row.state for row in rows), key=lambda state: order[state], default="ok")
 

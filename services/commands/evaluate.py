@@ -1,4 +1,4 @@
-"""`sparring evaluate RUN`: how good a trained policy is, from episodes that nobody learns from."""
+"""`sparring evaluate RUN`: measures a trained policy in episodes without learning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparring.pipeline.monitoring.summary import STATUSES
 from sparring.pipeline.settings import started_by_hand
 from sparring.services.commands.runs import add_run, find
 from sparring.services.process.encryption import add_insecure, unprotected
-from sparring.services.process.runtime import Playing
+from sparring.services.process.runtime import Playback
 from sparring.services.supervision.launch import checkpoints, play, trained_settings
 
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="name of a checkpoint's folder; repeat for several behaviors (default: the newest of each)",
     )
     parser.add_argument("--deterministic", action="store_true", help="act with the most likely actions")
-    parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: drawn, and logged)")
+    parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: random, and logged)")
     parser.add_argument("--record", action="store_true", help="keep the episodes in files")
     parser.add_argument("--at-least", type=float, help="exit with 4 if a behavior's mean reward is below this")
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
@@ -43,14 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plays episodes and says what they came to.
+    """Plays episodes and prints their statistics.
 
     Returns:
         0 if all episodes were played and every mean reward is at least `--at-least`; 4 if one is below; 1 if the
         run failed or was stopped before its end.
 
     Raises:
-        SettingsError: the run, a checkpoint or an argument is no good.
+        SettingsError: the run, a checkpoint or an argument is invalid.
     """
     if args.episodes < 1 or args.timeout <= 0:
         raise SettingsError(
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         )
     trained = find(args.run, args.results_dir)
     settings = trained_settings(trained, deterministic=args.deterministic, insecure=args.insecure)
-    playing = Playing(
+    playing = Playback(
         checkpoints=checkpoints(trained, settings, args.checkpoint),
         episodes=args.episodes,
         record=args.record,
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     return _exit_status(found, args.at_least)
 
 
-def _evaluation(directory: Path, playing: Playing, status: str, seed: int) -> dict[str, Any]:
-    """The content of `evaluation.json`."""
+def _evaluation(directory: Path, playing: Playback, status: str, seed: int) -> dict[str, Any]:
+    """Returns the content of `evaluation.json`."""
     behaviors = {}
     for name, checkpoint in playing.checkpoints.items():
         columns = read_episodes(directory / name / EPISODES_FILE)
@@ -122,6 +122,6 @@ def _spread(one: Mapping[str, Any], percent: str) -> str:
 
 def _exit_status(found: Mapping[str, Any], at_least: float | None) -> int:
     if not found["complete"] or found["status"] != "completed":
-        return STATUSES.get(found["status"], FAILED) or FAILED  # one that the user stopped is not complete either
+        return STATUSES.get(found["status"], FAILED) or FAILED  # a run that the user stopped is not complete either
     means = [one["reward"]["mean"] for one in found["behaviors"].values()]
     return BELOW if at_least is not None and min(means) < at_least else 0

@@ -1,4 +1,4 @@
-"""`sparring export RUN`: trained policies as files for games and other programs."""
+"""`sparring export RUN`: writes trained policies as files for games and other programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to (default: that of the run)")
     parser.add_argument("--attached", action="store_true", help="end at once when standard input closes")
-    parser.add_argument("--prune", action="store_true", help="remove exports of checkpoints that are gone")
+    parser.add_argument("--prune", action="store_true", help="remove exports of checkpoints that no longer exist")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: there is no such run, behavior or checkpoint.
     """
     if args.attached:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run that this belongs to
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run that started this process
         threading.Thread(target=_end_at_close, name="standard input", daemon=True).start()
     given = find(args.run, args.results_dir)
     run_folder, out = given.absolute(), args.out or given
@@ -64,14 +64,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _end_at_close() -> None:
-    """Ends this process when whoever started it is gone."""
+    """Ends this process when standard input closes, that is when the process that started it has ended."""
     with contextlib.suppress(OSError):
         os.read(0, 1)
     os._exit(1)
 
 
 def _chosen(directory: Path, behavior: str | None, name: str | None) -> dict[str, Path]:
-    """The checkpoint of each behavior that is asked for."""
+    """Returns the chosen checkpoint of each chosen behavior."""
     there = _checkpoints(directory)
     if behavior is not None and behavior in there:
         there = {behavior: there[behavior]}
@@ -89,7 +89,7 @@ def _chosen(directory: Path, behavior: str | None, name: str | None) -> dict[str
 
 
 def _checkpoints(directory: Path) -> dict[str, list[Path]]:
-    """Those of each behavior that has some, the newest first."""
+    """Returns the checkpoints of each behavior that has any, the newest first."""
     names = {path.parent.parent.name for path in directory.glob("[!.]*/*/state.json")}
     found = {name: CheckpointFolder(directory, name).newest_first() for name in sorted(names)}
     return {name: paths for name, paths in found.items() if paths}
@@ -100,7 +100,7 @@ def _first(paths: Sequence[Path], name: str | None) -> Path | None:
 
 
 def _export(folder: CheckpointFolder, path: Path, out: Path, kind: Format, *, named: bool) -> None:
-    """Writes the files of a checkpoint and says so: one with its steps where it is named, one without as the newest."""
+    """Exports a checkpoint: as BEHAVIOR-STEPS where it is named, and as BEHAVIOR where it is the newest."""
     checkpoint = load(path)
     newest = out / f"{folder.behavior}{SUFFIXES[kind]}"
     paths = [newest]
@@ -121,7 +121,7 @@ def _of_steps(folder: CheckpointFolder, out: Path, steps: int, kind: Format) -> 
 
 
 def _prune(folder: CheckpointFolder, out: Path) -> None:
-    """Removes exports whose checkpoint is not there any more."""
+    """Removes exports whose checkpoint no longer exists."""
     steps = {int(path.name.split("-")[1]) for path in folder.newest_first()}
     for suffix in SUFFIXES.values():
         for path in (out / folder.behavior).glob(f"*{suffix}"):

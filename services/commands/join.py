@@ -1,13 +1,13 @@
-"""Runs what a run puts on this machine: `sparring join ADDRESS --host NAME`.
+"""Runs this machine's part of a run on several machines: `sparring join ADDRESS --host NAME`.
 
-consumes       HostRun and HostOrders from the board "supervisor"; the state of the learners here, for their exports
-produces       processes; HostState on its board
+consumes       HostRun and HostOrders from the topic "supervisor"; the state of the learners here, for their exports
+produces       processes; HostState on its topic
 waits for      the run, then orders
 unblocked by   the main machine
 
-The main machine is where `sparring train` runs: it decides on all starts and restarts. When it is not heard for a few
-seconds, whatever runs here is ended, and this waits for it anew. It ends with 0 at the end of the run, 1 where the run
-has failed or did not begin in time, 2 for bad input.
+The main machine is where `sparring train` runs: it decides on all starts and restarts. When its heartbeats are missing
+for a few seconds, this machine ends whatever it runs and waits for the main machine again. The exit status is 0 at the
+end of the run, 1 where the run has failed or did not begin in time, and 2 for bad input.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.curve import Protection
 from sparring.pipeline.queues.endpoints import is_open
 from sparring.pipeline.queues.interface import Subscription, Transport
-from sparring.pipeline.queues.zmq import ZmqTransport
+from sparring.pipeline.queues.zmq_transport import ZmqTransport
 from sparring.pipeline.settings import no_device
 from sparring.services.process.encryption import KEYS_VARIABLE, add_insecure
 from sparring.services.process.hosting import HostedService, ProcessHost
@@ -46,11 +46,11 @@ from sparring.services.process.runtime import Run
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Processes
 from sparring.services.supervision.ports import SUPERVISOR
-from sparring.services.supervision.topology import RUN_FILE, Topology, joined, load_run, origin_of
+from sparring.services.supervision.topology import RUN_FILE, Topology, load_run, load_topology, origin_of
 
 _LOOK_S: Final = 0.25
 _EXPORT_S: Final = 60.0
-_BOARD_PACE_S: Final = 0.25
+_TOPIC_PACE_S: Final = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
     """Takes part in a run to its end.
 
     Raises:
-        SettingsError: an argument, the keys or the run are no good.
+        SettingsError: an argument, the keys or the run are invalid.
     """
-    if args.keys is not None:  # for all that is started here, too
+    if args.keys is not None:  # the processes started here inherit it
         os.environ[KEYS_VARIABLE] = str(args.keys.absolute())
     keys = Path(os.environ[KEYS_VARIABLE]) if os.environ.get(KEYS_VARIABLE) else None
     _check(args.address, keys, insecure=args.insecure)
@@ -93,23 +93,23 @@ def _check(address: str, keys: Path | None, *, insecure: bool) -> None:
         fine = False
     if not fine:
         raise SettingsError(
-            f"got {address!r}; expected tcp://HOST:PORT of the main machine; `sparring train` says it when it starts"
+            f"got {address!r}; expected tcp://HOST:PORT of the main machine; `sparring train` prints it at its start"
         )
     if keys is None and not insecure and is_open(address):
         raise SettingsError(
-            f"got {address} without keys: whoever answers there could start programs here; expected keys; name their "
-            "folder with --keys, or say --insecure"
+            f"got {address} without keys: a program that answers there could start others here; expected keys; name "
+            "their folder with --keys, or add --insecure"
         )
 
 
 async def _take_part(args: argparse.Namespace, keys: Path | None, deadline: float) -> int | None:
-    """One stay in a run: its exit status, or None where the main machine was lost."""
+    """Serves one session of a run; returns its exit status, or None where the main machine was lost."""
     session = f"host-{args.host}.{secrets.token_hex(4)}"
-    found = await _hear_of_run(args, keys, session, deadline)
+    found = await _wait_for_run(args, keys, session, deadline)
     if isinstance(found, int):
         return found
     directory = prepare(args.results_dir.absolute(), args.host, found)
-    topology = joined(directory, args.host)
+    topology = load_topology(directory, args.host)
     learns = topology.run.playing is None
     if learns and (refused := await to_thread.run_sync(no_device, topology.run.settings, args.host)):
         raise refused
@@ -124,8 +124,8 @@ async def _take_part(args: argparse.Namespace, keys: Path | None, deadline: floa
         processes.close()  # whatever still runs ends
 
 
-async def _hear_of_run(args: argparse.Namespace, keys: Path | None, session: str, deadline: float) -> HostRun | int:
-    """Waits for the main machine's word on the run."""
+async def _wait_for_run(args: argparse.Namespace, keys: Path | None, session: str, deadline: float) -> HostRun | int:
+    """Waits until the main machine sends the run; returns an exit status where it does not in time."""
     endpoints = {SUPERVISOR: args.address}
     own = None if keys is None else curve(keys, "supervisor", endpoints)
     protected = Protection(curve=own, insecure=args.insecure, machines=(args.own,) if args.own else ())
@@ -140,19 +140,19 @@ async def _hear_of_run(args: argparse.Namespace, keys: Path | None, session: str
                 if isinstance(found, HostRun):
                     return found
     sys.stderr.write(
-        f"sparring: got no word from {args.address} for {args.timeout:g} s; expected a run whose pipeline.hosts name "
+        f"sparring: got nothing from {args.address} for {args.timeout:g} s; expected a run whose pipeline.hosts name "
         f"{args.host!r}; start `sparring train` there, or correct the address\n"
     )
     return 1
 
 
 def prepare(results: Path, host: str, found: HostRun) -> Path:
-    """The run's folder on this machine, with what the main one has sent.
+    """Makes the run's folder on this machine, with the files that the main one has sent.
 
     Args:
         results: folder of runs.
         host: this machine.
-        found: what was sent.
+        found: files of the run.
 
     Raises:
         SettingsError: another run is in it, or the run does not know this host.
@@ -180,7 +180,7 @@ def prepare(results: Path, host: str, found: HostRun) -> Path:
 
 
 def _read(content: bytes, folder: Path) -> tuple[Run, str]:
-    """The run in a file's content, and what tells it from others."""
+    """Loads the run and its origin from the content of its file."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".joining-") as name:
         (Path(name) / RUN_FILE).write_bytes(content)
         return load_run(Path(name))[0], origin_of(Path(name))
@@ -195,12 +195,12 @@ def _write(directory: Path, path: PurePosixPath, octets: np.ndarray[Any, Any]) -
 
 
 class HostSession:
-    """One stay of this machine in a run.
+    """One session of this machine in a run.
 
     Args:
         topology: of the run.
         processes: starts what runs here.
-        session: name of the stay.
+        session: name of the session.
     """
 
     def __init__(self, topology: Topology, processes: ProcessHost, session: str) -> None:
@@ -213,39 +213,39 @@ class HostSession:
         self._exports = Exports(topology.run.directory, log=self._log) if wanted else None
 
     async def serve(self, transport: Transport) -> int | None:
-        """Carries out orders until the run is over: its exit status, or None where the main machine was lost."""
+        """Executes orders until the run is over; returns its exit status, or None where the main machine was lost."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_end_at_signal, tasks)
             topic = await transport.topic(f"host-{self._topology.host}")
             supervisor = await transport.subscribe(SUPERVISOR.removeprefix("topic:"))
-            orderly = OrderExecutor(self._session, self._start, partial(topic.publish, "state"), tasks)
+            executor = OrderExecutor(self._session, self._start, partial(topic.publish, "state"), tasks)
             tasks.start_soon(self._export, transport)
-            status = await self.follow(supervisor, orderly)
+            status = await self.follow(supervisor, executor)
             if status is not None and self._exports is not None:
                 await self._exports.finish(_EXPORT_S)
             tasks.cancel_scope.cancel()
             return status
         return 1  # a signal
 
-    async def follow(self, supervisor: Subscription, orderly: OrderExecutor) -> int | None:
-        """Hands orders on until the run is over: its exit status, or None where the main machine was lost."""
+    async def follow(self, supervisor: Subscription, executor: OrderExecutor) -> int | None:
+        """Passes orders on until the run is over; returns its exit status, or None where the main machine was lost."""
         began, leader = time.monotonic(), ""
-        while not orderly.over:
+        while not executor.over:
             with anyio.move_on_after(_LOOK_S):
                 await supervisor.changed()
             leader = leader or supervisor.publisher
-            if supervisor.publisher != leader:  # started anew before it was missed: its orders are not for this stay
-                self._log.warning("main_machine_started_anew", notice=True)
+            if supervisor.publisher != leader:  # it restarted so quickly that no heartbeat was missed
+                self._log.warning("main_machine_restarted", notice=True)
                 return None
             orders = supervisor.latest.get(f"orders:{self._topology.host}")
             if isinstance(orders, HostOrders):
-                orderly.follow(orders)
-            silent_s = min(supervisor.heard_age, time.monotonic() - began)
+                executor.follow(orders)
+            silent_s = min(supervisor.heartbeat_age, time.monotonic() - began)
             if silent_s > SILENT_S:
                 self._log.warning("main_machine_lost", seconds=round(silent_s, 1), notice=True)
                 return None
-        self._log.info("run_ended", status=orderly.over, notice=True)
-        return 1 if orderly.over == "failed" else 0
+        self._log.info("run_ended", status=executor.over, notice=True)
+        return 1 if executor.over == "failed" else 0
 
     def _start(self, name: str, order: PartOrder) -> HostedService:
         """Starts a service or simulator."""
@@ -259,25 +259,25 @@ class HostSession:
         return hosted
 
     async def _export(self, transport: Transport) -> None:
-        """Has the checkpoints of learners here exported."""
+        """Exports the checkpoints of the learners on this machine."""
         exports = self._exports
         topology = self._topology
         here = [name for name in topology.run.learners if topology.place(f"learning-{name}") == topology.host]
         if exports is None or not here:
             return
-        topics = {name: await transport.subscribe(f"learning-{name}", _BOARD_PACE_S) for name in here}
+        topics = {name: await transport.subscribe(f"learning-{name}", _TOPIC_PACE_S) for name in here}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(exports.run)
             for name, topic in topics.items():
-                tasks.start_soon(_saw, exports, name, topic)
+                tasks.start_soon(_follow_checkpoints, exports, name, topic)
 
 
-async def _saw(exports: Exports, name: str, topic: Subscription) -> None:
+async def _follow_checkpoints(exports: Exports, name: str, topic: Subscription) -> None:
     while True:
         await topic.changed()
         state = topic.latest.get("state")
         if isinstance(state, LearnerState):
-            exports.saw(name, state.checkpoint)
+            exports.on_checkpoint(name, state.checkpoint)
 
 
 async def _end_at_signal(tasks: Any) -> None:

@@ -1,4 +1,4 @@
-"""Makes the keys of a run that other machines take part in: `sparring keys DIR`.
+"""Makes the keys of a run on several machines: `sparring keys DIR`.
 
 consumes      nothing
 produces      a folder that `docs/security.md` describes
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--simulators", nargs="+", default=[], metavar="NAME", help="names of simulators, or how many (none)"
     )
     parser.add_argument(
-        "--hosts", default="", metavar="HOST,...", help="where simulators reach the run, beside loopback"
+        "--hosts", default="", metavar="HOST,...", help="names and addresses of the run for simulators, beside loopback"
     )
     parser.add_argument("--add", action="store_true", help="more simulators for the keys that are there")
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Makes the keys.
 
     Raises:
-        SettingsError: the folder is taken, a name is none, or the extra `keys` is not installed.
+        SettingsError: the folder exists, a name is invalid, or the extra `keys` is not installed.
     """
     try:
         from sparring.pipeline.security import making
@@ -50,6 +50,6 @@ def run(args: argparse.Namespace) -> int:
         making.add(args.directory, simulators)
     else:
         making.make(args.directory, simulators, hosts)
-    said = f": {', '.join(simulators)}" if simulators else ""
-    sys.stdout.write(f"{args.directory}: keys for {len(simulators)} simulators{said}\n")
+    names = f": {', '.join(simulators)}" if simulators else ""
+    sys.stdout.write(f"{args.directory}: keys for {len(simulators)} simulators{names}\n")
     return 0

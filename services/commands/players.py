@@ -1,4 +1,4 @@
-"""Players from checkpoints: of a tournament, and opponents from elsewhere."""
+"""Players from checkpoints: those of a tournament, and external opponents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparring.pipeline.settings import Settings
 
 
 def checkpoints_of(directory: Path, behavior: str) -> list[Path]:
-    """The checkpoints of a behavior in the folder of a run, the oldest first.
+    """Returns the checkpoints of a behavior in the folder of a run, the oldest first.
 
     Raises:
         SettingsError: there is none.
@@ -35,10 +35,10 @@ def checkpoints_of(directory: Path, behavior: str) -> list[Path]:
 
 
 def load_player(path: Path) -> Checkpoint:
-    """A checkpoint that is to play.
+    """Loads a checkpoint that is to play.
 
     Raises:
-        SettingsError: it is damaged, or not there.
+        SettingsError: it is damaged, or does not exist.
     """
     try:
         return load(path)
@@ -47,8 +47,8 @@ def load_player(path: Path) -> Checkpoint:
 
 
 def actor_of(checkpoint: Checkpoint) -> PolicyWeights:
-    """The part of a checkpoint that acts."""
-    from sparring.pipeline.export.policy import trained_policy  # torch: most runs take no player from elsewhere
+    """Returns the actor of a checkpoint."""
+    from sparring.pipeline.export.policy import trained_policy  # torch: most runs have no external opponents
 
     return PolicyWeights(
         behavior=checkpoint.behavior,
@@ -60,7 +60,7 @@ def actor_of(checkpoint: Checkpoint) -> PolicyWeights:
 
 
 def write(directory: Path, players: Sequence[Mapping[str, PolicyWeights]]) -> None:
-    """Puts players where coordination looks for them, numbered from 1.
+    """Writes players to the folder from which coordination reads them, numbered from 1.
 
     Args:
         directory: of the run that they play in.
@@ -73,9 +73,9 @@ def write(directory: Path, players: Sequence[Mapping[str, PolicyWeights]]) -> No
 
 
 def write_opponents(directory: Path, settings: Settings, names: Collection[str] | None = None) -> None:
-    """Puts the opponents from elsewhere that self-play asks for into the folder of a run.
+    """Writes the external opponents of self-play into the folder of a run.
 
-    Those of an earlier session keep their numbers; one that is not asked for any more is not drawn again.
+    Those of an earlier session keep their numbers; one that is no longer asked for is not sampled again.
 
     Args:
         directory: of the run.
@@ -83,7 +83,7 @@ def write_opponents(directory: Path, settings: Settings, names: Collection[str] 
         names: of the behaviors; None for all.
 
     Raises:
-        SettingsError: a checkpoint is damaged, not there, or of another behavior.
+        SettingsError: a checkpoint is damaged, does not exist, or is of another behavior.
     """
     folder, path = Snapshots(directory / PLAYERS_FOLDER), directory / OPPONENTS_FILE
     known: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
@@ -111,7 +111,7 @@ def write_opponents(directory: Path, settings: Settings, names: Collection[str] 
 
 
 def copy_initial(directory: Path, settings: Settings, names: Collection[str] | None = None) -> tuple[str, ...]:
-    """Copies what each behavior starts from into the folder of a run: `init_path`, or `initialize_from`.
+    """Copies the initial checkpoint of each behavior into the folder of a run: `init_path`, or `initialize_from`.
 
     Args:
         directory: of the run.
@@ -145,11 +145,11 @@ def copy_initial(directory: Path, settings: Settings, names: Collection[str] | N
 
 
 def _expanded(path: Path, behavior: str, where: str) -> list[Path]:
-    """The checkpoint at `path`, or all that are in it, the newest last: a folder of checkpoints, or that of a run."""
+    """Returns the checkpoint at `path`, or those in it, the newest last: in a folder of checkpoints, or of a run."""
     if path.suffix in (".pt", ".onnx", ".nn"):
         raise SettingsError(
-            f"got {path} under {where} of {behavior}, a file that others write; expected the folder of a checkpoint of "
-            "sparring; train once from fresh weights (a .pt file is a pickle, which could run anything)"
+            f"got {path} under {where} of {behavior}, a file of another program; expected the folder of a checkpoint "
+            "of sparring; train once from fresh weights (a .pt file is a pickle, which could run anything)"
         )
     if (path / "state.json").exists():
         return [path.absolute()]

@@ -1,12 +1,12 @@
-"""`sparring record CONFIG`: episodes of one simulator, kept in files as demonstrations.
+"""`sparring record CONFIG`: records episodes of one simulator as demonstrations.
 
 consumes       Steps of one simulator
 produces       Acts; a file of episodes for each behavior
 waits for      each answer of the simulator
 unblocked by   the answer, the simulator's Bye or its end, `--timeout`, Ctrl-C
 
-A trainer of its own, without learning and without other services. It acts with a checkpoint, asks the simulator to play
-by a script of its own, or leaves the play to a person; the simulator then says what was done.
+The command is a trainer without learning and without other services. It acts with a checkpoint, asks the simulator to
+play by a script of its own, or leaves the choice to a person; the simulator then reports what was done.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from sparring.services.endpoint.admission import fault_of
 
 _MANUAL_S: Final = 3600.0
 """A person may pause a game."""
-_LAST_WORDS_S: Final = 3.0
-_SAID_EVERY_S: Final = 1.0
+_PARTING_S: Final = 3.0
+_PROGRESS_S: Final = 1.0
 _CODES: Final = {"decoding": "malformed", "order": "unexpected_message"}
 
 
@@ -64,15 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy", type=Path, metavar="CHECKPOINT", help="act with a checkpoint, or those of a run folder"
     )
     how.add_argument("--script", metavar="NAME", help="let the simulator play by its own script of this name")
-    how.add_argument("--manual", action="store_true", help="a person plays in the simulator, which says what was done")
+    how.add_argument("--manual", action="store_true", help="a person plays in the simulator, which reports the actions")
     parser.add_argument("--episodes", type=int, default=20, metavar="N", help="episodes of each behavior (20)")
     parser.add_argument("--out", type=Path, default=Path("demos"), metavar="FOLDER", help="for the files (demos)")
     parser.add_argument(
         "--behavior", nargs="+", action="extend", default=[], metavar="NAME", help="record these only (all)"
     )
-    parser.add_argument("--seed", type=int, metavar="S", help="of simulator and sampling (default: drawn, and said)")
+    parser.add_argument("--seed", type=int, metavar="S", help="of simulator and sampling (default: random, printed)")
     parser.add_argument("--deterministic", action="store_true", help="with --policy: the most likely actions")
-    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    parser.add_argument("--force", action="store_true", help="replace files that exist")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -82,13 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Records episodes and says what they came to.
+    """Records episodes and prints a summary of them.
 
     Returns:
         0 if all episodes were recorded; with --manual also if the person ended the play after at least one; else 1.
 
     Raises:
-        SettingsError: the configuration or an argument is no good, or the simulator does not offer what is asked for.
+        SettingsError: the configuration or an argument is invalid, or the simulator lacks a script or behavior.
         SparringError: a failure at run time; the episodes that had ended by then are written.
     """
     settings, seed = _settings(args)
@@ -98,14 +98,14 @@ def run(args: argparse.Namespace) -> int:
     failure: SparringError | None = None
     try:
         with lone_simulator(settings, seed) as simulator:
-            _say(f"seed {seed}")
+            _print(f"seed {seed}")
             if simulator.process is None:
-                _say(f"waiting for a simulator at {simulator.address}")
+                _print(f"waiting for a simulator at {simulator.address}")
             limit = timeout_s if simulator.process is not None else args.timeout
             peer = TrialConnection(simulator.accept(limit), timeout_s, time.monotonic)
             _converse(session, peer, settings, seed, simulator)
     except KeyboardInterrupt:
-        _say("stopped by the user")
+        _print("stopped by the user")
     except SettingsError:
         raise
     except SparringError as error:
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
-    """The configuration, and the seed."""
+    """Reads the configuration and the seed."""
     if args.episodes < 1 or (args.timeout is not None and args.timeout <= 0):
         raise SettingsError(
             f"got --episodes {args.episodes} and --timeout {args.timeout}; expected at least 1, and more than 0 "
@@ -146,11 +146,11 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
 
 
 class _Session:
-    """The behaviors that the simulator has, and the tapes of those that are recorded.
+    """The behaviors of the simulator, and the tapes of those that are recorded.
 
     Args:
         args: of the command.
-        actor: answers.
+        actor: chooses the actions.
     """
 
     def __init__(self, args: argparse.Namespace, actor: RecordingActor) -> None:
@@ -160,19 +160,19 @@ class _Session:
         self._names: dict[str, BehaviorSpec] = {}
         self._tapes: dict[str, Tape] = {}
         self._sequence = 0
-        self._said = (0, time.monotonic())
+        self._printed = (0, time.monotonic())
 
     @property
     def complete(self) -> bool:
-        """Whether all episodes have ended."""
+        """Returns whether all episodes have ended."""
         return bool(self._tapes) and all(tape.complete for tape in self._tapes.values())
 
-    def meet(self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]) -> None:
-        """Takes in behavior ids with their specs.
+    def register(self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]) -> None:
+        """Registers behavior ids with their specs.
 
         Raises:
-            SettingsError: one is not to be recorded so.
-            RemoteProtocolError: two specs for one name.
+            SettingsError: the actor cannot act for one, or its file exists.
+            RemoteProtocolError: a name has two specs.
         """
         for text, spec in behaviors.items():
             name = BehaviorId.parse(text).name
@@ -184,7 +184,7 @@ class _Session:
             if name not in self._names:
                 self._names[name] = spec
                 recorded = not self._args.behavior or name in self._args.behavior
-                self._actor.meet(name, spec, scripts.get(name, ()), recorded=recorded)
+                self._actor.register(name, spec, scripts.get(name, ()), recorded=recorded)
                 if recorded:
                     self._tapes[name] = Tape(name, spec, self._args.episodes)
         if unknown := sorted(set(self._args.behavior) - self._names.keys()):
@@ -199,8 +199,8 @@ class _Session:
         """Records a Step and answers it.
 
         Raises:
-            RemoteProtocolError: it contradicts the specs, or the agents alive.
-            SettingsError: it does not say what was done.
+            RemoteProtocolError: it contradicts the specs, or names agents that are not alive.
+            SettingsError: it does not report what was done.
         """
         if step.sequence != self._sequence:
             raise _wrong("sequence", f"Step {step.sequence}", f"Step {self._sequence}", "count the Steps from 0")
@@ -213,13 +213,13 @@ class _Session:
                 expected, remedy = f"each of {sorted(self._ids)} at most once", "name it in Hello or Behaviors first"
                 raise _wrong(code, f"a report of {report.behavior!r}", expected, remedy)
             seen.add(report.behavior)
-            answer = self._answered(report)
+            answer = self._answer_report(report)
             if answer is not None:
                 actions.append(answer)
-        self._tell()
+        self._print_progress()
         return Act(sequence=step.sequence, actions=tuple(actions))
 
-    def _answered(self, report: BehaviorReport) -> BehaviorActions | None:
+    def _answer_report(self, report: BehaviorReport) -> BehaviorActions | None:
         check_report(report, self._ids[report.behavior])
         for what, rows in (("decisions", report.decisions), ("ends", report.ends)):
             if rows is not None:
@@ -231,7 +231,7 @@ class _Session:
             if tape.unreported and self._args.policy is None:
                 how = "--manual" if self._args.manual else f"--script {self._args.script}"
                 raise SettingsError(
-                    f"got {how}, and outcomes of {name} that do not say what was done; expected did_continuous and "
+                    f"got {how}, and outcomes of {name} that do not report what was done; expected did_continuous and "
                     "did_discrete in the simulator's decisions and ends; fill them as docs/demonstrations.md says, or "
                     "record with --policy"
                 )
@@ -240,34 +240,34 @@ class _Session:
             tape.answer(answer)
         return answer
 
-    def _tell(self) -> None:
-        """Says how far it is, now and then."""
+    def _print_progress(self) -> None:
+        """Prints the number of ended episodes, at most once a second."""
         ended, now = sum(tape.episodes for tape in self._tapes.values()), time.monotonic()
-        if ended > self._said[0] and now - self._said[1] > _SAID_EVERY_S:
-            self._said = (ended, now)
-            _say(f"{ended} of {self._args.episodes * len(self._tapes)} episodes")
+        if ended > self._printed[0] and now - self._printed[1] > _PROGRESS_S:
+            self._printed = (ended, now)
+            _print(f"{ended} of {self._args.episodes * len(self._tapes)} episodes")
 
     def write(self) -> bool:
-        """Writes what has ended, and says what it came to; returns whether each behavior has an episode at least.
+        """Writes the ended episodes and prints a summary; returns whether each behavior has at least one.
 
         Raises:
             ServiceError: a file cannot be written.
         """
         for name, tape in self._tapes.items():
             if tape.unfinished:
-                _say(f"{name}: {tape.unfinished} episodes had not ended and are left out")
+                _print(f"{name}: {tape.unfinished} episodes had not ended and are left out")
             if not tape.episodes:
-                _say(f"{name}: no episode has ended, no file is written")
+                _print(f"{name}: no episode has ended, no file is written")
                 continue
             recording = tape.recording()
             try:
                 write_atomically(self._file(name), encode(recording))
             except OSError as error:
                 raise ServiceError(
-                    f"got {self._file(name)}, which cannot be written ({error.strerror}); expected room in a folder; "
-                    "make some, or name another with --out"
+                    f"got {self._file(name)}, which cannot be written ({error.strerror}); expected a folder with free "
+                    "space; free some, or name another with --out"
                 ) from error
-            _say(_summary(name, describe(recording), self._file(name)))
+            _print(_summary(name, describe(recording), self._file(name)))
         return bool(self._tapes) and all(tape.episodes for tape in self._tapes.values())
 
     def _file(self, name: str) -> Path:
@@ -295,15 +295,15 @@ def _converse(
     """Plays until all is recorded, or the simulator says Bye.
 
     Raises:
-        SettingsError: the simulator cannot do what was asked for.
-        RemoteProtocolError: it broke the protocol; it was told so.
-        ServiceError: it is gone, or did not answer in time.
+        SettingsError: the simulator lacks a script or behavior.
+        RemoteProtocolError: it broke the protocol, and has received a fault.
+        ServiceError: it has disconnected, or did not answer in time.
     """
     try:
         _play(session, peer, settings, seed)
         _part(peer, Bye(reason="the recording is over"))
         peer.closes()
-        simulator.end(_LAST_WORDS_S)
+        simulator.end(_PARTING_S)
     except RemoteProtocolError as error:
         _part(peer, fault_of(error))
         raise
@@ -312,7 +312,7 @@ def _converse(
         if stopped.rule:
             fault = Fault(code=_CODES[stopped.rule], got=found.got, expected=found.expected, remedy=found.remedy)
             _part(peer, fault)
-        ended = f" (the simulator ended: {how})" if (how := simulator.end(_LAST_WORDS_S)) else ""
+        ended = f" (the simulator ended: {how})" if (how := simulator.end(_PARTING_S)) else ""
         raise ServiceError(f"got {found.got}{ended}; expected {found.expected}; {found.remedy}") from stopped
     except BaseException:
         _part(peer, Bye(reason="the recording was stopped"))
@@ -322,16 +322,16 @@ def _converse(
 
 
 def _reset(settings: Settings, seed: int) -> Reset:
-    """A run's first Reset; of a curriculum, the first lesson."""
-    told = RunParameters(in_lessons(settings.environment_parameters), seed).all(0)
-    return Reset(parameters=told.parameters, samplers=told.samplers, seed=seed)
+    """Returns a run's first Reset, with the first lesson of each curriculum."""
+    update = RunParameters(in_lessons(settings.environment_parameters), seed).all(0)
+    return Reset(parameters=update.parameters, samplers=update.samplers, seed=seed)
 
 
 def _play(session: _Session, peer: TrialConnection, settings: Settings, seed: int) -> None:
     hello: Hello = peer.expect(Hello)
     if hello.version != VERSION:
         raise _wrong("version", f"protocol version {hello.version}", str(VERSION), "use a client of the same version")
-    session.meet(hello.behaviors, hello.scripts)
+    session.register(hello.behaviors, hello.scripts)
     times = settings.pipeline
     peer.send(
         Welcome(version=VERSION, connection=1, heartbeat_s=times.heartbeat_s, timeout_s=times.simulator_timeout_s)
@@ -339,17 +339,17 @@ def _play(session: _Session, peer: TrialConnection, settings: Settings, seed: in
     peer.send(_reset(settings, seed % 2**31))
     while not isinstance(message := peer.expect(Step, Behaviors, Bye), Bye):
         if isinstance(message, Behaviors):
-            session.meet(message.behaviors, hello.scripts)
+            session.register(message.behaviors, hello.scripts)
             continue
         act = session.answer(message)
         if session.complete:
             return
         peer.send(act)
-    _say(f"the simulator said Bye ({message.reason})")
+    _print(f"the simulator sent Bye ({message.reason})")
 
 
 def _part(peer: TrialConnection, last: Bye | Fault) -> None:
-    """Says a last word, if there is still someone to hear it."""
+    """Sends the last message, if the connection is still open."""
     if peer.state not in ("closed", "parting"):
         with contextlib.suppress(ConversationStopped):
             peer.send(last)
@@ -359,6 +359,6 @@ def _wrong(code: str, got: str, expected: str, remedy: str) -> RemoteProtocolErr
     return RemoteProtocolError(code, got=got, expected=expected, remedy=remedy)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

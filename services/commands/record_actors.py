@@ -1,4 +1,4 @@
-"""Who acts in a recording: checkpoints, or the simulator itself."""
+"""The actors of a recording: checkpoints, or the simulator itself."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sparring.services.commands.players import actor_of, checkpoints_of, load_pl
 class RecordingActor(Protocol):
     """Answers the reports of the simulator."""
 
-    def meet(self, name: str, spec: BehaviorSpec, scripts: Sequence[str], *, recorded: bool) -> None:
-        """A behavior is there; raises `SettingsError` where nobody can act for it."""
+    def register(self, name: str, spec: BehaviorSpec, scripts: Sequence[str], *, recorded: bool) -> None:
+        """Prepares for a behavior; raises `SettingsError` where this actor cannot act for it."""
 
     def act(self, name: str, report: BehaviorReport) -> BehaviorActions | None:
-        """Actions for the decisions of a report; None where there are none."""
+        """Returns actions for the decisions of a report; None where there are no decisions."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class _Network:
 
 
 class CheckpointActor:
-    """Checkpoints.
+    """Acts with checkpoints.
 
     Args:
-        path: of one, or of the folder of a run.
+        path: of one checkpoint, or of the folder of a run.
         seed: of the sampling.
         deterministic: take the most likely actions.
     """
@@ -49,8 +49,8 @@ class CheckpointActor:
         self._policies: dict[str, Policies] = {}
         self._carried: dict[str, ByAgent] = {}
 
-    def meet(self, name: str, spec: BehaviorSpec, scripts: Sequence[str], *, recorded: bool) -> None:
-        """Reads the checkpoint of a behavior."""
+    def register(self, name: str, spec: BehaviorSpec, scripts: Sequence[str], *, recorded: bool) -> None:
+        """Loads the checkpoint of a behavior."""
         del scripts, recorded
         one = (self._path / "state.json").exists()
         path = self._path if one else checkpoints_of(self._path, name)[-1]
@@ -74,7 +74,7 @@ class CheckpointActor:
         policies.build(name, spec)
 
     def act(self, name: str, report: BehaviorReport) -> BehaviorActions | None:
-        """One forward pass for all that decide."""
+        """Chooses actions for all that decide, in one forward pass."""
         policy = self._policies[name].current[name]
         table = self._carried.setdefault(report.behavior, ByAgent(np.zeros((0, policy.carried), np.float32)))
         if report.ends is not None:
@@ -92,10 +92,10 @@ class CheckpointActor:
 
 
 class SimulatorActor:
-    """The simulator itself: a script of its own, or whoever sits before it. Actions that it is told mean nothing.
+    """Leaves the choice to the simulator: to one of its scripts, or to a person. The actions sent are placeholders.
 
     Args:
-        script: name; "" for none.
+        script: its name; "" for none.
     """
 
     def __init__(self, script: str) -> None:
@@ -103,8 +103,8 @@ class SimulatorActor:
         self._numbers: dict[str, int] = {}
         self._specs: dict[str, BehaviorSpec] = {}
 
-    def meet(self, name: str, spec: BehaviorSpec, scripts: Sequence[str], *, recorded: bool) -> None:
-        """Looks the script up. Behaviors that are not recorded and do not have it are told zeros."""
+    def register(self, name: str, spec: BehaviorSpec, scripts: Sequence[str], *, recorded: bool) -> None:
+        """Looks the script up; behaviors that are not recorded and do not have it get zeros."""
         self._specs[name] = spec
         if self._script in scripts:
             self._numbers[name] = scripts.index(self._script) + 1
@@ -115,7 +115,7 @@ class SimulatorActor:
             )
 
     def act(self, name: str, report: BehaviorReport) -> BehaviorActions | None:
-        """Zeros for all that decide, and the number of the script."""
+        """Returns zeros for all that decide, and the number of the script."""
         if report.decisions is None or not len(report.decisions.agents):
             return None
         agents, actions = report.decisions.agents, self._specs[name].actions

@@ -1,4 +1,4 @@
-"""One simulator by itself: its process, and its connection."""
+"""A single simulator: its process and its connection."""
 
 from __future__ import annotations
 
@@ -22,20 +22,16 @@ from sparring.services.process.hosting import Process, ProcessHost
 from sparring.services.supervision.topology import build
 
 _GRACE_S: Final = 5.0
-"""From the request to end to the end by force."""
+"""Seconds from the request to end until the process is killed."""
 
 
 class LoneSimulator:
-    """A simulator that was started, or one that dials in.
+    """A simulator that was started here, or that connects by itself.
 
     Args:
-        address: where it connects.
-        listener: there.
-        process: None for one that dials in.
-
-    Attributes:
-        address: as given.
-        process: as given.
+        address: to which it connects.
+        listener: bound to that address.
+        process: None for a simulator that connects by itself.
     """
 
     def __init__(self, address: str, listener: socket.socket, process: Process | None) -> None:
@@ -54,22 +50,22 @@ class LoneSimulator:
         self._waker.close()
 
     def end(self, timeout_s: float) -> str:
-        """How its process has ended; "" where it still runs after `timeout_s`, or was not started here."""
+        """Returns how its process has ended; "" where it still runs after `timeout_s`, or was not started here."""
         if self.process is not None:
             self._waiter.join(timeout_s)
         return self._how
 
     def accept(self, timeout_s: float | None) -> socket.socket:
-        """Its connection; others are refused from then on.
+        """Returns its connection, after which no other one is accepted.
 
         Raises:
-            ServiceError: it ended before, or did not connect in time.
+            ServiceError: it ended before it connected, or did not connect in time.
         """
         ready, _, _ = select.select([self._listener, self._woken], [], [], timeout_s)
         if self._listener not in ready:
             got = f"a simulator that ended before it connected ({self._how})" if ready else "no connection in time"
             raise ServiceError(
-                f"got {got}; expected one at the address in $SPARRING_ADDRESS; look at what the simulator says, or "
+                f"got {got}; expected one at the address in $SPARRING_ADDRESS; read what the simulator prints, or "
                 "raise --timeout"
             )
         connected, _ = self._listener.accept()
@@ -77,7 +73,7 @@ class LoneSimulator:
         return connected
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the simulator."""
         self._listener.close()
         if self.process is not None:
             if not self._how:
@@ -91,14 +87,14 @@ class LoneSimulator:
 
 @contextlib.contextmanager
 def lone_simulator(settings: Settings, seed: int) -> Iterator[LoneSimulator]:
-    """The first simulator of a configuration, started as the supervisor does; without one, whichever dials in."""
+    """Starts the first simulator of a configuration, as the supervisor does; without one, waits for any to connect."""
     topology = build(settings.alone, run_id="record", directory=Path(), seed=seed)
     plan = next(iter(topology.simulators), None)
     address = next(iter(topology.run.addresses.values())) if plan is None else plan.environment["SPARRING_ADDRESS"]
     if is_open(address):
         raise SettingsError(
-            f"got {address} for the simulator, which other machines can reach; expected loopback or unix:///PATH, as "
-            "what is recorded is not encrypted; set pipeline.address to one"
+            f"got {address} for the simulator, which other machines can reach; expected loopback or unix:///PATH, "
+            "because a recording is not encrypted; set pipeline.address to one"
         )
     if lines := exposed(topology.run.settings, insecure=False):
         raise SettingsError("\n".join(lines))

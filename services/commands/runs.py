@@ -1,4 +1,4 @@
-"""Where runs are kept, and how a command names one."""
+"""Finds the folder of a run by its path or id."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def add_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
 
 
 def find(run: str | Path, results_dir: Path) -> Path:
-    """The folder of a run: that of this name, else that of this id among the results.
+    """Returns the folder of a run: the folder of this path, else that of this id among the results.
 
     Raises:
-        SettingsError: there is neither.
+        SettingsError: neither exists.
     """
     for folder in (Path(run), results_dir / run):
         if folder.is_dir():

@@ -1,4 +1,4 @@
-"""`sparring service NAME --run DIR`: one service of a run, alone: for the supervisor, systemd or a cluster."""
+"""`sparring service NAME --run DIR`: runs one service of a run, for the supervisor, systemd or a cluster."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import anyio
 
-from sparring.pipeline.errors import FAILED, NO_ROOM, UNUSABLE, NoRoom, SparringError, first_failure
+from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, first_failure
 from sparring.pipeline.monitoring import logs
-from sparring.pipeline.queues.zmq import ZmqTransport
+from sparring.pipeline.queues.zmq_transport import ZmqTransport
 from sparring.services.process.protection import protection
 from sparring.services.process.runtime import METRICS_INTERVAL_S, Context, Run
 from sparring.services.supervision.topology import ServicePlan, load_run, plan_of
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("name", help="stepping-0, assembly, coordination, learning-NAME or monitor")
     parser.add_argument("--run", type=Path, required=True, help="folder of a run that was prepared")
-    parser.add_argument("--start", help="name of this start (default: drawn)")
-    parser.add_argument("--cores", help="processor cores to run on, as 0,1 (default: all)")
-    parser.add_argument("--first", action="store_true", help="the run has just begun: go on from nothing")
+    parser.add_argument("--start", help="name of this incarnation (default: random)")
+    parser.add_argument("--cores", help="CPU cores to run on, as 0,1 (default: all)")
+    parser.add_argument("--first", action="store_true", help="the run has just begun: there is no earlier incarnation")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,24 +46,25 @@ def run(args: argparse.Namespace) -> int:
         os.nice(plan.niceness)
     bounds = prepared.settings.pipeline.logs
     logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
-    start = args.start or own_start(plan.name)
+    incarnation = args.start or own_incarnation(plan.name)
     try:
         protected = protection(prepared, endpoints, plan.name)
-        serve = partial(_serve, plan, prepared, ZmqTransport(endpoints, start, protection=protected), first=args.first)
+        connected = ZmqTransport(endpoints, incarnation, protection=protected)
+        serve = partial(_serve, plan, prepared, connected, first=args.first)
         anyio.run(serve, backend_options={"use_uvloop": os.name == "posix"})
     except Exception as failure:
         error = first_failure(failure)
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=str(error), exc_info=None if known else failure)
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        if isinstance(error, NoRoom):
-            return NO_ROOM
+        if isinstance(error, DiskFull):
+            return DISK_FULL
         return UNUSABLE if known else FAILED
     return 0
 
 
-def own_start(name: str) -> str:
-    """A start's name where no supervisor gives one: its number is the time, so that a later start has a higher one."""
+def own_incarnation(name: str) -> str:
+    """Names an incarnation where no supervisor does: its number is the time, so that later ones have higher numbers."""
     return f"{name}.{secrets.token_hex(4)}-{time.time_ns()}"
 
 
@@ -86,14 +87,14 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
             tasks.start_soon(_count_refusals, context, transport)
             serve = plan.load()
             gc.collect()
-            gc.freeze()  # what is imported stays: a full collection need not look at it again
+            gc.freeze()  # imported modules stay, so that a full collection need not visit them again
             gc.set_threshold(50_000, 20, 50)  # hot loops make thousands of short-lived objects and no cycles
             await serve(context)
         tasks.cancel_scope.cancel()
 
 
 def _reload(directory: Path, name: str, transport: ZmqTransport) -> Run:
-    """The run as it is now, whose further queues and boards can be opened then."""
+    """Loads the run as it is now, after which its further queues and topics can be opened."""
     run, endpoints = load_run(directory)
     transport.extend(endpoints, protection(run, endpoints, name))
     return run

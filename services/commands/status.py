@@ -1,4 +1,4 @@
-"""`sparring status RUN`: how a run stands, or what it came to, from the files in its folder."""
+"""`sparring status RUN`: shows the state or the outcome of a run, from the files in its folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sparring.pipeline.monitoring.progress import readable
 from sparring.services.commands.runs import add_run, find
 
 OLD_S: Final = 10.0
-"""A live run writes its status every second: older than this means that nobody writes it."""
+"""A live run writes its status every second; a file older than this means that the run or its monitor has died."""
 
 _EVERY_S: Final = 1.0
 
@@ -45,7 +45,7 @@ def run(
     """Shows the run; returns the exit status: 0, or 2 where there is no such run.
 
     Args:
-        args: as `add_arguments` defined them.
+        args: of the command.
         stream: for the output, standard output by default.
         wall_clock: gives seconds since the epoch.
         sleep: waits for a number of seconds.
@@ -68,7 +68,11 @@ def run(
 
 
 def _written(folder: Path) -> Path:
-    """A folder that holds what is shown of a run."""
+    """Returns the folder if it holds a file that this command shows.
+
+    Raises:
+        SettingsError: it holds none.
+    """
     if any((folder / name).is_file() for name in ("status.json", "summary.json")):
         return folder
     raise SettingsError(
@@ -79,12 +83,12 @@ def _written(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What the folder of a run holds.
+    """The content of a run's folder.
 
     Attributes:
         status: content of `status.json`, None where there is none.
-        summary: content of `summary.json`, None where there is none or the run was taken up again since.
-        self_play: what `coordination.json` says of self-play, None where there is none.
+        summary: content of `summary.json`, None where there is none or the run was resumed since.
+        self_play: state of self-play in `coordination.json`, None where there is none.
     """
 
     status: Mapping[str, Any] | None
@@ -92,12 +96,12 @@ class Report:
     self_play: Mapping[str, Any] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the report as plain values for JSON."""
         return {"status": self.status, "summary": self.summary, "self_play": self.self_play}
 
 
 def read(folder: Path) -> Report:
-    """What the folder of a run holds.
+    """Reads the folder of a run.
 
     Raises:
         SettingsError: a file is damaged.
@@ -110,8 +114,8 @@ def read(folder: Path) -> Report:
         and _changed(folder / "status.json") > _changed(folder / "summary.json")
     ):
         summary = None
-    step_counts = _load(folder / "coordination.json") or {}
-    self_play = step_counts.get("self_play") or {}
+    coordination = _load(folder / "coordination.json") or {}
+    self_play = coordination.get("self_play") or {}
     return Report(status=status, summary=summary, self_play=self_play.get("rules"))
 
 
@@ -147,7 +151,7 @@ def _watch(folder: Path, stream: TextIO, wall_clock: Callable[[], float], sleep:
 
 
 def show(report: Report, time_s: float) -> RenderableType:
-    """The report as tables.
+    """Formats the report as tables.
 
     Args:
         report: of a run.
@@ -159,7 +163,7 @@ def show(report: Report, time_s: float) -> RenderableType:
         return Group(Text(_ending(report.summary)), _ended_behaviors(ended), *_checkpoints(ended), *opponents)
     assert report.status is not None
     status = report.status
-    stalls = [f"STALLED {text}" for text in status.get("stalls", ())]  # newer than the file may be
+    stalls = [f"STALLED {text}" for text in status.get("stalls", ())]  # files of older versions lack it
     heading = "\n".join([_age(status, time_s), *stalls, *_lessons(status["behaviors"])])
     return Group(Text(heading), _behaviors(status["behaviors"]), *opponents, _services(status["services"]))
 
@@ -176,20 +180,20 @@ def _age(status: Mapping[str, Any], time_s: float) -> str:
     if age_s > OLD_S:
         return (
             f"run {status['run_id']}: NOT WRITTEN for {age_s:,.0f} s: the run or its monitor has died; "
-            f"what follows is how it stood then"
+            f"what follows is its state then"
         )
     return f"run {status['run_id']}: running; data {age_s:.1f} s old"
 
 
 def _lessons(behaviors: Mapping[str, Any]) -> Iterator[str]:
-    """The present lesson of each curriculum, by the behavior that is measured for it."""
+    """Formats the present lesson of each curriculum, by the behavior that is measured for it."""
     for name, one in behaviors.items():
-        for parameter, number in one.get("lessons", {}).items():  # newer than the file may be
+        for parameter, number in one.get("lessons", {}).items():  # files of older versions lack it
             yield f"{name}: lesson {number} of {parameter}"
 
 
 def _ended_behaviors(behaviors: Mapping[str, Any]) -> Table:
-    table = _table("Behavior", "Steps", "Steps/s", "Updates", "Episodes", "Reward (last 100)", "Lag", "Books")
+    table = _table("Behavior", "Steps", "Steps/s", "Updates", "Episodes", "Reward (last 100)", "Lag", "Counts")
     for name, one in behaviors.items():
         table.add_row(
             Text(name),
@@ -205,13 +209,15 @@ def _ended_behaviors(behaviors: Mapping[str, Any]) -> Table:
 
 
 def _checkpoints(behaviors: Mapping[str, Any]) -> Iterator[Text]:
-    """The last checkpoint of each behavior, on a line that no table breaks."""
+    """Formats the last checkpoint of each behavior, outside the table so that its path is not folded."""
     for name, one in behaviors.items():
         yield Text(f"checkpoint of {name}: {one['checkpoint'] or 'none'}", overflow="fold", no_wrap=False)
 
 
 def _behaviors(behaviors: Mapping[str, Any]) -> Table:
-    table = _table("Behavior", "Step", "Steps/s", "Reward", "Lag", "Open episodes", "Oldest", "In flight", "Books")
+    table = _table(
+        "Behavior", "Step", "Steps/s", "Reward", "Lag", "Open episodes", "Oldest", "In flight", "Step counts"
+    )
     for name, one in behaviors.items():
         goal = f" of {one['max_steps']:,}" if one["max_steps"] else ""
         spread = f" +- {short(one['reward_deviation'])}" if one["reward_deviation"] is not None else ""
@@ -230,7 +236,7 @@ def _behaviors(behaviors: Mapping[str, Any]) -> Table:
 
 
 def _opponents(rules: Mapping[str, Any]) -> Table:
-    """Each learner under self-play, and how it fared against those it may meet again."""
+    """Formats each learner under self-play, with its results against the opponents that it may play again."""
     table = _table("Learner", "Rating", "Opponent", "Rating", "Matches", "Won")
     for name, side in rules["sides"].items():
         for player, (matches, points) in side["records"].items():
@@ -241,9 +247,9 @@ def _opponents(rules: Mapping[str, Any]) -> Table:
 
 
 def _services(services: Mapping[str, Any]) -> Table:
-    table = _table("Service", "Heard", "Waits for", "Passed on", "Starts", "Memory", "Queues", "p50 / p99")
+    table = _table("Service", "Answered", "Waits for", "Passed on", "Starts", "Memory", "Queues", "p50 / p99")
     for name, one in services.items():
-        heard = "never" if one["heard_s"] is None else f"{one['heard_s']:.0f} s ago"
+        answered = "never" if one["heartbeat_age_s"] is None else f"{one['heartbeat_age_s']:.0f} s ago"
         fills = [f"{queue} {_fill(ends)}" for queue, ends in one["queues"].items()]
         spreads = {
             what: spread for what, spread in one["histograms"].items() if what.endswith("_s") and spread["count"]
@@ -251,7 +257,7 @@ def _services(services: Mapping[str, Any]) -> Table:
         latency = [f"{what.removesuffix('_s')} {_latency(spread)}" for what, spread in spreads.items()]
         table.add_row(
             Text(name),
-            heard,
+            answered,
             Text(one["waiting_for"] or "-"),
             Text("\n".join(_passed(one)) or "-"),
             f"{one['starts']}",
@@ -263,12 +269,12 @@ def _services(services: Mapping[str, Any]) -> Table:
 
 
 def _passed(service: Mapping[str, Any]) -> Iterator[str]:
-    for product, mark in service.get("passed", {}).items():  # newer than the file may be
-        yield f"{readable(product)}: {mark['count']:,.0f}, {mark['idle_s']:.0f} s ago"
+    for product, watermark in service.get("passed", {}).items():  # files of older versions lack it
+        yield f"{readable(product)}: {watermark['count']:,.0f}, {watermark['idle_s']:.0f} s ago"
 
 
 def _table(*columns: str) -> Table:
-    """A table that 80 columns hold: no frame around it, and whatever is long is folded before the names are."""
+    """Makes a table that fits into 80 columns: it has no frame, and only the names in its first column never fold."""
     table = Table(box=MINIMAL_HEAVY_HEAD, show_edge=False, padding=0)
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column == columns[0])

@@ -1,4 +1,4 @@
-"""`sparring tournament RUN [RUN ...]`: trained policies play against each other, and nobody learns."""
+"""`sparring tournament RUN [RUN ...]`: lets trained policies play against each other, without learning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sparring.pipeline.specs import read_spec
 from sparring.services.commands.players import actor_of, checkpoints_of, load_player, write
 from sparring.services.commands.runs import add_run, find
 from sparring.services.process.encryption import add_insecure, unprotected
-from sparring.services.process.runtime import Playing
+from sparring.services.process.runtime import Playback
 from sparring.services.supervision.launch import launch, trained_settings
 from sparring.services.supervision.ports import Ports
 from sparring.services.supervision.topology import Topology, build, load_run
@@ -50,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--untrained", action="store_true", help="a player with the weights that the first run began with"
     )
-    parser.add_argument("--mirror", action="store_true", help="each player meets itself too")
+    parser.add_argument("--mirror", action="store_true", help="each player also plays against itself")
     parser.add_argument("--matches", type=int, default=100, help="matches of each pair (default: 100)")
     parser.add_argument("--deterministic", action="store_true", help="act with the most likely actions")
-    parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: drawn, and logged)")
+    parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: random, and logged)")
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
     parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
     add_insecure(parser)
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One that plays.
+    """A player of the tournament.
 
     Attributes:
         label: its name.
@@ -73,13 +73,13 @@ class Contestant:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plays a tournament on the first run's simulators and says what it came to.
+    """Plays a tournament on the first run's simulators and prints its table.
 
     Returns:
         0 if every match was played; 1 if the run failed or was stopped before its end.
 
     Raises:
-        SettingsError: a run, a checkpoint or an argument is no good.
+        SettingsError: a run, a checkpoint or an argument is invalid.
     """
     if args.matches < 1 or args.checkpoints < 1 or args.timeout <= 0:
         raise SettingsError(
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         raise SettingsError(
             "got a single player; expected two at least; name another run, or add --untrained or --checkpoints 2"
         )
-    playing = Playing(
+    playing = Playback(
         checkpoints={},
         players=[player.label for player in players],
         matches=args.matches,
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     directory = runs[0].absolute() / f"tournament-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
     def plan(sockets: Path | None, ports: Ports) -> Topology:
-        """The topology first: where a port is not free, no folder is made."""
+        """Builds the topology before the folder, so that no folder is made where a port is not free."""
         run_id = f"{runs[0].absolute().name}-{directory.name}"
         topology = build(settings, sockets, ports, run_id=run_id, directory=directory, seed=seed, playing=playing)
         (directory / "logs").mkdir(parents=True)
@@ -120,14 +120,14 @@ def run(args: argparse.Namespace) -> int:
     write_atomically(directory / "tournament.png", heat_map(found, f"{runs[0].name}: {len(lines)} matches"))
     _show(found)
     sys.stdout.write(f"{directory / FILE}\n")
-    return 0 if status == "completed" else STATUSES[status] or FAILED  # one that the user stopped is not complete
+    return 0 if status == "completed" else STATUSES[status] or FAILED  # a run that the user stopped is not complete
 
 
 # ---------------------------------------------------------------- players
 
 
 def _players(runs: Sequence[Path], settings: Settings, count: int, *, untrained: bool) -> Iterator[Contestant]:
-    """Checkpoints of all runs, the oldest first; before them an untrained player, if one is asked for."""
+    """Yields checkpoints of all runs, the oldest first, and before them an untrained player if `untrained` is set."""
     found = [player for directory in runs for player in _of_run(directory, settings, count)]
     if untrained:
         yield _untrained(runs[0], settings)
@@ -135,7 +135,7 @@ def _players(runs: Sequence[Path], settings: Settings, count: int, *, untrained:
 
 
 def _of_run(directory: Path, settings: Settings, count: int) -> Iterator[Contestant]:
-    """Checkpoints of one run, evenly spread; where behaviors have different numbers, by their place in the order."""
+    """Yields evenly spread checkpoints of one run; behaviors with different numbers of them are spread separately."""
     known = {name: checkpoints_of(directory, name) for name in settings.behaviors}
     few = min(count, *map(len, known.values()))
     for at in range(few):
@@ -149,12 +149,12 @@ def _of_run(directory: Path, settings: Settings, count: int) -> Iterator[Contest
 
 
 def _untrained(directory: Path, settings: Settings) -> Contestant:
-    """What a run began with."""
-    began = load_run(directory.absolute())[0].seed
+    """Returns a player with the weights that a run began with."""
+    seed = load_run(directory.absolute())[0].seed
     weights = {}
     for name, behavior in settings.behaviors.items():
         spec = read_spec(load_player(checkpoints_of(directory, name)[-1]).description["spec"])
-        weights[name] = Learner(name, spec, behavior, began, learns=False).weights()
+        weights[name] = Learner(name, spec, behavior, seed, learns=False).weights()
     return Contestant("untrained", weights)
 
 
@@ -166,7 +166,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _show(found: TournamentTable) -> None:
-    """A table on the console, the strongest first; columns of points per match bear the rivals' places."""
+    """Prints a table, the strongest player first; the columns with points per match are numbered by opponent."""
     table = Table()
     table.add_column("", justify="right")
     table.add_column("player", overflow="fold")

@@ -23,8 +23,8 @@ from sparring.pipeline.settings import Overrides, Settings, no_device, not_here,
 from sparring.services.commands.check import unreadable
 from sparring.services.commands.players import copy_initial, write_opponents
 from sparring.services.process.encryption import add_insecure, exposed, keys_missing, keys_unusable, unprotected
-from sparring.services.process.runtime import Playing
-from sparring.services.supervision.launch import checkpoints, launch, nobody_trained, play
+from sparring.services.process.runtime import Playback
+from sparring.services.supervision.launch import checkpoints, launch, no_behavior_trained, play
 from sparring.services.supervision.topology import build, load_run
 
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="configuration file (YAML)")
     parser.add_argument("--run-id", help="name of the run (default: the configuration's name and the time)")
     parser.add_argument("--results-dir", help="where runs are kept (default: results)")
-    parser.add_argument("--seed", type=int, help="seed of the run (default: drawn, and logged)")
+    parser.add_argument("--seed", type=int, help="seed of the run (default: random, and logged)")
     parser.add_argument("--max-steps", type=float, help="end every behavior after so many trained steps")
     parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
     parser.add_argument("--inference", action="store_true", help="play the checkpoints of --run-id, learn nothing")
@@ -44,28 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-export", action="store_true", help="write no ONNX beside the checkpoints")
     add_insecure(parser)
     again = parser.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="go on from what is in the run's folder")
-    again.add_argument("--force", action="store_true", help="remove what is in the run's folder")
-    for word in _OLD_WORDS:
-        parser.add_argument(word, dest="old_words", action="append_const", const=word, help=argparse.SUPPRESS)
-    for word in _OLD_FILES:
-        parser.add_argument(f"--{word}", help=argparse.SUPPRESS)
+    again.add_argument("--resume", action="store_true", help="continue the run in its folder")
+    again.add_argument("--force", action="store_true", help="replace the run in its folder")
     _add_players(parser)
-
-
-_OLD_WORDS: Final = {
-    "--load": "the old name of --resume",
-    "--train": "without effect: what has no --inference learns",
-    "--torch": "without effect: there is no other framework",
-    "--tensorflow": "without effect: learners use torch",
-    "--cpu": "the old name of --torch-device cpu",
-}
-"""What `mlagents-learn` still takes, or took, and says to be out of use."""
-_OLD_FILES: Final = ("curriculum", "sampler")
-
-
-def _old_words(args: argparse.Namespace) -> tuple[str, ...]:
-    return tuple(f"{word}: {_OLD_WORDS[word]}" for word in dict.fromkeys(args.old_words or ()))
 
 
 def _add_players(parser: argparse.ArgumentParser) -> None:
@@ -99,16 +80,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: the configuration or an argument cannot be run.
     """
-    if given := [f"--{word}" for word in _OLD_FILES if getattr(args, word) is not None]:
-        raise SettingsError(
-            f"got {' and '.join(given)} with a file of before ML-Agents 1.0; expected environment_parameters in "
-            f"{args.config}; write lessons and samplers there, as docs/configuration.md shows"
-        )
     loaded = read(args.config, _overrides(args))
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings, insecure=args.insecure)
     if kept.inference:
-        notes = (*_old_words(args), *loaded.notices, *without_effect(settings), *started_by_hand(settings))
+        notes = (*loaded.notices, *without_effect(settings), *started_by_hand(settings))
         return STATUSES[_infer(args, settings, notes)]
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
@@ -138,7 +114,6 @@ def run(args: argparse.Namespace) -> int:
         added=added,
     )
     notes = (
-        *_old_words(args),
         *loaded.notices,
         *unprotected(settings, insecure=args.insecure),
         *without_effect(settings),
@@ -184,8 +159,8 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...])
         notes += (f"checkpoint_settings.initialize_from: without effect, {trained} has checkpoints of its own",)
     settings, _ = _with_known(settings, trained.absolute())
     if not settings.behaviors:
-        raise SettingsError(nobody_trained(trained))
-    playing = Playing(checkpoints=checkpoints(trained, settings))
+        raise SettingsError(no_behavior_trained(trained))
+    playing = Playback(checkpoints=checkpoints(trained, settings))
     seed = settings.seed if settings.seed >= 0 else random.SystemRandom().randrange(2**31)
     return play(trained, settings, playing, "inference", notes, seed=seed, in_process=args.in_process)[0]
 
@@ -196,7 +171,7 @@ def _overrides(args: argparse.Namespace) -> Overrides:
         seed=args.seed,
         run_id=args.run_id,
         results_dir=args.results_dir,
-        resume=args.resume or "--load" in (args.old_words or ()) or None,
+        resume=args.resume or None,
         force=args.force or None,
         inference=args.inference or None,
         deterministic=args.deterministic or None,
@@ -208,7 +183,7 @@ def _overrides(args: argparse.Namespace) -> Overrides:
                 "no_graphics_monitor": args.no_graphics_monitor or None,
             },
             "checkpoint_settings": {"initialize_from": args.initialize_from},
-            "torch_settings": {"device": args.torch_device or ("cpu" if "--cpu" in (args.old_words or ()) else None)},
+            "torch_settings": {"device": args.torch_device},
             "pipeline": {"export": False if args.no_export else None},
         },
     )
@@ -287,7 +262,6 @@ _NOT_AGAIN: Final = {
     "force",
     "initialize_from",
     "env_args",
-    "old_words",
 }
 
 

@@ -1,1 +1,1 @@
-"""The endpoint of stepping: sockets of simulators and Unity players, their admission, limits and credentials."""
+"""The endpoint of stepping accepts simulators and Unity players, checks their credentials and limits their traffic."""

@@ -1,4 +1,4 @@
-"""Who a simulator is: a certificate of the keys' authority over TLS, or the token in its Hello."""
+"""Simulators authenticate with a certificate of the keys' authority over TLS, or with the token in their Hello."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NUMBERED: Final = re.compile(r"simulator-\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What an endpoint for simulators asks for.
+    """Credentials are what an endpoint requires of simulators.
 
     Attributes:
-        tls: of the endpoint; None where it does not encrypt.
-        names: whose certificates are accepted.
-        token: that others show; "" where none is accepted.
+        tls: context of the endpoint; None where it does not encrypt.
+        names: names whose certificates are accepted.
+        token: accepted token; "" where none is accepted.
     """
 
     tls: ssl.SSLContext | None = None
@@ -37,54 +37,54 @@ class Credentials:
     token: str = field(default="", repr=False)
 
     @property
-    def asked(self) -> bool:
-        """Whether a simulator has to show something."""
+    def required(self) -> bool:
+        """Returns whether a simulator must authenticate."""
         return self.tls is not None or bool(self.token)
 
     async def secure(self, stream: ByteStream) -> ByteStream:
-        """The stream, encrypted where the endpoint does that.
+        """Returns the stream, encrypted where the endpoint encrypts.
 
         Raises:
             OSError: the other side does not speak TLS, or its certificate is not of this authority.
         """
         if self.tls is None:
             return stream
-        # Without the farewell of TLS: messages have lengths, so nothing can be cut off unseen.
+        # Without the closing alert of TLS: messages have lengths, so truncation is noticed.
         return await TLSStream.wrap(stream, server_side=True, ssl_context=self.tls, standard_compatible=False)
 
-    def certified(self, stream: ByteStream) -> str:
-        """Name in the certificate that was shown; "" for none.
+    def certificate_name(self, stream: ByteStream) -> str:
+        """Returns the name in the peer's certificate; "" for none.
 
         Raises:
-            RemoteProtocolError: it is none of those that are accepted.
+            RemoteProtocolError: the name is not accepted.
         """
         if self.tls is None:
             return ""
-        nothing: dict[str, Any] = {}
-        shown: Any = stream.extra(TLSAttribute.peer_certificate, nothing) or nothing  # noqa: S610 (of a stream)
-        names = [value for parts in shown.get("subject", ()) for key, value in parts if key == "commonName"]
+        empty: dict[str, Any] = {}
+        certificate: Any = stream.extra(TLSAttribute.peer_certificate, empty) or empty  # noqa: S610 (of a stream)
+        names = [value for parts in certificate.get("subject", ()) for key, value in parts if key == "commonName"]
         name = str(names[0]) if names else ""
-        if shown and name not in self.names:
+        if certificate and name not in self.names:
             raise _unknown("a certificate that is not accepted here", "one of a simulator on the list of the keys")
         return name
 
     def check(self, identity: str, credential: str) -> None:
-        """Refuses who has shown no certificate, and whose token is not the one.
+        """Rejects a simulator without a certificate or the right token.
 
         Raises:
-            RemoteProtocolError: so it is.
+            RemoteProtocolError: it has neither.
         """
-        if identity or not self.asked:
+        if identity or not self.required:
             return
         # In constant time; a token that is not ASCII is compared as bytes.
         if not self.token or not hmac.compare_digest(credential.encode(), self.token.encode()):
             raise _unknown("no valid credential", "a certificate or the token of the keys of this run")
 
     def check_number(self, identity: str, number: int | None) -> None:
-        """Refuses a number that is another simulator's: N is that of the certificate `simulator-N`, if there is one.
+        """Rejects another simulator's number: number N belongs to the certificate `simulator-N`, if there is one.
 
         Raises:
-            RemoteProtocolError: so it is.
+            RemoteProtocolError: the number belongs to another simulator.
         """
         if number is None or identity == (owner := f"simulator-{number}"):
             return
@@ -93,28 +93,28 @@ class Credentials:
                 "number",
                 got=f"simulator number {number} with {f'the certificate {identity}' if identity else 'a token'}",
                 expected=f"the certificate {owner}",
-                remedy="leave the number out, or show the certificate of that number",
+                remedy="leave the number out, or use the certificate of that number",
             )
 
 
 def credentials(address: str, keys: Path | None, accepted: Accepted, *, encrypt: bool) -> Credentials:
-    """What the endpoint at an address asks for.
+    """Returns the credentials that the endpoint at an address requires.
 
     Args:
-        address: of the endpoint. A Unix socket asks for nothing: its mode lets only its owner in.
-        keys: folder of the keys; None asks for nothing.
-        accepted: what simulators may show.
-        encrypt: False leaves TCP in the clear: then the token is all that can be shown.
+        address: of the endpoint. A Unix socket requires none: its mode admits only its owner.
+        keys: folder of the keys; None requires none.
+        accepted: kinds of credentials that simulators may use.
+        encrypt: False leaves TCP unencrypted: then only the token is possible.
 
     Raises:
-        SettingsError: a file of the keys cannot be used, or a token would be shown in the clear beyond this machine.
+        SettingsError: a file of the keys cannot be used, or a token would leave this machine unencrypted.
     """
     if keys is None or urlsplit(address).scheme == "unix":
         return Credentials()
     if not encrypt and is_open(address):
         raise SettingsError(
             f"got encrypt: false for {address}, which other machines can reach; expected loopback, where a token may "
-            "be shown in the clear; leave encrypt out"
+            "be sent unencrypted; leave encrypt out"
         )
     return Credentials(
         tls=server_tls(keys) if encrypt else None,

@@ -1,4 +1,4 @@
-"""Where simulators connect: a listening socket, as an anyio listener of byte streams."""
+"""Simulators connect to a listening socket, here an anyio listener of byte streams."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from anyio.abc import Listener, SocketListener, SocketStream, TaskGroup
 from sparring.pipeline.errors import ServiceError
 
 ACCEPTS_PER_S: Final = 500
-"""Connections that are taken per second: each costs the time of an action or two. The others wait in the system's
-queue, those of simulators that are served already do not."""
+"""Connections accepted per second: each costs the time of an action or two. Further ones wait in the system's queue,
+without delay for connected simulators."""
 _BURST_S: Final = 0.02
-"""After a pause, as many as in this time may come at once: their handshakes are in each other's way, and in others'."""
+"""Seconds whose connections may be accepted at once after a pause: simultaneous handshakes delay each other."""
 _PAUSE_S: Final = 0.1
-"""After a connection that could not be taken: most likely, descriptors have run out."""
+"""Pause after a failed accept: most likely no file descriptors are left."""
 
 
 def allow_descriptors(wanted: int) -> int:
-    """Lets this process open so many descriptors, as far as the system allows; returns how many it may open."""
+    """Raises the limit of file descriptors towards `wanted`; returns how many the process may open."""
     try:
         import resource
     except ImportError:  # Windows, which has no such limit
@@ -37,23 +37,23 @@ def allow_descriptors(wanted: int) -> int:
 
 
 class PacedListener(Listener[SocketStream]):
-    """Listens on sockets, and is not ended by a connection that it cannot take.
+    """A PacedListener accepts connections at a limited rate and survives failures of single ones.
 
     Args:
         listeners: on the sockets.
 
     Attributes:
-        untaken: connections that could not be taken.
-        cause: why not the last of them.
+        failures: number of connections that could not be accepted.
+        cause: of the last failure.
     """
 
     def __init__(self, *listeners: SocketListener) -> None:
         self._listeners = listeners
-        self.untaken = 0
+        self.failures = 0
         self.cause = ""
 
     async def serve(self, handler: Callable[[SocketStream], Any], task_group: TaskGroup | None = None) -> None:
-        """Starts `handler` with each connection, until cancelled; in `task_group`, where one is given."""
+        """Starts `handler` for each connection, in `task_group` if given, until cancelled."""
         async with anyio.create_task_group() as tasks:
             for listener in self._listeners:
                 tasks.start_soon(self._accept, listener, handler, task_group or tasks)
@@ -66,7 +66,7 @@ class PacedListener(Listener[SocketStream]):
             except anyio.ClosedResourceError:
                 return
             except (OSError, anyio.BrokenResourceError) as error:
-                self.untaken, self.cause = self.untaken + 1, repr(error.__cause__ or error)
+                self.failures, self.cause = self.failures + 1, repr(error.__cause__ or error)
                 await anyio.sleep(_PAUSE_S)
                 continue
             tasks.start_soon(handler, stream)

@@ -1,7 +1,7 @@
-"""What is sent to one simulator: at once where its socket takes it, else by a task that waits for it.
+"""Messages to a simulator are written at once where its socket accepts them, else by a task that waits for it.
 
-An action that waits for a task to be scheduled costs its simulator a tenth of its time. The system's
-buffer takes it at once, unless a simulator does not read; from then on the task writes to that one.
+An action that waits for a task to be scheduled costs its simulator a tenth of its time. The system's buffer accepts it
+at once, unless a simulator does not read; from then on the task writes to that one.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSAttribute
 
 Sent = Callable[[float, float], None]
-"""Called with the time of the frame that a message answers and the seconds it was withheld; 0 for none."""
+"""Called with the arrival time of the frame that a message answers and the seconds it was backpressured; else 0."""
 
 
 class Outgoing:
-    """The sending half of a stream; a context manager that closes it, not the stream.
+    """Outgoing is the sending half of a stream; a context manager that closes itself, not the stream.
 
     Args:
-        stream: nobody else writes to it.
-        sent: called when the system has taken a message.
+        stream: no other task writes to it.
+        sent: called when the system has accepted a message.
 
     Attributes:
-        waiting_bytes: that the other side has not taken.
+        waiting_bytes: bytes that the system has not accepted yet.
     """
 
     def __init__(self, stream: ByteStream, sent: Sent) -> None:
@@ -41,7 +41,7 @@ class Outgoing:
         self.waiting_bytes = 0
 
     def put(self, data: bytes, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
-        """Sends a message, or leaves it to `run`; who reads the stream waits for `room`. Never waits, never fails."""
+        """Sends a message or queues it for `run`, without waiting; a reader of the stream calls `wait_until_below`."""
         taken = self._try(data)
         if taken == len(data):
             self._sent(received_at, backpressured_s)
@@ -50,17 +50,17 @@ class Outgoing:
         self.waiting_bytes += len(data) - taken
         self._ready.set()
 
-    async def room(self, limit: int) -> None:
-        """Waits until no more than `limit` bytes wait: who asks much and reads no answers is not read either."""
+    async def wait_until_below(self, limit: int) -> None:
+        """Waits until at most `limit` bytes wait: a peer that reads no answers is not read either."""
         while self.waiting_bytes > limit:
             self._taken = anyio.Event()
             await self._taken.wait()
 
     async def run(self) -> None:
-        """Writes what had to wait, until cancelled.
+        """Writes queued messages until cancelled.
 
         Raises:
-            BrokenResourceError: the other side has gone.
+            BrokenResourceError: the other side has disconnected.
         """
         while True:
             await self._ready.wait()
@@ -68,7 +68,7 @@ class Outgoing:
             await self.drain()
 
     async def drain(self) -> None:
-        """Writes what had to wait; not while `run` does. Raises as `run`."""
+        """Writes queued messages; must not run beside `run`. Raises as `run`."""
         while self._waiting:
             data, received_at, backpressured_s = self._waiting.popleft()
             await self._stream.send(data)
@@ -83,18 +83,18 @@ class Outgoing:
         self.close()
 
     def close(self) -> None:
-        """Frees the second handle: from here on all is left to `run` or `drain`."""
+        """Closes the second handle: from here on only `run` or `drain` write."""
         if self._direct is not None:
             self._direct.close()
             self._direct = None
 
     def _try(self, data: bytes) -> int:
-        """Bytes taken at once. A message that is not taken whole is the last one tried: none may overtake it."""
+        """Returns the bytes accepted at once. After a partial write none is tried again: messages keep their order."""
         if self._direct is None:
             return 0
         try:
             taken = self._direct.send(data)
-        except OSError:  # full, or broken: then `run` finds out how
+        except OSError:  # full or broken: `run` finds out which
             taken = 0
         if taken < len(data):
             self.close()
@@ -102,7 +102,7 @@ class Outgoing:
 
 
 def _second_handle(stream: ByteStream) -> socket.socket | None:
-    """The stream's socket, to write to beside the event loop; None where there is none, or what it carries is TLS."""
+    """Returns a second handle of the stream's socket; None where it has none or carries TLS."""
     if stream.extra(TLSAttribute.ssl_object, None) is not None:  # noqa: S610 (of a stream)
         return None
     raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 (of a stream)

@@ -1,8 +1,8 @@
-"""A Unity player whose calls are answered in this process: a hop less for each of its steps.
+"""This process answers the calls of a Unity player directly, without a hop through its simulator.
 
-They arrive on the event loop, and are read and answered there: a step wakes no thread but this one. A large message,
-of images, is read on a thread, where the libraries that decode them let others go on. The simulator that launched the
-player only looks after it.
+Calls arrive on the event loop and are parsed and answered there: a step wakes no other thread. A large message with
+images is parsed on a thread, because the decoding libraries release the interpreter lock. The simulator that launched
+the player only supervises its process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 import anyio
 
-from sparring.pipeline.bridges.unity import Unreadable, channels
+from sparring.pipeline.bridges.unity import UnreadableData, channels
 from sparring.pipeline.bridges.unity.columns import PlainGoals
 from sparring.pipeline.bridges.unity.conversation import PACKAGE, PlayerConversation, PlayerMessage
 from sparring.pipeline.bridges.unity.server import HOST, Server
@@ -24,24 +24,24 @@ from sparring.pipeline.messages.simulator import Act, BehaviorReport, Fault, Pla
 from sparring.pipeline.specs import BehaviorSpec
 
 LAST_CALL_S: Final = 1.0
-"""For a player's last call: longer than a frame takes, and a run's end waits for it."""
+"""Seconds that the end of a run waits for a player's last call: longer than a frame takes."""
 GONE: Final = "gone"
-"""Code of the fault of a player that has broken off: how it ended says more."""
+"""Fault code of a player that disconnected: the simulator reports its exit status."""
 
 _LARGE: Final = 64 * 1024
-"""Bytes of a message from which reading it takes longer than handing it to a thread."""
+"""Bytes of a message above which parsing it takes longer than passing it to a thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayerEvent:
-    """What a player has said that the loop has to answer.
+    """A PlayerEvent holds a message of a player that needs an answer.
 
     Attributes:
-        at: when.
-        behaviors: new ones, by behavior id.
-        reports: of its agents; none: it is ready for its first reset.
-        plain_goals: as the conversation has heard them.
-        statistics: the game's own.
+        at: time of its arrival.
+        behaviors: new specs by behavior id.
+        reports: of its agents; none where it is ready for its first reset.
+        plain_goals: goal signals of new behaviors that networks read as ordinary observations.
+        statistics: of the game.
     """
 
     at: float
@@ -52,25 +52,25 @@ class PlayerEvent:
 
 
 Event = str | PlayerEvent | Fault
-"""A phase that it has come to, what it says, or what it did wrong."""
+"""A phase that the player has reached, a message, or an error."""
 
 
 class PlayerConnection:
-    """The line to one player.
+    """A PlayerConnection speaks with one player.
 
     Args:
-        player: what is told of it.
+        player: description that its simulator gives.
         seed: of its random source.
-        hear: gets what happens.
+        on_event: receives its events.
         clock: seconds, monotonic.
-        loop: on which all of this happens.
-        host: IP address on which it is to call.
+        loop: event loop that runs all callbacks.
+        host: IP address that the player connects to.
 
     Attributes:
-        port: on which it is to call.
+        port: port that the player connects to.
 
     Raises:
-        SettingsError: its port is not free, or a library is not installed.
+        SettingsError: the port is not free, or a library is not installed.
     """
 
     def __init__(
@@ -78,47 +78,47 @@ class PlayerConnection:
         player: Player,
         *,
         seed: int,
-        hear: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         clock: Callable[[], float],
         loop: asyncio.AbstractEventLoop,
         host: str = HOST,
     ) -> None:
         self._player = player
         self._seed = seed
-        self._hear = hear
+        self._on_event = on_event
         self._clock = clock
         self._loop = loop
         self._conversation = PlayerConversation()
-        self._over = asyncio.Event()  # it was told to quit, or has broken off
+        self._ended = asyncio.Event()  # set when it was asked to quit, or has disconnected
         self._phase = "launched"
-        self._due: float | None = clock() + player.connect_s  # None while the player waits for us
-        self._quiet_since: float | None = None  # agents have not decided or ended since
-        self._asked = False  # it waits for an answer of the loop's
-        self._parting = False
-        self._news: dict[str, BehaviorSpec] = {}
+        self._due: float | None = clock() + player.connect_s  # None while the player waits for an answer
+        self._idle_since: float | None = None  # time since which no agent has decided or ended
+        self._awaits_answer = False  # the stepper must answer
+        self._is_parting = False
+        self._new_behaviors: dict[str, BehaviorSpec] = {}
         self._plain_goals: dict[str, PlainGoals] = {}
         self._statistics: list[Statistic] = []
-        self._server = Server(player.port, self._called, self._broken, loop, host)
+        self._server = Server(player.port, self._on_call, self._on_disconnect, loop, host)
         self.port = self._server.port
 
     def answer(self, answer: Act | Reset) -> None:
-        """Answers what it has said."""
-        if not self._asked:  # it has gone meanwhile, or was told to quit
+        """Answers its last event."""
+        if not self._awaits_answer:  # it has disconnected or was asked to quit
             return
-        self._asked = False
-        with self._refusing():
-            told = _told(answer.parameters, answer.samplers)
+        self._awaits_answer = False
+        with self._ending_on_error():
+            side_channel = _encode_parameters(answer.parameters, answer.samplers)
             if isinstance(answer, Act):
-                self._come_to("stepping")
-                self._send(self._conversation.step(answer.actions, told))
+                self._set_phase("stepping")
+                self._send(self._conversation.step(answer.actions, side_channel))
                 return
-            if self._phase == "initialised":
-                self._come_to("first reset")
-                told = bytes.fromhex(self._player.settings) + told
-            self._send(self._conversation.reset(told))
+            if self._phase == "initialized":
+                self._set_phase("first reset")
+                side_channel = bytes.fromhex(self._player.settings) + side_channel
+            self._send(self._conversation.reset(side_channel))
 
     def overdue(self, now: float) -> Fault | None:
-        """What to say of it where it has been silent for too long."""
+        """Returns the error of a player that has been silent for too long; None otherwise."""
         due = self._due
         if due is None or now <= due:
             return None
@@ -128,142 +128,142 @@ class PlayerConnection:
         )
 
     def part(self) -> None:
-        """Has it told to quit, now where it waits, else when it calls next."""
+        """Asks the player to quit, at once where it waits for an answer, else at its next call."""
         self._due = None
-        self._parting = True
-        if self._asked:
-            self._say_farewell()
+        self._is_parting = True
+        if self._awaits_answer:
+            self._quit()
 
     async def close(self) -> None:
-        """Frees the port, also when it is cancelled; where the player waits, it is told to quit first.
+        """Frees the port, even when cancelled; a player that waits for an answer is asked to quit first.
 
-        A player that is to quit and computes at the time is still told so when it calls next.
+        After `part`, a player that is still computing has `LAST_CALL_S` for its next call.
         """
-        if self._parting:
+        if self._is_parting:
             with anyio.move_on_after(LAST_CALL_S, shield=True):
-                await self._over.wait()
+                await self._ended.wait()
         self.part()
-        self._over.set()
+        self._ended.set()
         self._server.close()
 
-    # ------------------------------------------------------------ what the player says
+    # ------------------------------------------------------------ messages of the player
 
-    def _called(self, content: bytes) -> None:
-        if self._over.is_set():  # who comes back has missed an answer
+    def _on_call(self, content: bytes) -> None:
+        if self._ended.is_set():  # a player that reconnects has missed an answer
             self._server.answer(None)
             return
         self._due = None
         if len(content) <= _LARGE:
-            with self._refusing():
-                self._react(self._conversation.hear(content))
+            with self._ending_on_error():
+                self._react(self._conversation.receive(content))
             return
-        reading = self._loop.run_in_executor(None, self._conversation.hear, content)
+        reading = self._loop.run_in_executor(None, self._conversation.receive, content)
         reading.add_done_callback(self._read)
 
     def _read(self, reading: asyncio.Future[PlayerMessage]) -> None:
-        """A large message has been read on a thread."""
-        with self._refusing():
+        """Handles a large message parsed on a thread."""
+        with self._ending_on_error():
             self._react(reading.result())
 
     @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """Tells of what cannot be used, and has the player quit."""
+    def _ending_on_error(self) -> Iterator[None]:
+        """Reports errors, and asks the player to quit."""
         try:
             yield
-        except Unreadable as error:
-            self._give_up(_fault(str(error), error.remedy))
+        except UnreadableData as error:
+            self._fail(_fault(str(error), error.remedy))
         except (LocalProtocolError, SettingsError) as error:
-            self._give_up(_fault(str(error), "report it"))
+            self._fail(_fault(str(error), "report it"))
 
-    def _react(self, heard: PlayerMessage) -> None:
+    def _react(self, message: PlayerMessage) -> None:
         conversation = self._conversation
-        if heard.farewell is not None:
-            said = f" ({heard.farewell})" if heard.farewell else ""
-            self._give_up(_fault(f"a player that ended the conversation{said}", "keep the game running", GONE))
+        if message.farewell is not None:
+            reason = f" ({message.farewell})" if message.farewell else ""
+            self._fail(_fault(f"a player that ended the conversation{reason}", "keep the game running", GONE))
             return
-        if heard.introduction is not None:
-            self._come_to("connected")
-            answer = conversation.initialise(seed=self._seed, package=PACKAGE, num_areas=self._player.areas)
-            self._come_to("initialised")
+        if message.introduction is not None:
+            self._set_phase("connected")
+            answer = conversation.initialize(seed=self._seed, package=PACKAGE, num_areas=self._player.areas)
+            self._set_phase("initialized")
             self._send(answer)
             return
-        self._news |= heard.behaviors
-        self._plain_goals |= heard.plain_goals
-        self._statistics += heard.statistics
-        if heard.reports or conversation.state == "ready":
-            self._ask(heard.reports)
+        self._new_behaviors |= message.behaviors
+        self._plain_goals |= message.plain_goals
+        self._statistics += message.statistics
+        if message.reports or conversation.state == "ready":
+            self._request_answer(message.reports)
         else:
-            self._go_on()
+            self._continue()
 
-    def _go_on(self) -> None:
-        """No agent wants a decision or has ended: the game goes on, for a while."""
-        if self._parting:
-            self._say_farewell()
+    def _continue(self) -> None:
+        """Continues the game without actions, since no agent decides or has ended; for a limited time."""
+        if self._is_parting:
+            self._quit()
             return
         now = self._clock()
-        since = self._quiet_since = now if self._quiet_since is None else self._quiet_since
+        since = self._idle_since = now if self._idle_since is None else self._idle_since
         if now - since > self._player.timeout_s:
-            raise Unreadable(
+            raise UnreadableData(
                 f"no agent that wanted a decision or ended in {self._player.timeout_s:g} s",
                 "give the agents a Decision Requester, or call RequestDecision",
             )
         self._send(self._conversation.step(()))
 
-    def _ask(self, reports: tuple[BehaviorReport, ...]) -> None:
-        """Has somebody answer."""
-        said = PlayerEvent(
+    def _request_answer(self, reports: tuple[BehaviorReport, ...]) -> None:
+        """Passes an event to the stepper, which answers it."""
+        event = PlayerEvent(
             at=self._clock(),
-            behaviors=self._news,
+            behaviors=self._new_behaviors,
             reports=reports,
             plain_goals=self._plain_goals,
             statistics=tuple(self._statistics),
         )
-        self._news, self._plain_goals, self._statistics, self._quiet_since = {}, {}, [], None
-        self._asked = True
-        self._hear(said)
-        if self._parting and self._asked:
-            self._say_farewell()
+        self._new_behaviors, self._plain_goals, self._statistics, self._idle_since = {}, {}, [], None
+        self._awaits_answer = True
+        self._on_event(event)
+        if self._is_parting and self._awaits_answer:
+            self._quit()
 
     def _send(self, message: bytes) -> None:
         self._due = self._clock() + self._player.timeout_s
         self._server.answer(message)
 
-    def _give_up(self, fault: Fault) -> None:
-        self._say_farewell()
-        self._hear(fault)
+    def _fail(self, fault: Fault) -> None:
+        self._quit()
+        self._on_event(fault)
 
-    def _say_farewell(self) -> None:
-        """Tells it to quit, where that can be said now."""
-        self._due, self._asked = None, False
-        self._over.set()
+    def _quit(self) -> None:
+        """Asks the player to quit, where it waits for an answer."""
+        self._due, self._awaits_answer = None, False
+        self._ended.set()
         try:
             self._server.answer(self._conversation.quit())
         except LocalProtocolError:
             self._server.answer(None)
 
-    def _come_to(self, phase: str) -> None:
+    def _set_phase(self, phase: str) -> None:
         if self._phase != phase:
             self._phase = phase
-            self._hear(phase)
+            self._on_event(phase)
 
-    def _broken(self) -> None:
-        self._due, self._asked = None, False
-        self._over.set()
-        self._hear(_fault("the player broke the connection off", "see its log", GONE))
+    def _on_disconnect(self) -> None:
+        self._due, self._awaits_answer = None, False
+        self._ended.set()
+        self._on_event(_fault("the player broke the connection", "see its log", GONE))
 
 
 def _fault(got: str, remedy: str, code: str = "player") -> Fault:
-    return Fault(code=code, got=got, expected="a game that goes on", remedy=remedy)
+    return Fault(code=code, got=got, expected="a game that keeps running", remedy=remedy)
 
 
-def _told(parameters: Mapping[str, float], samplers: Mapping[str, Sampler]) -> bytes:
-    """Side channel bytes of parameters. The player draws from samplers itself, whenever the game asks.
+def _encode_parameters(parameters: Mapping[str, float], samplers: Mapping[str, Sampler]) -> bytes:
+    """Encodes parameters for the side channel. The player samples by itself, whenever the game needs a value.
 
     Raises:
-        SettingsError: one cannot be told.
+        SettingsError: a parameter cannot be encoded.
     """
     if not parameters:
         return b""
-    told = [channels.sampler(key, one.kind, one.values, one.seed) for key, one in samplers.items()]
-    told += [channels.parameter(key, value) for key, value in parameters.items() if key not in samplers]
-    return b"".join(told)
+    encoded = [channels.sampler(key, one.kind, one.values, one.seed) for key, one in samplers.items()]
+    encoded += [channels.parameter(key, value) for key, value in parameters.items() if key not in samplers]
+    return b"".join(encoded)

@@ -1,1 +1,1 @@
-"""What every process of a run has: its context, its place on a machine, its keys, and its end."""
+"""Every process of a run gets its context, its machine, its keys and its end from this package."""

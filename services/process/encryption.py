@@ -1,4 +1,4 @@
-"""What other machines can reach, and whether keys keep strangers out of it."""
+"""Settings show which addresses other machines can reach, and whether keys protect these."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ from sparring.pipeline.settings.hosts import main, place
 
 KEYS_VARIABLE: Final = "SPARRING_KEYS"
 
-_SIMULATORS_COULD: Final = "whoever reaches it can act as a simulator, poison what is learned and copy how it acts"
+_SIMULATORS_COULD: Final = "any peer that reaches it can act as a simulator, poison the training and copy the policies"
 
-_SERVICES_COULD: Final = "whoever reaches it can replace weights and data, and start the run's programs on its machines"
+_SERVICES_COULD: Final = "any peer that reaches it can replace weights and data, and start programs on its machines"
 
 
 def add_insecure(parser: argparse.ArgumentParser) -> None:
     """Declares `--insecure`."""
     parser.add_argument(
-        "--insecure", action="store_true", help="listen beyond loopback without keys: strangers can join the run"
+        "--insecure", action="store_true", help="listen beyond loopback without keys: any peer can join the run"
     )
 
 
 def keys_folder(settings: Settings, environ: Mapping[str, str] | None = None) -> Path | None:
-    """The folder of keys on this machine, None where there are none.
+    """Returns the folder of keys on this machine; None without keys.
 
     Args:
         settings: of the run.
-        environ: variables; None: the process's own.
+        environ: variables; None for the process's own.
     """
     named = (os.environ if environ is None else environ).get(KEYS_VARIABLE) or settings.pipeline.keys
     return None if named is None else Path(named).absolute()
 
 
 def exposed(settings: Settings, *, insecure: bool) -> list[str]:
-    """What other machines could reach unprotected, one line for each.
+    """Returns the addresses that other machines could reach unprotected, one line for each.
 
     Args:
         settings: of the run.
-        insecure: the user has said that it may be reached without keys.
+        insecure: the user allows access without keys.
     """
     if insecure:
         return []
     players = [
         f"got {what}, which other machines can reach; expected loopback, for no key protects it; use an SSH tunnel to "
-        "the players' ports, or say --insecure where everybody who can connect may"
+        "the players' ports, or pass --insecure where anyone who can connect may take part"
         for what, _ in _players(settings)
     ]
     if keys_folder(settings) is not None:
@@ -68,13 +68,13 @@ def exposed(settings: Settings, *, insecure: bool) -> list[str]:
     return players + [
         f"got {what}, which other machines can reach, without keys; expected keys, or loopback (127.0.0.1, ::1, "
         "localhost) or unix:///PATH; make keys with `sparring keys DIR` and set pipeline.keys: DIR, use loopback and "
-        "an SSH tunnel, or say --insecure where everybody who can connect may"
+        "an SSH tunnel, or pass --insecure where anyone who can connect may take part"
         for what, _ in _reachable(settings)
     ]
 
 
 def keys_missing(settings: Settings) -> list[str]:
-    """Keys that the settings name and this machine does not have, one line."""
+    """Returns a line where the settings name keys that this machine lacks."""
     folder = keys_folder(settings)
     if folder is None or folder.is_dir():
         return []
@@ -82,7 +82,7 @@ def keys_missing(settings: Settings) -> list[str]:
 
 
 def keys_unusable(settings: Settings) -> list[str]:
-    """What is wrong with keys that are here and that this machine needs, one line for each."""
+    """Returns the errors of keys that this machine has and needs, one line for each."""
     folder = keys_folder(settings)
     if folder is None or not folder.is_dir():
         return []
@@ -91,22 +91,22 @@ def keys_unusable(settings: Settings) -> list[str]:
 
 
 def unprotected(settings: Settings, *, insecure: bool) -> list[str]:
-    """Warnings of a run that the user lets be reached without keys, one line for each."""
+    """Returns the warnings of a run with `--insecure`, one line for each."""
     if not insecure:
         return []
     reachable = [] if keys_folder(settings) is not None else _reachable(settings)
-    return [f"--insecure: {what} is open to everybody: {could}" for what, could in (*_players(settings), *reachable)]
+    return [f"--insecure: {what} is open to any peer: {could}" for what, could in (*_players(settings), *reachable)]
 
 
 def _players(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Where Unity players call, where that is beyond loopback."""
+    """Yields the address of Unity players where it is beyond loopback, and the danger."""
     host = settings.pipeline.player_host
     if not is_loopback(host) and any(one.name == "unity" for one in settings.launched):
         yield f"pipeline.player_host {host!r}", _SIMULATORS_COULD
 
 
 def _reachable(settings: Settings) -> Iterator[tuple[str, str]]:
-    """What listens beyond loopback, and what a stranger could do there."""
+    """Yields each address beyond loopback, and what an unauthenticated peer could do there."""
     if is_open(settings.pipeline.address):
         yield f"pipeline.address {settings.pipeline.address!r}", _SIMULATORS_COULD
     for name, host in settings.pipeline.hosts.items():
@@ -115,7 +115,7 @@ def _reachable(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _failures(settings: Settings, folder: Path) -> Iterator[SettingsError]:
-    """Reads all that the machine where the run is started has to read."""
+    """Yields the errors of all keys that the machine where the run is started must read."""
     hosts = settings.pipeline.hosts
     here = main(hosts)
     reads: list[Callable[[], object]] = []

@@ -1,7 +1,7 @@
-"""Where a service runs: as a process of its own, or as a task beside others.
+"""A host runs a service as a process of its own or as a task beside others.
 
-Both hosts start services and simulators and say how they ended. A process holds the reading end of a
-pipe whose writing end only the supervisor has (`services/process/lifeline.py`).
+Both hosts start services and report how these ended. A process holds the reading end of a pipe whose writing end only
+the supervisor has (`services/process/lifeline.py`).
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from sparring.pipeline.errors import CAN_NOT_START, NO_ROOM, UNUSABLE, SparringError, first_failure
+from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, first_failure
 from sparring.pipeline.monitoring import logs
 from sparring.services.process.lifeline import PIPE_VARIABLE
 
 PYTHON: Final = (sys.executable, "-P", "-m")
-"""Runs a module without the working directory on its path: what a user keeps there is not imported by accident."""
+"""Runs a module without the working directory on its path: files of the user are not imported by accident."""
 SPARRING: Final = (*PYTHON, "sparring")
-"""The `sparring` command as another process."""
+"""Runs the `sparring` command in another process."""
 
 _TAIL: Final = 8192
 
 
 class HostedService(Protocol):
-    """Something that runs."""
+    """A HostedService runs as a process or a task."""
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None for a task."""
+        """Returns its process id; None for a task."""
 
     async def wait(self) -> str:
-        """Returns when it has ended: "" in order, else what went wrong."""
+        """Waits for its end; returns "" where it ended in order, else what went wrong."""
 
     @property
     def hopeless(self) -> bool:
-        """Whether it ended in a way that a restart cannot mend."""
+        """Returns whether it ended in a way that a restart cannot repair."""
 
     def stop(self) -> None:
         """Asks it to end in order."""
@@ -53,12 +53,12 @@ class HostedService(Protocol):
 
 
 class Process:
-    """A running process.
+    """A Process runs a command.
 
     Args:
         process: started, in a session of its own.
-        errors: file that holds its standard error, for the last words.
-        offset: where those of this start begin.
+        errors: file with its standard error, whose last line names the failure.
+        offset: where the output of this process begins.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], errors: Path, offset: int = 0) -> None:
@@ -69,24 +69,24 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """Its process id."""
+        """Returns its process id."""
         return self._process.pid
 
     @property
     def hopeless(self) -> bool:
-        """Whether it said that a restart would not help."""
-        return self._process.returncode in (UNUSABLE, NO_ROOM, CAN_NOT_START)
+        """Returns whether its exit status says that a restart would not help."""
+        return self._process.returncode in (UNUSABLE, DISK_FULL, CANNOT_START)
 
     async def wait(self) -> str:
-        """Returns when it has ended."""
+        """Waits for its end; returns "" where it ended in order, else what went wrong."""
         status = await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True, limiter=_waiters())
-        if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it could listen
+        if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it handled signals
             return ""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        if status == NO_ROOM:
+        if status == DISK_FULL:
             how += ", no room on the disk"
-        words = await anyio.to_thread.run_sync(self._last_words)
-        return f"{how}: {words}" if words else how
+        line = await anyio.to_thread.run_sync(self._last_error)
+        return f"{how}: {line}" if line else how
 
     def stop(self) -> None:
         """Sends SIGTERM."""
@@ -99,17 +99,17 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    def _last_words(self) -> str:
-        """The end of its standard error: the line that names the failure."""
+    def _last_error(self) -> str:
+        """Returns the last line of its standard error, which names the failure."""
         text = _end_of(self._errors, self._offset)
-        if text is None:  # it was put aside meanwhile
+        if text is None:  # it was rotated meanwhile
             text = (_end_of(self._errors.with_name(f"{self._errors.name}.1")) or "") + (_end_of(self._errors) or "")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 
 def _end_of(path: Path, begin: int = 0) -> str | None:
-    """The last bytes of a file from `begin` on as text; None where it is not there, or shorter."""
+    """Returns the last bytes of a file from `begin` on as text; None where it is missing or shorter."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -122,7 +122,7 @@ def _end_of(path: Path, begin: int = 0) -> str | None:
 
 
 class ProcessHost:
-    """Starts processes that end with this one.
+    """A ProcessHost starts processes that end with this one.
 
     Args:
         logs: folder for their standard error.
@@ -147,11 +147,11 @@ class ProcessHost:
         Args:
             name: names the file for its standard error.
             command: program and arguments.
-            environment: variables beside our own.
-            output: where its standard output goes; None sends it to the same file.
+            environment: variables in addition to this process's own.
+            output: file for its standard output; None for the same file.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the command cannot be started.
         """
         path = self._logs / f"{name}.stderr"
         with path.open("ab") as errors:
@@ -170,13 +170,13 @@ class ProcessHost:
         return Process(process, path, offset)
 
     def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
-        """Starts a foreign program under a watcher that ends it when we are gone. Raises as `start`."""
+        """Starts a foreign program under a watcher that ends it with this process. Raises as `start`."""
         watcher = [*PYTHON, "sparring.services.process.watcher", str(self._reader), "--", *command]
         return self.start(name, watcher, environment)
 
 
 class Task:
-    """A service that runs as a task.
+    """A Task runs a service as a task.
 
     Args:
         name: of the service, for its log.
@@ -192,21 +192,21 @@ class Task:
 
     @property
     def pid(self) -> int | None:
-        """None: it has no process."""
+        """Returns None: a task has no process."""
         return None
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Returns whether it has ended."""
         return self._ended.is_set()
 
     @property
     def hopeless(self) -> bool:
-        """Whether it failed with one of our own errors, which the next start would meet again."""
+        """Returns whether it failed with an error of this package, which a restart would repeat."""
         return self._hopeless
 
     async def run(self, work: Callable[[anyio.Event], Awaitable[None]]) -> None:
-        """Runs `work` and keeps how it ended."""
+        """Runs `work` and stores how it ended."""
         try:
             with self._scope:
                 await work(self.stopping)
@@ -216,13 +216,13 @@ class Task:
             first = first_failure(error)
             self._failure = f"{type(first).__name__}: {first}"
             self._hopeless = isinstance(first, SparringError)
-            if not self._hopeless:  # those of ours say enough in one line, which the supervisor writes
+            if not self._hopeless:  # the supervisor logs those of ours in one line
                 logs.get(service=self._name).error("failed", error=str(first), exc_info=first)
         finally:
             self._ended.set()
 
     async def wait(self) -> str:
-        """Returns when it has ended."""
+        """Waits for its end; returns "" where it ended in order, else what went wrong."""
         await self._ended.wait()
         return self._failure
 
@@ -246,5 +246,5 @@ _LIMITERS: dict[int, anyio.CapacityLimiter] = {}
 
 
 def _waiters() -> anyio.CapacityLimiter:
-    """Waiting for processes must not use up the threads of others."""
+    """Returns a limiter of its own, so that waiting for processes does not use up the threads of others."""
     return _LIMITERS.setdefault(os.getpid(), anyio.CapacityLimiter(1000))

@@ -1,4 +1,4 @@
-"""Ends a process with its supervisor. Loads nothing but the standard library, so that it comes before all that does.
+"""Processes end with their supervisor. This module loads only the standard library, so that it runs before any other.
 
 A process holds the reading end of a pipe whose writing end only the supervisor has: when that closes, however the
 supervisor died, the process ends at once.
@@ -18,7 +18,7 @@ PIPE_VARIABLE: Final = "SPARRING_SUPERVISOR_PIPE"
 
 
 def end_with_supervisor() -> None:
-    """Makes this process end when its supervisor does; does nothing where it was started alone."""
+    """Makes this process end with its supervisor; does nothing where it has none."""
     text = os.environ.pop(PIPE_VARIABLE, "")
     if not text:
         return

@@ -1,11 +1,11 @@
-"""The parts of a run that another machine runs: orders on one side, processes on the other.
+"""Other machines run parts of a run: the main machine publishes orders, and an executor there starts processes.
 
     main machine                                   other machine
-    Machine.start(part) --- HostOrders(session) ---> Orderly.follow: starts, stops, kills
-    RemotePart.wait    <--- HostState(session) ----- Orderly.state
+    Machine.start(part) --- HostOrders(session) ---> OrderExecutor.follow: starts, stops, kills
+    RemotePart.wait    <--- HostState(session) ----- OrderExecutor.publish_state
 
-A machine that falls silent ends all it has started, and its parts count as failed; when it is back, it has a new
-session and gets new orders. So no part ever runs twice, and no order is carried out twice.
+A machine that loses contact ends all parts that it has started, and these count as failed; it rejoins with a new
+session and gets new orders. So no part runs twice, and no order is executed twice.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sparring.pipeline.messages.hosts import HostOrders, HostState, PartOrder, P
 from sparring.services.process.hosting import HostedService
 
 SILENT_S: Final = 3.5
-"""A machine that has not heard from the main one for so long ends what it runs."""
+"""Seconds without a message of the main machine after which a machine ends its parts."""
 
 AWAY_S: Final = 8.0
-"""A machine that was not heard for so long is away: by then it has ended what it ran."""
+"""Seconds of silence after which a machine counts as away: by then it has ended its parts."""
 
 
 class RemotePart:
-    """One start of a part on another machine. As `HostedService` describes."""
+    """A RemotePart is one incarnation of a part on another machine, as `HostedService` describes."""
 
     def __init__(self, order: PartOrder, changed: Callable[[], None]) -> None:
         self.order = order
@@ -39,154 +39,154 @@ class RemotePart:
 
     @property
     def pid(self) -> int | None:
-        """Its process id on its machine; None before it was started there."""
+        """Returns its process id on its machine; None before it was started there."""
         return self._state.pid or None
 
     @property
     def hopeless(self) -> bool:
-        """Whether a restart cannot mend it."""
+        """Returns whether it ended in a way that a restart cannot repair."""
         return self._state.hopeless
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no more."""
+        """Returns whether it has ended."""
         return self._ended.is_set()
 
     async def wait(self) -> str:
-        """Returns when it has ended."""
+        """Waits for its end; returns "" where it ended in order, else what went wrong."""
         await self._ended.wait()
         return self._state.failure
 
     def stop(self) -> None:
-        """Asks it to end in order; where it was not ordered yet, nobody begins it."""
-        self._ask(dataclasses.replace(self.order, stop=True))
+        """Asks it to end in order; where its order was not published yet, it never starts."""
+        self._change_order(dataclasses.replace(self.order, stop=True))
         if not self.ordered:
-            self.take(dataclasses.replace(self._state, ended=True))
+            self.update(dataclasses.replace(self._state, ended=True))
 
     def kill(self) -> None:
-        """Ends it at once; nothing where its machine is away and nothing runs."""
-        self._ask(dataclasses.replace(self.order, kill=self.ordered))
+        """Ends it at once; does nothing where its order was not published yet."""
+        self._change_order(dataclasses.replace(self.order, kill=self.ordered))
 
-    def take(self, state: PartState) -> None:
-        """What its machine says of it."""
+    def update(self, state: PartState) -> None:
+        """Adopts the state that its machine reports."""
         if state.number == self.order.number and not self.ended:
             self._state = state
             if state.ended:
                 self._ended.set()
 
     def fail(self, failure: str, *, hopeless: bool = False) -> None:
-        """It has ended with its machine."""
-        self.take(dataclasses.replace(self._state, ended=True, failure=failure, hopeless=hopeless))
+        """Marks it as failed because its machine is away."""
+        self.update(dataclasses.replace(self._state, ended=True, failure=failure, hopeless=hopeless))
 
-    def _ask(self, order: PartOrder) -> None:
+    def _change_order(self, order: PartOrder) -> None:
         if order != self.order and not self.ended:
             self.order = order
             self._changed()
 
 
 class Machine:
-    """Another machine, as the main one sees it.
+    """A Machine represents another machine on the main one.
 
     Args:
         name: of the host.
-        publish: makes orders known to it.
-        clock: seconds, rising.
-        patience_s: how long it may be away before its parts are given up.
+        publish: publishes its orders.
+        clock: seconds, monotonic.
+        host_timeout_s: seconds that it may be away before its parts fail for good.
     """
 
     def __init__(
-        self, name: str, publish: Callable[[HostOrders], None], clock: Callable[[], float], patience_s: float
+        self, name: str, publish: Callable[[HostOrders], None], clock: Callable[[], float], host_timeout_s: float
     ) -> None:
         self.name = name
         self.session = ""
         self.released = anyio.Event()
         self._publish = publish
         self._clock = clock
-        self._patience_s = patience_s
+        self._host_timeout_s = host_timeout_s
         self._away_since = clock()
         self._numbers: dict[str, int] = {}
         self._parts: dict[str, RemotePart] = {}
         self._over = ""
 
     def start(self, part: str, start: str = "", *, first: bool = False) -> HostedService:
-        """Starts a part there, as soon as the machine is there."""
+        """Starts a part there, as soon as the machine has joined."""
         number = self._numbers[part] = self._numbers.get(part, 0) + 1
-        remote = RemotePart(PartOrder(number=number, start=start, first=first), self._tell)
+        remote = RemotePart(PartOrder(number=number, start=start, first=first), self._publish_orders)
         self._parts[part] = remote
-        self._tell()
+        self._publish_orders()
         return remote
 
-    def heard(self, state: HostState) -> bool:
-        """The machine has said how it fares. Returns whether it has just joined."""
+    def on_state(self, state: HostState) -> bool:
+        """Adopts the state that the machine reports; returns whether it has just joined."""
         joined = state.session != self.session
         if joined:
-            self._lose(f"{self.name} has joined anew")
+            self._fail_ordered(f"{self.name} has rejoined")
             self.session = state.session
-            self._tell()
+            self._publish_orders()
         for name, one in state.parts.items():
             if name in self._parts and self._parts[name].ordered:
-                self._parts[name].take(one)
+                self._parts[name].update(one)
         if state.over:
             self.released.set()
         return joined
 
-    def look(self, heard_age_s: float) -> str:
-        """Looks whether the machine is there.
+    def check(self, silent_s: float) -> str:
+        """Checks whether the machine is present.
 
         Args:
-            heard_age_s: seconds since it was last heard.
+            silent_s: seconds since its last message.
 
         Returns:
-            What has happened just now: "" mostly, "away", or "given_up".
+            The change since the last check: "away", "given_up", or "" for none.
         """
         now = self._clock()
-        if self.session and heard_age_s > AWAY_S:
+        if self.session and silent_s > AWAY_S:
             self.session = ""
             self._away_since = now
-            self._lose(f"{self.name} was not heard for {heard_age_s:.0f} s")
+            self._fail_ordered(f"{self.name} was silent for {silent_s:.0f} s")
             return "away"
         waiting = [part for part in self._parts.values() if not part.ended]
-        if not self.session and waiting and now - self._away_since > self._patience_s:
+        if not self.session and waiting and now - self._away_since > self._host_timeout_s:
             for part in waiting:
                 part.fail(
-                    f"got no word from the host {self.name} for {self._patience_s:g} s; expected it to take part; "
-                    "start `sparring join` there",
+                    f"got no message from the host {self.name} for {self._host_timeout_s:g} s; "
+                    "expected it to take part; start `sparring join` there",
                     hopeless=True,
                 )
             return "given_up"
         return ""
 
     def end(self, status: str) -> None:
-        """The run has ended; `released` is set when the machine has heard it, or is away."""
+        """Publishes the end of the run; `released` is set when the machine knows of it, or is away."""
         self._over = status
-        self._tell()
+        self._publish_orders()
         if not self.session:
             self.released.set()
 
-    def _lose(self, why: str) -> None:
-        """What was ordered in the former session runs no more."""
+    def _fail_ordered(self, why: str) -> None:
+        """Marks the parts ordered in the former session as failed."""
         for part in self._parts.values():
             if part.ordered:
                 part.fail(why)
 
-    def _tell(self) -> None:
+    def _publish_orders(self) -> None:
         if not self.session:
             return
-        living = {name: part for name, part in self._parts.items() if not part.ended}
-        for part in living.values():
+        running = {name: part for name, part in self._parts.items() if not part.ended}
+        for part in running.values():
             part.ordered = True
-        orders = {name: part.order for name, part in living.items()}
+        orders = {name: part.order for name, part in running.items()}
         self._publish(HostOrders(session=self.session, parts=orders, over=self._over))
 
 
 class OrderExecutor:
-    """Carries out orders on a machine.
+    """An OrderExecutor executes orders on a machine.
 
     Args:
-        session: this stay of the machine in the run.
+        session: session of the machine.
         start: starts a part by its name.
-        publish: makes known how the machine fares.
-        tasks: that wait for the ends of parts.
+        publish: publishes the state of the machine.
+        tasks: task group that waits for the ends of parts.
     """
 
     def __init__(
@@ -202,25 +202,25 @@ class OrderExecutor:
         self._tasks = tasks
         self._hosted: dict[str, HostedService] = {}
         self._states: dict[str, PartState] = {}
-        self._asked: dict[str, PartOrder] = {}
+        self._orders: dict[str, PartOrder] = {}
         self.over = ""
-        self.tell()
+        self.publish_state()
 
     def follow(self, orders: HostOrders) -> None:
-        """Does what is ordered and not done yet."""
+        """Executes new orders."""
         if orders.session != self._session:
             return
         for name, order in orders.parts.items():
-            self._carry_out(name, order)
+            self._execute(name, order)
         if orders.over and not self.over:
             self.over = orders.over
-            self.tell()
+            self.publish_state()
 
-    def _carry_out(self, name: str, order: PartOrder) -> None:
-        before, state = self._asked.get(name), self._states.get(name)
+    def _execute(self, name: str, order: PartOrder) -> None:
+        before, state = self._orders.get(name), self._states.get(name)
         if before is not None and order.number < before.number:
             return
-        self._asked[name] = order
+        self._orders[name] = order
         if state is None or state.ended:
             if state is None or order.number > state.number:
                 self._begin(name, order)
@@ -248,13 +248,13 @@ class OrderExecutor:
             number=number, pid=hosted.pid or 0, ended=True, failure=failure[:2000], hopeless=hosted.hopeless
         )
         self._note(name, state)
-        self._carry_out(name, self._asked[name])
+        self._execute(name, self._orders[name])
 
     def _note(self, name: str, state: PartState) -> None:
         if name not in self._states or state.number >= self._states[name].number:
             self._states[name] = state
-            self.tell()
+            self.publish_state()
 
-    def tell(self) -> None:
-        """Publishes how the machine fares."""
+    def publish_state(self) -> None:
+        """Publishes the state of the machine."""
         self._publish(HostState(session=self._session, parts=dict(self._states), over=bool(self.over)))

@@ -1,4 +1,4 @@
-"""From the folder of keys to what the ends of a service need of it."""
+"""Services protect their queue ends with keys from the folder of keys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparring.services.process.runtime import Run
 
 
 def curve(folder: Path, role: str, names: Iterable[str]) -> Curve:
-    """The keys of a service.
+    """Returns the keys of a service.
 
     Args:
         folder: of keys.
         role: of the service.
-        names: of all queues and boards ("topic:NAME") of the run.
+        names: of all queues and topics ("topic:NAME") of the run.
 
     Raises:
         SettingsError: a key or the list is missing, or others can read or change it.
@@ -35,13 +35,13 @@ def curve(folder: Path, role: str, names: Iterable[str]) -> Curve:
 
 
 def protection(run: Run, names: Iterable[str], service: str, host: str | None = None) -> Protection:
-    """How the ends of a service are protected.
+    """Returns the protection of the queue ends of a service.
 
     Args:
-        run: that it belongs to.
-        names: of all queues and boards ("topic:NAME") of the run.
-        service: as "learning-Ball", or "supervisor".
-        host: that it runs on; None: where the run's settings put it.
+        run: run of the service.
+        names: of all queues and topics ("topic:NAME") of the run.
+        service: such as "learning-Ball", or "supervisor".
+        host: host that it runs on; None for the one in the run's settings.
 
     Raises:
         SettingsError: as `curve`.

@@ -1,8 +1,8 @@
-"""What a service gets from whoever starts it: run, transport, clocks, stop signal, numbers.
+"""A service gets its run, transport, clocks, stop signal and metrics from a context.
 
-A service is a function `run(context)` that returns when `context.stop` is set and what it holds is
-handed on. It takes time, randomness and threads only from its context, so that the same function
-runs as a process over ZeroMQ, in one process over memory, and under a virtual clock in a test.
+A service is a function `run(context)` that returns when `context.stop` is set and its data are sent. It takes time,
+randomness and threads only from its context, so that the same function runs as a process over ZeroMQ, in one process
+over memory, and under a virtual clock in a test.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import Listener, TaskGroup
 
-from sparring.pipeline.errors import Closed, ServiceError
+from sparring.pipeline.errors import QueueClosed, ServiceError
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.messages.state import RunState
 from sparring.pipeline.monitoring.metrics import Registry
@@ -36,27 +36,26 @@ METRICS_INTERVAL_S = 1.0
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Runs `work` in a worker thread; the loop goes on. A cancellation waits for its end."""
+    """Runs `work` in a worker thread beside the event loop. A cancellation waits for its end."""
     return await anyio.to_thread.run_sync(work)
 
 
 async def inline(work: Callable[[], T]) -> T:
-    """Runs `work` at once, for tests under a virtual clock, which must not run ahead of a thread."""
+    """Runs `work` at once, for tests under a virtual clock, which must not overtake a thread."""
     return work()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Playing:
-    """A run that acts with checkpoints and learns nothing.
+class Playback:
+    """A Playback describes a run that acts with checkpoints and learns nothing.
 
     Attributes:
-        checkpoints: folder of each behavior's, by name.
-        episodes: the run ends after so many of each behavior; 0 for no end.
-        record: keep them in files.
-        timeout_s: seconds after which a run with an end ends without it.
-        players: labels of those that meet in a tournament, in the order of their numbers; none where each behavior is
-            played by its checkpoint.
-        matches: of each pair of players.
+        checkpoints: folder of the checkpoint of each behavior, by name.
+        episodes: number of episodes of each behavior after which the run ends; 0 for no end.
+        record: episodes are written to files.
+        timeout_s: seconds after which a run with an end stops without all its episodes.
+        players: labels of the players of a tournament, by their number; none where each behavior has one checkpoint.
+        matches: number of matches of each pair of players.
         mirror: each player meets itself too.
     """
 
@@ -71,21 +70,21 @@ class Playing:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What all services of a run know.
+    """A Run holds what all services of a run know.
 
     Attributes:
         id: run id.
         directory: run folder.
         settings: of the run.
-        seed: all randomness derives from it.
+        seed: source of all random streams.
         capacities: of each queue, by name.
-        addresses: where simulators connect, by stepping service.
-        simulators: simulators that the supervisor starts for each stepping service.
-        resumed: the run goes on from what is in its folder.
-        playing: what it plays; None where it learns.
+        addresses: addresses for simulators, by stepping service.
+        simulators: number of simulators that the supervisor starts for each stepping service.
+        resumed: the run continues from the state in its folder.
+        playing: checkpoints that it plays; None where it learns.
         keys: folder of keys on this machine.
-        insecure: may be reached from other machines without keys.
-        added: behaviors that simulators have named and the configuration has not.
+        insecure: other machines may connect without keys.
+        added: behaviors that simulators have named and the configuration lacks.
     """
 
     id: str
@@ -96,68 +95,68 @@ class Run:
     addresses: Mapping[str, str]
     simulators: Mapping[str, int]
     resumed: bool = False
-    playing: Playing | None = None
+    playing: Playback | None = None
     keys: Path | None = None
     insecure: bool = False
     added: tuple[str, ...] = ()
 
     @property
     def hosts(self) -> Mapping[str, HostSettings]:
-        """The machines by name; none where there is one only."""
+        """Returns the machines by name; none where there is only one."""
         return self.settings.pipeline.hosts
 
     @property
     def stepping(self) -> tuple[str, ...]:
-        """Names of the stepping services."""
+        """Returns the names of the stepping services."""
         return tuple(self.addresses)
 
     @property
     def self_play(self) -> tuple[str, ...]:
-        """Names of the behaviors that play against ghosts, or as ghosts only."""
+        """Returns the names of the behaviors that play against ghosts, or as ghosts only."""
         if self.playing is not None:
             return tuple(self.settings.behaviors) if self.playing.players else ()
         return tuple(name for name, one in self.settings.behaviors.items() if one.self_play is not None)
 
     @property
     def services(self) -> tuple[str, ...]:
-        """All services that have a board, in the order of the flow."""
+        """Returns all services that have a topic, in the order of the data flow."""
         return (*self.stepping, "assembly", "coordination", *(f"learning-{name}" for name in self.learners))
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """Services at the end of the flow: what nobody takes on from.
+        """Returns the services at the end of the data flow.
 
-        Beside behaviors of the configuration, one that a simulator has named holds up nobody when it has gone again.
+        Added behaviors count only where the configuration has none: their simulators may have left.
         """
         named = [name for name in self.learners if name not in self.added]
         return tuple(f"learning-{name}" for name in named or self.learners) or ("coordination",)
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """Names of the behaviors that have a process of their own, which learns or plays a checkpoint."""
+        """Returns the names of the behaviors with a process of their own, which learns or plays a checkpoint."""
         return () if self.playing is not None and self.playing.players else tuple(self.settings.behaviors)
 
 
 @dataclass(kw_only=True)
 class Context:
-    """One start of one service.
+    """A Context belongs to one incarnation of one service.
 
     Attributes:
-        run: what all services know.
-        service: name, as "stepping-0".
-        start: this start of it, as "stepping-0.5f3a-2"; never the same again.
-        first: it is the service's first start in this run of the supervisor.
-        transport: opens queues and boards.
-        stop: set when the service is to end in order.
+        run: shared by all services.
+        service: name, such as "stepping-0".
+        start: its incarnation, such as "stepping-0.5f3a-2"; never reused.
+        first: it is the service's first incarnation under this supervisor.
+        transport: opens queues and topics.
+        stop: set when the service must end in order.
         log: structlog logger with run, service and behavior bound.
-        clock: seconds, only rising. An event loop's own clock may be as coarse as a millisecond.
-        wall_clock: seconds since the epoch, for what people read.
-        compute: runs long work beside the loop.
-        reload: gives the run as it is now, which may have got more behaviors since this start; None where it cannot.
+        clock: seconds, monotonic. An event loop's own clock may be as coarse as a millisecond.
+        wall_clock: seconds since the epoch, for readers.
+        compute: runs long work beside the event loop.
+        reload: returns the present run, which may have more behaviors; None where it cannot change.
         listen: opens the endpoint for simulators.
-        registry: the service's numbers.
-        writing: what it does where the disk is full; it gives up as late as a stall is reported.
-        progress: how far it has come, and what it waits for.
+        registry: metrics of the service.
+        writing: handles a full disk; it fails only when a stall would be reported.
+        progress: counts of its activities, and what these wait for.
     """
 
     run: Run
@@ -183,12 +182,12 @@ class Context:
         self.writing = Writing(self.registry, self.log, self.clock, limit_s, self.progress)
 
     def numbers(self) -> Metrics:
-        """All its numbers now, for its board."""
+        """Returns all its present metrics, for its topic."""
         waits = self.progress.published()
         return self.registry.snapshot(self.wall_clock(), self.progress.waiting_for, waits)
 
     def note_sender(self, name: str, queue: SendingQueue) -> None:
-        """Publishes how a sending end fares."""
+        """Adds the statistics of a sending end to the metrics."""
         stats = queue.statistics()
         self.registry.queue(
             f"{name}.out",
@@ -202,7 +201,7 @@ class Context:
         self.registry.reach(f"queue.{name}.out.put_bytes", stats.put_bytes)
 
     def note_receiver(self, name: str, queue: ReceivingQueue) -> None:
-        """Publishes how a receiving end fares."""
+        """Adds the statistics of a receiving end to the metrics."""
         stats = queue.statistics()
         self.registry.queue(
             name,
@@ -215,12 +214,12 @@ class Context:
 
 
 async def publish_metrics(context: Context, topic: Topic, refresh: Callable[[], None]) -> None:
-    """Publishes the service's numbers every second, until cancelled.
+    """Publishes the service's metrics every second, until cancelled.
 
     Args:
         context: of the service.
         topic: of the service.
-        refresh: brings gauges up to date.
+        refresh: updates the gauges.
     """
     while True:
         refresh()
@@ -229,20 +228,20 @@ async def publish_metrics(context: Context, topic: Topic, refresh: Callable[[], 
 
 
 async def follow(subscription: Subscription, react: Callable[[Mapping[str, Any]], Any]) -> None:
-    """Calls `react` with the latest records at once and after each change, until the end is closed."""
+    """Calls `react` with the latest records, at once and after each change, until the subscription is closed."""
     try:
         while True:
             await subscription.changed()
             outcome = react(subscription.latest)
             if isinstance(outcome, Awaitable):
                 await outcome
-    except Closed:
+    except QueueClosed:
         return
 
 
 async def spec_of(context: Context, coordination: Subscription, name: str) -> tuple[BehaviorSpec, int]:
-    """A behavior's spec, and the highest version of its weights that was ever published; waits for both."""
-    context.progress.waits(ALL, f"specs/{name}", "coordination", said=f"the first simulator with {name}")
+    """Waits for a behavior's spec; returns it with the highest version of its weights ever published."""
+    context.progress.waits(ALL, f"specs/{name}", "coordination", text=f"the first simulator with {name}")
     while True:
         state = coordination.latest.get("run")
         if isinstance(state, RunState) and name in state.specs:
@@ -252,20 +251,20 @@ async def spec_of(context: Context, coordination: Subscription, name: str) -> tu
 
 
 def refuse_restart(context: Context) -> None:
-    """Ends an evaluation whose services do not all live from its start to its end.
+    """Fails an evaluation in which this service was restarted.
 
     Raises:
-        ServiceError: the service was started anew in one.
+        ServiceError: it was.
     """
     playing = context.run.playing
     if playing is not None and playing.episodes and not context.first:
         raise ServiceError(
-            f"got {context.service}, which was started anew in an evaluation; expected one start, because episodes "
+            f"got {context.service}, which was restarted during an evaluation; expected one start, because episodes "
             "are missing; evaluate again"
         )
 
 
 async def cancel_at_stop(context: Context, tasks: TaskGroup) -> None:
-    """Cancels `tasks` when the service is to end."""
+    """Cancels `tasks` when the service must end."""
     await context.stop.wait()
     tasks.cancel_scope.cancel()

@@ -1,7 +1,7 @@
-"""Runs one foreign program and ends it, with all it started, when the supervisor is gone.
+"""A watcher runs one foreign program and ends it, with all its children, when the supervisor has ended.
 
 `python -m sparring.services.process.watcher FD -- CMD ...`: FD is the reading end of a pipe whose writing end only the
-supervisor holds. Needs only the standard library, so that it stays small.
+supervisor holds. The watcher needs only the standard library, so that it stays small.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def main(arguments: list[str]) -> int:
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_me)
     except OSError as error:
         sys.stderr.write(f"got {command[0]!r}, which cannot be started ({error}); expected a program; correct it\n")
-        return 127  # `CAN_NOT_START` of sparring.pipeline.errors
+        return 127  # `CANNOT_START` of sparring.pipeline.errors
     asked = False
     while child.poll() is None:
         timeout = _GRACE_S if asked else None
         ready, _, _ = select.select([pipe, wake_reader], [], [], timeout)
-        if pipe in ready or not ready:  # the supervisor is gone, or the program does not listen
+        if pipe in ready or not ready:  # the supervisor has ended, or the program ignores SIGTERM
             break
         if wake_reader in ready and signal.SIGTERM in os.read(wake_reader, 64):
             child.terminate()
@@ -54,21 +54,21 @@ def main(arguments: list[str]) -> int:
 
 
 def _end_with_me() -> None:
-    """In the new program: also end when this watcher is killed (Linux; elsewhere the pipe has to do)."""
+    """Makes the new program end when this watcher is killed (Linux only; elsewhere the pipe must suffice)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _end_by(number: int) -> None:
-    """Ends as the program has ended, so that who waits for the watcher hears of the signal."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
-    with contextlib.suppress(OSError):  # of some nothing can be changed
+    """Ends with the signal that ended the program, so that the parent process sees it."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its own core file
+    with contextlib.suppress(OSError):  # some signals cannot be changed
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def _ignore(_signal: int, _frame: FrameType | None) -> None:
-    """Handled where the tick pipe is read."""
+    """Does nothing: the loop that reads the signal pipe handles signals."""
 
 
 def _kill_group(group: int) -> None:

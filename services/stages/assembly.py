@@ -1,9 +1,9 @@
-"""The process around assembly.
+"""Runs assembly as a process.
 
-consumes       StepBatch from "steps" (all stepping services); Cuts from coordination's board
+consumes       StepBatch from "steps" (all stepping services); FlushRequests from coordination's topic
 produces       Segments on "segments:NAME", one queue for each behavior name
 waits for      steps; credit for segments while coordination holds as many as it can
-unblocked by   the next StepBatch or Cut; coordination's acknowledgement
+unblocked by   the next StepBatch or flush; coordination's acknowledgement
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import anyio
 from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.assembly.group_assembler import GroupAssembler
 from sparring.pipeline.assembly.members import BehaviorMembers
-from sparring.pipeline.errors import Closed
+from sparring.pipeline.errors import QueueClosed
+from sparring.pipeline.messages.incarnations import service_of
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.messages.starts import start_name
 from sparring.pipeline.messages.state import AssembledSteps, AssemblyState, FlushRequests
 from sparring.pipeline.messages.steps import BehaviorSteps, StepBatch
 from sparring.pipeline.monitoring.progress import ALL
@@ -29,26 +29,26 @@ from sparring.services.process.runtime import Context, follow, publish_metrics, 
 
 
 class Assembly:
-    """Assemblers of all behaviors and sources, and the ends they send through."""
+    """Assembles the segments of all behaviors and sources, and sends them."""
 
     def __init__(self, context: Context, topic: Topic, senders: Mapping[str, SendingQueue]) -> None:
         self._context = context
         self._topic = topic
         self._senders = senders
         self._assemblers: dict[tuple[str, str], Assembler] = {}
-        self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners ask for groups
+        self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners use groups
         self._warned: set[str] = set()
-        self._introduced: set[str] = set()  # sources that have told us of all their agents
+        self._introduced: set[str] = set()  # sources that have reported all their agents
         self._sources: dict[str, str] = {}
         self._flushes = FlushRequests(behaviors={})
         self._flushed: dict[tuple[str, str], int] = {}
-        self._outbox: deque[Segments] = deque()  # finished, and not put on a queue
-        self._turn = anyio.Lock(fast_acquire=True)  # they leave in the order of their numbers
+        self._outbox: deque[Segments] = deque()  # finished, not yet put on a queue
+        self._turn = anyio.Lock(fast_acquire=True)  # messages leave in the order of their numbers
 
     async def take(self, batch: StepBatch) -> None:
-        """Assembles a batch and sends what is finished.
+        """Assembles a batch and sends finished segments.
 
-        Cancelled: the whole batch was taken, and what was not sent is held.
+        Cancelled: the whole batch was taken, and segments that were not sent are held.
         """
         async with self._turn:
             self._apply(batch)
@@ -56,7 +56,7 @@ class Assembly:
 
     def _apply(self, batch: StepBatch) -> None:
         self._replace(batch.source)
-        if self._comes_again(batch):
+        if self._may_be_repeated(batch):
             self._skip(batch)
             return
         parts = self._known(batch)
@@ -69,33 +69,34 @@ class Assembly:
             self._flush_if_due(part.behavior, batch.source)
 
     def _known(self, batch: StepBatch) -> list[BehaviorSteps]:
-        """The parts of behaviors that there are learners for.
+        """Returns the parts of behaviors that have learners.
 
-        Another one has no permit, and no steps; when it gets a learner we are started anew, and told of its agents.
+        Another behavior has no step allowance, and no steps; when it gets a learner, this service restarts, and
+        stepping reports the behavior's agents again.
         """
         return [part for part in batch.parts if part.behavior in self._context.run.settings.behaviors]
 
-    def _comes_again(self, batch: StepBatch) -> bool:
-        """Whether our former start may have had a batch: it was made before its source had heard of us.
+    def _may_be_repeated(self, batch: StepBatch) -> bool:
+        """Returns whether the previous incarnation may have had a batch, because its source did not know this one yet.
 
-        What it had may have been sent on. Taken once more, steps of agents that begin in it would be trained twice; and
-        all such batches or none, because what one says of the agents stands on what the one before it said.
+        Its segments may have been sent on, and steps of agents that begin in the batch would be trained twice. All such
+        batches are skipped, or none: each describes agents relative to the one before.
         """
         if batch.introduces or self._context.first:
             self._introduced.add(batch.source)
         return batch.source not in self._introduced and any(len(part.ticks) for part in batch.parts)
 
     def _skip(self, batch: StepBatch) -> None:
-        """Counts the steps of a batch as gone with our former start, and passes on what else it tells."""
+        """Counts the steps of a batch as lost with the previous incarnation, and passes on its other contents."""
         for part in self._known(batch):
             if self._in_groups(part.behavior):
                 groups = self._groups_of(batch.source)
                 groups.skip(part)
-                self._outbox.append(groups.greeting(part.behavior))
+                self._outbox.append(groups.announcement(part.behavior))
             else:
                 assembler = self._assembler(part.behavior, batch.source)
                 assembler.skip(part)
-                self._outbox.append(assembler.greeting())
+                self._outbox.append(assembler.announcement())
             self._flush_if_due(part.behavior, batch.source)
 
     def _groups_of(self, source: str) -> GroupAssembler:
@@ -108,12 +109,12 @@ class Assembly:
         new = (part.behavior, source) not in self._assemblers
         assembler = self._assembler(part.behavior, source)
         assembler.apply(part)
-        if new:  # spoken of at once, even without steps: coordination then closes what went before
-            self._outbox.append(assembler.greeting())
+        if new:  # announced at once, even without steps: coordination then closes the accounts of earlier incarnations
+            self._outbox.append(assembler.announcement())
         self._outbox.extend(assembler.ready_messages())
 
     def _warn_of_missing_teammates(self, source: str, part: BehaviorSteps) -> None:
-        """Says once that members of a group are missing where its reward is shared out."""
+        """Logs once that group members are trained by PPO, so that critics of their teammates do not see them."""
         groups = self._groups.get(source)
         if groups is None or part.joined is None or part.behavior in self._warned:
             return
@@ -130,12 +131,12 @@ class Assembly:
         groups = self._groups_of(source)
         new = [part.behavior for part in parts if part.behavior not in groups.members]
         groups.apply(parts)
-        self._outbox.extend(groups.greeting(behavior) for behavior in new)
+        self._outbox.extend(groups.announcement(behavior) for behavior in new)
         self._outbox.extend(groups.ready_messages())
 
     async def flush(self, latest: Mapping[str, Any]) -> None:
-        """Coordination asked for cuts."""
-        flushes = latest.get("cuts")
+        """Closes and sends the open segments that coordination has requested."""
+        flushes = latest.get("flushes")
         if flushes is None:
             return
         self._flushes = flushes
@@ -145,7 +146,7 @@ class Assembly:
             await self._hand_on()
 
     async def settle(self) -> None:
-        """Returns when no batch is half taken."""
+        """Waits until no batch is partly handled."""
         async with self._turn:
             self._context.progress.waits(ALL, "the end")
 
@@ -171,7 +172,7 @@ class Assembly:
     # ---------------------------------------------------------------- inside
 
     def _held(self) -> dict[tuple[str, str], Assembler | BehaviorMembers]:
-        """What is held of each behavior from each source."""
+        """Returns the assemblers by behavior and source."""
         return self._assemblers | {
             (behavior, source): members
             for source, groups in self._groups.items()
@@ -179,7 +180,7 @@ class Assembly:
         }
 
     def _in_groups(self, behavior: str) -> bool:
-        """Whether the behavior's learner wants to know who shared what."""
+        """Returns whether the behavior's learner trains on group segments."""
         run = self._context.run
         return run.playing is None and run.settings.behaviors[behavior].trainer_type == "poca"
 
@@ -201,8 +202,8 @@ class Assembly:
         return known
 
     def _replace(self, source: str) -> None:
-        """A stepping service that started anew ends what its former start had open."""
-        name = start_name(source)
+        """Closes the segments of a source's previous incarnation once a new one has sent a batch."""
+        name = service_of(source)
         former = self._sources.get(name)
         self._sources[name] = source
         if former is None or former == source:
@@ -221,9 +222,13 @@ class Assembly:
 
     def _flush_if_due(self, behavior: str, source: str) -> None:
         flush = self._flushes.behaviors.get(behavior)
-        if flush is None or source not in flush.marks or self._flushed.get((behavior, source), 0) >= flush.serial:
+        if (
+            flush is None
+            or source not in flush.required_steps
+            or self._flushed.get((behavior, source), 0) >= flush.serial
+        ):
             return
-        if self._held()[behavior, source].received < flush.marks[source]:
+        if self._held()[behavior, source].received < flush.required_steps[source]:
             return
         self._flushed[behavior, source] = flush.serial
         if self._in_groups(behavior):
@@ -232,7 +237,7 @@ class Assembly:
             self._outbox.extend(self._assemblers[behavior, source].flush(flush.serial))
 
     async def _hand_on(self) -> None:
-        """Sends what is finished; what could not be sent stays."""
+        """Sends finished segments; those that could not be sent stay in the outbox."""
         progress = self._context.progress
         while self._outbox:
             message = self._outbox[0]
@@ -277,7 +282,7 @@ class Assembly:
 
 
 async def run(context: Context) -> None:
-    """Assembles until stopped; then takes what has arrived and hands on what is finished."""
+    """Assembles until stopped; then handles the batches that have arrived and sends finished segments."""
     refuse_restart(context)
     transport = context.transport
     names = context.run.settings.behaviors
@@ -301,14 +306,14 @@ async def run(context: Context) -> None:
                 context.progress.works("segments")
                 if isinstance(batch, StepBatch):
                     await assembly.take(batch)
-        except Closed:
+        except QueueClosed:
             return
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(consume)
         tasks.start_soon(follow, coordination, assembly.flush)
         tasks.start_soon(publish_metrics, context, topic, refresh)
-        await context.stop.wait()  # stepping has ended and drained: nothing new comes
+        await context.stop.wait()  # stepping has ended and drained: no further batch arrives
         with anyio.move_on_after(context.run.settings.pipeline.stop_timeout_s / 2):
             await assembly.settle()
         tasks.cancel_scope.cancel()

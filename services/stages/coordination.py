@@ -1,34 +1,308 @@
-"""The process around coordination: routes segments, keeps books and budget.
+"""The process around coordination: forwards segments, and publishes what follows from the counts of the stages.
 
 consumes       Segments from "segments:NAME"; the state of stepping, of assembly and of the learners; under self-play
-               PolicyWeights from the policy boards
-produces       Segments on "updates:NAME"; permits, cuts, the assignment of opponents, the lessons of environment
-               parameters and the state of the run on its board; the weights of ghosts on the board "ghosts"
+               PolicyWeights from the policy topics
+produces       Segments on "updates:NAME"; step allowances, flushes, the assignment of opponents, the lessons of
+               environment parameters and the state of the run on its topic; the weights of ghosts on the topic "ghosts"
 waits for      segments; credit for updates while a learner is busy and its queue is full
 unblocked by   the next segments, a learner's acknowledgement, a published update
 
-A segment is acknowledged only after its learner has acknowledged it and the books that count it are
-on disk, so a restart loses nothing.
+A segment is acknowledged only after its learner has acknowledged it and the step counts that include it are on disk,
+so a restart loses nothing.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 import anyio
 
-from sparring.pipeline.coordination.ghosts import Ghosts, elsewhere
+from sparring.pipeline.coordination.coordinator import STATE_FILE, Coordinator, read_state
 from sparring.pipeline.coordination.ledger import StepLedger
-from sparring.pipeline.coordination.opponents import ExternalOpponent, opponents_of
-from sparring.pipeline.coordination.route import Route, read_state
-from sparring.pipeline.coordination.self_play import SelfPlay
+from sparring.pipeline.coordination.route import Route
 from sparring.pipeline.coordination.teaching import LessonPlan
-from sparring.pipeline.coordination.tournament import Tournament
-from sparring.pipeline.queues.interface import Subscription
+from sparring.pipeline.errors import QueueClosed
+from sparring.pipeline.files import write_atomically
+from sparring.pipeline.messages.incarnations import service_of
+from sparring.pipeline.messages.state import (
+    BehaviorSpecs,
+    FlushRequests,
+    LearnerState,
+    PolicyWeights,
+    StepAllowances,
+    SteppingState,
+)
+from sparring.pipeline.monitoring.progress import ALL, SIMULATORS
+from sparring.pipeline.queues.interface import Subscription, Topic
 from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import Context, follow, publish_metrics, refuse_restart
-from sparring.services.stages.coordinator import STATE_FILE, Coordination
+from sparring.services.stages.ghosts import open_ghosts
 
-_LEAST_PLACES = 4
-_MOST_PLACES = 16
+_SAVE_INTERVAL_S = 0.05
+
+
+class Coordination:
+    """The coordinator's queues, topic and file.
+
+    Args:
+        context: of the service.
+        topic: of the service.
+        coordinator: that decides.
+    """
+
+    def __init__(self, context: Context, topic: Topic, coordinator: Coordinator) -> None:
+        self._context = context
+        self._topic = topic
+        self.coordinator = coordinator
+        self._unwritten = False
+        self._unfinished: set[str] = set()  # stepping services whose final report is missing
+        self._final_reports = anyio.Event()
+        self._published: dict[str, object] = {}
+        self._path = context.run.directory / STATE_FILE
+
+    # ---------------------------------------------------------------- what arrives
+
+    async def forward(self, route: Route) -> None:
+        """Counts and forwards the segments of one behavior, until its queue is closed."""
+        progress, product = self._context.progress, f"segments/{route.name}"
+        try:
+            while True:
+                progress.waits(product, product, "assembly")
+                delivery = await route.receiver.receive()
+                progress.works(product)
+                segments = delivery.record
+                new, scores = self.coordinator.on_segments(route, segments)
+                self._log_incidents(route)
+                if new:
+                    self._context.registry.add(f"routed_steps/{route.name}", len(segments.log_probs))
+                for learner, score in scores:
+                    self._context.registry.observe_mean("Self-play/Win Rate", score, behavior=learner)
+                if route.name not in self._context.run.learners:  # a tournament needs no more than the results
+                    delivery.acknowledge()
+                    progress.passed(product, delivery.steps)
+                    self.publish()
+                    continue
+                route.held.append(delivery)
+                progress.waits(product, f"credit.updates/{route.name}", f"learning-{route.name}")
+                await route.sender.put(segments, delivery.steps)
+                progress.works(product)
+                progress.passed(product, delivery.steps)
+                self.publish()
+        except QueueClosed:
+            return
+
+    def on_stepping(self, latest: Mapping[str, Any]) -> None:
+        """Takes over what a stepping service publishes."""
+        specs, state = latest.get("specs"), latest.get("state")
+        if not (isinstance(state, SteppingState) and isinstance(specs, BehaviorSpecs)):
+            return
+        self.coordinator.on_stepping_state(specs, state)
+        self._note_final_report(service_of(state.source), final=state.final)
+        self.publish()
+
+    def _note_final_report(self, name: str, *, final: bool) -> None:
+        """Saves a final report at once, because it is published only once."""
+        if not final:
+            self._unfinished.add(name)
+        elif name in self._unfinished:
+            self._unfinished.remove(name)
+            try:
+                self.save()
+            except OSError as error:
+                self._wait_for_room(error)
+        if not self._unfinished:
+            self._final_reports.set()
+
+    def on_weights(self, latest: Mapping[str, Any]) -> None:
+        """Takes over the weights that a learner under self-play publishes."""
+        weights, ghosts = latest.get("weights"), self.coordinator.ghosts
+        if isinstance(weights, PolicyWeights) and ghosts is not None:
+            try:
+                ghosts.weights(weights)
+            except OSError as error:
+                self._wait_for_room(error)
+            self.publish()
+
+    def on_learner(self, route: Route, latest: Mapping[str, Any]) -> None:
+        """Takes over what a learner publishes."""
+        state = latest.get("state")
+        if not isinstance(state, LearnerState) or state.start != route.sender.receiver:
+            return  # what its earlier incarnations took is certain only once its queue has connected
+        unrecorded = self.coordinator.on_learner_state(route, state)
+        self._log_incidents(route)
+        if unrecorded:
+            self._context.log.warning(
+                "step_counts_behind_weights", behavior=route.name, start=state.start, steps=unrecorded
+            )
+        for line in self.coordinator.teaching.learned(state, self.coordinator.routes):
+            self._context.log.info("lesson", **line, notice=True)
+        self.publish()
+
+    # ---------------------------------------------------------------- what is published
+
+    def publish(self) -> None:
+        """Publishes assignment and lessons, then the allowances and flushes that follow, and the run's end.
+
+        Where the disk is full, `settle` publishes once it has written what must be on disk first.
+        """
+        try:
+            self._publish()
+        except OSError as error:
+            self._wait_for_room(error)
+
+    def _publish(self) -> None:
+        self._publish_assignment()
+        self.coordinator.teaching.publish(self._topic, self.save)
+        for name in self.coordinator.next_flushes():
+            self._context.registry.add(f"flushes/{name}")
+        for source, granted in self.coordinator.allowances().items():
+            content = tuple(
+                (name, one.serial, one.version, one.assignment, one.lessons) for name, one in sorted(granted.items())
+            )
+            if self._is_new(source, content):
+                key = f"allowances:{service_of(source)}"
+                self._topic.publish(key, StepAllowances(source=source, behaviors=granted))
+        if self._published.get("flushes", {}) != self.coordinator.flushes:
+            self.save()  # a later incarnation must not give the serial to another flush
+            self.publish_flushes()
+        if self._is_new("run", (len(self.coordinator.specs), self.coordinator.finished)):
+            self._topic.publish("run", self.coordinator.state())
+
+    def _is_new(self, key: str, content: object) -> bool:
+        new = self._published.get(key) != content
+        self._published[key] = content
+        return new
+
+    def _publish_assignment(self) -> None:
+        """Publishes a new assignment, once it is on disk and the weights that it names are published."""
+        assignment, ghosts = self.coordinator.assignment, self.coordinator.ghosts
+        if assignment is None or ghosts is None:
+            return
+        self.save()
+        ghosts.publish()
+        self._topic.publish("assignment", assignment)
+        self.coordinator.assigned = assignment.serial
+        self._context.log.info("opponents_assigned", serial=assignment.serial, **ghosts.described())
+
+    def publish_flushes(self) -> None:
+        """Publishes the latest flush of each behavior."""
+        self._published["flushes"] = latest = self.coordinator.flushes
+        self._topic.publish("flushes", FlushRequests(behaviors=latest))
+
+    async def time_out(self, limit_s: float) -> None:
+        """Ends a tournament that is not over after `limit_s` seconds."""
+        await anyio.sleep(limit_s)
+        if self.coordinator.time_out():
+            self._context.log.error("tournament_timed_out", seconds=limit_s, notice=True)
+            self.publish()
+
+    def refresh(self) -> None:
+        """Brings gauges and the state of the run up to date."""
+        self._topic.publish("run", self.coordinator.state())
+        for gauge, value in self.coordinator.gauges():
+            self._context.registry.gauge(gauge, value)
+        for name, route in self.coordinator.routes.items():
+            self._context.note_receiver(f"segments:{name}", route.receiver)
+            self._context.note_sender(f"updates:{name}", route.sender)
+            self._note_waits(name, route.ledger)
+        if not self.coordinator.routes:
+            self._context.progress.waits(ALL, "the first simulator", SIMULATORS, who="outside")
+
+    def _note_waits(self, name: str, ledger: StepLedger) -> None:
+        """Notes which stage stepping waits for where the budget is used up, and which one a learner without a spec."""
+        progress, stepping = self._context.progress, self._context.run.stepping
+        if ledger.in_flight >= ledger.budget:
+            progress.waits(f"allowances/{name}", f"weights/{name}", f"learning-{name}")
+        else:
+            progress.works(f"allowances/{name}")
+        if name in self.coordinator.specs:
+            progress.works(f"specs/{name}")
+        else:
+            progress.waits(f"specs/{name}", f"steps/{name}", *stepping, text=f"the first simulator with {name}")
+
+    # ---------------------------------------------------------------- on disk
+
+    async def settle(self) -> None:
+        """Saves the step counts and acknowledges what they include, whenever a learner has acknowledged."""
+        while True:
+            if self._unwritten or any(route.releasable for route in self.coordinator.routes.values()):
+                await self._context.writing.until_done(self._settle, "the step counts")
+            await anyio.sleep(_SAVE_INTERVAL_S)
+
+    async def _settle(self) -> None:
+        self.save()
+        if self._unwritten:
+            self._unwritten = False
+            self.publish()
+
+    def _wait_for_room(self, error: OSError) -> None:
+        """Leaves to `settle` what could not be written, and the publication of what depends on it."""
+        self._unwritten = True
+        self._context.writing.failed(error, "the state of coordination")
+
+    async def wait_for_final_reports(self) -> None:
+        """Waits for the final reports of stepping, which may be slow to arrive: they hold the last steps produced."""
+        with anyio.move_on_after(self._context.run.settings.pipeline.stop_timeout_s / 4):
+            if self._unfinished:
+                self._final_reports = anyio.Event()
+                await self._final_reports.wait()
+
+    async def end(self) -> None:
+        """Holds what is queued, saves the step counts a last time, and publishes the final state.
+
+        Raises:
+            DiskFull: the step counts could not be written.
+        """
+        self.coordinator.close()
+        for route in self.coordinator.routes.values():
+            self._log_incidents(route)
+        limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
+        try:
+            await self._context.writing.until_done(self._settle, "the step counts", limit_s)
+        finally:
+            self.refresh()
+            self.publish()
+
+    def save(self) -> None:
+        """Writes the file, then acknowledges to assembly what the learners have acknowledged.
+
+        Raises:
+            OSError: the disk is full or the folder cannot be written; nothing is acknowledged.
+        """
+        counts = {name: route.releasable for name, route in self.coordinator.routes.items()}
+        write_atomically(self._path, json.dumps(self.coordinator.to_plain()).encode(), durable=False)
+        for name, count in counts.items():
+            self.coordinator.routes[name].release(count)
+
+    def restore(self) -> None:
+        """Continues from what an earlier incarnation has saved, if there is anything.
+
+        Raises:
+            ServiceError: a loss of power or another program has damaged the file.
+        """
+        plain = read_state(self._path)
+        if plain is not None:
+            self.coordinator.restore(plain)
+            self._context.log.info("step_counts_restored", behaviors=sorted(plain["behaviors"]))
+
+    def close_former_run(self) -> None:
+        """Writes off the steps that the processes of a run held before it was resumed."""
+        self.coordinator.close_former_run()
+        for route in self.coordinator.routes.values():
+            self._log_incidents(route)
+
+    def _log_incidents(self, route: Route) -> None:
+        for incident in route.ledger.take_new_incidents():
+            self._context.log.warning(
+                "steps_lost",
+                behavior=route.name,
+                stage=incident.stage,
+                start=incident.start,
+                steps=incident.steps,
+                cause=incident.cause,
+            )
 
 
 async def open_routes(context: Context) -> dict[str, Route]:
@@ -49,65 +323,48 @@ async def open_routes(context: Context) -> dict[str, Route]:
     return routes
 
 
-async def open_ghosts(context: Context) -> Ghosts | None:
-    """Self-play, if any behavior is under it, or the tournament that is asked for."""
-    names, settings, playing = context.run.self_play, context.run.settings, context.run.playing
-    if not names:
-        return None
-    topic = await context.transport.topic("ghosts")
-    directory = context.run.directory
-    if playing is not None:
-        tournament = Tournament(names, playing.players, playing.matches, mirror=playing.mirror)
-        players = [ExternalOpponent(label, 1.0) for label in playing.players]
-        return Ghosts(tournament, directory, elsewhere(directory, dict.fromkeys(names, players)), topic)
-    behaviors = {name: settings.behaviors[name] for name in names}
-    others = opponents_of(directory)
-    rules = SelfPlay(
-        {name: one.self_play for name, one in behaviors.items() if one.self_play is not None},
-        {name: one.max_steps for name, one in behaviors.items()},
-        seed=context.run.seed,
-        places=min(_MOST_PLACES, max(_LEAST_PLACES, sum(context.run.simulators.values()))),
-        lockstep=settings.overlap == 0,
-        elsewhere=others,
-    )
-    return Ghosts(rules, directory, elsewhere(directory, others), topic)
-
-
-async def run(context: Context) -> None:
-    """Coordinates until stopped; then writes the books."""
-    topic = await context.transport.topic(context.service)
-    playing = context.run.playing
+async def open_coordination(context: Context, topic: Topic) -> Coordination:
+    """Opens all that coordination works with, and restores what an earlier incarnation has saved."""
+    run, playing = context.run, context.run.playing
     if playing is not None and playing.players:
         refuse_restart(context)
     ghosts = await open_ghosts(context)
-    settings = context.run.settings
-    max_steps = {name: behavior.max_steps for name, behavior in settings.behaviors.items()}
-    teaching = LessonPlan(curricula(settings.environment_parameters), max_steps, ghosts)
-    coordination = Coordination(context, topic, await open_routes(context), ghosts, teaching)
-    if playing is not None:  # in the lessons that the run has come to whose checkpoints play
-        teaching.restore((read_state(context.run.directory.parent / STATE_FILE) or {}).get("lessons"))
+    max_steps = {name: behavior.max_steps for name, behavior in run.settings.behaviors.items()}
+    teaching = LessonPlan(curricula(run.settings.environment_parameters), max_steps, ghosts)
+    routes = await open_routes(context)
+    coordinator = Coordinator(context.start, routes, added=run.added, ghosts=ghosts, teaching=teaching)
+    coordination = Coordination(context, topic, coordinator)
+    if playing is not None:  # checkpoints play in the lessons that their run has come to
+        teaching.restore((read_state(run.directory.parent / STATE_FILE) or {}).get("lessons"))
     coordination.restore()
-    if context.run.resumed and context.first:
+    if run.resumed and context.first:
         coordination.close_former_run()
     coordination.publish_flushes()
     teaching.publish(topic, coordination.save)
+    return coordination
+
+
+async def run(context: Context) -> None:
+    """Coordinates until stopped; then saves the step counts."""
+    topic, playing = await context.transport.topic(context.service), context.run.playing
+    coordination = await open_coordination(context, topic)
     stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
     learners = {name: await context.transport.subscribe(f"learning-{name}") for name in context.run.learners}
     async with anyio.create_task_group() as tasks:
         if playing is not None and playing.players:
-            tasks.start_soon(_give_up, coordination, playing.timeout_s)
+            tasks.start_soon(coordination.time_out, playing.timeout_s)
         for subscription in stepping:
-            tasks.start_soon(follow, subscription, coordination.stepping)
+            tasks.start_soon(follow, subscription, coordination.on_stepping)
         for name, subscription in learners.items():
             tasks.start_soon(_follow_learner, coordination, name, subscription)
         for name in context.run.self_play if playing is None else ():
-            tasks.start_soon(follow, await context.transport.subscribe(f"policy-{name}"), coordination.weights)
-        for route in coordination.routes.values():
-            tasks.start_soon(coordination.route, route)
+            tasks.start_soon(follow, await context.transport.subscribe(f"policy-{name}"), coordination.on_weights)
+        for route in coordination.coordinator.routes.values():
+            tasks.start_soon(coordination.forward, route)
         tasks.start_soon(coordination.settle)
         tasks.start_soon(publish_metrics, context, topic, coordination.refresh)
         await context.stop.wait()
-        await coordination.hear_all()
+        await coordination.wait_for_final_reports()
         tasks.cancel_scope.cancel()
     try:
         await coordination.end()
@@ -115,29 +372,23 @@ async def run(context: Context) -> None:
         topic.publish("metrics", context.numbers())
 
 
-async def _give_up(coordination: Coordination, limit_s: float) -> None:
-    """Ends a tournament that takes too long."""
-    await anyio.sleep(limit_s)
-    coordination.give_up(limit_s)
-
-
 async def _follow_learner(coordination: Coordination, name: str, subscription: Subscription) -> None:
-    """Hears a learner from its board, and looks again when its queue, which may come later, was heard of."""
-    route = coordination.routes[name]
-    heard = anyio.Event()
+    """Follows a learner's topic, and reads it again once the learner's queue, which may come later, has connected."""
+    route = coordination.coordinator.routes[name]
+    connected = anyio.Event()
 
-    def hear(_starts: int) -> None:
-        heard.set()
+    def note(_receivers: int) -> None:
+        connected.set()
 
     async def look_again() -> None:
-        nonlocal heard
+        nonlocal connected
         while True:
-            await heard.wait()
-            heard = anyio.Event()
-            coordination.learning(route, subscription.latest)
+            await connected.wait()
+            connected = anyio.Event()
+            coordination.on_learner(route, subscription.latest)
 
-    route.sender.on_receiver(hear)
+    route.sender.on_receiver(note)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(look_again)
-        await follow(subscription, lambda latest: coordination.learning(route, latest))
+        await follow(subscription, lambda latest: coordination.on_learner(route, latest))
         tasks.cancel_scope.cancel()

@@ -1,29 +1,25 @@
-"""The process around one learner.
+"""This module runs the process around one learner.
 
 consumes       Segments from "updates:NAME"; the behavior's spec and highest version from coordination
-produces       PolicyWeights on the board "policy-NAME"; its state on its own; checkpoints in the run folder
+produces       PolicyWeights on the topic "policy-NAME"; LearnerState on its own topic; checkpoints in the run folder
 waits for      the spec, then enough segments for an update
-unblocked by   coordination, which cuts open segments whenever a whole buffer waits
+unblocked by   coordination, which flushes open segments whenever a whole buffer waits
 
-Updates run in a worker thread, so the loop keeps answering while they do. Segments are taken only
-between updates: until then they wait in the queue, which is how a busy learner holds the others back.
+Updates run in a worker thread, so that the event loop stays responsive. Segments are received only between updates;
+until then they wait in the queue, which is how a busy learner slows the stages before it.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Final
 
 import anyio
-import numpy as np
 
-from sparring.pipeline.errors import Closed
+from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
+from sparring.pipeline.learning.deduplicator import Deduplicator
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.learning.report import UpdateReport
-from sparring.pipeline.learning.signals.gail import biased
-from sparring.pipeline.learning.taken import Deduplicator
 from sparring.pipeline.messages.matches import MatchupAssignment
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import LearnerState
@@ -32,13 +28,11 @@ from sparring.pipeline.monitoring.progress import ALL
 from sparring.pipeline.networks.device import usable
 from sparring.pipeline.queues.interface import ReceivingQueue, Subscription, Topic
 from sparring.services.process.runtime import Context, cancel_at_stop, publish_metrics, spec_of
-
-LEAST_SAMPLE_SIZE: Final = 0.1
-"""Effective share of an update's steps below which their correction for staleness is called weak."""
+from sparring.services.stages.update_reporter import UpdateReporter
 
 
 class Learning:
-    """A learner with its queue, its board and its checkpoints."""
+    """Connects a learner to its queue, its topics and its checkpoints."""
 
     def __init__(
         self,
@@ -64,45 +58,43 @@ class Learning:
         self._recovered_at = context.clock()
         self._next_checkpoint = 0
         self._checkpoint = ""
-        self._taken = Deduplicator()
-        self._cut = 0
+        self._deduplicator = Deduplicator()
+        self._reporter = UpdateReporter(context, learner.behavior)
+        self._flushed = 0
         self._training = 0
         self._dropped = 0
-        self._said = False
-        self._warned = False
-        self._weak = False
         self._team: int | None = None
 
     async def begin(self, versions_seen: int) -> None:
-        """Goes on from the newest checkpoint, if this start is not the first; publishes the weights.
+        """Restores the newest checkpoint, except at the first start of a new run, and publishes the weights.
 
         Args:
-            versions_seen: highest version that coordination knows of. It may not have heard of the last ones.
+            versions_seen: highest version that coordination has seen; newer ones may exist.
         """
         for file in self._learner.demo_files:
             self._context.log.info("demonstrations_loaded", **asdict(file))
         initial = initial_folder(self._context.run.directory, self._learner.behavior)
         if initial.exists():
             self._learner.load_weights(await self._context.compute(partial(load, initial)))
-            self._context.log.info("initialised", checkpoint=str(initial))
+            self._context.log.info("weights_initialized", checkpoint=str(initial))
         if self._context.run.resumed or not self._context.first:
-            await self._go_on(versions_seen)
+            await self._resume(versions_seen)
         every = self._behavior.steps_between_checkpoints
         self._next_checkpoint = (self._learner.trained // every + 1) * every
         await self._publish_weights()
 
-    async def _go_on(self, versions_seen: int) -> None:
-        """Takes the newest checkpoint, and a version above every one that was given out.
+    async def _resume(self, versions_seen: int) -> None:
+        """Loads the newest checkpoint and raises the version above every one that was ever published.
 
-        Above the noted one, which no start of ours has published beyond; and above what coordination has
-        seen, because its permits name that version, and after a loss of power its books may be the newer.
+        The noted version bounds what earlier incarnations of this service published. `versions_seen` counts too: step
+        allowances name that version, and after a power loss coordination's step counts may be newer than the note.
         """
         noted = await self._context.compute(self._folder.noted_version)
         restored = bool(self._folder.newest_first())
         if restored:
             checkpoint = await self._context.compute(self._folder.load_latest)
             self._learner.restore(checkpoint)
-            self._taken.restore(checkpoint.taken)
+            self._deduplicator.restore(checkpoint.taken)
         saved = self._learner.version
         self._learner.raise_version(max(noted, versions_seen))
         self._context.log.info(
@@ -113,10 +105,12 @@ class Learning:
             notice=True,
         )
         if self._behavior.network_settings.memory is not None and not self._behavior.hyperparameters.shared_critic:
-            self._context.log.info("critic_starts_afresh", cause="its memory of agents was in the former process")
+            self._context.log.info(
+                "critic_memory_reset", cause="the previous process held the critic's memory of agents"
+            )
 
     async def loop(self) -> None:
-        """Updates until `max_steps`, or until the queue is closed."""
+        """Trains until `max_steps`, or until the queue is closed."""
         clock, registry = self._context.clock, self._context.registry
         try:
             while not self._learner.done:
@@ -130,17 +124,17 @@ class Learning:
             await self._context.writing.until_done(self._save, "the last checkpoint")
             self.publish()
             if self._alone:
-                await self._hold()
-            else:  # the simulators go on for the others, and need permits for this one's agents
+                await self._drain()
+            else:  # the other behaviors continue, and their simulators need step allowances for this one's agents
                 await self._discard()
-        except Closed:
+        except QueueClosed:
             return
 
     async def finish(self) -> None:
-        """Keeps the weights as they are.
+        """Saves the current weights.
 
         Raises:
-            NoRoom: they could not be written.
+            DiskFull: the weights could not be written.
         """
         limit_s = self._pipeline.stop_timeout_s / 2
         try:
@@ -149,8 +143,8 @@ class Learning:
             self.publish()
 
     async def _publish_weights(self) -> None:
-        """Publishes the weights, then the state: a permit never comes before the weights that it is for."""
-        # Whatever dies in between, no version is given twice.
+        """Publishes the weights before the state, so that no step allowance names unpublished weights."""
+        # The note comes first, so that no version is published twice, whichever process dies in between.
         await self._context.writing.until_done(self._note_version, "the version of the next weights")
         self._policies.publish("weights", self._learner.weights())
         self.publish()
@@ -169,13 +163,13 @@ class Learning:
                 version=learner.version,
                 updates=learner.updates,
                 trained=learner.trained,
-                taken=self._taken.steps,
+                taken=self._deduplicator.steps,
                 training=self._training,
                 buffered=learner.buffered - self._training,
                 stale=learner.stale + self._dropped,
-                duplicate=self._taken.duplicate,
-                latest=self._taken.latest,
-                restored=self._taken.restored,
+                duplicate=self._deduplicator.duplicate,
+                latest=self._deduplicator.latest,
+                restored=self._deduplicator.restored,
                 done=learner.done,
                 checkpoint=self._checkpoint,
                 weights_sha256=learner.weights_sha256 if self._checkpoint else "",
@@ -183,20 +177,20 @@ class Learning:
         )
 
     def refresh(self) -> None:
-        """Brings gauges up to date."""
+        """Updates the gauges."""
         registry, name = self._context.registry, self._learner.behavior
         registry.gauge(f"version/{name}", self._learner.version)
         registry.gauge(f"step/{name}", self._learner.trained)
         registry.gauge(f"max_steps/{name}", self._behavior.max_steps)
         registry.reach(f"trained/{name}", self._learner.trained)
         self._context.progress.reach(f"weights/{name}", self._learner.version)
-        self._context.progress.reach(f"minibatches/{name}", self._learner.minibatches)  # within an update too
+        self._context.progress.reach(f"minibatches/{name}", self._learner.minibatches)  # rises during updates too
         self._context.note_receiver(f"updates:{name}", self._receiver)
 
     # ---------------------------------------------------------------- one update
 
     async def _gather(self) -> None:
-        """Returns when there is enough for an update: a whole buffer, or all up to a cut in lockstep."""
+        """Receives segments until an update is due: a whole buffer, or in lockstep everything up to a flush."""
         progress, name = self._context.progress, self._learner.behavior
         while True:
             if not self._lockstep and self._learner.ready:
@@ -207,34 +201,34 @@ class Learning:
             progress.waits(ALL, f"segments/{name}", "coordination")
             segments = await self._receiver.get()
             progress.works()
-            await self._meet(segments)
-            closing = self._take(segments)
-            # Every source that a cut names sends a marker; the first ends the collection. In lockstep only one lives:
-            # the settings refuse several stepping processes there, else this would have to wait for all markers.
-            # Just after stepping died, a cut may name its former start too. Should that marker come first, this update
-            # is smaller and the rest trains a version later: a run that lost a process repeats no other in any case.
+            await self._register_teammates(segments)
+            closing = self._add(segments)
+            # Every source that a flush names sends a marker; the first one ends the collection. In lockstep there is
+            # only one source: the settings reject several stepping processes there, which would need all markers.
+            # Just after stepping died, a flush may also name its previous incarnation. If that marker comes first, this
+            # update is smaller and the rest trains a version later: a run that lost a process cannot repeat another.
             if self._lockstep and closing and self._learner.buffered:
                 break
 
-    async def _meet(self, segments: Segments) -> None:
-        """Other behavior names are in our groups: the critic is told what they see and do."""
-        for name in self._learner.strangers(segments):
+    async def _register_teammates(self, segments: Segments) -> None:
+        """Registers the specs of other behavior names in the groups, which the critic observes too."""
+        for name in self._learner.unknown_behaviors(segments):
             spec, _ = await spec_of(self._context, self._coordination, name)
-            self._learner.meet({name: spec})
+            self._learner.register({name: spec})
             self._context.log.info("teammates_registered", teammates=name)
 
-    def _take(self, segments: Segments) -> bool:
-        """Adds segments to the buffer; returns whether they complete a new cut."""
-        if not self._taken.is_new(segments):
+    def _add(self, segments: Segments) -> bool:
+        """Adds segments to the buffer; returns whether they complete a new flush."""
+        if not self._deduplicator.is_new(segments):
             return False
         if len(segments.log_probs):
             self._learner.add(segments)
-        return self._closes(segments)
+        return self._completes_flush(segments)
 
-    def _closes(self, segments: Segments) -> bool:
-        """Whether they complete a new cut."""
-        closing = segments.flush > self._cut
-        self._cut = max(self._cut, segments.flush)
+    def _completes_flush(self, segments: Segments) -> bool:
+        """Returns whether segments complete a new flush."""
+        closing = segments.flush > self._flushed
+        self._flushed = max(self._flushed, segments.flush)
         return closing
 
     async def _update(self) -> None:
@@ -243,74 +237,13 @@ class Learning:
         self.publish()
         report = await self._context.compute(partial(learner.update, everything=self._lockstep))
         self._training = 0
-        self._note(report)
+        self._reporter.note(report)
         await self._publish_weights()
-
-    def _note(self, report: UpdateReport) -> None:
-        registry, name = self._context.registry, self._learner.behavior
-        registry.add(f"updates/{name}")
-        registry.add(f"skipped/{name}", report.skipped)
-        registry.observe_many(f"lag/{name}", np.repeat(np.arange(len(report.lags)), report.lags))
-        for statistic, value in report.statistics.items():
-            registry.observe_mean(statistic, value, behavior=name)
-        if report.staleness.sample_size < LEAST_SAMPLE_SIZE:
-            self._note_weak_correction(report)
-        if report.skipped:
-            self._context.log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
-        if not self._said:
-            self._say_of_groups(report)
-        if report.terminated and not self._warned:
-            self._warn_of_ends()
-
-    def _note_weak_correction(self, report: UpdateReport) -> None:
-        """Counts an update whose data are too old for the correction; the first of them is logged."""
-        self._context.registry.add(f"correction.weak/{self._learner.behavior}")
-        if not self._weak:
-            self._weak = True
-            self._context.log.warning(
-                "stale_correction_weak",
-                effective_sample_size=round(report.staleness.sample_size, 3),
-                lag=len(report.lags) - 1,
-                cause="the data are so old that few of their steps count; they are trained on all the same; lower "
-                "pipeline.max_policy_lag or learning_rate, or raise buffer_size",
-                notice=True,
-            )
-
-    def _say_of_groups(self, report: UpdateReport) -> None:
-        """Says once where algorithm and simulator do not belong together."""
-        grouped = self._behavior.trainer_type == "poca"
-        if report.group_rewards and not grouped and self._behavior.reward_signals.extrinsic is not None:
-            self._said = True
-            self._context.log.info(
-                "group_rewards_added",
-                cause="trainer_type ppo adds the group's reward to each agent's own; poca credits members better, "
-                "also with what the group earns after their end",
-                notice=True,
-            )
-        if grouped:
-            self._said = True
-            if not report.groups:
-                self._context.log.info(
-                    "no_groups", cause="every agent is a group of its own, from which poca learns too", notice=True
-                )
-
-    def _warn_of_ends(self) -> None:
-        """Says once that imitation alone pays for staying alive."""
-        self._warned = True
-        signals = self._behavior.reward_signals
-        if signals.gail is not None and biased(signals.extrinsic):
-            self._context.log.warning(
-                "gail_pays_for_staying_alive",
-                cause="its reward is above 0 at every step and nothing else is paid, while episodes here can end: what "
-                "ends one early earns less, demonstrated or not; add the extrinsic signal or behavioral_cloning, or "
-                "let episodes have one length",
-                notice=True,
-            )
 
     # ---------------------------------------------------------------- checkpoints
 
     async def _keep(self) -> None:
-        """Writes the checkpoints that are due. One that cannot be written is tried again with the next."""
+        """Writes the checkpoints that are due; one that cannot be written is tried again when the next is due."""
         try:
             await self._write_due()
         except OSError as error:
@@ -327,7 +260,7 @@ class Learning:
             self._recovered_at = self._context.clock()
 
     def _team_changed(self) -> bool:
-        """Whether another team learns than at the last look: what the former has learned is kept."""
+        """Returns whether the learning team changed since the last call, so that the former team's weights are kept."""
         assignment = self._coordination.latest.get("assignment")
         before = self._team
         if isinstance(assignment, MatchupAssignment):
@@ -335,8 +268,8 @@ class Learning:
         return before is not None and before != self._team
 
     def _make_checkpoint(self) -> Checkpoint:
-        """With how far what came was taken: what is sent again to who restores it was trained on, or is lost."""
-        return replace(self._learner.checkpoint(), taken=self._taken.keep())
+        """Returns a checkpoint with the position of each source, so that segments sent again are recognized."""
+        return replace(self._learner.checkpoint(), taken=self._deduplicator.keep())
 
     async def _save(self) -> None:
         if not self._learner.updates:
@@ -347,38 +280,38 @@ class Learning:
         self._checkpoint = str(path.relative_to(self._context.run.directory))
         self._context.log.info("checkpoint_saved", path=self._checkpoint, trained=self._learner.trained)
 
-    async def _hold(self) -> None:
-        """Takes what still comes, so that the stages before this one can hand on what they hold, and stop."""
+    async def _drain(self) -> None:
+        """Buffers the remaining segments, so that the stages before this one can send what they hold, and stop."""
         self._context.progress.waits(ALL, "the end")
         while True:
-            self._take(await self._receiver.get())
+            self._add(await self._receiver.get())
 
     async def _discard(self) -> None:
-        """Drops and counts what still comes.
+        """Drops and counts the remaining segments.
 
-        In lockstep it tells of that at cuts only: told of at any time it would move the next cut, which closes the
-        segments of groups that others still learn from.
+        In lockstep it publishes that count only at flushes: at any other time it would shift the next flush, which
+        closes the segments of groups that others still learn from.
         """
         self._context.progress.waits(ALL, "the other behaviors")
         while True:
             segments = await self._receiver.get()
-            if not self._taken.is_new(segments):
+            if not self._deduplicator.is_new(segments):
                 continue
             self._dropped += len(segments.log_probs)
-            if self._closes(segments) or not self._lockstep:
+            if self._completes_flush(segments) or not self._lockstep:
                 self.publish()
 
 
 async def run(context: Context) -> None:
-    """Learns until stopped; then saves what there is.
+    """Trains until stopped, then saves the weights.
 
     Raises:
-        Unsupported: the device that it is to train on cannot be used here.
+        Unsupported: PyTorch cannot use the configured device on this machine.
     """
     name = context.service.partition("-")[2]
     device = await context.compute(partial(usable, context.run.settings.torch_settings.device))
     topic = await context.transport.topic(context.service)
-    policies = await context.transport.topic(f"policy-{name}")  # apart: its readers are few and its records large
+    policies = await context.transport.topic(f"policy-{name}")  # a topic of its own: few readers, large records
     receiver = await context.transport.receiver(f"updates:{name}", context.run.capacities[f"updates:{name}"], name)
     coordination = await context.transport.subscribe("coordination")
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)

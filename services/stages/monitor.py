@@ -1,18 +1,18 @@
-"""Metrics of all services, to the console and to the files of the run.
+"""Writes the metrics of all services to the console and to the files of the run.
 
 | | |
 |---|---|
-| consumes | `Metrics` on the board of every service |
+| consumes | `Metrics` on the topic of every service |
 | produces | console lines, and files in the folder of the run |
-| waits for | news on a board; the next second; its stop |
+| waits for | updates of a topic; the next second; its stop |
 | unblocked by | every service, about once a second |
 
-Files: `metrics.jsonl` (a line per interval and behavior), `services.jsonl` (a line per service every 30 s), of both
-the oldest go; `status.json` (how the run stands, every second), `metrics.prom` (for Prometheus),
-`BEHAVIOR/events.out.tfevents.*` (for TensorTopic), and at the end `curves.png`.
+Files: `metrics.jsonl` (a line per interval and behavior) and `services.jsonl` (a line per service every 30 s), of which
+rotation deletes the oldest lines; `status.json` (the state of the run, every second), `metrics.prom` (for Prometheus),
+`BEHAVIOR/events.out.tfevents.*` (for TensorBoard), and at the end `curves.png`.
 
-Nothing waits for the monitor: training does not notice when it dies. It keeps what it has added up in
-`monitor.json` every second, and goes on from there.
+No service waits for the monitor: training continues when it dies. It saves its sums in `monitor.json` every second,
+from which its next incarnation continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Protocol, TextIO
 
 import anyio
 
-from sparring.pipeline.errors import Closed
+from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring import console, events, logs, prometheus, status
 from sparring.pipeline.monitoring.files import RunFiles, to_json
@@ -35,7 +35,7 @@ from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.pipeline.monitoring.pace import Pace
 from sparring.pipeline.monitoring.stalls import Stall, Stalls
-from sparring.pipeline.monitoring.summary import BehaviorSummary, figures
+from sparring.pipeline.monitoring.summary import BehaviorSummary, summarize_behavior
 from sparring.pipeline.monitoring.writing import Writing
 from sparring.pipeline.queues.interface import Subscription, Topic, Transport
 from sparring.services.process.runtime import Context
@@ -44,38 +44,39 @@ KEY = "metrics"
 """Topic key under which every service publishes its numbers."""
 
 SILENT_S = 10.0
-"""A service that has not answered for so long is called silent."""
+"""Seconds without an answer after which a service is shown as silent."""
 
-BOARD_PACE_S = 0.5
-"""Numbers come every second; boards change hundreds of times in it."""
+TOPIC_PACE_S = 0.5
+"""Numbers change every second; other keys of the topics change hundreds of times per second."""
 
 
 class StopSignal(Protocol):
-    """What tells the monitor to end, as `anyio.Event`."""
+    """Signals the end of the monitor, as an `anyio.Event` does."""
 
     async def wait(self) -> object:
-        """Returns when the run has ended."""
+        """Waits until the run has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunInfo:
-    """What the monitor must know of the run.
+    """Describes the run for the monitor.
 
     Attributes:
-        run_id: of the run.
-        run_dir: its folder; exists.
-        services: names of all services that publish, the monitor itself left out.
+        run_id: id of the run.
+        run_dir: existing folder of the run.
+        services: names of all other services that publish.
         behaviors: `summary_freq` in steps, by behavior name.
-        max_steps: where the run ends, by behavior name.
-        summary_freq: for behaviors that are not among these.
-        training: False where the run only acts.
-        tick_s: seconds between two looks; `status.json` is as old at most.
+        max_steps: step at which the run ends, by behavior name.
+        summary_freq: `summary_freq` of other behaviors, in steps.
+        training: False if the run only acts.
+        tick_s: seconds between two ticks; the greatest age of `status.json`.
         service_lines_s: seconds between two lines of a service in `services.jsonl`.
-        patience_s: seconds after which a behavior gets a line although no interval has ended.
-        sinks: services at the end of the flow, whose waiting is judged.
-        stall_timeout_s: seconds without a move that make a stall.
-        again: a start of the monitor has died before this one.
-        log_bytes: of `services.jsonl` and `metrics.jsonl`, which are put aside then; `logs_kept` of each are kept.
+        line_interval_s: seconds after which a behavior gets a line although no interval has ended.
+        sinks: services at the end of the flow, whose waits are examined for stalls.
+        stall_timeout_s: seconds without a change that make a stall.
+        again: whether an earlier incarnation of the monitor has died.
+        log_bytes: size at which `services.jsonl` and `metrics.jsonl` are rotated.
+        logs_kept: number of rotated files of each that are kept.
     """
 
     run_id: str
@@ -87,7 +88,7 @@ class RunInfo:
     training: bool = True
     tick_s: float = 1.0
     service_lines_s: float = 30.0
-    patience_s: float = 60.0
+    line_interval_s: float = 60.0
     sinks: Sequence[str] = ()
     stall_timeout_s: float = 300.0
     again: bool = False
@@ -134,28 +135,28 @@ async def monitor(
     registry: Registry,
     topic: Topic | None = None,
 ) -> None:
-    """Watches a run until `stop`, then closes its books and draws its curves.
+    """Watches a run until `stop`, then closes all intervals and plots the curves.
 
     Args:
-        transport: opens the boards.
-        run: what is watched.
-        clock: gives seconds, rising.
+        transport: opens subscriptions to the topics.
+        run: description of the run.
+        clock: gives rising seconds.
         wall_clock: gives seconds since the epoch.
-        stop: set after all services have published their last numbers.
-        stream: for console lines; progress bars where it is a terminal.
-        registry: of the monitor's own numbers.
-        topic: where these are published, if anywhere.
+        stop: set after all services have published their final numbers.
+        stream: console stream; a terminal also shows progress bars.
+        registry: the monitor's own numbers.
+        topic: topic on which these are published, if any.
 
     Raises:
-        OSError: at the end, or at the start, a file of the run cannot be written; in between that is counted.
+        OSError: a file of the run cannot be written at the start or the end; other failures are counted.
 
-    Cancelled: the files are as they were within the last second; no curves are drawn.
+    Cancelled: the files are at most a second old, and no curves are plotted.
     """
     subscriptions: dict[str, Subscription] = {}
-    display = console.display(stream, clock, _console_gone)
+    display = console.display(stream, clock, _log_closed_console)
     try:
         for service in run.services:
-            subscriptions[service] = await transport.subscribe(service, BOARD_PACE_S)
+            subscriptions[service] = await transport.subscribe(service, TOPIC_PACE_S)
         watch = MonitorState(run, subscriptions, display, clock=clock, wall_clock=wall_clock)
         registry.add("unwatched_s", watch.unwatched_s)
         writing = Writing(registry, logs.get(), clock, limit_s=0)
@@ -173,9 +174,9 @@ async def monitor(
                 await subscription.aclose()
 
 
-def _console_gone(error: OSError) -> None:
-    """The files say it all; training does not depend on who looks on."""
-    logs.get().warning("console_gone", error=str(error))
+def _log_closed_console(error: OSError) -> None:
+    """Logs that the console was closed; the monitor continues to write its files."""
+    logs.get().warning("console_closed", error=str(error))
 
 
 async def _follow(subscription: Subscription, watch: MonitorState) -> None:
@@ -183,7 +184,7 @@ async def _follow(subscription: Subscription, watch: MonitorState) -> None:
         watch.take(subscription)
         try:
             await subscription.changed()
-        except Closed:
+        except QueueClosed:
             return
 
 
@@ -199,7 +200,7 @@ async def _tick(
         own.add("ticks")
         try:
             own.add("intervals", watch.tick())
-        except OSError as error:  # what it would have said is in the next ones, or is one line less
+        except OSError as error:  # later files contain the numbers, or one line is missing
             writing.failed(error, "metrics")
         own.gauge("stalled", len(watch.stalled))
         if topic is not None:
@@ -208,18 +209,18 @@ async def _tick(
 
 
 class MonitorState:
-    """The monitor without its waiting: takes numbers in, and writes what they mean.
+    """Collects numbers, and writes files and lines; it is the monitor without its waiting.
 
     Attributes:
-        stalled: what had not gone on for too long at the last look.
-        unwatched_s: seconds for which nobody looked, between a start that died and this one; what happened then is in
-            the sums of the next interval.
+        stalled: stalls at the last tick.
+        unwatched_s: seconds without a monitor between an incarnation that died and this one, whose counts belong to the
+            next interval.
 
     Args:
-        run: what is watched.
-        subscriptions: by service.
-        display: for the console.
-        clock: gives seconds, rising.
+        run: description of the run.
+        subscriptions: subscriptions by service.
+        display: console display.
+        clock: gives rising seconds.
         wall_clock: gives seconds since the epoch.
     """
 
@@ -245,7 +246,7 @@ class MonitorState:
         self._service_lines: dict[str, dict[str, Any]] = {}
         self._service_lines_due_s = clock() + run.service_lines_s
         self._arrived_s: dict[str, float] = {}
-        self._told_s: dict[str, float] = {}
+        self._line_at_s: dict[str, float] = {}
         self._last: dict[str, Interval] = {}
         self._stalls = Stalls(run.sinks, run.stall_timeout_s)
         self.stalled: list[Stall] = []
@@ -253,24 +254,24 @@ class MonitorState:
         self._restore()
 
     def take(self, subscription: Subscription) -> None:
-        """Takes in what is on a board."""
+        """Adds the latest numbers of a topic."""
         metrics = subscription.latest.get(KEY)
         if isinstance(metrics, Metrics) and self._overview.update(metrics):
             self._arrived_s[metrics.service] = self._clock()
             self._stalls.update(metrics, self._clock())
 
     def tick(self) -> int:
-        """Writes what is due; returns the number of intervals that ended."""
+        """Writes due lines and files; returns the number of intervals that ended."""
         clock_s, time_s = self._clock(), self._wall_clock()
         self.stalled = self._stalls.look(clock_s)
         ended = 0
         for behavior in self._behaviors():
             self._look(behavior, clock_s, time_s)
             if self._intervals.due(behavior):
-                self._summarise(behavior, clock_s, time_s)
+                self._close_interval(behavior, clock_s, time_s)
                 ended += 1
-            elif clock_s - self._told_s[behavior] >= self._run.patience_s:
-                self._reassure(behavior, clock_s, time_s)
+            elif clock_s - self._line_at_s[behavior] >= self._run.line_interval_s:
+                self._report_progress(behavior, clock_s, time_s)
         if clock_s >= self._service_lines_due_s:
             self._service_lines_due_s = clock_s + self._run.service_lines_s
             self._write_services(time_s)
@@ -278,45 +279,45 @@ class MonitorState:
         return ended
 
     def finish(self) -> None:
-        """Takes in the last numbers, closes every interval, and draws the curves."""
+        """Adds the final numbers, closes every interval, and plots the curves."""
         for subscription in self._subscriptions.values():
             self.take(subscription)
         clock_s, time_s = self._clock(), self._wall_clock()
         for behavior in self._behaviors():
             self._look(behavior, clock_s, time_s)
             if self._intervals.progressed(behavior):
-                self._summarise(behavior, clock_s, time_s)
+                self._close_interval(behavior, clock_s, time_s)
         self._write_services(time_s)
         self._write_status(clock_s, time_s, ended=True)
-        self._files.draw(self._run.run_id)
+        self._files.plot_curves(self._run.run_id)
 
     def _behaviors(self) -> list[str]:
         return sorted({*self._run.behaviors, *self._overview.behaviors()})
 
     def _look(self, behavior: str, clock_s: float, time_s: float) -> None:
         self._intervals.track(behavior, time_s)
-        self._told_s.setdefault(behavior, clock_s)
+        self._line_at_s.setdefault(behavior, clock_s)
         produced = int(self._overview.of(behavior).counters.get("steps", 0))
         self._paces.setdefault(behavior, Pace()).look(clock_s, produced)
 
-    def _summarise(self, behavior: str, clock_s: float, time_s: float) -> None:
+    def _close_interval(self, behavior: str, clock_s: float, time_s: float) -> None:
         interval = self._intervals.close(behavior, time_s)
-        self._last[behavior], self._told_s[behavior] = interval, clock_s
+        self._last[behavior], self._line_at_s[behavior] = interval, clock_s
         self._files.append(interval.plain())
         self._files.add_events(logs.file_name(behavior), events.scalars(interval), interval.step, time_s)
         self._display.line(console.line(interval))
 
-    def _reassure(self, behavior: str, clock_s: float, time_s: float) -> None:
-        self._told_s[behavior] = clock_s
+    def _report_progress(self, behavior: str, clock_s: float, time_s: float) -> None:
+        self._line_at_s[behavior] = clock_s
         self._display.line(console.meanwhile(self._intervals.peek(behavior, time_s), self._stuck()))
 
     def _stuck(self) -> list[str]:
-        """What stalls; else which services are silent, or wait for something."""
+        """Returns the stalls, else the services that are silent or wait."""
         if self.stalled:
             return [f"STALLED {stall.text}" for stall in self.stalled]
         found = []
         for service, subscription in self._subscriptions.items():
-            latest, age_s = self._overview.services[service].latest, subscription.heard_age
+            latest, age_s = self._overview.services[service].latest, subscription.heartbeat_age
             if latest is None:
                 found.append(f"{service} has not reported yet")
             elif age_s > SILENT_S:
@@ -347,18 +348,20 @@ class MonitorState:
 
     def _service(self, service: str, clock_s: float) -> dict[str, Any]:
         subscription = self._subscriptions.get(service)
-        heard_s = subscription.heard_age if subscription else float("inf")
+        heartbeat_age_s = subscription.heartbeat_age if subscription else float("inf")
         age_s = clock_s - self._arrived_s.get(service, float("-inf"))
         line = self._service_lines.get(service)
-        return status.service_entry(self._overview.services[service], line, heard_s, age_s)
+        return status.service_entry(self._overview.services[service], line, heartbeat_age_s, age_s)
 
     def _behavior(self, behavior: str, time_s: float) -> dict[str, Any]:
         pace, now = self._paces[behavior], self._intervals.peek(behavior, time_s)
         self._display.progress(behavior, now.step, now.max_steps, pace.recent)
-        return status.behavior_entry(now, self._last.get(behavior), self._figures(behavior), pace.recent)
+        return status.behavior_entry(now, self._last.get(behavior), self._summary(behavior), pace.recent)
 
-    def _figures(self, behavior: str) -> BehaviorSummary:
-        return figures(self._overview, behavior, self._paces[behavior].mean(self._overview.trained(behavior)))
+    def _summary(self, behavior: str) -> BehaviorSummary:
+        return summarize_behavior(
+            self._overview, behavior, self._paces[behavior].mean(self._overview.trained(behavior))
+        )
 
     def _state(self, time_s: float) -> dict[str, Any]:
         return {
@@ -379,7 +382,7 @@ class MonitorState:
             self._intervals.restore(state["intervals"], gap_s)
             self._overview.restore(state["services"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            logs.get().warning("monitor.json cannot be read: counting starts again", error=repr(error))
+            logs.get().warning("monitor.json cannot be read: counting starts from 0", error=repr(error))
             return
         self._paces = paces
         if self._run.again:

@@ -1,12 +1,12 @@
-"""The process in a learner's place where nothing is learned.
+"""This process plays a checkpoint in place of a learner.
 
 consumes       Segments from "updates:NAME"; the behavior's spec from coordination
-produces       PolicyWeights of a checkpoint on the board "policy-NAME"; its state on its own; `episodes.csv` and
+produces       PolicyWeights of a checkpoint on the topic "policy-NAME"; its state on its own topic; `episodes.csv` and
                recorded episodes in the run folder
 waits for      the spec, then segments
-unblocked by   coordination, which cuts open segments whenever a whole buffer waits
+unblocked by   coordination, which flushes open segments whenever a whole buffer waits
 
-Steps that are played are "ghost" in the books: nobody learns from them.
+Played steps count as "ghost" in the step accounting: no learner uses them.
 """
 
 from __future__ import annotations
@@ -17,88 +17,97 @@ from pathlib import Path
 
 import anyio
 
-from sparring.pipeline.errors import CheckpointError, Closed, ServiceError
+from sparring.pipeline.errors import CheckpointError, QueueClosed, ServiceError
 from sparring.pipeline.evaluation.episodes import EPISODES_FILE, FirstEpisodes, write_episodes
 from sparring.pipeline.evaluation.recording import Recorder
 from sparring.pipeline.learning.checkpoints import Checkpoint, load
+from sparring.pipeline.learning.deduplicator import Deduplicator
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.learning.taken import Deduplicator
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring.progress import ALL
 from sparring.pipeline.queues.interface import ReceivingQueue, Subscription, Topic
 from sparring.pipeline.settings import Settings, started_by_hand
 from sparring.pipeline.specs import BehaviorSpec
-from sparring.services.process.runtime import Context, Playing, cancel_at_stop, publish_metrics, refuse_restart, spec_of
+from sparring.services.process.runtime import (
+    Context,
+    Playback,
+    cancel_at_stop,
+    publish_metrics,
+    refuse_restart,
+    spec_of,
+)
 
 
 class CheckpointPlayer:
-    """A checkpoint with its board, and what is played with it.
+    """A CheckpointPlayer publishes a checkpoint and collects the episodes played with it.
 
     Args:
         context: of the service.
-        playing: what is asked for.
+        playing: settings of the playback.
         learner: holds the checkpoint's weights; never updated.
         topic: of the service.
-        recorder: keeps episodes, if they are to be kept.
+        recorder: records episodes; None where these are not recorded.
 
     Attributes:
-        learner: as given.
+        learner: holds the checkpoint's weights.
     """
 
     def __init__(
-        self, context: Context, playing: Playing, learner: Learner, topic: Topic, recorder: Recorder | None
+        self, context: Context, playing: Playback, learner: Learner, topic: Topic, recorder: Recorder | None
     ) -> None:
         self._context = context
         self.learner = learner
         self._topic = topic
-        self._wanted = playing.episodes
+        self._requested = playing.episodes
         self._recorder = recorder
         self._episodes = FirstEpisodes(playing.episodes)
         self._folder = context.run.directory / learner.behavior
-        self._from: tuple[str, str] | None = None
+        self._stream: tuple[str, str] | None = None
         self._taken = Deduplicator()
-        self._late = False
+        self._timed_out = False
 
     @property
     def done(self) -> bool:
-        """Whether all episodes that were asked for have come, and of recorded ones the last segments too."""
+        """Returns whether all requested episodes have arrived, and all segments of recorded ones."""
         waiting = self._recorder is not None and self._recorder.waiting
-        return self._wanted > 0 and self._episodes.complete and not waiting
+        return self._requested > 0 and self._episodes.complete and not waiting
 
     @property
     def missing(self) -> str:
-        """Which episode is missing; "" where none was asked for, or all have come."""
-        return self._episodes.waiting_for if self._wanted and not self._episodes.complete else ""
+        """Returns the missing episode; "" where none was requested or all have arrived."""
+        return self._episodes.waiting_for if self._requested and not self._episodes.complete else ""
 
     async def take(self, segments: Segments) -> None:
-        """Counts what was played.
+        """Counts played episodes.
 
         Raises:
-            ServiceError: a service was started anew, and episodes of before are missing.
+            ServiceError: a service has restarted, and its former episodes are missing.
         """
         if not self._taken.is_new(segments):
             return
         key = (segments.origin, segments.source)
-        if self._wanted and self._from not in (None, key):
+        if self._requested and self._stream not in (None, key):
             raise ServiceError(
-                f"got steps of {key} after those of {self._from}: a service was started anew, and episodes are "
+                f"got steps of {key} after those of {self._stream}: a service has restarted, and episodes are "
                 "missing; expected the same services to the last episode; evaluate again"
             )
-        self._from = key
+        self._stream = key
         if self._recorder is not None:
             await self._context.compute(partial(self._recorder.add, segments))
-        if self._wanted and not self._episodes.complete:
+        if self._requested and not self._episodes.complete:
             self._episodes.add(segments.episodes)
 
     def give_up(self, limit_s: float) -> None:
-        """Ends the run without the episodes that are missing."""
-        self._context.log.error("too_late", seconds=limit_s, missing=self._episodes.waiting_for, notice=True)
-        self._late = True
+        """Ends the run without the missing episodes."""
+        self._context.log.error(
+            "evaluation_timed_out", seconds=limit_s, missing=self._episodes.waiting_for, notice=True
+        )
+        self._timed_out = True
         self.publish()
 
     def publish(self) -> None:
-        """Publishes the state: all steps that came are done with."""
+        """Publishes the state, in which all steps that arrived are done."""
         self._topic.publish(
             "state",
             LearnerState(
@@ -111,35 +120,35 @@ class CheckpointPlayer:
                 ghost=self._taken.steps,
                 duplicate=self._taken.duplicate,
                 latest=self._taken.latest,
-                done=self.done or self._late,
+                done=self.done or self._timed_out,
             ),
         )
 
     def refresh(self) -> None:
-        """Brings gauges up to date."""
+        """Updates the gauges."""
         registry, name = self._context.registry, self.learner.behavior
         registry.gauge(f"version/{name}", self.learner.version)
         registry.reach(f"played/{name}", self._taken.steps)
-        if self._wanted:
+        if self._requested:
             registry.gauge(f"evaluated/{name}", self._episodes.count)
 
     def finish(self) -> None:
-        """Writes the episodes, and what is recorded of them."""
+        """Writes the episodes and their recordings."""
         if self._recorder is not None:
             self._recorder.flush()
             files = [str(path.relative_to(self._context.run.directory)) for path in self._recorder.files]
-            self._context.log.info("recorded", episodes=self._recorder.episodes, files=files, notice=True)
-        if self._wanted:
+            self._context.log.info("episodes_recorded", episodes=self._recorder.episodes, files=files, notice=True)
+        if self._requested:
             self._folder.mkdir(exist_ok=True)
             write_episodes(self._folder / EPISODES_FILE, self._episodes.columns())
 
 
 async def run(context: Context) -> None:
-    """Plays until stopped; then writes what came of it.
+    """Plays until stopped; then writes the episodes.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another behavior, spec or network.
-        ServiceError: started anew in an evaluation.
+        ServiceError: the service was restarted during an evaluation.
     """
     refuse_restart(context)
     name = context.service.partition("-")[2]
@@ -176,17 +185,17 @@ async def run(context: Context) -> None:
 
 
 async def _spec_in_time(context: Context, coordination: Subscription, name: str) -> BehaviorSpec:
-    """The behavior's spec. An evaluation does not wait for ever for a simulator that has it."""
-    limit_s, remedy = patience(context.run.settings, context.run.playing)
+    """Returns the behavior's spec; an evaluation waits for a limited time."""
+    limit_s, remedy = spec_timeout(context.run.settings, context.run.playing)
     with anyio.move_on_after(limit_s):
         return (await spec_of(context, coordination, name))[0]
     raise ServiceError(f"got no simulator with {name!r} in {limit_s:g} s; expected one, to evaluate it; {remedy}")
 
 
-def patience(settings: Settings, playing: Playing | None) -> tuple[float, str]:
-    """How many seconds a simulator with the behavior may take, and what to do where that was too short.
+def spec_timeout(settings: Settings, playing: Playback | None) -> tuple[float, str]:
+    """Returns the seconds within which a simulator with the behavior must connect, and the remedy.
 
-    One that people start, or that dials in by itself, may take as long as the episodes after it.
+    A simulator that the supervisor does not start may take as long as all episodes.
     """
     if playing is None or not playing.episodes:
         return math.inf, ""
@@ -197,7 +206,7 @@ def patience(settings: Settings, playing: Playing | None) -> tuple[float, str]:
 
 
 async def _player(context: Context, name: str, spec: BehaviorSpec, topic: Topic) -> CheckpointPlayer:
-    """The checkpoint, ready to play."""
+    """Loads the checkpoint."""
     playing = context.run.playing
     assert playing is not None
     checkpoint: Checkpoint = await context.compute(partial(load, Path(playing.checkpoints[name])))
@@ -208,7 +217,7 @@ async def _player(context: Context, name: str, spec: BehaviorSpec, topic: Topic)
     except CheckpointError as error:
         remedy = "play it with the network_settings and the simulator that it was trained with"
         raise CheckpointError(got=error.got, expected=error.expected, remedy=remedy) from error
-    context.log.info("plays", checkpoint=playing.checkpoints[name], trained=learner.trained, notice=True)
+    context.log.info("playback_started", checkpoint=playing.checkpoints[name], trained=learner.trained, notice=True)
     folder, limit = context.run.directory / name, settings.network_settings.action_limit
     recorder = Recorder(folder, name, spec, playing.episodes, limit) if playing.record else None
     return CheckpointPlayer(context, playing, learner, topic, recorder)
@@ -218,11 +227,11 @@ async def _play(context: Context, player: CheckpointPlayer, receiver: ReceivingQ
     name = player.learner.behavior
     try:
         while True:
-            context.progress.waits(ALL, f"segments/{name}", "coordination", said=player.missing)
+            context.progress.waits(ALL, f"segments/{name}", "coordination", text=player.missing)
             segments = await receiver.get()
             context.progress.works()
             await player.take(segments)
             context.progress.passed(f"episodes/{name}", len(segments.log_probs))
             player.publish()
-    except Closed:
+    except QueueClosed:
         return

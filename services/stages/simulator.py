@@ -1,14 +1,13 @@
-"""Runs a built-in simulator or bridge as a process: `sparring simulator NAME --connect ADDRESS`.
+"""This process runs a built-in simulator or bridge: `sparring simulator NAME --connect ADDRESS`.
 
     consumes      Act, Reset (from stepping, over its socket)
     produces      Step
-    waits for     an answer to each Step; actions are withheld while the step budget is used up
+    waits for     an answer to each Step; actions are backpressured while the step budget is used up
     unblocked by  stepping
 
-It exits with 0 after a Bye from either side, with 1 and one line on stderr where the link was lost, and
-with 3 for what another start would meet again: bad arguments, or a refusal of what the simulator is (version,
-credential, specs, names of behaviors). Other Faults, as one for silence, may not come again: 1. Its last line on stdout
-is JSON: the steps that it counted itself, for the books.
+It exits with 0 after a Bye from either side, with 3 for an error that a restart would repeat (bad arguments, or a
+rejected version, credential, spec or behavior name), and with 1 and one line on stderr for a lost link or another
+Fault. Its last line on stdout is JSON with the steps that it counted itself, for the step accounting.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from sparring.pipeline.errors import FAILED, UNUSABLE, RemoteProtocolError, Sett
 from sparring.pipeline.games.registry import NAMES, make, parse_options
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
 from sparring.pipeline.simulation.client import run as play
-from sparring.pipeline.simulation.game import Game, GivesStatistics
+from sparring.pipeline.simulation.game import Game, StatisticsGame
 from sparring.pipeline.specs import BehaviorSpec, SpecError
 
 _REFUSALS: Final = ("version", "credential", "specs", "unknown_behavior", "scripts")
-"""Codes of Faults that are about what a simulator is, not about what it did."""
+"""Codes of Faults that every restart of the simulator would repeat."""
 
 
-class Slow:
-    """A game that takes longer: each step waits for a random time first.
+class SlowGame:
+    """A SlowGame waits for a random time before each step of another game.
 
     Args:
-        game: what is played.
+        game: the other game.
         longest_s: the waits are uniform from 0 to this.
-        seed: of the waits; they do not touch the game's random source.
-        sleep: waits.
+        seed: of the waits; the game's random source stays untouched.
+        sleep: function that waits.
     """
 
     def __init__(
@@ -54,21 +53,21 @@ class Slow:
         self._sleep = sleep
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """As the game's."""
+        """Returns the game's behaviors."""
         return self._game.behaviors()
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
-        """As the game's, without delay."""
+        """Resets the game without delay."""
         return self._game.reset(parameters, seed)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
-        """As the game's, later."""
+        """Steps the game after a delay."""
         self._sleep(self._random.uniform(0, self._longest_s))
         return self._game.step(actions)
 
     def statistics(self) -> Sequence[Statistic]:
-        """As the game's, where it has any."""
-        return self._game.statistics() if isinstance(self._game, GivesStatistics) else ()
+        """Returns the game's statistics, where it has any."""
+        return self._game.statistics() if isinstance(self._game, StatisticsGame) else ()
 
     def close(self) -> None:
         """Closes the game."""
@@ -97,8 +96,8 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> i
 
     Args:
         args: as `add_arguments` declares them.
-        environ: variables for what the arguments leave out; SPARRING_CREDENTIAL has no argument,
-            because other users can read a command line. None: the process's own.
+        environ: variables for omitted arguments; None for the process's own. SPARRING_CREDENTIAL has no argument,
+            because other users can read a command line.
 
     Returns:
         The exit status.
@@ -110,10 +109,10 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> i
             raise SettingsError("got no address; expected --connect or $SPARRING_ADDRESS; name the trainer's address")
         number = _number(args.number, variables, "SPARRING_NUMBER")
         seed = _number(args.seed, variables, "SPARRING_SEED")
-        sys.path.extend(args.python_path)  # last: an environment stands in for no installed package
+        sys.path.extend(args.python_path)  # last: environments must not shadow installed packages
         game = make(args.name, args.areas, **parse_options(args.name, args.option))
         if args.slow:
-            game = Slow(game, args.slow / 1000, seed)
+            game = SlowGame(game, args.slow / 1000, seed)
         result = play(
             game,
             address,
@@ -126,22 +125,22 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> i
         )
     except SparringError as error:
         sys.stderr.write(f"sparring simulator {args.name}: {type(error).__name__}: {error}\n")
-        return UNUSABLE if _final(error) else FAILED
+        return UNUSABLE if _is_permanent(error) else FAILED
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
     return 0
 
 
-def _final(error: SparringError) -> bool:
-    """Whether another start would meet the error again."""
+def _is_permanent(error: SparringError) -> bool:
+    """Returns whether a restart would repeat the error."""
     if isinstance(error, RemoteProtocolError):
         return error.code in _REFUSALS
     return isinstance(error, SettingsError | SpecError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line on its own."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(prog="sparring simulator", description="Run a built-in simulator or bridge.")
     add_arguments(parser)
     return run(parser.parse_args(argv))

@@ -1,11 +1,11 @@
-"""The process around stepping.
+"""This process runs stepping.
 
-consumes       Step and others from simulators, over stream sockets; PolicyWeights from the policy
-               boards, and of ghosts from the board "ghosts"; permits, the assignment and the lessons of environment
-               parameters from coordination's
-produces       Act and Reset to simulators; StepBatch on "steps"; its state on its board
-waits for      frames; permits and weights for those it has; credit for steps
-unblocked by   a frame, a permit, new weights, assembly's acknowledgement
+consumes       Step and others from simulators, over stream sockets; PolicyWeights from the policy topics, and of ghosts
+               from the topic "ghosts"; step allowances, the assignment and the lessons of environment parameters from
+               coordination's topic
+produces       Act and Reset to simulators; StepBatch on "steps"; its state on its topic
+waits for      frames; step allowances and weights for those it has; credit for steps
+unblocked by   a frame, a step allowance, new weights, assembly's acknowledgement
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import anyio
-import numpy as np
 from anyio.abc import TaskGroup
 
 from sparring.pipeline.coordination.opponents import opponents_of
@@ -27,29 +26,29 @@ from sparring.pipeline.messages.state import (
     StepAllowances,
     SteppingState,
 )
-from sparring.pipeline.messages.steps import BehaviorSteps, StepBatch
 from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS, Registry
-from sparring.pipeline.monitoring.progress import ALL, SIMULATORS
+from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.queues.interface import SendingQueue, Topic
 from sparring.pipeline.settings.parameters import in_lessons
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.policies import Policies
-from sparring.pipeline.stepping.settings import GATHERED_BYTES, GATHERED_STEPS, GATHERING_MOST_S, GATHERING_S
 from sparring.pipeline.stepping.stepper import Stepper
-from sparring.pipeline.stepping.waiting import FRAMES, SIMULATOR, WEIGHTS, waits_for
+from sparring.pipeline.stepping.waiting import FRAMES, SIMULATOR, WEIGHTS
 from sparring.services.endpoint.admission import ConnectionAcceptor
+from sparring.services.endpoint.context import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.credentials import credentials
 from sparring.services.endpoint.listening import allow_descriptors
-from sparring.services.endpoint.simulators import DefaultBehaviors, ServerContext, Simulators
+from sparring.services.endpoint.simulators import Simulators
 from sparring.services.process.runtime import Context, Run, follow, publish_metrics, refuse_restart
+from sparring.services.stages.step_outbox import StepOutbox
 
 PARTING_S: Final = 2.0
-"""How long the end of a run waits for simulators to say Bye."""
+"""Seconds that the end of a run waits for the Byes of simulators."""
 
 
 class Stepping:
-    """A stepper between its simulators, its boards and its queue."""
+    """Stepping connects a stepper with its simulators, its topics and its queue."""
 
     def __init__(self, context: Context, topic: Topic, sender: SendingQueue) -> None:
         settings = context.run.settings
@@ -58,11 +57,11 @@ class Stepping:
         self._sender = sender
         self._lockstep = settings.overlap == 0
         self._behaviors = dict(settings.behaviors)  # and those that simulators add
-        self._followed: set[str] = set()  # behaviors whose weights we hear of
-        self._hears_ghosts = False
-        self._unnamed = _unnamed(context.run)
+        self._followed: set[str] = set()  # behaviors whose weights are subscribed
+        self._follows_ghosts = False
+        self._unnamed = _default_behaviors(context.run)
         self._scripts = _scripts(context.run)
-        self._prepared = anyio.Event()  # the run has a learner for another one
+        self._learner_added = anyio.Event()  # set when the run has added one
         self.policies = Policies(self._behaviors, seed=context.run.seed)
         self.stepper = Stepper(
             self.policies.current,
@@ -75,9 +74,9 @@ class Stepping:
             parameters=RunParameters(in_lessons(settings.environment_parameters), context.run.seed),
         )
         self._assignment: MatchupAssignment | None = None
-        self._ghosts: dict[tuple[str, int], PolicyWeights] = {}  # heard of, and not yet built
-        self._wake = anyio.Event()
-        house = ServerContext(
+        self._ghosts: dict[tuple[str, int], PolicyWeights] = {}  # latest, by behavior and number
+        self._arrived = anyio.Event()
+        server = ServerContext(
             settings=settings.pipeline,
             behaviors=self._behaviors,
             scripts=self._scripts,
@@ -85,89 +84,85 @@ class Stepping:
             clock=context.clock,
             registry=context.registry,
             log=context.log,
-            arrived=self.wake_up,
+            arrived=self.on_arrival,
             known=self._load,
             unnamed=self._unnamed,
         )
-        self.simulators = Simulators(self.stepper, house)
-        self._told: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether there were agents
-        self._specs_told: tuple[int, dict[str, tuple[int, ...]]] = (0, {})  # behaviors, and teams of each
-        self._gathered = 0  # rows that assembly has not got
-        self._gathered_bytes = 0  # of their observations
-        self._leaving: tuple[StepBatch, int] | None = None  # steps that wait for credit
-        self._filled = anyio.Event()
-        self._turn = anyio.Lock(fast_acquire=True)
+        self.simulators = Simulators(self.stepper, server)
+        self._published: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether it had agents
+        self._published_specs: tuple[int, dict[str, tuple[int, ...]]] = (0, {})  # number of behaviors, and teams
+        self.outbox = StepOutbox(context, self.stepper, sender, self._smallest_share)
         self._final = False
-        _prepare(context.registry)
+        _add_histograms(context.registry)
 
-    # ---------------------------------------------------------------- state from elsewhere
+    # ---------------------------------------------------------------- records of other services
 
-    def allowances(self, latest: Mapping[str, Any]) -> None:
-        """Coordination has granted permits, or changed who plays or what is taught, or for whom there are learners."""
+    def on_coordination(self, latest: Mapping[str, Any]) -> None:
+        """Adopts step allowances, matchups and lessons, and notices behaviors with new learners."""
         run = latest.get("run")
         if isinstance(run, RunState) and run.step_counts.keys() - self._followed:
-            self._prepared.set()
+            self._learner_added.set()
         lessons = latest.get("lessons")
         if isinstance(lessons, LessonsState) and self.stepper.parameters.adopt(lessons):
-            self.simulators.begin()
-            self.wake_up()
+            self.simulators.send_first_resets()
+            self.on_arrival()
         allowances = latest.get(f"allowances:{self._context.service}")
         if isinstance(allowances, StepAllowances) and allowances.source == self._context.start:
             for name, allowance in allowances.behaviors.items():
                 self.stepper.grant(name, allowance)
-            self.wake_up()
+            self.on_arrival()
         assignment = latest.get("assignment")
         if isinstance(assignment, MatchupAssignment) and assignment is not self._assignment:
             self._assignment = assignment
             self._adopt()
 
-    def ghosts(self, latest: Mapping[str, Any]) -> None:
-        """Coordination has published what ghosts play with."""
+    def on_ghosts(self, latest: Mapping[str, Any]) -> None:
+        """Stores the published weights of ghosts."""
         self._ghosts = {(one.behavior, one.version): one for one in latest.values() if isinstance(one, PolicyWeights)}
         self._adopt()
 
     def _adopt(self) -> None:
-        """Plays by the newest assignment once all that it names is here; until then by the one before."""
+        """Adopts the newest assignment once the weights of all its ghosts have arrived."""
         assignment, matches = self._assignment, self.stepper.matches
         if assignment is None or assignment.serial <= matches.serial:
             return
-        wanted = {
+        required = {
             (BehaviorId.parse(behavior_id).name, number)
             for matchup in assignment.matchups
             for behavior_id, number in matchup.ghosts.items()
         }
-        for name, number in wanted:
+        for name, number in required:
             behavior, weights = self.stepper.behaviors.get(name), self._ghosts.get((name, number))
             if behavior is not None and weights is not None:
                 self.policies.hold(behavior.spec, weights)
-        if wanted <= self.policies.ghosts.keys():
+        if required <= self.policies.ghosts.keys():
             matches.assignment = assignment
             self.policies.release(matches.in_use(self.stepper.behaviors))
-            self.wake_up()
+            self.on_arrival()
 
-    def weights(self, latest: Mapping[str, Any]) -> None:
-        """A learner has published weights."""
+    def on_weights(self, latest: Mapping[str, Any]) -> None:
+        """Stores weights that a learner has published."""
         weights = latest.get("weights")
         if isinstance(weights, PolicyWeights):
             self.policies.learn(weights)
             self._load()
 
     async def follow_learners(self, run: Run, tasks: TaskGroup) -> None:
-        """Hears of the weights of every behavior that has a learner, and of ghosts."""
+        """Subscribes to the weights of every behavior that has a learner, and of ghosts."""
         transport = self._context.transport
-        if run.self_play and not self._hears_ghosts:
-            self._hears_ghosts = True
-            tasks.start_soon(follow, await transport.subscribe("ghosts"), self.ghosts)
+        if run.self_play and not self._follows_ghosts:
+            self._follows_ghosts = True
+            tasks.start_soon(follow, await transport.subscribe("ghosts"), self.on_ghosts)
         for name in run.settings.behaviors:
             if name not in self._followed:
                 self._followed.add(name)
-                tasks.start_soon(follow, await transport.subscribe(f"policy-{name}"), self.weights)
+                tasks.start_soon(follow, await transport.subscribe(f"policy-{name}"), self.on_weights)
 
     async def follow_added(self, tasks: TaskGroup) -> None:
-        """The same of those that simulators have added, here or elsewhere, when the run has learners for them."""
+        """Subscribes to the weights of behaviors that simulators have added, once they have learners."""
         while self._context.reload is not None:
-            await self._prepared.wait()
-            self._prepared = anyio.Event()
+            await self._learner_added.wait()
+            self._learner_added = anyio.Event()
             run = self._context.reload()
             self._behaviors.update(run.settings.behaviors | self._behaviors)
             if self._unnamed is not None:
@@ -177,91 +172,54 @@ class Stepping:
             await self.follow_learners(run, tasks)
             self._load()
 
-    def reader_restarted(self, _starts: int) -> None:
-        """Assembly is new: it needs to hear of every live agent."""
-        self.stepper.rejoin()
-        self.wake_up()
+    def on_assembly_restarted(self, _starts: int) -> None:
+        """Lists every live agent for assembly, which has restarted."""
+        self.stepper.reintroduce_agents()
+        self.on_arrival()
 
     def _load(self) -> None:
         if self._unnamed is not None:
-            self.stepper.added |= self._unnamed.added
+            self.stepper.requirements.added |= self._unnamed.added
             if self._unnamed.settings.self_play is not None:
                 self.stepper.matches.names |= self._unnamed.added
         for name, behavior in self.stepper.behaviors.items():
             self.policies.build(name, behavior.spec)
         self._adopt()
-        self.wake_up()
+        self.on_arrival()
 
     # ---------------------------------------------------------------- the loop
 
-    def wake_up(self) -> None:
-        """Something arrived."""
-        self._wake.set()
+    def on_arrival(self) -> None:
+        """Requests a tick, because something arrived."""
+        self._arrived.set()
 
     async def loop(self) -> None:
-        """Wakes up whenever something arrived, acts, and hands the steps on."""
+        """Runs a tick whenever something arrived, and sends the steps."""
         while True:
-            await self._wake.wait()
-            self._wake = anyio.Event()
+            await self._arrived.wait()
+            self._arrived = anyio.Event()
             await self._step()
 
     async def _step(self) -> None:
-        async with self._turn:
-            wake = self.stepper.wake(self._context.clock(), acting=not self.simulators.stopping)
-            for key, answer, received_at, backpressured_s in wake.acts:
+        async with self.outbox.turn:
+            result = self.stepper.tick(self._context.clock(), acting=not self.simulators.stopping)
+            for key, answer, received_at, backpressured_s in result.acts:
                 self.simulators.answer(key, answer, received_at, backpressured_s)
-            if wake.acts:
-                self._context.registry.add("frames", len(wake.acts))
-                self._context.registry.observe("batch_rows", wake.acted)
-            if self.stepper.has_steps:
-                self._gathered += max(1, wake.rows)
-                self._gathered_bytes += wake.bytes
-                self._filled.set()
-            full = self._gathered >= GATHERED_STEPS or self._gathered_bytes >= GATHERED_BYTES
-            if full or not wake.acts or self.stepper.backpressured:
-                await self._hand_on()
-            self._tell()
+            if result.acts:
+                self._context.registry.add("frames", len(result.acts))
+                self._context.registry.observe("batch_rows", result.acted)
+            self.outbox.gather(result)
+            if self.outbox.is_full or not result.acts or self.stepper.backpressured:
+                await self.outbox.send()
+            self._publish_progress()
 
-    async def _hand_on(self) -> None:
-        """Sends assembly what has gathered."""
-        while self._leaving is not None or self.stepper.has_steps:
-            if self._leaving is None:
-                introduces, rows = self.stepper.introduced, self._gathered
-                batch = StepBatch(source=self._context.start, parts=self.stepper.take_steps(), introduces=introduces)
-                self._gathered = self._gathered_bytes = 0
-                self._leaving = batch, rows
-            self._context.progress.waits(ALL, "credit.steps", "assembly")
-            await self._sender.put(*self._leaving)
-            self._leaving = None
-            self._context.progress.works()
-
-    async def hand_on_in_time(self) -> None:
-        """Sends what has gathered at the latest after a moment, however little it is.
-
-        A message costs the services a millisecond, whatever is in it; a learner with a small buffer waits
-        for each of its steps.
-        """
-        while True:
-            await self._filled.wait()
-            much = min(map(self._share_of_update, self._behaviors))
-            await anyio.sleep(GATHERING_S)
-            if self._gathered < much:
-                await anyio.sleep(GATHERING_MOST_S - GATHERING_S)
-            self._filled = anyio.Event()
-            async with self._turn:
-                await self._hand_on()
-
-    def _tell(self) -> None:
-        """Publishes the state where coordination needs it: enough progress, a stall, agents come or gone."""
+    def _publish_progress(self) -> None:
+        """Publishes the state where coordination needs it: after enough steps, a stall, or the first or last agent."""
         for name, behavior in self.stepper.behaviors.items():
-            steps, populated = self._told.get(name, (-1, None))
-            fresh = behavior.produced + behavior.ghosts - steps
+            steps, populated = self._published.get(name, (-1, None))
+            new = behavior.produced + behavior.ghosts - steps
             quantum = 2**62 if self._lockstep else self._share_of_update(name)
-            if (
-                fresh >= quantum
-                or (fresh > 0 and behavior.remaining <= 0)
-                or populated is not (behavior.table.taken > 0)
-            ):
+            if new >= quantum or (new > 0 and behavior.remaining <= 0) or populated is not (behavior.table.taken > 0):
                 self.publish()
                 return
 
@@ -269,11 +227,11 @@ class Stepping:
         """Publishes the state."""
         self.stepper.return_unused()
         behaviors, teams = self.stepper.state(), self.stepper.teams
-        if self._specs_told != (len(behaviors), teams):
-            self._specs_told = (len(behaviors), teams)
+        if self._published_specs != (len(behaviors), teams):
+            self._published_specs = (len(behaviors), teams)
             specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
             self._topic.publish("specs", BehaviorSpecs(behaviors=specs, teams=teams))
-        self._told = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
+        self._published = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
         self._topic.publish(
             "state",
             SteppingState(
@@ -287,11 +245,11 @@ class Stepping:
         )
 
     def refresh(self) -> None:
-        """Brings gauges up to date."""
+        """Updates the gauges."""
         registry = self._context.registry
         self.publish()
         registry.gauge("simulators", len(self.stepper.connections))
-        registry.gauge("outbox", self._gathered)
+        registry.gauge("outbox", self.outbox.rows)
         for name, behavior in self.stepper.behaviors.items():
             registry.gauge(f"agents/{name}", behavior.table.taken)
             registry.reach(f"steps/{name}", behavior.produced)
@@ -305,13 +263,8 @@ class Stepping:
         self._context.note_sender("steps", self._sender)
         self._note_waits()
 
-    async def introduce(self) -> None:
-        """Tells assembly of this start, so that what a former one left can be closed."""
-        parts = tuple(_nothing(name) for name in self._context.run.settings.behaviors)
-        await self._sender.put(StepBatch(source=self._context.start, parts=parts), 0)
-
     async def leave(self, timeout_s: float) -> None:
-        """Parts from the simulators, and hands all on. Who was paused meanwhile has no time left, and gets a little."""
+        """Disconnects the simulators and sends all steps; tries once more, shortly, where the process was paused."""
         for limit_s, parting_s in ((timeout_s, PARTING_S), (min(PARTING_S, timeout_s / 2), 0.0)):
             with anyio.move_on_after(limit_s):
                 await self.part(parting_s)
@@ -319,29 +272,33 @@ class Stepping:
                 return
 
     async def part(self, timeout_s: float) -> None:
-        """Says Bye to every simulator, and takes over what they had sent before they heard it."""
-        self.simulators.hush()
+        """Sends Bye to every simulator, and applies what they had sent before it arrived."""
+        self.simulators.stop_answering()
         await self._step()
         with anyio.move_on_after(timeout_s):
-            await self.simulators.part()
+            await self.simulators.disconnect_all()
         await self._step()
-        async with self._turn:
-            await self._hand_on()
+        async with self.outbox.turn:
+            await self.outbox.send()
+
+    def _smallest_share(self) -> int:
+        """Returns the smallest share over all behaviors."""
+        return min(map(self._share_of_update, self._behaviors))
 
     def _share_of_update(self, name: str) -> int:
-        """Steps of a behavior that others should hear of soon."""
+        """Returns the steps of a behavior that are a large part of its update."""
         return max(1, self._behaviors[name].hyperparameters.buffer_size // 16)
 
     def end(self) -> None:
-        """Says for the last time where it stands."""
+        """Publishes the final state."""
         self._final = True
         self.refresh()
 
     def _note_waits(self) -> None:
-        """Says for every behavior whose turn it is."""
+        """Notes for every behavior what it waits for."""
         progress = self._context.progress
         for name in self._behaviors:
-            reason = waits_for(self.stepper, name, lockstep=self._lockstep)
+            reason = self.stepper.waits_for(name)
             if reason is None:
                 progress.works(f"steps/{name}")
             elif reason.what in (FRAMES, SIMULATOR):
@@ -355,8 +312,8 @@ class Stepping:
                 progress.reach(f"steps/{name}", behavior.produced + behavior.ghosts)
 
 
-def _prepare(registry: Registry) -> None:
-    """Names the histograms."""
+def _add_histograms(registry: Registry) -> None:
+    """Adds the histograms."""
     for name, bounds in (
         ("action_latency_s", LATENCY_BOUNDS),
         ("backpressured_s", LATENCY_BOUNDS),
@@ -366,13 +323,13 @@ def _prepare(registry: Registry) -> None:
 
 
 def _scripts(run: Run) -> dict[str, frozenset[str]]:
-    """By behavior name, the scripts that every simulator must be able to play."""
+    """Returns the scripts that every simulator must be able to play, by behavior name."""
     opponents = opponents_of(run.directory)
     return {name: frozenset(one.script for one in own if one.script) for name, own in opponents.items()}
 
 
-def _unnamed(run: Run) -> DefaultBehaviors | None:
-    """What counts for behaviors that the configuration does not name; None where these are refused."""
+def _default_behaviors(run: Run) -> DefaultBehaviors | None:
+    """Returns the defaults of behaviors that the configuration does not name; None where these are rejected."""
     settings = run.settings.unnamed
     if settings is None or run.playing is not None:
         return None
@@ -381,52 +338,44 @@ def _unnamed(run: Run) -> DefaultBehaviors | None:
     return DefaultBehaviors(settings=settings, scripts=scripts, added=set(run.added))
 
 
-def _nothing(behavior: str) -> BehaviorSteps:
-    """What a start says of a behavior before its first tick."""
-    none = np.empty(0, np.int64)
-    return BehaviorSteps(
-        behavior=behavior, produced_before=0, ticks=none, completed=none, rows=np.empty((0, 5), np.int32)
-    )
-
-
-def _tell_afresh(context: Context) -> None:
-    """A new start has no agents: those whose simulators connect again are new ones, and remember nothing."""
+def _warn_of_memory_reset(context: Context) -> None:
+    """Warns that the memory of agents was lost with the former incarnation."""
     behaviors = context.run.settings.behaviors
     forgetful = [name for name, one in behaviors.items() if one.network_settings.sequence_length]
     if forgetful and not context.first:
         context.log.warning(
-            "agents_start_afresh", behaviors=forgetful, cause="what they carried was in the former process", notice=True
+            "agent_memory_reset", behaviors=forgetful, cause="their memory was in the former process", notice=True
         )
 
 
 async def run(context: Context) -> None:
-    """Steps until stopped; then says Bye to the simulators and hands on the last steps."""
+    """Steps until stopped; then sends Bye to the simulators and the last steps to assembly."""
     refuse_restart(context)
     transport = context.transport
     settings = context.run.settings
     topic = await transport.topic(context.service)
     sender = await transport.sender("steps")
     stepping = Stepping(context, topic, sender)
-    _tell_afresh(context)
-    sender.on_receiver(stepping.reader_restarted)
+    _warn_of_memory_reset(context)
+    sender.on_receiver(stepping.on_assembly_restarted)
     coordination = await transport.subscribe("coordination")
     address = context.run.addresses[context.service]
-    asked = credentials(address, context.run.keys, settings.pipeline.credentials, encrypt=settings.pipeline.encrypt)
-    gate = ConnectionAcceptor(asked, stepping.simulators.guard, stepping.simulators.serve)
+    required = credentials(address, context.run.keys, settings.pipeline.credentials, encrypt=settings.pipeline.encrypt)
+    acceptor = ConnectionAcceptor(required, stepping.simulators.connection_limits, stepping.simulators.serve)
     if (available := allow_descriptors(wanted := settings.pipeline.limits.descriptors)) < wanted:
         remedy = "raise the system's limit (ulimit -n), or lower pipeline.limits.connections"
-        context.log.warning("few_descriptors", got=available, expected=wanted, remedy=remedy)
+        context.log.warning("low_file_descriptor_limit", got=available, expected=wanted, remedy=remedy)
     listener = await context.listen(address)
     async with anyio.create_task_group() as tasks:
         await stepping.follow_learners(context.run, tasks)
-        tasks.start_soon(gate.run, listener, tasks)
-        tasks.start_soon(follow, coordination, stepping.allowances)
+        tasks.start_soon(acceptor.run, listener, tasks)
+        tasks.start_soon(follow, coordination, stepping.on_coordination)
         tasks.start_soon(stepping.follow_added, tasks)
         tasks.start_soon(stepping.simulators.watch_silence)
         tasks.start_soon(stepping.loop)
-        tasks.start_soon(stepping.hand_on_in_time)
+        tasks.start_soon(stepping.outbox.send_in_time)
         tasks.start_soon(publish_metrics, context, topic, stepping.refresh)
-        tasks.start_soon(stepping.introduce)
+        tasks.start_soon(stepping.outbox.introduce, context.run.settings.behaviors)
         await context.stop.wait()
         await stepping.leave(settings.pipeline.stop_timeout_s / 2)
         tasks.cancel_scope.cancel()

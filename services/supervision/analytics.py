@@ -1,7 +1,7 @@
-"""Training analytics: what the telemetry of ML-Agents' package is told of a run, where its user wants that.
+"""Training analytics: describes a run to the telemetry of ML-Agents' package, where the user asks for that.
 
-A game plays the same without. The package hands it to its vendor's analytics, which in the editor follow that one's
-own preferences. Nothing of it is a free text of ours, but for names of behaviors.
+A game plays the same without it. The package passes the description on to its vendor's analytics, which in the editor
+follow the vendor's own preferences. The names of the behaviors are the only text in it that the user has written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import platform
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.bridges.unity.channels import analytics
 from sparring.pipeline.bridges.unity.messages import messages
 from sparring.pipeline.errors import SettingsError
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 
 def training(settings: Settings, players: int) -> bytes:
-    """Side channel bytes that say what is trained and how: once of the run, then of each behavior.
+    """Returns side channel bytes that describe the run, then each behavior and how it is trained.
 
     Args:
         settings: of the run.
-        players: how many Unity players it has.
+        players: number of Unity players.
 
     Raises:
         SettingsError: protobuf is not installed.
     """
     try:
         kinds = messages()
-    except Unreadable as error:
+    except UnreadableData as error:
         raise SettingsError(
-            f"got pipeline.training_analytics without {error}; expected that for it; {error.remedy}"
+            f"got pipeline.training_analytics without {error}; expected that library; {error.remedy}"
         ) from error
     own, parameters = f"sparring {version('sparring')}", settings.environment_parameters
-    told = [
+    records = [
         kinds.environment_initialized(
             mlagents_version=own,
             mlagents_envs_version=own,
@@ -49,7 +49,7 @@ def training(settings: Settings, players: int) -> bytes:
             num_environment_parameters=len(parameters),
         )
     ]
-    taught = {
+    measured = {
         lesson.completion_criteria.behavior
         for parameter in parameters.values()
         if isinstance(parameter, Curriculum)
@@ -58,7 +58,7 @@ def training(settings: Settings, players: int) -> bytes:
     }
     for name, behavior in settings.behaviors.items():
         network, signals = behavior.network_settings, behavior.reward_signals.named()
-        told.append(
+        records.append(
             kinds.behavior_initialized(
                 behavior_name=name,
                 trainer_type=behavior.trainer_type,
@@ -73,10 +73,10 @@ def training(settings: Settings, players: int) -> bytes:
                 num_network_hidden_units=network.hidden_units,
                 trainer_threaded=settings.mode == "overlap",
                 self_play_enabled=behavior.self_play is not None,
-                curriculum_enabled=name in taught,
+                curriculum_enabled=name in measured,
             )
         )
-    return b"".join(map(_packed, told))
+    return b"".join(map(_packed, records))
 
 
 def _packed(message: Message) -> bytes:

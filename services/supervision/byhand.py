@@ -1,4 +1,4 @@
-"""Games that somebody starts by hand: the console says when, because one that is started earlier finds nobody.
+"""Games that a user starts by hand: the console says when, because one that is started earlier finds no trainer.
 
 consumes      the standard error of bridges, in logs/simulator-N.stderr
 produces      lines on the console
@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 
 ASKS: Final = "press Play"
-"""What a bridge says once it listens for its game."""
+"""A bridge writes these words once it listens for its game."""
 
 _MOST_BYTES: Final = 65536
 
@@ -25,7 +25,7 @@ async def relay(paths: Iterable[Path], log: Any, pace_s: float = 0.5) -> None:
     """Logs each line in which a bridge asks for its game, until it is cancelled.
 
     Args:
-        paths: of what bridges write; what stands there already is of an earlier session.
+        paths: files that the bridges write; lines that exist already are skipped, as an earlier session wrote them.
         log: for the console.
         pace_s: seconds between two looks.
     """
@@ -33,20 +33,19 @@ async def relay(paths: Iterable[Path], log: Any, pace_s: float = 0.5) -> None:
     while True:
         for path, end in ends.items():
             new, ends[path] = written_since(path, end)
-            for line in asked(new):
+            for line in _requests(new):
                 log.info("start_the_game", part=path.stem, note=line, notice=True)
         await anyio.sleep(pace_s)
 
 
-def asked(text: bytes) -> Iterator[str]:
-    """The lines that ask for a game."""
+def _requests(text: bytes) -> Iterator[str]:
     for line in text.decode(errors="replace").splitlines():
         if ASKS in line:
             yield line
 
 
 def written_since(path: Path, end: int) -> tuple[bytes, int]:
-    """Whole lines of a file behind `end`, from its beginning where it has been emptied since; and where they end."""
+    """Returns the whole lines of a file after `end`, or all where it was emptied since, and the offset of their end."""
     try:
         with path.open("rb") as file:
             end = end if end <= os.fstat(file.fileno()).st_size else 0

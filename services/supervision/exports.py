@@ -1,13 +1,13 @@
-"""Exports beside a training run: one checkpoint at a time, in a child process that lets all others go first.
+"""Exports during a training run: one checkpoint at a time, in a child process of the lowest priority.
 
     asyncio or trio: exports = Exports(run_folder, log=log)
                      tasks.start_soon(exports.run)
-                     exports.saw("Ball", state.checkpoint)      whenever a learner's state names another one
-                     await exports.finish(30.0)                 at the end, then `run` returns
+                     exports.on_checkpoint("Ball", state.checkpoint)    whenever a learner's state names another one
+                     await exports.finish(30.0)                         at the end, then `run` returns
 
-The child's standard input is a pipe from here: when this process is gone, however it ended, so is the child. A
-checkpoint waits until the one before is exported; a newer one of its behavior takes its place. Nothing here fails:
-what goes wrong is a warning.
+The child's standard input is a pipe from this process, so that the child ends when this process does, however that
+happens. A checkpoint waits until the one before is exported; a newer one of its behavior replaces it. An export that
+fails is a warning, never an error.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Exports:
     Args:
         directory: folder of the run.
         python: interpreter of the child processes.
-        log: where to tell of them.
+        log: of the caller.
 
     Attributes:
-        exported: checkpoints that were exported.
-        skipped: checkpoints that were not, because a newer one came first or they were removed.
-        failed: checkpoints that could not be exported.
+        exported: number of exported checkpoints.
+        skipped: number of checkpoints that a newer one replaced or that were removed.
+        failed: number of checkpoints that could not be exported.
     """
 
     def __init__(self, directory: Path, python: str = sys.executable, log: Any = None) -> None:
@@ -50,7 +50,7 @@ class Exports:
         self._python = python
         self._log = logs.get(service="supervisor") if log is None else log
         self._waiting: dict[str, str] = {}
-        self._seen: dict[str, str] = {}
+        self._newest: dict[str, str] = {}
         self._changed = anyio.Event()
         self._done = anyio.Event()
         self._ending = False
@@ -59,25 +59,25 @@ class Exports:
         self.exported = self.skipped = self.failed = 0
         self._missing = missing_packages()
         if self._missing:
-            self._log.info("no_exports", missing=self._missing, remedy=install_command("onnx"))
+            self._log.info("exports_disabled", missing=self._missing, remedy=install_command("onnx"))
 
-    def saw(self, behavior: str, checkpoint: str) -> None:
-        """Takes note of the newest checkpoint of a behavior; again and again the same is no news.
+    def on_checkpoint(self, behavior: str, checkpoint: str) -> None:
+        """Schedules the newest checkpoint of a behavior for export; repeating the same one has no effect.
 
         Args:
             behavior: name.
             checkpoint: its folder within that of the run; "" for none yet.
         """
-        if self._missing or self._ending or not checkpoint or self._seen.get(behavior) == checkpoint:
+        if self._missing or self._ending or not checkpoint or self._newest.get(behavior) == checkpoint:
             return
-        self._seen[behavior] = checkpoint
+        self._newest[behavior] = checkpoint
         if (before := self._waiting.get(behavior)) is not None:
             self._skip(behavior, before, "overtaken")
         self._waiting[behavior] = checkpoint
         self._changed.set()
 
     async def run(self) -> None:
-        """Exports what was seen, until `finish`; cancelled, it kills the export under way."""
+        """Exports scheduled checkpoints until `finish`; cancelled, it kills the export under way."""
         try:
             with anyio.CancelScope() as self._scope:
                 while self._waiting or not self._ending:
@@ -88,7 +88,7 @@ class Exports:
     async def finish(self, timeout_s: float) -> None:
         """Returns when the newest checkpoint of each behavior is exported, or after `timeout_s` seconds.
 
-        What is not done by then is given up with a warning. `run` must have been started; it returns then.
+        A warning names the checkpoints that are not exported by then. `run` must have been started, and returns too.
         """
         self._ending = True
         self._changed.set()
@@ -131,19 +131,19 @@ class Exports:
         command = [self._python, *SPARRING[1:], "export", str(self._directory), "--attached", "--prune"]
         command += [f"--behavior={behavior}", f"--checkpoint={Path(checkpoint).name}"]
         try:
-            status, said, words = await _run(command)
+            status, result, cause = await _run(command)
         except OSError as error:
-            status, said, words = -1, "", str(error)
+            status, result, cause = -1, "", str(error)
         if status == 0:
             self.exported += 1
-            self._log.info("exported", behavior=behavior, checkpoint=checkpoint, result=said)
-        elif status == -signal.SIGINT:  # Ctrl-C is for the whole run, which goes on to its end in order
+            self._log.info("exported", behavior=behavior, checkpoint=checkpoint, result=result)
+        elif status == -signal.SIGINT:  # Ctrl-C ends the whole run in order, which exports this one at its end
             self._waiting.setdefault(behavior, checkpoint)
         elif not (self._directory / checkpoint).exists():
             self._skip(behavior, checkpoint, "removed")
         else:
             self.failed += 1
-            self._log.warning("export_failed", behavior=behavior, checkpoint=checkpoint, status=status, cause=words)
+            self._log.warning("export_failed", behavior=behavior, checkpoint=checkpoint, status=status, cause=cause)
 
     def _skip(self, behavior: str, checkpoint: str, why: str) -> None:
         self.skipped += 1
@@ -151,12 +151,12 @@ class Exports:
 
 
 async def _run(command: list[str]) -> tuple[int, str, str]:
-    """Runs a child to its end: its exit status, and the last lines of what it said and of its errors."""
+    """Runs a child to its end; returns its exit status and the last lines of its output and of its errors."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with anyio.CancelScope(shield=True):  # cancelled in the middle, it would leave a child that nobody waits for
+    with anyio.CancelScope(shield=True):  # cancelled in the middle, it would leave a child that no task waits for
         process = await anyio.open_process(command, env=environment)
     async with process:
-        _step_back(process)
+        _lower_priority(process)
         lines = ["", ""]
         async with anyio.create_task_group() as tasks:
             for at, stream in enumerate((process.stdout, process.stderr)):
@@ -165,7 +165,7 @@ async def _run(command: list[str]) -> tuple[int, str, str]:
         return await process.wait(), lines[0], lines[1]
 
 
-def _step_back(process: Process) -> None:
+def _lower_priority(process: Process) -> None:
     """Raises a child's niceness, before it has imported anything."""
     if os.name == "posix":
         with suppress(ProcessLookupError, PermissionError):
@@ -173,7 +173,7 @@ def _step_back(process: Process) -> None:
 
 
 async def _keep_last(stream: ByteReceiveStream, lines: list[str], at: int) -> None:
-    """Puts the last line of a stream into `lines`, and lets all before it go."""
+    """Puts the last line of a stream into `lines`, and discards all before it."""
     tail = b""
     async for chunk in stream:
         tail = (tail + chunk)[-_TAIL:]

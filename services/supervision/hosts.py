@@ -1,11 +1,12 @@
-"""Where the services of a run live: as processes, or as tasks of one process."""
+"""Starters of a run's services and simulators: as processes, or as tasks of one process."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,12 +18,29 @@ from sparring.services.process.runtime import Context
 from sparring.services.supervision.topology import ServicePlan, Topology
 
 
+class Host(Protocol):
+    """Starts services, as processes or tasks."""
+
+    def service(self, plan: ServicePlan, incarnation: str, /, *, first: bool) -> HostedService:
+        """Starts one service."""
+
+    def adopt(self, topology: Topology) -> None:
+        """Starts services of another topology from now on."""
+
+
+class Launcher(Protocol):
+    """Starts simulators."""
+
+    def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> HostedService:
+        """Starts a foreign program that ends with this process."""
+
+
 class Processes:
-    """Services as processes.
+    """Starts services as processes.
 
     Args:
         topology: of the run; saved in its folder.
-        host: starts them.
+        host: starts the processes.
     """
 
     def __init__(self, topology: Topology, host: ProcessHost) -> None:
@@ -30,14 +48,14 @@ class Processes:
         self.adopt(topology)
 
     def adopt(self, topology: Topology) -> None:
-        """The run has grown: what is started from now on is of this topology."""
+        """Starts services of another topology from now on."""
         self._run = topology.run
         self._cores = topology.cores
 
-    def service(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
+    def service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a service as a process."""
         command = [*SPARRING, "service", plan.name, "--run", str(self._run.directory)]
-        command += ["--start", start, *(["--first"] if first else [])]
+        command += ["--start", incarnation, *(["--first"] if first else [])]
         if cores := self._cores.get(plan.name):
             command += ["--cores", ",".join(map(str, cores))]
         threads = {"OMP_NUM_THREADS": str(plan.threads or 1)}
@@ -46,12 +64,12 @@ class Processes:
 
 
 class Tasks:
-    """Services as tasks of one process.
+    """Starts services as tasks of one process.
 
     Args:
         topology: of the run.
-        tasks: that they run in.
-        transport: opens one for each start.
+        tasks: group that they run in.
+        transport: opens one for each incarnation.
     """
 
     def __init__(
@@ -63,23 +81,23 @@ class Tasks:
         self.adopt(topology)
 
     def adopt(self, topology: Topology) -> None:
-        """The run has grown: what is started from now on is of this topology."""
+        """Starts services of another topology from now on."""
         self._run = topology.run
 
     @property
     def hanging(self) -> list[str]:
-        """Services that have not ended; a thread of theirs may hang, which nothing can end but the process."""
+        """Returns the services that have not ended: a thread of theirs may hang, which only ends with this process."""
         return [name for name, task in self._started.items() if not task.over]
 
-    def service(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
+    def service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a service as a task."""
 
         async def work(stop: anyio.Event) -> None:
-            async with self._transport(start) as transport:
+            async with self._transport(incarnation) as transport:
                 context = Context(
                     run=self._run,
                     service=plan.name,
-                    start=start,
+                    start=incarnation,
                     first=first,
                     transport=transport,
                     stop=stop,

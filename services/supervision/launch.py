@@ -1,4 +1,4 @@
-"""Starts what a topology says and stays with it to its end."""
+"""Runs a topology to its end: a training run, or a run that plays checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparring.pipeline.settings import Settings, not_here
 from sparring.services.process.encryption import exposed
 from sparring.services.process.hosting import ProcessHost
 from sparring.services.process.protection import protection
-from sparring.services.process.runtime import Playing
+from sparring.services.process.runtime import Playback
 from sparring.services.supervision.hosts import Tasks
 from sparring.services.supervision.machines import machines
 from sparring.services.supervision.ports import Ports, sockets_folder
@@ -41,19 +41,17 @@ def launch(
     """Runs a run to its end.
 
     Args:
-        settings: of it.
-        plan: makes its topology, given a folder for sockets and what keeps its ports.
-        notes: what its author should read first.
-        in_process: all services as tasks of this process.
+        settings: of the run.
+        plan: makes its topology, given a folder for sockets and what reserves its ports.
+        notes: for the user, printed first.
+        in_process: all services run as tasks of this process.
         prepare: puts into the run's folder what further behaviors need, given the settings with them, and their names.
 
     Raises:
         SettingsError: an address or port is not free.
     """
     if in_process and settings.pipeline.hosts:
-        raise SettingsError(
-            "got --in-process with pipeline.hosts; expected one machine; leave one of the two out of it"
-        )
+        raise SettingsError("got --in-process with pipeline.hosts; expected one machine; leave one of the two out")
     sockets = None if in_process else sockets_folder(settings)
     with ExitStack() as stack:
         if sockets is not None:
@@ -70,7 +68,7 @@ def launch(
         logs.get().info("seed", seed=topology.run.seed, notice=True)
 
         def grow(before: Topology, names: Sequence[str]) -> Topology:
-            after = before.growing(names, sockets, ports)
+            after = before.with_behaviors(names, sockets, ports)
             if prepare is not None:
                 prepare(after.run.settings, names)
             after.save()
@@ -83,7 +81,7 @@ def launch(
 def play(
     trained: Path,
     settings: Settings,
-    playing: Playing,
+    playing: Playback,
     kind: str,
     notes: tuple[str, ...] = (),
     *,
@@ -92,19 +90,19 @@ def play(
 ) -> tuple[Status, Path]:
     """Plays checkpoints in a folder of its own, below that of the run that trained them.
 
-    They are copied there first: a run that goes on training removes old ones.
+    They are copied there first, because a run that still trains removes old ones.
 
     Args:
-        trained: folder of that run.
-        settings: as trained with.
+        trained: folder of the run that trained them.
+        settings: of that run.
         playing: what to play.
         kind: first word of the new folder's name.
-        notes: what its author should read first.
+        notes: for the user, printed first.
         seed: of simulators and sampling.
-        in_process: all services as tasks of this process.
+        in_process: all services run as tasks of this process.
 
     Returns:
-        How it ended, and the new folder.
+        The status of the run, and the new folder.
 
     Raises:
         SettingsError: an address or port is not free, or a checkpoint is damaged.
@@ -115,7 +113,7 @@ def play(
     run_id = f"{trained.absolute().name}-{directory.name}"
 
     def plan(sockets: Path | None, ports: Ports) -> Topology:
-        """The topology first: where a port is not free, no folder is made."""
+        """Builds the topology before the folder, so that no folder is made where a port is not free."""
         topology = build(settings, sockets, ports, run_id=run_id, directory=directory, seed=seed, playing=own)
         (directory / "logs").mkdir(parents=True)
         try:
@@ -138,15 +136,15 @@ def _copy(checkpoint: Path, copy: Path) -> None:
 
 
 def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) -> Settings:
-    """What the run in a folder was trained with, for playing: with one stepping process.
+    """Returns the settings that the run in a folder was trained with, changed to one stepping process for playing.
 
     Args:
         directory: of the run.
         deterministic: act with the most likely actions.
-        insecure: the user has said that other machines may reach it without keys; of training that was said apart.
+        insecure: other machines may reach the simulators' endpoint without keys; `--insecure` of training is not kept.
 
     Raises:
-        SettingsError: there is no run, a program of its simulators is not here, or strangers could reach it.
+        SettingsError: there is no run, a program of its simulators is missing, or it would be reachable without keys.
     """
     try:
         settings = load_run(directory.absolute())[0].settings
@@ -154,7 +152,7 @@ def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) ->
         raise SettingsError(str(error)) from error
     behaviors = dict(settings.behaviors)
     if not behaviors:
-        raise SettingsError(nobody_trained(directory))
+        raise SettingsError(no_behavior_trained(directory))
     if deterministic:
         behaviors = {
             name: one.model_copy(
@@ -164,32 +162,31 @@ def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) ->
         }
     if missing := not_here(settings):
         raise SettingsError("got " + "; ".join(missing))
-    pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})  # it numbers what it plays in order
+    pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})  # it numbers episodes in their order
     played = settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline}).alone
     if lines := exposed(played, insecure=insecure):
         raise SettingsError("\n".join(lines))
     return played
 
 
-def nobody_trained(directory: Path) -> str:
-    """What is wrong with a run that no simulator has told the name of a behavior."""
+def no_behavior_trained(directory: Path) -> str:
+    """Returns the error message for a run in which neither the configuration nor a simulator has named a behavior."""
     return (
-        f"got {directory}, in which no behavior was trained; expected a run whose simulators, or whose configuration, "
-        "have named one; train it first, or name another"
+        f"got {directory}, in which no behavior was trained; expected a run whose simulators or configuration have "
+        "named one; train it first, or name another"
     )
 
 
 def checkpoints(directory: Path, settings: Settings, names: Sequence[str] = ()) -> dict[str, str]:
-    """Folder of a checkpoint of each behavior.
+    """Returns the folder of one checkpoint of each behavior.
 
     Args:
         directory: of the run that has trained.
-        settings: name its behaviors.
-        names: of the checkpoints' folders: `BEHAVIOR=NAME`, or `NAME` for all that have no name of their own; without
-            one the newest.
+        settings: of that run.
+        names: of the checkpoints' folders: `BEHAVIOR=NAME`, or `NAME` for all other behaviors; by default the newest.
 
     Raises:
-        SettingsError: a behavior has none, or none of this name; or a name is for no behavior.
+        SettingsError: a behavior has no checkpoint, or none of this name; or a name is for no behavior.
     """
     asked = dict(name.split("=", 1) for name in names if "=" in name)
     general = next((name for name in names if "=" not in name), None)
@@ -222,12 +219,12 @@ async def _supervise(topology: Topology, in_process: bool, grow: Growing) -> Sta
     try:
         if in_process:
             return await _as_tasks(topology, processes, grow)
-        from sparring.pipeline.queues.zmq import ZmqTransport
+        from sparring.pipeline.queues.zmq_transport import ZmqTransport
 
-        start = f"supervisor.{secrets.token_hex(3)}"
+        incarnation = f"supervisor.{secrets.token_hex(3)}"
         protected = protection(topology.run, topology.endpoints, "supervisor")
         async with (
-            ZmqTransport(topology.endpoints, start, protection=protected) as transport,
+            ZmqTransport(topology.endpoints, incarnation, protection=protected) as transport,
             machines(topology, processes, transport, time.monotonic) as here,
         ):
 
@@ -253,8 +250,8 @@ async def _as_tasks(topology: Topology, processes: ProcessHost, grow: Growing) -
         host = Tasks(topology, tasks, lambda start: MemoryTransport(hub, start=start))
         async with MemoryTransport(hub, start=f"supervisor.{secrets.token_hex(3)}") as transport:
             status = await Supervisor(topology, host, processes, transport, grow=grow).supervise()
-        if hanging := host.hanging:  # the interpreter would wait for their threads for ever
-            logs.get().error("left_hanging", services=hanging, notice=True)
+        if hanging := host.hanging:  # the interpreter would wait for their threads forever
+            logs.get().error("services_hung", services=hanging, notice=True)
             logs.close()
             os._exit(STATUSES[status] or FAILED)
     return status

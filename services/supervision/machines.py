@@ -1,9 +1,9 @@
-"""The main machine's side of a run on several: tells the others what to run, and hears what has come of it.
+"""The main machine's side of a run on several machines: sends orders to the others and follows their state.
 
-consumes       HostState from the boards of the other machines
-produces       HostRun and HostOrders on the board "supervisor"
+consumes       HostState from the topics of the other machines
+produces       HostRun and HostOrders on the topic "supervisor"
 waits for      `sparring join` on each machine, `pipeline.host_timeout_s` at most
-unblocked by   a machine that joins, or is given up
+unblocked by   a machine that joins, or the end of that time
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sparring.services.supervision.topology import RUN_FILE, ServicePlan, Topolo
 
 LOOK_S: Final = 0.5
 RELEASE_S: Final = 5.0
-"""How long the end of a run waits for the other machines to hear of it."""
+"""How long the end of a run waits until the other machines have received it."""
 
 
 class Machines:
@@ -38,8 +38,8 @@ class Machines:
 
     Args:
         topology: of the run.
-        processes: on this machine.
-        others: by name.
+        processes: starts simulators on this machine.
+        others: the other machines by name.
     """
 
     def __init__(self, topology: Topology, processes: ProcessHost, others: Mapping[str, Machine]) -> None:
@@ -49,16 +49,16 @@ class Machines:
         self._others = others
 
     def adopt(self, topology: Topology) -> None:
-        """The run has grown, which one on several machines does not."""
+        """Starts services of another topology from now on; with other machines a topology never changes."""
         self._topology = topology
         self._here.adopt(topology)
 
-    def service(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
+    def service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a service as a process."""
         other = self._others.get(self._topology.place(plan.name))
         if other is None:
-            return self._here.service(plan, start, first=first)
-        return other.start(plan.name, start, first=first)
+            return self._here.service(plan, incarnation, first=first)
+        return other.start(plan.name, incarnation, first=first)
 
     def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> HostedService:
         """Starts a simulator."""
@@ -66,7 +66,7 @@ class Machines:
         return self._processes.watched(name, command, environment) if other is None else other.start(name)
 
     async def release(self, status: str) -> None:
-        """Tells the other machines that the run has ended, and waits a little until they have heard it."""
+        """Orders the other machines to end the run, and waits up to `RELEASE_S` until they have received that."""
         for other in self._others.values():
             other.end(status)
         with anyio.move_on_after(RELEASE_S):
@@ -78,20 +78,20 @@ class Machines:
 async def machines(
     topology: Topology, processes: ProcessHost, transport: Transport, clock: Callable[[], float]
 ) -> AsyncIterator[Machines]:
-    """The machines of a run, until its end; without others just this one."""
+    """Opens the machines of a run, until its end; without others just this one."""
     names = [name for name in topology.run.hosts if name != topology.host]
     if not names:
         yield Machines(topology, processes, {})
         return
     topic = await transport.topic(SUPERVISOR.removeprefix("topic:"))
     topic.publish("run", _description(topology))
-    patience_s = topology.run.settings.pipeline.host_timeout_s
-    others = {name: Machine(name, partial(topic.publish, f"orders:{name}"), clock, patience_s) for name in names}
+    timeout_s = topology.run.settings.pipeline.host_timeout_s
+    others = {name: Machine(name, partial(topic.publish, f"orders:{name}"), clock, timeout_s) for name in names}
     async with anyio.create_task_group() as tasks:
         for name, other in others.items():
             tasks.start_soon(_follow, other, await transport.subscribe(f"host-{name}"))
         address = topology.endpoints[SUPERVISOR]
-        keys = "" if topology.run.keys is None else " --keys DIR"  # theirs is a copy, and may be elsewhere
+        keys = "" if topology.run.keys is None else " --keys DIR"  # their copy may be in another folder
         commands = [f"sparring join {address} --host {name}{keys}" for name in names]
         logs.get().info("waiting_for_machines", start_there=commands, notice=True)
         yield Machines(topology, processes, others)
@@ -99,21 +99,21 @@ async def machines(
 
 
 async def _follow(other: Machine, subscription: Subscription) -> None:
-    """Takes what a machine says, and looks whether it still is there."""
+    """Follows the state of a machine, and checks that it still publishes."""
     log: Any = logs.get()
     while True:
         with anyio.move_on_after(LOOK_S):
             await subscription.changed()
             state = subscription.latest.get("state")
-            if isinstance(state, HostState) and other.heard(state):
+            if isinstance(state, HostState) and other.on_state(state):
                 log.info("machine_joined", host=other.name, notice=True)
-        happened = other.look(subscription.heard_age)
-        if happened:
-            log.warning(f"machine_{happened}", host=other.name, notice=True)
+        change = other.check(subscription.heartbeat_age)
+        if change:
+            log.warning(f"machine_{change}", host=other.name, notice=True)
 
 
 def _description(topology: Topology) -> HostRun:
-    """What the other machines must have before they start anything."""
+    """Returns the files that the other machines need before they start anything."""
     directory = topology.run.directory
     paths = [directory / OPPONENTS_FILE]
     for name in topology.run.learners:

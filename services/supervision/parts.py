@@ -1,7 +1,8 @@
-"""Services and simulators that are kept running: started again and again, with time between, within a budget."""
+"""Services and simulators that are kept running: restarted with growing pauses, within a budget."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,21 @@ from anyio.abc import TaskGroup
 
 from sparring.pipeline.settings.pipeline import RestartSettings
 from sparring.services.process.hosting import HostedService
-from sparring.services.supervision.topology import Restarts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restarts:
+    """How often a part may be restarted before the run ends.
+
+    Attributes:
+        budget: times within `period_s`.
+        period_s: seconds.
+        lifetime: times in all.
+    """
+
+    budget: float
+    period_s: float
+    lifetime: float = math.inf
 
 
 @dataclass
@@ -21,19 +36,19 @@ class Part:
 
     Attributes:
         name: as "learning-Ball".
-        start: starts it once; gets the number of the start.
+        start: starts an incarnation, given its number from 1.
         restarts: how often it may fail.
-        hosted: its present start.
-        starts: how often it was started.
-        failures: when it failed lately.
-        slow: starts in a row that took too long.
-        stopping: it is being ended: its end is no failure.
+        hosted: the present incarnation.
+        starts: number of the present incarnation.
+        failures: times of its failures within the period.
+        slow: incarnations in a row that took too long to answer.
+        stopping: it is being ended, so that its end is no failure.
         failure: what went wrong while it was being ended; "" for nothing.
-        gone: its last start ended while the run did, without having been asked to or in another way than that.
-        died: some start of it did.
-        renewed: the start that ends because another one is wanted.
-        down: it has failed, and its next start has not begun.
-        ended: it is not started any more.
+        gone: its last incarnation failed, or ended without a request, while the run ended.
+        died: that is true of any of its incarnations.
+        renewed: number of the incarnation that ends because `renew` wants another.
+        down: it has failed, and its next incarnation has not begun.
+        ended: set when it is not started any more.
     """
 
     name: str
@@ -57,10 +72,10 @@ class Parts:
     """The parts of a run.
 
     Args:
-        usual: how often a part may fail where nothing else is said, and how long to wait before the next start.
-        over: set when the run ends: nobody waits any more.
+        usual: default limits of restarts, and the pauses before them.
+        over: set when the run ends; pauses end then.
         keeps: whether a part is still to run.
-        fail: called with what cannot be mended by another start.
+        fail: called with a failure that a restart cannot repair.
         clock: seconds, only rising.
         log: of the supervisor.
     """
@@ -83,15 +98,15 @@ class Parts:
         self._parts: dict[str, Part] = {}
 
     def __getitem__(self, name: str) -> Part:
-        """A part by its name."""
+        """Returns a part by its name."""
         return self._parts[name]
 
     def get(self, name: str) -> Part | None:
-        """A part by its name; None where there is none."""
+        """Returns a part by its name; None where there is none."""
         return self._parts.get(name)
 
     def __iter__(self) -> Iterator[Part]:
-        """All of them."""
+        """Iterates over all parts."""
         return iter(self._parts.values())
 
     def keep(
@@ -100,24 +115,24 @@ class Parts:
         """Keeps a part running.
 
         Args:
-            tasks: where the task that does so lives.
+            tasks: group that keeps it running.
             name: of the part.
-            start: starts it once; gets the number of the start.
-            restarts: how often it may fail; None for the usual.
+            start: starts an incarnation, given its number from 1.
+            restarts: how often it may fail; None for the usual limits.
         """
         part = Part(name, start, restarts or Restarts(budget=self._usual.budget, period_s=self._usual.period_s))
         self._parts[name] = part
         tasks.start_soon(self._run, part)
 
     def renew(self, name: str) -> None:
-        """Ends the present start of a part, and starts it again at once; that is no failure."""
+        """Ends the present incarnation of a part and starts the next one at once; that is no failure."""
         part = self._parts[name]
         part.renewed = part.starts
         if part.hosted is not None:
             part.hosted.kill()
 
     async def _run(self, part: Part) -> None:
-        """Starts a part again and again, until it is stopped or fails too often."""
+        """Restarts a part until it is stopped or fails too often."""
         try:
             while self._keeps(part):
                 part.starts += 1
@@ -144,21 +159,21 @@ class Parts:
             part.ended.set()
 
     async def _may_restart(self, part: Part, failure: str) -> bool:
-        """Waits before the next start; False where there is none."""
+        """Waits before a restart; returns False where there is none."""
         assert part.hosted is not None
         limits, usual = part.restarts, self._usual
-        said = failure or "ended without being asked to"
+        error = failure or "ended without a request to stop"
         now = self._clock()
         part.failures.append(now)
         while part.failures and now - part.failures[0] > limits.period_s:
             part.failures.popleft()
-        self._log.warning("failed", part=part.name, error=said, failures=len(part.failures), notice=True)
+        self._log.warning("failed", part=part.name, error=error, failures=len(part.failures), notice=True)
         if part.hosted.hopeless or len(part.failures) > limits.budget or part.starts > limits.lifetime:
             within = len(part.failures) <= limits.budget
             times = f" {part.starts} times" if within else f" {len(part.failures)} times in {limits.period_s:g} s"
             often = "" if part.hosted.hopeless else times
             part.gone = part.died = True
-            self._fail(f"{part.name} failed{often}: {said}")
+            self._fail(f"{part.name} failed{often}: {error}")
             return False
         wait_s = min(usual.backoff_max_s, usual.backoff_s * 2 ** (len(part.failures) - 1))
         with anyio.move_on_after(wait_s):

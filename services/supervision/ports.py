@@ -1,4 +1,4 @@
-"""Where the services of a run listen: for each other, and for simulators."""
+"""Addresses at which the services of a run listen for each other and for simulators."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SUPERVISOR: Final = "topic:supervisor"
 
 
 class Ports:
-    """Free ports, kept for those whom they are found for until it is closed.
+    """Finds free ports and reserves them until it is closed.
 
-    A service listens seconds after its port was found, and again when it is started anew; until then anybody who asks
-    for any port, as each connection does, could be given it. On Linux a socket that is bound and does not listen
-    prevents that, and whoever names the port listens there all the same. Elsewhere it would be in the way: there
-    nothing is kept.
+    A service listens seconds after its port was found, and again after each restart; meanwhile the system could give
+    that port to any program that asks for one, as each connection does. On Linux a socket that is bound and does not
+    listen prevents this, and a service that names the port can still listen there. Elsewhere such a socket would keep
+    the service from listening, so nothing is reserved.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class Ports:
         self._kept.close()
 
     def find(self, host: str, wanted: int = 0) -> int:
-        """The port that is wanted, or with 0 any.
+        """Returns the wanted port, or any free one for 0.
 
         Raises:
-            SettingsError: it is not free.
+            SettingsError: the port is not free.
         """
         with ExitStack() as stack:
             probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
@@ -59,7 +59,7 @@ class Ports:
 
 
 def sockets_folder(settings: Settings) -> Path | None:
-    """A short, private folder for Unix sockets, or None where loopback ports are wanted or needed."""
+    """Makes a private folder with a short path for Unix sockets; None where loopback ports are wanted or needed."""
     wanted = settings.pipeline.transport
     if wanted == "tcp" or settings.pipeline.hosts or (wanted == "auto" and os.name != "posix"):
         return None
@@ -67,7 +67,7 @@ def sockets_folder(settings: Settings) -> Path | None:
 
 
 def addresses_of(settings: Settings, stepping: list[str], ports: Ports) -> dict[str, str]:
-    """Where the simulators of each stepping service connect; fixed now, so that a restart finds it again.
+    """Returns the address for simulators of each stepping service; it stays the same over restarts.
 
     Raises:
         SettingsError: a port is not free.
@@ -91,13 +91,13 @@ def _at(host: str, port: int) -> str:
 def endpoints_of(
     settings: Settings, names: list[str], sockets: Path | None, ports: Ports, first: int = 0
 ) -> dict[str, str]:
-    """Addresses of queues and boards.
+    """Returns the addresses of queues and topics.
 
     Args:
         settings: of the run.
-        names: of the queues, and of the boards as "topic:NAME".
-        sockets: a folder for Unix sockets, or None for loopback ports.
-        ports: to find them with.
+        names: of the queues, and of the topics as "topic:NAME".
+        sockets: folder for Unix sockets, or None for loopback ports.
+        ports: finds free ports.
         first: number of the first socket.
 
     Raises:
@@ -111,7 +111,7 @@ def endpoints_of(
 
 
 def _between_machines(settings: Settings, names: list[str], ports: Ports) -> dict[str, str]:
-    """Endpoints at numbered ports, the supervisor's first: who joins knows that one only."""
+    """Returns endpoints at numbered ports, the supervisor's first: a machine that joins knows only that one."""
     hosts = settings.pipeline.hosts
     own = main(hosts)
     found = {}
@@ -124,7 +124,7 @@ def _between_machines(settings: Settings, names: list[str], ports: Ports) -> dic
 
 
 def _listening_host(hosts: Mapping[str, HostSettings], name: str) -> str:
-    """The host on which somebody listens at a queue or board."""
+    """Returns the host whose service listens at a queue or topic."""
     kind, _, rest = name.partition(":")
     if kind == "topic" and rest.startswith("host-"):
         return rest.removeprefix("host-")

@@ -1,7 +1,7 @@
 """The process graph of a run, as data made by one function.
 
     simulators -> stepping-0.. -> assembly -> coordination -> learning-NAME
-                      ^ permits, weights <----------'--------------'      monitor reads all boards
+                      ^ allowances, weights <-------'--------------'      monitor reads all topics
 
 The same graph runs as processes over ZeroMQ and in one process over memory queues.
 """
@@ -11,26 +11,23 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import math
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.queues.interface import Capacity
-from sparring.pipeline.security import token
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.hosts import main, place
 from sparring.pipeline.stepping.settings import GATHERED_STEPS
 from sparring.services.process.encryption import keys_folder
-from sparring.services.process.hosting import SPARRING
-from sparring.services.process.runtime import Context, Playing, Run
+from sparring.services.process.runtime import Context, Playback, Run
 from sparring.services.supervision.ports import Ports, addresses_of, endpoints_of
+from sparring.services.supervision.simulators import SimulatorPlan, simulator_plans
 
 RUN_FILE = "run.json"
 _LARGEST_GROUP = 1024
@@ -45,7 +42,7 @@ class ServicePlan:
         name: as "learning-Ball".
         entry: module and function of its loop.
         threads: torch threads, 0 where it uses no torch.
-        niceness: above 0 for those that nobody waits for at once: they let the others go first.
+        niceness: above 0 for services whose results are not needed at once.
     """
 
     name: str
@@ -54,43 +51,9 @@ class ServicePlan:
     niceness: int = 0
 
     def load(self) -> Callable[[Context], Awaitable[None]]:
-        """The service's `run` function."""
+        """Imports the service's `run` function."""
         module, _, function = self.entry.partition(":")
         return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Restarts:
-    """How often a part may be started again before the run stops.
-
-    Attributes:
-        budget: times within `period_s`.
-        period_s: seconds.
-        lifetime: times in all.
-    """
-
-    budget: float
-    period_s: float
-    lifetime: float = math.inf
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SimulatorPlan:
-    """One simulator process to launch.
-
-    Attributes:
-        name: as "simulator-3", for logs.
-        command: program and arguments.
-        environment: variables beside ours.
-        restarts: how often it may fail; None: as often as a service.
-        host: that it runs on; "" where there is one machine only.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    restarts: Restarts | None = None
-    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,13 +61,13 @@ class Topology:
     """Everything that a run consists of.
 
     Attributes:
-        run: what every service is told.
-        endpoints: of queues ("segments:Ball") and boards ("topic:stepping-0").
+        run: description that every service gets.
+        endpoints: of queues ("segments:Ball") and topics ("topic:stepping-0").
         services: in the order of the flow.
         simulators: launched after the services.
-        cores: processor cores that a service keeps to; none where it may run on all.
+        cores: CPU cores that a service may run on, by its name; a service that is not in it may run on all.
         host: this machine; "" where there is no other.
-        grown: behaviors were added to it since the run started.
+        has_grown: behaviors were added to it since the run started.
     """
 
     run: Run
@@ -113,20 +76,20 @@ class Topology:
     simulators: tuple[SimulatorPlan, ...]
     cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     host: str = ""
-    grown: bool = False
+    has_grown: bool = False
 
     def place(self, name: str) -> str:
-        """The host of a service or simulator."""
+        """Returns the host of a service or simulator."""
         simulator = next((plan for plan in self.simulators if plan.name == name), None)
         return place(self.run.hosts, name) if simulator is None else simulator.host
 
-    def growing(self, names: Sequence[str], sockets: Path | None, ports: Ports) -> Topology:
-        """The same with learners for further behaviors, and all that they need.
+    def with_behaviors(self, names: Sequence[str], sockets: Path | None, ports: Ports) -> Topology:
+        """Returns a topology with learners for further behaviors, and all that they need.
 
         Args:
             names: of the behaviors.
             sockets: as in `build`.
-            ports: likewise.
+            ports: as in `build`.
 
         Raises:
             SettingsError: a port is not free.
@@ -146,13 +109,13 @@ class Topology:
             endpoints={**self.endpoints, **endpoints_of(settings, further, sockets, ports, len(self.endpoints))},
             services=plans,
             cores=_cores(settings, plans, self.host),
-            grown=True,
+            has_grown=True,
         )
 
     def save(self) -> None:
         """Writes what `load_run` reads, so that a service can be started alone."""
         run = self.run
-        origin = (origin_of(run.directory) if run.resumed or self.grown else "") or secrets.token_hex(8)
+        origin = (origin_of(run.directory) if run.resumed or self.has_grown else "") or secrets.token_hex(8)
         plain = {
             "origin": origin,
             "id": run.id,
@@ -179,20 +142,20 @@ def build(
     directory: Path,
     seed: int,
     resumed: bool = False,
-    playing: Playing | None = None,
+    playing: Playback | None = None,
     insecure: bool = False,
     added: Sequence[str] = (),
 ) -> Topology:
-    """The graph that `settings` ask for.
+    """Builds the graph that `settings` describe.
 
     Args:
         settings: of the run.
-        sockets: a folder for Unix sockets, or None for loopback ports.
-        ports: keeps those that it finds free; None: they are free at this moment, no more.
+        sockets: folder for Unix sockets, or None for loopback ports.
+        ports: reserves the ports that it finds free; None: they are free now, but not reserved.
         run_id: of the run.
         directory: run folder.
         seed: of the run.
-        resumed: go on from what is in the folder.
+        resumed: continue from what is in the folder.
         playing: what to play instead of learning, on this machine.
         insecure: other machines may reach it without keys.
         added: behaviors of the settings that only simulators have named.
@@ -233,15 +196,15 @@ def build(
         )
 
 
-def joined(directory: Path, host: str) -> Topology:
-    """The topology of a run that another machine has started.
+def load_topology(directory: Path, host: str) -> Topology:
+    """Loads the topology of a run that another machine has started.
 
     Args:
         directory: of the run on this machine, with the file that the other machine has written.
         host: this machine.
 
     Raises:
-        ServiceError: as `load_run`.
+        ServiceError: as in `load_run`.
     """
     run, endpoints = load_run(directory)
     plans = service_plans(run)
@@ -256,7 +219,7 @@ def joined(directory: Path, host: str) -> Topology:
 
 
 def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
-    """What `Topology.save` has written: the run and its endpoints.
+    """Loads what `Topology.save` has written: the run and its endpoints.
 
     Raises:
         ServiceError: the folder holds no run, or its file cannot be read.
@@ -274,7 +237,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
             addresses=plain["addresses"],
             simulators=plain["simulators"],
             resumed=plain["resumed"],
-            playing=Playing(**plain["playing"]) if plain.get("playing") else None,  # newer than the file may be
+            playing=Playback(**plain["playing"]) if plain.get("playing") else None,  # files of older versions lack it
             keys=keys_folder(settings),
             insecure=plain.get("insecure", False),
             added=tuple(plain.get("added", ())),
@@ -288,7 +251,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
 
 
 def origin_of(directory: Path) -> str:
-    """What tells the run in a folder from others of its name, over all its sessions and machines; "" for none."""
+    """Returns the random text that identifies the run in a folder over all its sessions and machines; "" for none."""
     try:
         return str(json.loads((directory / RUN_FILE).read_text())["origin"])
     except (OSError, ValueError, KeyError):
@@ -296,7 +259,7 @@ def origin_of(directory: Path) -> str:
 
 
 def plan_of(run: Run, name: str) -> ServicePlan:
-    """The plan of service `name`.
+    """Returns the plan of a service.
 
     Raises:
         ServiceError: the run has no such service.
@@ -311,13 +274,13 @@ def plan_of(run: Run, name: str) -> ServicePlan:
 
 
 def _channels(run: Run, plans: Sequence[ServicePlan]) -> list[str]:
-    """Names of all queues, and of all boards as "topic:NAME"."""
+    """Returns the names of all queues, and of all topics as "topic:NAME"."""
     topics = [*(plan.name for plan in plans), *(f"policy-{name}" for name in run.settings.behaviors), "ghosts"]
     return [*run.capacities, *(f"topic:{topic}" for topic in topics)]
 
 
 def service_plans(run: Run) -> tuple[ServicePlan, ...]:
-    """All services of a run in the order of the flow."""
+    """Returns all services of a run in the order of the flow."""
     threads = run.settings.pipeline.torch_threads
     learner = "sparring.services.stages.learning:run" if run.playing is None else "sparring.services.stages.playing:run"
     return (
@@ -328,7 +291,7 @@ def service_plans(run: Run) -> tuple[ServicePlan, ...]:
         ServicePlan(name="assembly", entry="sparring.services.stages.assembly:run", niceness=5),
         ServicePlan(name="coordination", entry="sparring.services.stages.coordination:run", niceness=5),
         *(
-            # A simulator waits for stepping at each of its messages, a learner's work is wanted once in a buffer.
+            # A simulator waits for stepping at each of its messages; weights are needed only once in a buffer.
             ServicePlan(name=f"learning-{name}", entry=learner, threads=threads.learning, niceness=3)
             for name in run.learners
         ),
@@ -337,7 +300,7 @@ def service_plans(run: Run) -> tuple[ServicePlan, ...]:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Processor cores that this process may run on; none where the system does not say."""
+    """Returns the CPU cores that this process may run on; none where the system cannot report them."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
@@ -349,9 +312,9 @@ def _cores(settings: Settings, plans: Sequence[ServicePlan], host: str) -> dict[
 def cores_beside_learners(
     settings: Settings, plans: Sequence[ServicePlan], usable: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """The cores that every service but the learners keeps to, so that none of them pushes a learner aside.
+    """Returns the cores of every service but the learners, so that no service takes a core from a learner.
 
-    Simulators may run on all. None where the learners have a thread for every core.
+    Simulators may run on all cores. It is empty where the learners have a thread for every core.
     """
     learners = {plan.name for plan in plans if plan.name.startswith("learning-")}
     rest = tuple(usable[settings.pipeline.torch_threads.learning * len(learners) :])
@@ -361,98 +324,14 @@ def cores_beside_learners(
 
 
 def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:
-    """How much each queue holds: the budget twice, so that the budget and not a queue is what fills."""
+    """Returns the capacity of each queue: twice the step budget, so that the budget is exhausted before a queue."""
     limits = settings.pipeline.capacities
     agents = settings.pipeline.max_agents * len(settings.behaviors) + GATHERED_STEPS
     found = {"steps": Capacity(messages=limits.step_batches, steps=_SHARES * agents * stepping, senders=stepping)}
     for name, behavior in settings.behaviors.items():
         steps = max(2 * settings.budget(name), _SHARES * behavior.time_horizon)
-        if behavior.trainer_type == "poca":  # a message holds at least a time of a whole group
+        if behavior.trainer_type == "poca":  # a message holds at least one timestep of a whole group
             steps = max(steps, _SHARES * _LARGEST_GROUP)
         capacity = Capacity(messages=limits.segments, steps=steps)
         found[f"segments:{name}"] = found[f"updates:{name}"] = capacity
     return found
-
-
-def simulator_plans(
-    settings: Settings, seed: int, addresses: Mapping[str, str], directory: Path, *, learns: bool = True
-) -> list[SimulatorPlan]:
-    """All simulators of a run, on all machines, in the order of their numbers.
-
-    Raises:
-        SettingsError: players are to be told something, and a library for it is missing.
-    """
-    hosts = settings.pipeline.hosts
-    of_players = _of_players(settings, learns=learns)
-    plans: list[SimulatorPlan] = []
-    for entry in settings.launched:
-        host = entry.host or main(hosts)
-        near = [one for name, one in addresses.items() if place(hosts, name) == host] or list(addresses.values())
-        for copy in range(entry.count):
-            number = len(plans)
-            address = near[sum(plan.host == host for plan in plans) % len(near)]
-            own = (entry.seed + copy if entry.seed is not None else seed + number) % 2**31
-            command = entry.arguments(address=address, number=number, seed=own)
-            if entry.name is not None:
-                command = [*SPARRING, "simulator", entry.name, "--areas", str(entry.areas)]
-                for key, value in {**(of_players if entry.name == "unity" else {}), **entry.options}.items():
-                    command += ["--option", f"{key}={_text(value)}"]
-                for folder in settings.pipeline.python_path:
-                    command += ["--python-path", folder]
-            environment = {
-                "SPARRING_ADDRESS": address,
-                "SPARRING_NUMBER": str(number),
-                "SPARRING_SEED": str(own),
-                "SPARRING_LOGS": str(directory / "run_logs"),
-                **shown(settings, address, number),
-            }
-            plans.append(
-                SimulatorPlan(
-                    name=f"simulator-{number}",
-                    command=tuple(command),
-                    environment=environment,
-                    restarts=_restarts(settings) if entry.name == "unity" else None,
-                    host=host,
-                )
-            )
-    return plans
-
-
-def shown(settings: Settings, address: str, number: int) -> dict[str, str]:
-    """Variables that tell a simulator of the run's what to show at an address: its certificate, or the token."""
-    keys, pipeline = keys_folder(settings), settings.pipeline
-    if keys is None or address.startswith("unix:"):
-        return {}
-    if not pipeline.encrypt:
-        return {"SPARRING_KEYS": "", "SPARRING_NAME": "", "SPARRING_CREDENTIAL": token(keys)}
-    name = f"simulator-{number}"
-    certified = pipeline.credentials != "token" and (keys / "tls" / f"{name}.pem").exists()
-    return {"SPARRING_KEYS": str(keys), "SPARRING_NAME": name if certified else ""}
-
-
-def _of_players(settings: Settings, *, learns: bool) -> dict[str, str]:
-    """Options of all Unity players: where they call, and what they are told of the training where that is asked for."""
-    pipeline, players = settings.pipeline, sum(one.count for one in settings.launched if one.name == "unity")
-    found = {"host": pipeline.player_host} if "player_host" in pipeline.model_fields_set else {}
-    if learns and players and pipeline.training_analytics:
-        from sparring.services.supervision.analytics import training
-
-        found["told"] = training(settings, players).hex()
-    return found
-
-
-def _restarts(settings: Settings) -> Restarts | None:
-    """Of a Unity player, where `env_settings` says something about that."""
-    own = settings.env_settings
-    if not {"max_lifetime_restarts", "restarts_rate_limit_n", "restarts_rate_limit_period_s"} & own.model_fields_set:
-        return None
-    unlimited = {-1: math.inf}
-    return Restarts(
-        budget=unlimited.get(own.restarts_rate_limit_n, own.restarts_rate_limit_n),
-        period_s=own.restarts_rate_limit_period_s,
-        lifetime=unlimited.get(own.max_lifetime_restarts, own.max_lifetime_restarts),
-    )
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""A slow twin of the assembler: one Python object per agent and per step, obvious code."""
+"""A slow twin of the assembler in obvious code: one Python object per agent and per step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported
 from tests.assembly.assembly_world import BehaviorTick
 
-Seen = tuple[tuple[float, ...], ...]
+Observed = tuple[tuple[float, ...], ...]
 Carried = tuple[float, ...] | None
 
 
@@ -26,7 +26,7 @@ class Action:
 
 @dataclass
 class StepTwin:
-    seen: Seen
+    observed: Observed
     action: Action
     reward: float
     group_reward: float
@@ -34,14 +34,14 @@ class StepTwin:
 
 @dataclass
 class SegmentTwin:
-    """A segment; `carried` to the first step of each of its sequences."""
+    """A segment; `carried` has an entry for the first step of each of its sequences."""
 
     agent: int
     group: int
     team: int
     simulator: int
     steps: list[StepTwin]
-    following: Seen
+    following: Observed
     terminated: bool = False
     interrupted: bool = False
     group_ended: bool = False
@@ -55,7 +55,7 @@ class AgentTwin:
     team: int
     simulator: int
     whole: bool
-    seen: Seen | None = None
+    observed: Observed | None = None
     action: Action | None = None
     steps: list[StepTwin] = field(default_factory=list)
     to_action: Carried = None
@@ -72,7 +72,7 @@ class EpisodesTwin:
 
 
 class AssemblerTwin:
-    """What an assembler should have recorded, agent by agent."""
+    """Records what an assembler should record, agent by agent."""
 
     def __init__(self, horizon: int, sequence: int = 1) -> None:
         self.horizon = horizon
@@ -105,14 +105,14 @@ class AssemblerTwin:
         for slot in slots:
             agent = self.agents.pop(slot, None)
             if agent is not None and agent.steps:
-                assert agent.seen is not None
-                self._close(agent, agent.seen).interrupted = True
+                assert agent.observed is not None
+                self._close(agent, agent.observed).interrupted = True
 
     def flush(self) -> None:
         for agent in self.agents.values():
             if agent.steps:
-                assert agent.seen is not None
-                self._close(agent, agent.seen)
+                assert agent.observed is not None
+                self._close(agent, agent.observed)
 
     def _complete(self, slot: int, rows: AgentsEnded | OutcomesReported, row: int) -> None:
         agent = self.agents.get(slot)
@@ -121,15 +121,15 @@ class AssemblerTwin:
         self.orphaned -= 1
         reward = float(rows.rewards[row])
         group_reward = 0.0 if rows.group_rewards is None else float(rows.group_rewards[row])
-        assert agent.seen is not None
-        agent.steps.append(StepTwin(agent.seen, agent.action, reward, group_reward))
+        assert agent.observed is not None
+        agent.steps.append(StepTwin(agent.observed, agent.action, reward, group_reward))
         agent.to_steps.append(agent.to_action)
         agent.action = None
         agent.total += reward
         agent.group_total += group_reward
         agent.length += 1
 
-    def _close(self, agent: AgentTwin, following: Seen) -> SegmentTwin:
+    def _close(self, agent: AgentTwin, following: Observed) -> SegmentTwin:
         segment = SegmentTwin(agent.agent, agent.group, agent.team, agent.simulator, agent.steps, following)
         segment.carried = agent.to_steps[:: self.sequence]
         agent.steps, agent.to_steps = [], []
@@ -145,17 +145,17 @@ class AssemblerTwin:
             agent = self.agents.pop(slot, None)
             if agent is None:
                 continue
-            gone = agent.group == 0 or agent.group not in left
+            is_last = agent.group == 0 or agent.group not in left
             if agent.steps:
-                segment = self._close(agent, _seen(ended.observations, row))
+                segment = self._close(agent, observed_row(ended.observations, row))
                 segment.interrupted = bool(ended.interrupted[row])
                 segment.terminated = not segment.interrupted
-                segment.group_ended = gone
+                segment.group_ended = is_last
             if not agent.whole or not agent.length:
                 continue
             outcome = -1.0 if ended.outcomes is None else float(ended.outcomes[row])
             self.episodes.rows.append((agent.total, agent.length, agent.team, outcome))
-            if gone and agent.group and agent.length > getattr(longest.get(agent.group), "length", 0):
+            if is_last and agent.group and agent.length > getattr(longest.get(agent.group), "length", 0):
                 longest[agent.group] = agent
         self.episodes.group_returns += [agent.group_total for agent in longest.values()]
 
@@ -173,9 +173,9 @@ class AssemblerTwin:
             agent = self.agents.get(slot)
             if agent is None:
                 continue
-            agent.seen = _seen(reported.observations, row)
+            agent.observed = observed_row(reported.observations, row)
             if len(agent.steps) >= self.horizon:
-                self._close(agent, agent.seen)
+                self._close(agent, agent.observed)
 
     def _act(self, acted: ActionsChosen) -> None:
         assert acted.slots is not None
@@ -183,7 +183,7 @@ class AssemblerTwin:
         assert acted.discrete is not None
         for row, slot in enumerate(acted.slots.tolist()):
             agent = self.agents.get(slot)
-            if agent is None or agent.seen is None:
+            if agent is None or agent.observed is None:
                 continue  # its decision was reported before this assembler began
             agent.action = Action(
                 tuple(acted.continuous[row].tolist()),
@@ -195,12 +195,12 @@ class AssemblerTwin:
             agent.to_action = None if acted.carried is None else tuple(acted.carried[row].tolist())
 
 
-def _seen(columns: tuple[Any, ...], row: int) -> Seen:
+def observed_row(columns: tuple[Any, ...], row: int) -> Observed:
     return tuple(tuple(np.ravel(column[row]).tolist()) for column in columns)
 
 
 def read_segments(message: Segments, sequence: int = 1) -> list[SegmentTwin]:
-    """The segments of a message, as the twin writes them; a mask that forbids nothing is None."""
+    """Returns the segments of a message as the twin records them; a mask that forbids nothing becomes None."""
     out = []
     at = 0
     carried = None if message.carried is None else iter(message.carried.tolist())
@@ -215,8 +215,8 @@ def read_segments(message: Segments, sequence: int = 1) -> list[SegmentTwin]:
                 mask if mask is not None and any(mask) else None,
                 int(message.versions[row]),
             )
-            seen = _seen(message.observations, row)
-            steps.append(StepTwin(seen, action, float(message.rewards[row]), float(message.group_rewards[row])))
+            observed = observed_row(message.observations, row)
+            steps.append(StepTwin(observed, action, float(message.rewards[row]), float(message.group_rewards[row])))
         at += length
         out.append(
             SegmentTwin(
@@ -225,7 +225,7 @@ def read_segments(message: Segments, sequence: int = 1) -> list[SegmentTwin]:
                 team=int(message.teams[index]),
                 simulator=int(message.simulators[index]),
                 steps=steps,
-                following=_seen(message.next_observations, index),
+                following=observed_row(message.next_observations, index),
                 terminated=bool(message.terminated[index]),
                 interrupted=bool(message.interrupted[index]),
                 group_ended=bool(message.group_ended[index]),
@@ -238,7 +238,7 @@ def read_segments(message: Segments, sequence: int = 1) -> list[SegmentTwin]:
 
 
 def by_agent(segments: list[SegmentTwin]) -> dict[int, list[SegmentTwin]]:
-    """Each agent's segments in their order."""
+    """Returns each agent's segments in their order."""
     out: dict[int, list[SegmentTwin]] = {}
     for segment in segments:
         out.setdefault(segment.agent, []).append(segment)

@@ -1,4 +1,4 @@
-"""Random worlds of agents, told tick by tick, and as the BehaviorSteps that a stepping process would send."""
+"""Random agents, tick by tick, and as the BehaviorSteps that stepping would send."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AgentEpisode:
 
 @dataclass
 class BehaviorTick:
-    """One tick: records as in BehaviorSteps, of this tick alone."""
+    """The records of BehaviorSteps for a single tick."""
 
     number: int
     produced_before: int
@@ -40,11 +40,11 @@ class BehaviorTick:
     acted: ActionsChosen | None
 
 
-def told(ticks: Sequence[BehaviorTick]) -> BehaviorSteps:
-    """Several ticks in one record; actions without slots where they are those of the reports."""
+def steps_of(ticks: Sequence[BehaviorTick]) -> BehaviorSteps:
+    """Returns several ticks as one record; actions omit their slots where these equal the reported ones."""
     slots = [[_slots(tick.reported), _slots(tick.acted)] for tick in ticks]
     same = all(reported == acted for reported, acted in slots)
-    acted = _joined([tick.acted for tick in ticks if tick.acted is not None])
+    acted = _concatenated([tick.acted for tick in ticks if tick.acted is not None])
     if acted is not None and same:
         acted = ActionsChosen(
             **{**{field.name: getattr(acted, field.name) for field in fields(ActionsChosen)}, "slots": None}
@@ -64,9 +64,9 @@ def told(ticks: Sequence[BehaviorTick]) -> BehaviorSteps:
             np.int32,
         ),
         lost=np.concatenate(lost) if lost else None,
-        ended=_joined([tick.ended for tick in ticks if tick.ended is not None]),
-        joined=_joined([tick.joined for tick in ticks if tick.joined is not None]),
-        reported=_joined([tick.reported for tick in ticks if tick.reported is not None]),
+        ended=_concatenated([tick.ended for tick in ticks if tick.ended is not None]),
+        joined=_concatenated([tick.joined for tick in ticks if tick.joined is not None]),
+        reported=_concatenated([tick.reported for tick in ticks if tick.reported is not None]),
         acted=acted,
     )
 
@@ -75,8 +75,8 @@ def _slots(rows: Any) -> list[int]:
     return [] if rows is None else list(rows.slots.tolist())
 
 
-def _joined(records: list[Any]) -> Any:
-    """Rows of several records of one kind; a column that some leave out is what leaving out means."""
+def _concatenated(records: list[Any]) -> Any:
+    """Concatenates records of one kind; where only some have a column, the others get its default."""
     if not records:
         return None
     columns: dict[str, Any] = {}
@@ -88,10 +88,10 @@ def _joined(records: list[Any]) -> Any:
             columns[field.name] = None
         else:
             like = next(part for part in parts if part is not None)
-            unsaid = -1.0 if field.name == "outcomes" else 0
+            unknown = -1.0 if field.name == "outcomes" else 0
             columns[field.name] = np.concatenate(
                 [
-                    np.full((len(record.slots), *like.shape[1:]), unsaid, like.dtype) if part is None else part
+                    np.full((len(record.slots), *like.shape[1:]), unknown, like.dtype) if part is None else part
                     for part, record in zip(parts, records, strict=True)
                 ]
             )
@@ -99,14 +99,14 @@ def _joined(records: list[Any]) -> Any:
 
 
 class World:
-    """Simulators with agents that join, decide, end and vanish as `rng` says.
+    """Simulators whose agents join, decide, end and disconnect at random.
 
     Args:
         rng: makes every choice.
         grouped: agents belong to groups.
         masked: action masks are sent with some parts.
-        steady: mostly everyone decides and acts, in the same order, and nobody ends.
-        carried: numbers that agents carry to each decision, never the same ones twice.
+        steady: in most ticks all agents decide and act in the same order, and none ends.
+        carried: how many numbers agents carry to each decision; each value is used once.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class World:
         self._numbers = 0
 
     def tick(self) -> BehaviorTick:
-        """The next tick."""
+        """Returns the next tick."""
         self._tick += 1
         self._calm = self.steady and self._tick > 2 and self._chance(0.9)
         before = self.produced
         lost = self._lose() if not self._calm and self._chance(0.08) else None
-        ended, again = self._end()
-        joined = self._join(again)
+        ended, restarting = self._end()
+        joined = self._join(restarting)
         reported = self._report()
         acted = self._act(reported)
         return BehaviorTick(
@@ -145,68 +145,68 @@ class World:
             acted=acted,
         )
 
-    # ---------------------------------------------------------------- what happens
+    # ---------------------------------------------------------------- events
 
     def _lose(self) -> Any:
         simulator = self.rng.randrange(3)
-        gone = [life.slot for life in self.agent_episodes.values() if life.simulator == simulator]
+        gone = [episode.slot for episode in self.agent_episodes.values() if episode.simulator == simulator]
         for slot in gone:
             del self.agent_episodes[slot]
         return np.array(gone, np.int32)
 
     def _end(self) -> tuple[AgentsEnded | None, list[AgentEpisode]]:
         rows = [
-            life
-            for life in self.agent_episodes.values()
-            if life.state != "new" and not self._calm and self._chance(0.2)
+            episode
+            for episode in self.agent_episodes.values()
+            if episode.state != "new" and not self._calm and self._chance(0.2)
         ]
         if self.grouped and rows and self._chance(0.3):  # a whole group ends together
-            rows = [life for life in self.agent_episodes.values() if life.group == rows[0].group]
+            rows = [episode for episode in self.agent_episodes.values() if episode.group == rows[0].group]
         self.rng.shuffle(rows)
-        again = []
-        for life in rows:
-            del self.agent_episodes[life.slot]
+        restarting = []
+        for episode in rows:
+            del self.agent_episodes[episode.slot]
             if self._chance(0.5):
-                again.append(life)
-        self.produced += sum(life.state == "acting" for life in rows)
+                restarting.append(episode)
+        self.produced += sum(episode.state == "acting" for episode in rows)
         if not rows:
-            return None, again
+            return None, restarting
         n = len(rows)
         outcomes = [self.rng.choice([0.0, 0.5, 1.0, -1.0]) for _ in rows] if self._chance(0.5) else None
         return AgentsEnded(
-            slots=np.array([life.slot for life in rows], np.int32),
+            slots=np.array([episode.slot for episode in rows], np.int32),
             observations=self._observations(n),
-            rewards=self._numbered(n),
-            group_rewards=self._numbered(n) if self.grouped and self._chance(0.7) else None,
+            rewards=self._unused_numbers(n),
+            group_rewards=self._unused_numbers(n) if self.grouped and self._chance(0.7) else None,
             interrupted=np.array([self._chance(0.4) for _ in rows], bool),
             outcomes=None if outcomes is None else np.array(outcomes, np.float32),
-        ), again
+        ), restarting
 
-    def _join(self, again: list[AgentEpisode]) -> AgentsStarted | None:
+    def _join(self, restarting: list[AgentEpisode]) -> AgentsStarted | None:
         known = set(self.agent_episodes)
-        for old in again:  # ends and begins again in the same tick, in the same slot
+        for old in restarting:  # ends and begins again in the same tick, in the same slot
             self._begin(old.slot, old.simulator)
         for _ in range(0 if self._calm else self.rng.choice([0, 0, 0, 1, 2, 9])):
             free = [slot for slot in range(60) if slot not in self.agent_episodes]
             self._begin(free[0] if self._chance(0.8) else self.rng.choice(free), self.rng.randrange(3))
-        told = [life for life in self.agent_episodes.values() if life.slot not in known]
-        fresh = len(told)
+        rows = [episode for episode in self.agent_episodes.values() if episode.slot not in known]
+        fresh = len(rows)
         for slot in sorted(known):
             moved = self.grouped and not self._calm and self._chance(0.05)
             if moved:
                 self.agent_episodes[slot].group = self._group()
             if moved or self.rejoin:
-                told.append(self.agent_episodes[slot])
+                rows.append(self.agent_episodes[slot])
         self.rejoin = False
-        if not told:
+        if not rows:
             return None
         return AgentsStarted(
-            slots=np.array([life.slot for life in told], np.int32),
-            agents=np.array([life.agent for life in told], np.int64),
-            groups=np.array([life.group for life in told], np.int64),
-            teams=np.array([life.team for life in told], np.int32),
-            simulators=np.array([life.simulator for life in told], np.int32),
-            fresh=np.arange(len(told)) < fresh,
+            slots=np.array([episode.slot for episode in rows], np.int32),
+            agents=np.array([episode.agent for episode in rows], np.int64),
+            groups=np.array([episode.group for episode in rows], np.int64),
+            teams=np.array([episode.team for episode in rows], np.int32),
+            simulators=np.array([episode.simulator for episode in rows], np.int32),
+            fresh=np.arange(len(rows)) < fresh,
         )
 
     def _begin(self, slot: int, simulator: int) -> None:
@@ -215,46 +215,50 @@ class World:
 
     def _report(self) -> OutcomesReported | None:
         rows = [
-            life
-            for life in self.agent_episodes.values()
-            if life.state == "new" or (life.state == "acting" and (self.steady or self._chance(0.8)))
+            episode
+            for episode in self.agent_episodes.values()
+            if episode.state == "new" or (episode.state == "acting" and (self.steady or self._chance(0.8)))
         ]
         if not self.steady:
             self.rng.shuffle(rows)
-        self.produced += sum(life.state == "acting" for life in rows)
-        for life in rows:
-            life.state = "waiting"
+        self.produced += sum(episode.state == "acting" for episode in rows)
+        for episode in rows:
+            episode.state = "waiting"
         if not rows:
             return None
         n = len(rows)
         return OutcomesReported(
-            slots=np.array([life.slot for life in rows], np.int32),
+            slots=np.array([episode.slot for episode in rows], np.int32),
             observations=self._observations(n),
-            rewards=self._numbered(n),
-            group_rewards=self._numbered(n) if self.grouped and self._chance(0.7) else None,
+            rewards=self._unused_numbers(n),
+            group_rewards=self._unused_numbers(n) if self.grouped and self._chance(0.7) else None,
         )
 
     def _act(self, reported: OutcomesReported | None) -> ActionsChosen | None:
-        if self._calm or self._chance(0.5):  # the usual tick: everyone who reported acts, in that order
+        if self._calm or self._chance(0.5):  # the usual tick: all reported agents act, in that order
             rows = [] if reported is None else [self.agent_episodes[slot] for slot in reported.slots.tolist()]
         else:
-            go = {simulator for simulator in range(3) if self._chance(0.8)}  # the others are withheld
-            rows = [life for life in self.agent_episodes.values() if life.state == "waiting" and life.simulator in go]
+            go = {simulator for simulator in range(3) if self._chance(0.8)}  # the others are backpressured
+            rows = [
+                episode
+                for episode in self.agent_episodes.values()
+                if episode.state == "waiting" and episode.simulator in go
+            ]
             self.rng.shuffle(rows)
-        for life in rows:
-            life.state = "acting"
+        for episode in rows:
+            episode.state = "acting"
         if not rows:
             return None
         n = len(rows)
         masks = np.arange(n * MASK).reshape(n, MASK) % 4 == self._tick % 4
         return ActionsChosen(
-            slots=np.array([life.slot for life in rows], np.int32),
-            continuous=self._numbered(2 * n).reshape(n, 2),
+            slots=np.array([episode.slot for episode in rows], np.int32),
+            continuous=self._unused_numbers(2 * n).reshape(n, 2),
             discrete=np.arange(n, dtype=np.int32)[:, None] % MASK,
-            log_probs=-self._numbered(n),
+            log_probs=-self._unused_numbers(n),
             masks=masks if self.masked and self._chance(0.6) else None,
             versions=np.full(n, self._tick // 3 + 1, np.int64),
-            carried=self._numbered(self.carried * n).reshape(n, self.carried) if self.carried else None,
+            carried=self._unused_numbers(self.carried * n).reshape(n, self.carried) if self.carried else None,
         )
 
     # ---------------------------------------------------------------- numbers
@@ -265,11 +269,11 @@ class World:
     def _chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 
-    def _numbered(self, n: int) -> Any:
-        """Numbers that were never used before and that add up without rounding."""
+    def _unused_numbers(self, n: int) -> Any:
+        """Returns numbers that were never used before and that add up without rounding."""
         self._numbers += n
         return np.arange(self._numbers - n, self._numbers, dtype=np.float32)
 
     def _observations(self, n: int) -> tuple[Any, ...]:
-        numbers = self._numbered(n)
+        numbers = self._unused_numbers(n)
         return np.stack([numbers, -numbers], 1), (numbers.astype(np.int64) % 251).astype(np.uint8).reshape(n, 1, 1, 1)

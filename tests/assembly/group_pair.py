@@ -1,4 +1,4 @@
-"""An assembler of groups and its twin, fed with the same ticks; every message is read and compared."""
+"""A group assembler and its twin with the same ticks; every message is read and compared."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from tests.assembly.group_world import GroupWorld, TickResult, parts_of
 
 
 class GroupPair:
-    """Both of them.
-
-    Args:
-        sizes: of each behavior name.
-    """
+    """Feeds an assembler with `sizes` of each behavior name and its twin with the same ticks."""
 
     def __init__(self, sizes: dict[str, Sizes]) -> None:
         self.sizes = sizes
@@ -32,28 +28,28 @@ class GroupPair:
         self.episodes = {name: EpisodesTwin() for name in sizes}
         self.began: dict[str, int] = {}
 
-    def apply(self, wakes: Sequence[TickResult]) -> None:
-        parts = parts_of(wakes)
+    def apply(self, ticks: Sequence[TickResult]) -> None:
+        parts = parts_of(ticks)
         for part in parts:
             self.began.setdefault(part.behavior, part.produced_before)
-        self.twin.heard_of |= {part.behavior for part in parts}
-        for wake in wakes:
-            if wake:
-                self.twin.apply(wake)
+        self.twin.known_names |= {part.behavior for part in parts}
+        for tick in ticks:
+            if tick:
+                self.twin.apply(tick)
         self.assembler.apply([decode([bytes(frame) for frame in encode(part)]) for part in parts])
         members = self.assembler.members
-        worth = any(one.closed_steps >= self.sizes[name].message_steps for name, one in members.items())
-        unreported = any(one.account.unreported for one in members.values())
+        has_message = any(one.closed_steps >= self.sizes[name].message_steps for name, one in members.items())
+        unreported = any(one.account.has_unreported for one in members.values())
         taken = self.take(self.assembler.ready_messages())
-        assert worth or unreported or not taken
-        assert not any(one.account.unreported for one in members.values())
+        assert has_message or unreported or not taken
+        assert not any(one.account.has_unreported for one in members.values())
         assert not any(message.flush for message in taken)
-        if worth:
+        if has_message:
             self.check_sent()
         self.check_counts()
 
     def flush(self, name: str, serial: int) -> None:
-        self.twin.heard_of.add(name)
+        self.twin.known_names.add(name)
         self.twin.flush(name)
         taken = self.take(self.assembler.flush(name, serial))
         flushes = [message.flush for message in taken if message.behavior == name]
@@ -84,30 +80,30 @@ class GroupPair:
             teammates = () if message.shared is None else message.shared.teammates
             assert len(message.log_probs) + sum(len(one.times) for one in teammates) <= self.sizes[name].largest
             self.views[name] += read(message, self.sizes[name].sequence)
-            self._note(self.episodes[name], message)
+            self._record_episodes(self.episodes[name], message)
         return taken
 
-    def _note(self, episodes: EpisodesTwin, message: Segments) -> None:
-        told = message.episodes
+    def _record_episodes(self, episodes: EpisodesTwin, message: Segments) -> None:
+        received = message.episodes
         columns: tuple[Any, ...] = (
-            told.agents,
-            told.returns,
-            told.lengths,
-            told.teams,
-            told.outcomes,
-            told.shared_returns,
-            told.groups,
+            received.agents,
+            received.returns,
+            received.lengths,
+            received.teams,
+            received.outcomes,
+            received.shared_returns,
+            received.groups,
         )
         episodes.rows += zip(*(column.tolist() for column in columns), strict=True)
-        episodes.group_returns += told.group_returns.tolist()
-        episodes.unreported += told.unreported.tolist()
+        episodes.group_returns += received.group_returns.tolist()
+        episodes.unreported += received.unreported.tolist()
 
     def check_sent(self) -> None:
-        """Whatever is worth a message leaves nothing behind, of no behavior name."""
+        """Checks that a sent message leaves no closed step of any behavior name behind."""
         assert not any(one.closed_steps for one in self.assembler.members.values())
 
     def check_counts(self) -> None:
-        """Every step that was completed is sent, closed, open or orphaned, once, for its own behavior name."""
+        """Checks that every completed step is sent, closed, open or orphaned once, for its own behavior name."""
         closed: Counter[str] = Counter()
         for segment in self.twin.segments:
             closed.update({name: segment.steps(name) for name in self.sizes})
@@ -120,10 +116,10 @@ class GroupPair:
             assert one.received == began + self.twin.completed[name]
             assert one.received == began + sent + one.open_steps + one.closed_steps + one.orphaned
 
-    # ---------------------------------------------------------------- at the end
+    # ---------------------------------------------------------------- comparison
 
     def compare(self) -> None:
-        """Each group's segments are those of the twin, for each behavior name that has steps there."""
+        """Compares each group's segments and episodes with the twin's, for each behavior name with steps there."""
         for name in self.sizes:
             self._compare(name)
             ours, theirs = self.episodes[name], self.twin.episodes[name]
@@ -139,14 +135,14 @@ class GroupPair:
                 expected.setdefault(segment.group, []).append(view)
         found = self._found(name)
         assert found.keys() == expected.keys()
-        for group, told in expected.items():
-            assert found[group] == told
+        for group, received in expected.items():
+            assert found[group] == received
 
     def matched(self) -> Iterator[tuple[GroupTwin, str, GroupView]]:
-        """Each group segment once, as one of the names that were told of it heard of it; compared before."""
-        heard = {name: {group: iter(views) for group, views in self._found(name).items()} for name in self.sizes}
+        """Yields each group segment once, as the first name with steps there received it; `compare` comes before."""
+        remaining = {name: {group: iter(views) for group, views in self._found(name).items()} for name in self.sizes}
         for segment in self.twin.segments:
-            views = [(name, next(heard[name][segment.group])) for name in self.sizes if segment.steps(name)]
+            views = [(name, next(remaining[name][segment.group])) for name in self.sizes if segment.steps(name)]
             yield from ((segment.group, *view) for view in views[:1])
 
     def _found(self, name: str) -> dict[GroupTwin, list[GroupView]]:
@@ -161,31 +157,31 @@ class GroupPair:
         return self.sizes[name].sequence if carrying else 0
 
     def numbers(self) -> dict[GroupTwin, int]:
-        """What the origin calls each group's life, for all behavior names: found by rows, each there once."""
-        seen: dict[Any, int] = {}
+        """Returns the number that the assembler gave each group; groups are found by their unique rows."""
+        number_of: dict[Any, int] = {}
         for views in self.views.values():
             for number, view in views:
                 for one in view.own:
-                    assert seen.setdefault(one.shown.rows[0] if one.shown.rows else one, number) == number
+                    assert number_of.setdefault(one.visible.rows[0] if one.visible.rows else one, number) == number
         numbers: dict[GroupTwin, int] = {}
         for segment in self.twin.segments:
-            for stay in segment.stays:
-                if stay.steps:
-                    step = stay.steps[0]
-                    row = (step.time, step.decision.seen, step.decision.did)
-                    assert numbers.setdefault(segment.group, seen.get(row, -1)) == seen.get(row, -1)
-        assert len(set(numbers.values())) == len(numbers), "a number for each life"
+            for member_segment in segment.member_segments:
+                if member_segment.steps:
+                    step = member_segment.steps[0]
+                    row = (step.time, step.decision.observed, step.decision.actions)
+                    assert numbers.setdefault(segment.group, number_of.get(row, -1)) == number_of.get(row, -1)
+        assert len(set(numbers.values())) == len(numbers), "each group has its own number"
         return numbers
 
 
-def play(pair: GroupPair, world: GroupWorld, wakes: int, cut_chance: float, serial: int = 0) -> int:
-    """Some ticks, one or several to a batch, with cuts between; returns the last serial."""
+def play(pair: GroupPair, world: GroupWorld, ticks: int, flush_chance: float, serial: int = 0) -> int:
+    """Plays ticks in batches with flushes between; returns the last serial."""
     rng = world.rng
-    while wakes > 0:
-        together = min(wakes, rng.choice([1, 1, 2, 5]))
-        wakes -= together
-        pair.apply([world.wake() for _ in range(together)])
-        if rng.random() < cut_chance and pair.assembler.members:
+    while ticks > 0:
+        together = min(ticks, rng.choice([1, 1, 2, 5]))
+        ticks -= together
+        pair.apply([world.tick() for _ in range(together)])
+        if rng.random() < flush_chance and pair.assembler.members:
             serial += 1
             pair.flush(rng.choice(list(pair.assembler.members)), serial)
     return serial

@@ -1,25 +1,25 @@
-"""What the slow twin of the assembler of groups keeps: an object for each agent, step, segment and group."""
+"""Records of the slow twin of the group assembler: an object for each agent, step, segment and group."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.assembly.assembly_twin import Action, Carried, Seen
+from tests.assembly.assembly_twin import Action, Carried, Observed
 
-Did = tuple[tuple[float, ...], tuple[int, ...]]
+Actions = tuple[tuple[float, ...], tuple[int, ...]]
 """Continuous actions and branches."""
 
 
 @dataclass
 class Decision:
-    seen: Seen
+    observed: Observed
     time: int
     action: Action | None = None
     carried: Carried = None
 
     @property
-    def did(self) -> Did | None:
+    def actions(self) -> Actions | None:
         return None if self.action is None else (self.action.continuous, self.action.discrete)
 
 
@@ -32,8 +32,8 @@ class StepTwin:
 
 
 @dataclass
-class StayTwin:
-    """A segment of a member. What followed is a decision that may still get its action, or an end."""
+class MemberSegmentTwin:
+    """A segment of a member, followed by a decision that may still get its action, or by an end."""
 
     name: str
     agent: int
@@ -68,16 +68,16 @@ class MemberTwin:
 
 @dataclass(eq=False)
 class GroupTwin:
-    """A group's life, and its open segment.
+    """A group from its first member to its last, and its open segment.
 
     Attributes:
-        present: at each time of the open segment, whose last decision is which.
-        series: what was earned from each of these times to the next.
-        stays: of members that are gone.
-        entered: members that were or are in the open segment.
+        present: members and their last decisions at each time of the open segment.
+        series: rewards from each of these times to the next.
+        member_segments: segments of members that have ended or left.
+        entered: count of members that were or are in the open segment.
         horizon: most times of a segment.
-        own: what members earned themselves.
-        total: what the group itself earned.
+        own: sum of the members' own rewards.
+        total: sum of group rewards.
     """
 
     place: Any
@@ -87,7 +87,7 @@ class GroupTwin:
     members: list[MemberTwin] = field(default_factory=list)
     present: list[list[tuple[MemberTwin, Decision]]] = field(default_factory=list)
     series: list[float] = field(default_factory=list)
-    stays: list[StayTwin] = field(default_factory=list)
+    member_segments: list[MemberSegmentTwin] = field(default_factory=list)
     entered: int = 0
     horizon: int = 10**9
     names: set[str] = field(default_factory=set)
@@ -95,8 +95,8 @@ class GroupTwin:
     total: float = 0.0
     ended: int | None = None
 
-    def there(self) -> list[tuple[MemberTwin, Decision]]:
-        """Members of which a decision is known, and which."""
+    def deciders(self) -> list[tuple[MemberTwin, Decision]]:
+        """Returns the members with a known decision, and that decision."""
         return [(one, one.decision) for one in self.members if one.decision is not None]
 
 
@@ -107,15 +107,15 @@ class GroupSegmentTwin:
     over: bool
     rewards: list[float]
     present: list[list[tuple[MemberTwin, Decision]]]
-    stays: list[StayTwin]
+    member_segments: list[MemberSegmentTwin]
 
     def steps(self, name: str) -> int:
-        return sum(len(stay.steps) for stay in self.stays if stay.name == name)
+        return sum(len(member_segment.steps) for member_segment in self.member_segments if member_segment.name == name)
 
 
 @dataclass
 class EpisodesTwin:
-    """`rows`: agent, return, length, team, outcome, return of its group, group key."""
+    """Rows hold agent, return, length, team, outcome, group return and group key."""
 
     rows: list[tuple[float, ...]] = field(default_factory=list)
     group_returns: list[float] = field(default_factory=list)

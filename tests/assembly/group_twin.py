@@ -1,4 +1,4 @@
-"""A slow twin of the assembler of groups: an object per agent, step and group; who was there at each time is a list."""
+"""A slow twin of the group assembler, with an object per agent, step and group, and a list of members per time."""
 
 from __future__ import annotations
 
@@ -9,34 +9,30 @@ import numpy as np
 
 from sparring.pipeline.assembly.assembler import Sizes
 from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, OutcomesReported
-from tests.assembly.assembly_twin import Action, Seen, _seen
+from tests.assembly.assembly_twin import Action, Observed, observed_row
 from tests.assembly.assembly_world import BehaviorTick
 from tests.assembly.group_records import (
     Decision,
     EpisodesTwin,
     GroupSegmentTwin,
     GroupTwin,
+    MemberSegmentTwin,
     MemberTwin,
-    StayTwin,
     StepTwin,
 )
 from tests.assembly.group_world import TickResult
 
 
 class GroupsTwin:
-    """What an assembler of groups should have recorded.
-
-    Args:
-        sizes: of each behavior name.
-    """
+    """Records what a group assembler with `sizes` of each behavior name should record."""
 
     def __init__(self, sizes: Mapping[str, Sizes]) -> None:
         self.sizes = sizes
-        self.heard_of: set[str] = set()
+        self.known_names: set[str] = set()
         self.members: dict[tuple[str, int], MemberTwin] = {}
         self.groups: dict[Any, GroupTwin] = {}
         self.segments: list[GroupSegmentTwin] = []
-        self.agent_episodes: list[GroupTwin] = []
+        self.all_groups: list[GroupTwin] = []
         self.episodes: dict[str, EpisodesTwin] = {name: EpisodesTwin() for name in sizes}
         self.completed = dict.fromkeys(sizes, 0)
         self.orphaned = dict.fromkeys(sizes, 0)
@@ -44,13 +40,18 @@ class GroupsTwin:
 
     def open_steps(self, name: str) -> int:
         members = sum(len(one.steps) for one in self.members.values() if one.name == name)
-        gone = [stay for group in self.groups.values() for stay in group.stays if stay.name == name]
-        return members + sum(len(stay.steps) for stay in gone)
+        ended_members = [
+            member_segment
+            for group in self.groups.values()
+            for member_segment in group.member_segments
+            if member_segment.name == name
+        ]
+        return members + sum(len(member_segment.steps) for member_segment in ended_members)
 
-    def apply(self, wake: TickResult) -> None:
-        """One tick of all behavior names: who went away goes last, where that is told apart."""
-        everything = [(name, tick) for name, ticks in wake.items() for tick in ticks]
-        first = {name: tick for name, tick in everything if not tick.apart}
+    def apply(self, tick_result: TickResult) -> None:
+        """Applies one tick of all behavior names; separately reported losses come last."""
+        everything = [(name, tick) for name, ticks in tick_result.items() for tick in ticks]
+        first = {name: tick for name, tick in everything if not tick.is_separate}
         for name, tick in everything:
             self._now = tick.number
             self.completed[name] += tick.completed
@@ -60,31 +61,33 @@ class GroupsTwin:
         left = self._leave(first)
         moving = self._join(first)
         deciding = self._deciding(first)
-        touched = _once([*left, *(one.group for one, _ in deciding), *(group for _, group, _ in moving)])
+        touched = _unique([*left, *(one.group for one, _ in deciding), *(group for _, group, _ in moving)])
         for group in touched:
             group.present.append([])
             group.series.append(0.0)
-        for one, seen in deciding:
-            one.decision = Decision(seen, len(one.group.present) - 1)
+        for one, observed in deciding:
+            one.decision = Decision(observed, len(one.group.present) - 1)
             one.base = one.group.total
         self._move(moving)
         self._act(first)
         for group in touched:
-            group.present[-1] = group.there()
+            group.present[-1] = group.deciders()
         self._close_full()
-        self.lose([(name, slot) for name, tick in everything if tick.apart for slot in _slots(tick.lost)])
+        self.lose([(name, slot) for name, tick in everything if tick.is_separate for slot in _slots(tick.lost)])
 
     def flush(self, name: str) -> None:
-        """All groups with members of that name in their open segment."""
+        """Closes all groups with members of that name in their open segment."""
         for group in list(self.groups.values()):
-            names = {one.name for one, _ in group.there()} | {stay.name for stay in group.stays}
+            names = {one.name for one, _ in group.deciders()} | {
+                member_segment.name for member_segment in group.member_segments
+            }
             if name in names:
                 self._close(group)
 
-    def lose(self, gone: Sequence[tuple[str, int]]) -> None:
-        """Slots whose simulator went away, all at once; what their groups had open is interrupted."""
-        lost = [self.members[at] for at in gone if at in self.members]
-        groups = _once(one.group for one in lost)
+    def lose(self, ended_members: Sequence[tuple[str, int]]) -> None:
+        """Removes the slots of disconnected simulators at once, and interrupts the open segments of their groups."""
+        lost = [self.members[at] for at in ended_members if at in self.members]
+        groups = _unique(one.group for one in lost)
         for group in groups:
             self._close(group, over=True, interrupted=lost)
         for one in lost:
@@ -109,7 +112,7 @@ class GroupsTwin:
                     shared = self._outcome(one, one.decision, rows, row)
                     claims.setdefault(one.group, set()).add(one.base + shared)
         for group, totals in claims.items():
-            (total,) = totals  # the world is such that all tell the same
+            (total,) = totals  # GroupWorld is such that all members report the same
             group.series[-1] += total - group.total
             group.total = total
 
@@ -126,36 +129,39 @@ class GroupsTwin:
         return shared
 
     def _leave(self, first: Mapping[str, BehaviorTick]) -> list[GroupTwin]:
-        """Those that ended are gone; returns the groups of which others are left: a new time begins there."""
-        gone: list[tuple[MemberTwin, AgentsEnded, int]] = []
+        """Removes members that ended; returns the groups with other members, for which a new time begins."""
+        ended_members: list[tuple[MemberTwin, AgentsEnded, int]] = []
         for name, tick in first.items():
             for row, slot in enumerate(_slots(tick.ended)):
                 one = self.members.get((name, slot))
                 if one is not None and tick.ended is not None:
-                    gone.append((one, tick.ended, row))
+                    ended_members.append((one, tick.ended, row))
                     self._remove(one)
-        shown: dict[GroupTwin, list[tuple[MemberTwin, Decision]]] = {}
-        for one, ended, row in gone:
-            self._note(one, -1.0 if ended.outcomes is None else float(ended.outcomes[row]))
+        final_decisions: dict[GroupTwin, list[tuple[MemberTwin, Decision]]] = {}
+        for one, ended, row in ended_members:
+            self._record_episode(one, -1.0 if ended.outcomes is None else float(ended.outcomes[row]))
             if not one.steps:
                 continue
-            group, flush, now = one.group, bool(ended.interrupted[row]), len(one.group.present)
-            end = Decision(_seen(ended.observations, row), now)
-            again = flush and not group.members  # the last of a group that were cut are seen once more
-            if again:
-                shown.setdefault(group, []).append((one, end))
-            group.stays.append(_stay(one, end, now + again, terminated=not flush, interrupted=flush))
-        groups = _once(one.group for one, _, _ in gone)
+
+            group, interrupted, now = one.group, bool(ended.interrupted[row]), len(one.group.present)
+            end = Decision(observed_row(ended.observations, row), now)
+            is_final = interrupted and not group.members  # interrupted last members are present once more
+            if is_final:
+                final_decisions.setdefault(group, []).append((one, end))
+            group.member_segments.append(
+                _member_segment(one, end, now + is_final, terminated=not interrupted, interrupted=interrupted)
+            )
+        groups = _unique(one.group for one, _, _ in ended_members)
         over = [group for group in groups if not group.members]
         for group in over:
             if group.key and group.whole and group.present:
                 for name in group.names:
                     self.episodes[name].group_returns.append(group.total)
-            self._close(group, span=len(group.present), over=True, shown=shown.get(group, []))
+            self._close(group, span=len(group.present), over=True, final_decisions=final_decisions.get(group, []))
         self._forget(over)
         return [group for group in groups if group.members]
 
-    def _note(self, one: MemberTwin, outcome: float) -> None:
+    def _record_episode(self, one: MemberTwin, outcome: float) -> None:
         episodes = self.episodes[one.name]
         if one.whole and one.length:
             row = (one.agent, one.total, one.length, one.team, outcome, one.group_total, one.key)
@@ -164,7 +170,7 @@ class GroupsTwin:
             episodes.unreported.append(one.agent)
 
     def _join(self, first: Mapping[str, BehaviorTick]) -> list[tuple[MemberTwin, GroupTwin, int]]:
-        """New members; returns who of the others goes on in which group, and its key."""
+        """Adds new members; returns the members that move, with their new group and its key."""
         moving = []
         for name, tick in first.items():
             if tick.joined is None:
@@ -174,7 +180,7 @@ class GroupsTwin:
                 if one is None:
                     self._begin(name, tick.joined, row)
                 else:
-                    assert one.agent == agent, "the slot of an agent that is there"
+                    assert one.agent == agent, "the slot holds this agent"
                     if one.key != key:
                         moving.append((one, self._group(name, key, agent), key))
         return moving
@@ -199,45 +205,45 @@ class GroupsTwin:
         place = key or (name, agent)
         if place not in self.groups:
             group = self.groups[place] = GroupTwin(place, key, self._now)
-            self.agent_episodes.append(group)
+            self.all_groups.append(group)
         return self.groups[place]
 
-    def _deciding(self, first: Mapping[str, BehaviorTick]) -> list[tuple[MemberTwin, Seen]]:
-        """Who decides in this tick, and what it sees."""
+    def _deciding(self, first: Mapping[str, BehaviorTick]) -> list[tuple[MemberTwin, Observed]]:
+        """Returns the members that decide in this tick, with their observations."""
         out = []
         for name, tick in first.items():
             for row, slot in enumerate(_slots(tick.reported)):
                 one = self.members.get((name, slot))
                 if one is not None and tick.reported is not None:
-                    out.append((one, _seen(tick.reported.observations, row)))
+                    out.append((one, observed_row(tick.reported.observations, row)))
         return out
 
     def _move(self, moving: Sequence[tuple[MemberTwin, GroupTwin, int]]) -> None:
-        """All at once leave their groups, and go on in others with the decision that they have just reported."""
+        """Moves members to other groups at once; their latest decision counts there."""
         left = [(one, one.group) for one, _, _ in moving]
         for one, group, key in moving:
             self._depart(one)
             one.key, one.group = key, group
         for one, group, _ in moving:
             self._enter(one, group)
-        over = _once(group for _, group in left if not group.members)
+        over = _unique(group for _, group in left if not group.members)
         for group in over:
-            shown = [(one, one.decision) for one, old in left if old is group and one.decision is not None]
-            for stay in group.stays:  # nobody is left: those who went last are seen once more
-                if any(stay.following is decision for _, decision in shown):
-                    stay.until += 1
-            self._close(group, over=True, shown=shown)
+            final_decisions = [(one, one.decision) for one, old in left if old is group and one.decision is not None]
+            for member_segment in group.member_segments:  # no member is left: the last ones are present once more
+                if any(member_segment.following is decision for _, decision in final_decisions):
+                    member_segment.until += 1
+            self._close(group, over=True, final_decisions=final_decisions)
         self._forget(over)
         for one, group, _ in moving:
             assert one.decision is not None
-            one.decision = Decision(one.decision.seen, len(group.present) - 1)
+            one.decision = Decision(one.decision.observed, len(group.present) - 1)
             one.base = group.total
 
     def _depart(self, one: MemberTwin) -> None:
-        assert one.decision is not None, "an agent tells of another group with a decision"
+        assert one.decision is not None, "an agent changes its group with a decision"
         one.group.members.remove(one)
         if one.steps:
-            one.group.stays.append(_stay(one, one.decision, len(one.group.present) - 1))
+            one.group.member_segments.append(_member_segment(one, one.decision, len(one.group.present) - 1))
             one.steps = []
 
     def _act(self, first: Mapping[str, BehaviorTick]) -> None:
@@ -259,8 +265,8 @@ class GroupsTwin:
     # ---------------------------------------------------------------- closing
 
     def _close_full(self) -> None:
-        """Group segments with as many times as they may have, or that might be too large after one more."""
-        largest = min(self.sizes[name].largest for name in self.heard_of)
+        """Closes group segments that are full, or that might be too large after one more time."""
+        largest = min(self.sizes[name].largest for name in self.known_names)
         for group in list(self.groups.values()):
             span = len(group.present) - 1
             if span >= group.horizon or group.entered * (span + 1) > largest:
@@ -273,21 +279,21 @@ class GroupsTwin:
         span: int | None = None,
         over: bool = False,
         interrupted: Sequence[MemberTwin] = (),
-        shown: Sequence[tuple[MemberTwin, Decision]] = (),
+        final_decisions: Sequence[tuple[MemberTwin, Decision]] = (),
     ) -> None:
-        """Finishes the open segment, of all times but the present one unless `span` says otherwise."""
+        """Finishes the open segment, of `span` times or by default of all but the present one."""
         span = len(group.present) - 1 if span is None else span
         if span < 1:
             return
-        there = group.there()
-        for one, decision in there:
-            stay = _stay(one, decision, span + 1, interrupted=one in interrupted)
-            group.stays.append(stay)
+        deciders = group.deciders()
+        for one, decision in deciders:
+            member_segment = _member_segment(one, decision, span + 1, interrupted=one in interrupted)
+            group.member_segments.append(member_segment)
             decision.time, one.steps = 0, []
-        present = [*group.present[:span], [*there, *shown]]
-        segment = GroupSegmentTwin(group, span, over, group.series[:span], present, group.stays)
+        present = [*group.present[:span], [*deciders, *final_decisions]]
+        segment = GroupSegmentTwin(group, span, over, group.series[:span], present, group.member_segments)
         self.segments.append(segment)
-        group.present, group.series, group.stays = [there], [0.0], []
+        group.present, group.series, group.member_segments = [deciders], [0.0], []
         group.entered = len(group.members)
 
     def _remove(self, one: MemberTwin) -> None:
@@ -300,10 +306,10 @@ class GroupsTwin:
             del self.groups[group.place]
 
 
-def _stay(
+def _member_segment(
     one: MemberTwin, following: Decision, until: int, *, terminated: bool = False, interrupted: bool = False
-) -> StayTwin:
-    return StayTwin(
+) -> MemberSegmentTwin:
+    return MemberSegmentTwin(
         name=one.name,
         agent=one.agent,
         key=one.key,
@@ -325,14 +331,14 @@ def _slots(rows: Any) -> list[int]:
 
 
 def _row(joined: AgentsStarted, row: int) -> tuple[int, int]:
-    """Life and group key."""
+    """Returns agent and group key."""
     return int(joined.agents[row]), int(joined.groups[row])
 
 
 def _mask(masks: Any, row: int) -> tuple[bool, ...] | None:
-    """One that forbids nothing is None."""
+    """Returns the mask of a row, or None if it forbids nothing."""
     return None if masks is None or not masks[row].any() else tuple(masks[row].tolist())
 
 
-def _once(groups: Iterable[GroupTwin]) -> list[GroupTwin]:
+def _unique(groups: Iterable[GroupTwin]) -> list[GroupTwin]:
     return list(dict.fromkeys(groups))

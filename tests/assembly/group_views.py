@@ -1,6 +1,6 @@
-"""What one behavior name is told of a group segment: read from messages, and written from the slow twin.
+"""Views of a group segment for one behavior name, read from messages or computed from the slow twin.
 
-Who was there at each time, and what it saw and did last, is made of the columns as the docstring of `Shared` explains.
+Members, observations and actions at each time are read from the columns as `GroupSegments` defines them.
 """
 
 from __future__ import annotations
@@ -9,125 +9,137 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparring.pipeline.messages.segments import Segments, Shared, TeammateSegments
-from tests.assembly.assembly_twin import Carried, Seen, _seen
-from tests.assembly.group_records import Did, GroupSegmentTwin, StayTwin
+from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
+from tests.assembly.assembly_twin import Carried, Observed, observed_row
+from tests.assembly.group_records import Actions, GroupSegmentTwin, MemberSegmentTwin
 
 
 @dataclass(frozen=True, order=True)
-class MemberStay:
-    """A segment of a member, as its mates know it; `next_did` is None where it has no meaning.
+class VisibleSegment:
+    """A segment of a member as its teammates receive it; `next_actions` is None where it has no meaning.
 
     Attributes:
-        rows: time, what was seen and what was done at each decision.
+        rows: time, observation and actions of each decision.
     """
 
-    rows: tuple[tuple[int, Seen, Did | None], ...]
-    following: Seen
+    rows: tuple[tuple[int, Observed, Actions | None], ...]
+    following: Observed
     next_time: int
     until: int
-    next_did: Did | None
+    next_actions: Actions | None
 
 
 @dataclass(frozen=True)
-class Own:
-    """... and as its learner does.
+class OwnSegment:
+    """A segment of a member as its own learner receives it.
 
     Attributes:
-        got: own reward, group reward, log-probability, version and mask of each row.
-        carried: to each sequence.
+        outcomes: own reward, group reward, log-probability, version and mask of each row.
+        carried: numbers carried to each sequence.
     """
 
-    shown: MemberStay
+    visible: VisibleSegment
     who: tuple[int, int, int, int]
     flags: tuple[bool, bool]
-    got: tuple[tuple[Any, ...], ...]
+    outcomes: tuple[tuple[Any, ...], ...]
     carried: tuple[Carried, ...]
 
 
 @dataclass
 class GroupView:
-    """A group segment.
+    """A group segment as one behavior name receives it.
 
     Attributes:
-        present: at each time and the next, behavior name and what was seen and done last by whom was there.
+        present: behavior name, last observation and last actions of each member, at each time and the next.
     """
 
     span: int
     over: bool
     rewards: list[float]
-    present: list[list[tuple[str, Seen, Did | None]]]
-    own: list[Own]
-    teammates: dict[str, list[MemberStay]] = field(default_factory=dict)
+    present: list[list[tuple[str, Observed, Actions | None]]]
+    own: list[OwnSegment]
+    teammates: dict[str, list[VisibleSegment]] = field(default_factory=dict)
 
     def sort(self) -> GroupView:
-        """In an order of its own: that of members within a group is nobody's business."""
-        self.own.sort(key=lambda one: one.shown.following)
-        for there in self.present:
-            there.sort(key=repr)
-        for stays in self.teammates.values():
-            stays.sort(key=repr)
+        """Sorts members, whose order within a group is not defined."""
+        self.own.sort(key=lambda one: one.visible.following)
+        for members in self.present:
+            members.sort(key=repr)
+        for member_segments in self.teammates.values():
+            member_segments.sort(key=repr)
         return self
 
 
-# ---------------------------------------------------------------- of the twin
+# ---------------------------------------------------------------- views of the twin
 
 
 def of_twin(segment: GroupSegmentTwin, name: str, sequence: int) -> GroupView:
-    """What `name` should be told; `sequence` is 0 where nothing is carried."""
-    teammates: dict[str, list[MemberStay]] = {}
-    for stay in segment.stays:
-        if stay.name != name:
-            teammates.setdefault(stay.name, []).append(_stay(stay, segment.span))
+    """Returns what `name` should receive; `sequence` is 0 without memory."""
+    teammates: dict[str, list[VisibleSegment]] = {}
+    for member_segment in segment.member_segments:
+        if member_segment.name != name:
+            teammates.setdefault(member_segment.name, []).append(_stay(member_segment, segment.span))
     return GroupView(
         span=segment.span,
         over=segment.over,
         rewards=segment.rewards,
         present=[
-            [(one.name, decision.seen, decision.did if at < segment.span else None) for one, decision in there]
-            for at, there in enumerate(segment.present)
+            [
+                (one.name, decision.observed, decision.actions if at < segment.span else None)
+                for one, decision in members
+            ]
+            for at, members in enumerate(segment.present)
         ],
-        own=[_own(stay, segment.span, sequence) for stay in segment.stays if stay.name == name],
+        own=[
+            _own(member_segment, segment.span, sequence)
+            for member_segment in segment.member_segments
+            if member_segment.name == name
+        ],
         teammates=teammates,
     ).sort()
 
 
-def _stay(stay: StayTwin, span: int) -> MemberStay:
-    return MemberStay(
-        rows=tuple((step.time, step.decision.seen, step.decision.did) for step in stay.steps),
-        following=stay.following.seen,
-        next_time=stay.next_time,
-        until=stay.until,
-        next_did=stay.following.did if stay.next_time < min(span, stay.until) else None,
+def _stay(member_segment: MemberSegmentTwin, span: int) -> VisibleSegment:
+    return VisibleSegment(
+        rows=tuple((step.time, step.decision.observed, step.decision.actions) for step in member_segment.steps),
+        following=member_segment.following.observed,
+        next_time=member_segment.next_time,
+        until=member_segment.until,
+        next_actions=member_segment.following.actions
+        if member_segment.next_time < min(span, member_segment.until)
+        else None,
     )
 
 
-def _own(stay: StayTwin, span: int, sequence: int) -> Own:
-    return Own(
-        shown=_stay(stay, span),
-        who=(stay.agent, stay.key, stay.team, stay.simulator),
-        flags=(stay.terminated, stay.interrupted),
-        got=tuple(
+def _own(member_segment: MemberSegmentTwin, span: int, sequence: int) -> OwnSegment:
+    return OwnSegment(
+        visible=_stay(member_segment, span),
+        who=(member_segment.agent, member_segment.key, member_segment.team, member_segment.simulator),
+        flags=(member_segment.terminated, member_segment.interrupted),
+        outcomes=tuple(
             (step.reward, step.group_reward, action.log_prob, action.version, action.mask)
-            for step in stay.steps
+            for step in member_segment.steps
             if (action := step.decision.action) is not None
         ),
-        carried=tuple(stay.steps[row].decision.carried for row in begins([s.time for s in stay.steps], sequence)),
+        carried=tuple(
+            member_segment.steps[row].decision.carried
+            for row in begins([s.time for s in member_segment.steps], sequence)
+        ),
     )
 
 
 def begins(times: Sequence[int], sequence: int) -> list[int]:
-    """Rows at which a sequence begins: the first, and the first in every window of `sequence` group times."""
+    """Returns the first row, and the first row in each further window of `sequence` group timesteps."""
     if not sequence:
         return []
     return [row for row, time in enumerate(times) if not row or time // sequence != times[row - 1] // sequence]
 
 
-# ---------------------------------------------------------------- of a message
+# ---------------------------------------------------------------- views of a message
 
 
 def read(message: Segments, sequence: int) -> list[tuple[int, GroupView]]:
-    """Number of the group's life and segment, in the order of the message; checks that all columns fit together."""
+    """Returns number and view of each group segment in message order; checks that all columns fit together."""
     shared = message.shared
     assert shared is not None
     groups = len(shared.numbers)
@@ -135,8 +147,8 @@ def read(message: Segments, sequence: int) -> list[tuple[int, GroupView]]:
     assert len(shared.rewards) == shared.spans.sum()
     assert (shared.spans > 0).all()
     spans = shared.spans.tolist()
-    own = _divided(shared, message, spans)
-    teammates = {one.behavior: _divided(one, one, spans) for one in shared.teammates}
+    own = _by_group(shared, message, spans)
+    teammates = {one.behavior: _by_group(one, one, spans) for one in shared.teammates}
     assert len(teammates) == len(shared.teammates)
     assert message.behavior not in teammates
     rows, carried = _rows(message), iter([] if message.carried is None else message.carried.tolist())
@@ -145,17 +157,21 @@ def read(message: Segments, sequence: int) -> list[tuple[int, GroupView]]:
     for group, (number, span) in enumerate(zip(shared.numbers.tolist(), spans, strict=True)):
         view = GroupView(span, bool(shared.ended[group]), series[:span], [[] for _ in range(span + 1)], [])
         series = series[span:]
-        for stay in own[group]:
-            got = tuple(next(rows) for _ in stay.rows)
-            starts = begins([time for time, _, _ in stay.rows], sequence if message.carried is not None else 0)
-            view.own.append(_told(message, at, stay, got, tuple(tuple(next(carried)) for _ in starts)))
-            _place(view, message.behavior, stay)
+        for member_segment in own[group]:
+            outcomes = tuple(next(rows) for _ in member_segment.rows)
+            starts = begins(
+                [time for time, _, _ in member_segment.rows], sequence if message.carried is not None else 0
+            )
+            view.own.append(
+                _own_segment(message, at, member_segment, outcomes, tuple(tuple(next(carried)) for _ in starts))
+            )
+            _place(view, message.behavior, member_segment)
             assert flags[at] == view.over
             at += 1
-        for name, stays in teammates.items():
-            for stay in stays[group]:
-                view.teammates.setdefault(name, []).append(stay)
-                _place(view, name, stay)
+        for name, member_segments in teammates.items():
+            for member_segment in member_segments[group]:
+                view.teammates.setdefault(name, []).append(member_segment)
+                _place(view, name, member_segment)
         out.append((number, view.sort()))
     assert at == len(message.lengths)
     assert not list(rows)
@@ -175,59 +191,64 @@ def _rows(message: Segments) -> Iterator[tuple[Any, ...]]:
     )
 
 
-def _told(message: Segments, at: int, stay: MemberStay, got: tuple[Any, ...], carried: tuple[Carried, ...]) -> Own:
+def _own_segment(
+    message: Segments, at: int, member_segment: VisibleSegment, outcomes: tuple[Any, ...], carried: tuple[Carried, ...]
+) -> OwnSegment:
     who = (message.agents[at], message.groups[at], message.teams[at], message.simulators[at])
     flags = bool(message.terminated[at]), bool(message.interrupted[at])
     agent, key, team, simulator = map(int, who)
-    return Own(stay, (agent, key, team, simulator), flags, got, carried)
+    return OwnSegment(member_segment, (agent, key, team, simulator), flags, outcomes, carried)
 
 
-def _divided(
-    shown: Shared | TeammateSegments, columns: Segments | TeammateSegments, spans: Sequence[int]
-) -> list[list[MemberStay]]:
-    """Segments of members of one behavior name in each group segment."""
+def _by_group(
+    visible: GroupSegments | TeammateSegments, columns: Segments | TeammateSegments, spans: Sequence[int]
+) -> list[list[VisibleSegment]]:
+    """Returns the member segments of one behavior name in each group segment."""
     lengths = columns.lengths.tolist()
-    assert int(shown.members.sum()) == len(lengths) == len(shown.until) == len(shown.next_times)
-    assert sum(lengths) == len(shown.times) == len(columns.continuous)
+    assert int(visible.members.sum()) == len(lengths) == len(visible.until) == len(visible.next_times)
+    assert sum(lengths) == len(visible.times) == len(columns.continuous)
     out, segment, row = [], 0, 0
-    for members, span in zip(shown.members.tolist(), spans, strict=True):
-        stays = []
+    for members, span in zip(visible.members.tolist(), spans, strict=True):
+        member_segments = []
         for _ in range(members):
             rows = range(row, row + lengths[segment])
-            next_time, until = int(shown.next_times[segment]), int(shown.until[segment])
-            stays.append(
-                MemberStay(
+            next_time, until = int(visible.next_times[segment]), int(visible.until[segment])
+            member_segments.append(
+                VisibleSegment(
                     rows=tuple(
                         (
-                            int(shown.times[at]),
-                            _seen(columns.observations, at),
+                            int(visible.times[at]),
+                            observed_row(columns.observations, at),
                             (tuple(columns.continuous[at].tolist()), tuple(columns.discrete[at].tolist())),
                         )
                         for at in rows
                     ),
-                    following=_seen(columns.next_observations, segment),
+                    following=observed_row(columns.next_observations, segment),
                     next_time=next_time,
                     until=until,
-                    next_did=(
-                        tuple(shown.next_continuous[segment].tolist()),
-                        tuple(shown.next_discrete[segment].tolist()),
+                    next_actions=(
+                        tuple(visible.next_continuous[segment].tolist()),
+                        tuple(visible.next_discrete[segment].tolist()),
                     )
                     if next_time < min(span, until)
                     else None,
                 )
             )
             segment, row = segment + 1, rows.stop
-        out.append(stays)
+        out.append(member_segments)
     return out
 
 
-def _place(view: GroupView, name: str, stay: MemberStay) -> None:
-    """Row i is its last decision from its time on, up to that of row i + 1 or of what followed; that until `until`."""
-    times = [*(time for time, _, _ in stay.rows), stay.next_time, stay.until]
+def _place(view: GroupView, name: str, member_segment: VisibleSegment) -> None:
+    """Adds a member to all times of its segment: row i lasts until the time of row i + 1, the last until `until`."""
+    times = [*(time for time, _, _ in member_segment.rows), member_segment.next_time, member_segment.until]
     assert all(0 <= time <= view.span + 1 for time in times), times
     assert times[:-1] == sorted(set(times[:-1])), "no two decisions at one time"
     assert times[-1] >= times[-2]
-    last = [*((seen, did) for _, seen, did in stay.rows), (stay.following, stay.next_did)]
-    for (seen, did), start, stop in zip(last, times, times[1:], strict=False):
+    last = [
+        *((observed, actions) for _, observed, actions in member_segment.rows),
+        (member_segment.following, member_segment.next_actions),
+    ]
+    for (observed, actions), start, stop in zip(last, times, times[1:], strict=False):
         for at in range(start, stop):
-            view.present[at].append((name, seen, did if at < view.span else None))
+            view.present[at].append((name, observed, actions if at < view.span else None))

@@ -1,4 +1,4 @@
-"""What agents carried to the first step of each sequence, where that can be read: whose life, and decisions so far."""
+"""Segments hold what agents carried to the first step of each sequence: here their id and decisions so far."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported
-from tests.assembly.assembly_world import BehaviorTick, told
+from tests.assembly.assembly_world import BehaviorTick, steps_of
 
 MANY = 10**6
 
 
-class Crew:
+class ActingAgents:
     """Agents in slots 0, 1, ... that all decide and act in every tick.
 
-    Each carries the number of its life and its decisions so far.
-
-    Args:
-        agents: how many.
-        carrying: whether they carry anything.
+    With `carrying` each agent carries its id and its count of decisions.
     """
 
     def __init__(self, agents: int, *, carrying: bool = True) -> None:
@@ -36,18 +32,18 @@ class Crew:
         self.carrying = carrying
         self.produced = 0
         self.number = 0
-        self._born = 0
+        self._started = 0
 
-    def wake(self, *ended: int, order: Iterable[int] | None = None, rejoin: bool = False) -> BehaviorTick:
-        """A tick in which the lives in slots `ended` end and others begin there; rows come in `order`."""
+    def tick(self, *ended: int, order: Iterable[int] | None = None, rejoin: bool = False) -> BehaviorTick:
+        """Returns a tick in which agents of slots `ended` end and others begin there; rows have `order`."""
         self.number += 1
         slots = list(range(len(self.agent_episodes)) if order is None else order)
-        fresh = list(ended) if self._born else slots
-        completed, before = len(slots) if self._born else 0, self.produced
+        fresh = list(ended) if self._started else slots
+        completed, before = len(slots) if self._started else 0, self.produced
         self.produced += completed
         for slot in fresh:
-            self._born += 1
-            self.agent_episodes[slot], self.decisions[slot] = self._born, 0
+            self._started += 1
+            self.agent_episodes[slot], self.decisions[slot] = self._started, 0
         carried = np.array([[self.agent_episodes[slot], self.decisions[slot]] for slot in slots], np.float32)
         for slot in slots:
             self.decisions[slot] += 1
@@ -93,94 +89,98 @@ class Crew:
         )
 
 
-def made(horizon: int, sequence: int, largest: int = MANY) -> Assembler:
+def assembler_of(horizon: int, sequence: int, largest: int = MANY) -> Assembler:
     return Assembler(
         "B", "s.1", "a.1", Sizes(horizon=horizon, message_steps=min(MANY, largest), largest=largest, sequence=sequence)
     )
 
 
-def over_the_wire(messages: Iterable[Segments]) -> list[Segments]:
+def transmitted(messages: Iterable[Segments]) -> list[Segments]:
     return [decode([bytes(frame) for frame in encode(message)]) for message in messages]
 
 
 def check(message: Segments, sequence: int) -> list[list[list[float]]]:
-    """What was carried to each sequence, segment by segment; compared with the rows, which hold the same by the way."""
+    """Returns what was carried to each sequence, by segment, and compares it with the actions, which hold the same."""
     assert message.carried is not None
     carried: list[list[float]] = message.carried.tolist()
     out, row = [], 0
-    for length, life in zip(message.lengths.tolist(), message.agents.tolist(), strict=True):
+    for length, episode in zip(message.lengths.tolist(), message.agents.tolist(), strict=True):
         expected = message.continuous[row : row + length : sequence].tolist()
         out.append([carried.pop(0) for _ in expected])
         assert out[-1] == expected
-        assert {first for first, _ in expected} == {life}
+        assert {first for first, _ in expected} == {episode}
         row += length
     assert not carried
     return out
 
 
-def one_cut(assembler: Assembler, sequence: int) -> list[list[list[float]]]:
-    (message,) = over_the_wire(assembler.flush(1))
+def check_flush(assembler: Assembler, sequence: int) -> list[list[list[float]]]:
+    (message,) = transmitted(assembler.flush(1))
     return check(message, sequence)
 
 
-def test_a_row_for_the_first_step_of_a_segment_and_every_few_from_there() -> None:
-    """Seven steps in sequences of three begin at 0, 3 and 6, and the decision under way is not one of them."""
-    crew, assembler = Crew(1), made(horizon=100, sequence=3)
+def test_each_sequence_of_a_segment_has_one_carried_row() -> None:
+    """Seven steps in sequences of three begin at 0, 3 and 6; the decision under way has no row."""
+    acting, assembler = ActingAgents(1), assembler_of(horizon=100, sequence=3)
     for _ in range(8):
-        assembler.apply(told([crew.wake()]))
-    assert one_cut(assembler, 3) == [[[1, 0], [1, 3], [1, 6]]]
+        assembler.apply(steps_of([acting.tick()]))
+    assert check_flush(assembler, 3) == [[[1, 0], [1, 3], [1, 6]]]
 
 
-def test_sequences_begin_anew_with_each_segment() -> None:
-    """A horizon or a cut ends a sequence too; what was carried to the next segment's first step comes with that."""
-    crew, assembler = Crew(1), made(horizon=5, sequence=3)
+def test_each_segment_begins_a_sequence() -> None:
+    """A horizon or a flush also ends a sequence; the next segment holds what was carried to its first step."""
+    acting, assembler = ActingAgents(1), assembler_of(horizon=5, sequence=3)
     for _ in range(9):
-        assembler.apply(told([crew.wake()]))
-    assert one_cut(assembler, 3) == [[[1, 0], [1, 3]], [[1, 5]]]  # 5 steps and 3
+        assembler.apply(steps_of([acting.tick()]))
+    assert check_flush(assembler, 3) == [[[1, 0], [1, 3]], [[1, 5]]]  # 5 steps and 3
     for _ in range(4):
-        assembler.apply(told([crew.wake()]))
-    assert one_cut(assembler, 3) == [[[1, 8], [1, 11]]]
+        assembler.apply(steps_of([acting.tick()]))
+    assert check_flush(assembler, 3) == [[[1, 8], [1, 11]]]
 
 
-def test_a_life_that_begins_in_a_used_slot_begins_with_its_own() -> None:
-    """An agent that ends and one that begins in its slot share no row, in one tick either."""
-    crew, assembler = Crew(2), made(horizon=100, sequence=2)
+def test_an_agent_in_a_reused_slot_has_its_own_rows() -> None:
+    """An agent that ends and one that begins in its slot share no row, not even in one tick."""
+    acting, assembler = ActingAgents(2), assembler_of(horizon=100, sequence=2)
     for ended in ([], [], [], [1], [], []):
-        assembler.apply(told([crew.wake(*ended)]))
-    assert one_cut(assembler, 2) == [[[2, 0], [2, 2]], [[1, 0], [1, 2], [1, 4]], [[3, 0]]]
+        assembler.apply(steps_of([acting.tick(*ended)]))
+    assert check_flush(assembler, 2) == [[[2, 0], [2, 2]], [[1, 0], [1, 2], [1, 4]], [[3, 0]]]
 
 
-def test_messages_bring_what_belongs_to_their_own_segments() -> None:
-    """However small messages are, each holds the rows of just its sequences."""
-    crew, assembler = Crew(5), made(horizon=100, sequence=2, largest=4)
+def test_messages_hold_the_rows_of_their_own_segments() -> None:
+    """Each message holds the rows of its own sequences, however small it is."""
+    acting, assembler = ActingAgents(5), assembler_of(horizon=100, sequence=2, largest=4)
     for _ in range(9):
-        assembler.apply(told([crew.wake()]))
-    messages = over_the_wire(assembler.flush(1))
+        assembler.apply(steps_of([acting.tick()]))
+    messages = transmitted(assembler.flush(1))
     assert len(messages) == 10
-    assert [check(message, 2) for message in messages[:5]] == [[[[life, 0], [life, 2]]] for life in range(1, 6)]
-    assert [check(message, 2) for message in messages[5:]] == [[[[life, 4], [life, 6]]] for life in range(1, 6)]
+    assert [check(message, 2) for message in messages[:5]] == [
+        [[[episode, 0], [episode, 2]]] for episode in range(1, 6)
+    ]
+    assert [check(message, 2) for message in messages[5:]] == [
+        [[[episode, 4], [episode, 6]]] for episode in range(1, 6)
+    ]
 
 
-def test_a_new_assembler_begins_with_what_agents_carry_by_then() -> None:
-    """After a restart of assembly, agents go on: the first sequence is theirs from the middle of a life."""
-    crew, assembler = Crew(2), made(horizon=100, sequence=2)
+def test_a_new_assembler_begins_with_presently_carried_numbers() -> None:
+    """After a restart of assembly the first sequence begins in the middle of an agent episode."""
+    acting, assembler = ActingAgents(2), assembler_of(horizon=100, sequence=2)
     for _ in range(6):
-        crew.wake()
-    for again in (True, False, False, False):
-        assembler.apply(told([crew.wake(rejoin=again)]))
-    assert one_cut(assembler, 2) == [[[1, 6], [1, 8]], [[2, 6], [2, 8]]]
+        acting.tick()
+    for rejoin in (True, False, False, False):
+        assembler.apply(steps_of([acting.tick(rejoin=rejoin)]))
+    assert check_flush(assembler, 2) == [[[1, 6], [1, 8]], [[2, 6], [2, 8]]]
 
 
-def test_rows_stay_with_their_agents_while_the_log_is_given_up_many_times() -> None:
-    """Over 3,000 rows in a log of a few hundred, open and finished segments keep what was carried to them."""
+def test_rows_stay_with_their_agents_while_the_log_is_reused() -> None:
+    """Open and finished segments keep their rows while 3,000 rows pass through a log of a few hundred."""
     rng = random.Random(3)
-    crew, assembler = Crew(10), made(horizon=7, sequence=3, largest=40)
+    acting, assembler = ActingAgents(10), assembler_of(horizon=7, sequence=3, largest=40)
     kept = agent_episodes = 0
     for tick in range(300):
         order = rng.sample(range(10), 10)
         ended = rng.sample(range(10), 2) if tick and rng.random() < 0.3 else []
-        assembler.apply(told([crew.wake(*ended, order=order)]))
-        for message in over_the_wire(assembler.ready_messages()):
+        assembler.apply(steps_of([acting.tick(*ended, order=order)]))
+        for message in transmitted(assembler.ready_messages()):
             segments = check(message, 3)
             kept += sum(map(len, segments))
             agent_episodes += len(segments)
@@ -197,23 +197,23 @@ def test_rows_stay_with_their_agents_while_the_log_is_given_up_many_times() -> N
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     data=st.data(),
 )
-def test_wake_ups_that_are_alike_leave_what_one_by_one_leaves(
+def test_ticks_applied_together_leave_the_rows_of_single_ticks(
     agents: int, horizon: int, sequence: int, sizes: list[int], data: Any
 ) -> None:
-    """Taken together or alone, steps of the same agents have the same rows carried to their sequences."""
-    crew, (together, alone) = Crew(agents), (made(horizon, sequence) for _ in range(2))
+    """Steps of the same agents have the same carried rows either way."""
+    acting, (together, alone) = ActingAgents(agents), (assembler_of(horizon, sequence) for _ in range(2))
     fast = 0
     for size in sizes:
-        ended = data.draw(st.sets(st.integers(0, agents - 1), max_size=2)) if crew.number else set()
-        ticks = [crew.wake(*(ended if index == 0 else ())) for index in range(size)]
-        part = told(ticks)
+        ended = data.draw(st.sets(st.integers(0, agents - 1), max_size=2)) if acting.number else set()
+        ticks = [acting.tick(*(ended if index == 0 else ())) for index in range(size)]
+        part = steps_of(ticks)
         if size > 2:
-            together.apply(told(ticks[:1]))
-            part = told(ticks[1:])
+            together.apply(steps_of(ticks[:1]))
+            part = steps_of(ticks[1:])
             fast += together.alike(part, 0) > 1
         together.apply(part)
         for tick in ticks:
-            alone.apply(told([tick]))
+            alone.apply(steps_of([tick]))
     assert fast or horizon == 1 or max(sizes) <= 2
     (ours,), (theirs,) = together.flush(1), alone.flush(1)
     assert check(ours, sequence) == check(theirs, sequence)
@@ -223,26 +223,26 @@ def test_wake_ups_that_are_alike_leave_what_one_by_one_leaves(
 
 
 @pytest.mark.parametrize("sequence", [0, 1, 5])
-def test_where_nothing_is_carried_segments_have_no_such_column(sequence: int) -> None:
-    """None, by either way through the assembler and over the wire."""
-    crew, assembler = Crew(3, carrying=False), made(horizon=4, sequence=sequence)
-    assembler.apply(told([crew.wake()]))
-    part = told([crew.wake() for _ in range(5)])
+def test_segments_without_memory_have_no_carried_column(sequence: int) -> None:
+    """The column is None on both paths through the assembler, and after the codec."""
+    acting, assembler = ActingAgents(3, carrying=False), assembler_of(horizon=4, sequence=sequence)
+    assembler.apply(steps_of([acting.tick()]))
+    part = steps_of([acting.tick() for _ in range(5)])
     assert assembler.alike(part, 0) > 1
     assembler.apply(part)
-    assembler.apply(told([crew.wake(1)]))
-    messages = over_the_wire(assembler.flush(1))
+    assembler.apply(steps_of([acting.tick(1)]))
+    messages = transmitted(assembler.flush(1))
     assert [message.carried for message in messages] == [None] * len(messages)
     assert sum(len(message.log_probs) for message in messages) == 18
 
 
 def test_a_message_without_segments_has_no_rows() -> None:
-    """Empty messages carry none: before the first step, and after everything was sent."""
-    crew, assembler = Crew(2), made(horizon=4, sequence=2)
-    assert assembler.greeting().carried is None
+    """A message is empty before the first step, and after everything was sent."""
+    acting, assembler = ActingAgents(2), assembler_of(horizon=4, sequence=2)
+    assert assembler.announcement().carried is None
     for _ in range(3):
-        assembler.apply(told([crew.wake()]))
-    one_cut(assembler, 2)
-    (empty,) = over_the_wire(assembler.flush(2))
+        assembler.apply(steps_of([acting.tick()]))
+    check_flush(assembler, 2)
+    (empty,) = transmitted(assembler.flush(2))
     assert empty.carried is not None
     assert empty.carried.shape == (0, 2)

@@ -1,17 +1,17 @@
-"""Groups by hand: what happened in each tick, and who is told to have been there when. See `group_story`."""
+"""Examples of groups as scripts of ticks and the segments that assembly makes of them; see `group_script`."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.assembly.group_story import Story
+from tests.assembly.group_script import GroupScript
 
 ENDS = {
-    "one ends, the others go on and earn later": (
+    "one ends, the others continue and earn later": (
         ["+a +b +c", "1: a b c", "2: a. b c", "4: b c", "8: b c"],
         ["1 2 4 8: a1 b1 c1 | a2 b2 c2 | b3 c3 | b4 c4 | b5 c5 a."],
     ),
-    "one is cut, the others go on: it is not seen afterwards either": (
+    "one is interrupted, the others continue: it is not present afterwards either": (
         ["+a +b", "1: a~ b", "2: b"],
         ["1 2: a1 b1 | b2 | b3 a~"],
     ),
@@ -19,41 +19,41 @@ ENDS = {
         ["+a +b", "1: a.", "2: b"],
         ["1 2: a1 b1 | b1 | b3 a."],
     ),
-    "all end in one tick: nobody is there afterwards": (
+    "all end in one tick: no member is present afterwards": (
         ["+a +b", "1: a b", "2: a. b."],
         ["1 2: a1 b1 | a2 b2 | over a. b."],
     ),
-    "all are cut in one tick: they are seen once more": (
+    "all are interrupted in one tick: they are present once more": (
         ["+a +b", "1: a b", "2: a~ b~"],
         ["1 2: a1 b1 | a2 b2 | a3 b3 over a~ b~"],
     ),
-    "of the last, only those that were cut are seen once more": (
+    "of the last members, only interrupted ones are present once more": (
         ["+a +b", "1: a b", "2: a. b~"],
         ["1 2: a1 b1 | a2 b2 | b3 over a. b~"],
     ),
-    "cut, but not with the last": (
+    "interrupted, but not with the last members": (
         ["+a +b", "1: a~", "2: b."],
         ["1 2: a1 b1 | b1 | over a~ b."],
     ),
-    "begins again in the tick of its end: another life, the same group": (
+    "begins again in the tick of its end: another episode in the same group": (
         ["+a +b", "1: a. b", "2: b", "+c 3: b"],
         ["1 2 3: a1 b1 | b2 | b3 | b4 c4 a."],
     ),
-    "all end and others begin: the group's life is over, and there is another": (
+    "all end and others begin: the group ends, and another begins": (
         ["+a +b", "1: a. b. +c", "2: c"],
         ["1: a1 b1 | over a. b.", "2: c2 | c3"],
     ),
 }
 TIMES = {
-    "a slow member: seen with what it decided last, what it got counts when it tells": (
+    "a slow member is present with its last decision, and its rewards count when it reports": (
         ["+a +b", "1: a", "2: a=10", "4: a b=20"],
         ["1 12 24: a1 b1 | a2 b1 | a3 b1 | a4 b4"],
     ),
-    "nobody's time: only who decides or ends makes a group time": (
+    "only a member that decides or ends makes a group timestep": (
         ["+a +b +c@2", "2@1: c", "2@2: c", "1: a b", "2@4: c"],
         ["1: a1 b1 | a4 b4", "1 2 4: c1 | c2 | c3 | c5"],
     ),
-    "actions that are withheld come to the decisions that wait for them": (
+    "backpressured actions belong to the decisions that wait for them": (
         ["+a +b", "1: a b!", "", "2: a b"],
         ["1 2: a1 b1 | a2 b2 | a4 b4"],
     ),
@@ -67,11 +67,11 @@ TIMES = {
     ),
 }
 LOST = {
-    "a simulator is lost: cut at the present decisions": (
+    "a lost simulator interrupts at the present decisions": (
         ["+a +b +c@2", "1: a b c", "2: a", "-a -b"],
         ["1 2: a1 b1 | a2 b2 | a3 b2 over a~ b~"],
     ),
-    "what it told in the tick of its loss counts": (
+    "its reports in the tick of its loss count": (
         ["+a +b", "1: a b", "2: a b -a -b!"],
         ["1 2: a1 b1 | a2 b2 | a3 b3 over a~ b~"],
     ),
@@ -79,31 +79,31 @@ LOST = {
         ["+a +x", "1: a x", "2: a -a -x!"],
         ["1 2: a1 x1 | a2 x2 | a3 x2 over a~"],
     ),
-    "another is heard of in the same tick": (
+    "another simulator reports in the same tick": (
         ["+a +b@2", "1: a b", "2: a -b"],
         ["0: b1 | b2 over b~"],
     ),
 }
 
 
-@pytest.mark.parametrize(("lines", "told"), [*ENDS.values(), *TIMES.values()], ids=[*ENDS, *TIMES])
-def test_a_cut_tells_who_was_there_when_and_what_they_earned(lines: list[str], told: list[str]) -> None:
-    story = Story().tell(*lines)
-    assert sorted(story.flush()) == sorted(told)
+@pytest.mark.parametrize(("lines", "expected"), [*ENDS.values(), *TIMES.values()], ids=[*ENDS, *TIMES])
+def test_a_flush_reports_members_and_rewards_at_each_time(lines: list[str], expected: list[str]) -> None:
+    script = GroupScript().play(*lines)
+    assert sorted(script.flush()) == sorted(expected)
 
 
-@pytest.mark.parametrize(("lines", "told"), LOST.values(), ids=LOST)
-def test_who_went_away_is_cut_at_its_last_decision(lines: list[str], told: list[str]) -> None:
-    story = Story().tell(*lines)
-    assert story.rest() == told
-    assert story.assembler.of("A").received == story.produced["A"]
+@pytest.mark.parametrize(("lines", "expected"), LOST.values(), ids=LOST)
+def test_a_lost_agent_is_interrupted_at_its_last_decision(lines: list[str], expected: list[str]) -> None:
+    script = GroupScript().play(*lines)
+    assert script.rest() == expected
+    assert script.assembler.of("A").received == script.produced["A"]
 
 
 def test_a_decision_under_way_counts_at_the_first_time_of_the_next_segment() -> None:
-    """The group's segment closes without waiting for it; in the next one it is there from the start."""
-    story = Story(horizon=2).tell("+a +b", "1: a", "2: a", "4: a", "8: a b")
-    assert story.rest() == ["1 2: a1 b1 | a2 b1 | a3 b1", "4 8: a3 b1 | a4 b1 | a5 b5"]
-    first, second = story.messages[0].shared, story.messages[0]
+    """The group's segment closes without waiting for it; the next segment has it from the start."""
+    script = GroupScript(horizon=2).play("+a +b", "1: a", "2: a", "4: a", "8: a b")
+    assert script.rest() == ["1 2: a1 b1 | a2 b1 | a3 b1", "4 8: a3 b1 | a4 b1 | a5 b5"]
+    first, second = script.messages[0].shared, script.messages[0]
     assert first is not None
     assert first.next_times.tolist() == [2, 0, 2, 2]
     assert second.lengths.tolist() == [2, 0, 2, 1]
@@ -111,68 +111,68 @@ def test_a_decision_under_way_counts_at_the_first_time_of_the_next_segment() -> 
 
 
 def test_a_segment_closes_for_all_names_at_once() -> None:
-    """Each name is told the same times and rewards, of its mates what a critic is shown."""
-    story = Story(horizon=2).tell("+a +x +y", "1: a x y", "2: a y=3")
-    messages = list(story.assembler.rest())
+    """Each name receives the same times and rewards, and its teammates' observations and actions."""
+    script = GroupScript(horizon=2).play("+a +x +y", "1: a x y", "2: a y=3")
+    messages = list(script.assembler.rest())
     expected = "1 5: a1 x1 y1 | a2 x2 y2 | a3 x2 y3"
-    assert story.told([m for m in messages if m.behavior == "A"], "A") == [expected]
-    assert story.told([m for m in messages if m.behavior == "B"], "B") == [expected]
+    assert script.summaries([m for m in messages if m.behavior == "A"], "A") == [expected]
+    assert script.summaries([m for m in messages if m.behavior == "B"], "B") == [expected]
     assert [len(message.log_probs) for message in messages] == [2, 3]
 
 
-def test_a_name_without_steps_in_a_group_segment_is_not_told_of_it() -> None:
-    """Its members are shown to the others all the same."""
-    story = Story(horizon=1).tell("+a +x", "1: a", "2: a x")
-    assert story.rest("B") == ["2: a2 x1 | a3 x3"]
-    story = Story(horizon=1).tell("+a +x", "1: a", "2: a x")
-    assert story.rest("A") == ["1: a1 x1 | a2 x1", "2: a2 x1 | a3 x3"]
+def test_a_name_without_steps_does_not_receive_the_group_segment() -> None:
+    """Its members are present for the other names all the same."""
+    script = GroupScript(horizon=1).play("+a +x", "1: a", "2: a x")
+    assert script.rest("B") == ["2: a2 x1 | a3 x3"]
+    script = GroupScript(horizon=1).play("+a +x", "1: a", "2: a x")
+    assert script.rest("A") == ["1: a1 x1 | a2 x1", "2: a2 x1 | a3 x3"]
 
 
 def test_episodes_of_members_and_of_the_group() -> None:
-    """A member's when it ends; the group's once, with its last, also what it earned after others had ended."""
-    story = Story().tell("+a +b", "1: a=3 b", "2: a=4. b", "4: b", "8: b.")
-    story.rest()
-    told = story.messages[0].episodes
-    assert told.lengths.tolist() == [2, 4]
-    assert told.returns.tolist() == [7, 0]
-    assert told.shared_returns.tolist() == [3, 15]
-    assert told.group_returns.tolist() == [15]
-    assert told.groups.tolist() == [1, 1]
+    """A member's episode ends with it; the group's return is reported once, with its last member."""
+    script = GroupScript().play("+a +b", "1: a=3 b", "2: a=4. b", "4: b", "8: b.")
+    script.rest()
+    episodes = script.messages[0].episodes
+    assert episodes.lengths.tolist() == [2, 4]
+    assert episodes.returns.tolist() == [7, 0]
+    assert episodes.shared_returns.tolist() == [3, 15]
+    assert episodes.group_returns.tolist() == [15]
+    assert episodes.groups.tolist() == [1, 1]
 
 
-def test_a_group_of_several_names_returns_to_each_of_them() -> None:
-    story = Story().tell("+a +x", "1: a x.", "2: a", "4: a.")
-    story.rest()
-    assert {m.behavior: m.episodes.group_returns.tolist() for m in story.messages} == {"A": [7], "B": [7]}
+def test_each_name_of_a_group_receives_its_return() -> None:
+    script = GroupScript().play("+a +x", "1: a x.", "2: a", "4: a.")
+    script.rest()
+    assert {m.behavior: m.episodes.group_returns.tolist() for m in script.messages} == {"A": [7], "B": [7]}
 
 
-def test_of_what_was_joined_under_way_nothing_is_told() -> None:
-    """Steps that began before are orphaned, episodes and the group's return untold; the rest is learned from."""
-    story = Story().tell("?a ?b", "1: a=1", "2: a=2 b=3", "4: a=4. b=5.")
-    assert story.assembler.of("A").orphaned == 2
-    assert story.rest() == ["4 13: a2 | a3 b3 | over a. b."]
-    told = story.messages[0].episodes
-    assert (len(told.agents), len(told.group_returns)) == (0, 0)
-    assert sorted(told.unreported.tolist()) == sorted(story.agent_episodes.values())
+def test_episodes_of_a_group_joined_under_way_are_unreported() -> None:
+    """Steps that began before are orphaned, and the group has no return; later steps are used."""
+    script = GroupScript().play("?a ?b", "1: a=1", "2: a=2 b=3", "4: a=4. b=5.")
+    assert script.assembler.of("A").orphaned == 2
+    assert script.rest() == ["4 13: a2 | a3 b3 | over a. b."]
+    episodes = script.messages[0].episodes
+    assert (len(episodes.agents), len(episodes.group_returns)) == (0, 0)
+    assert sorted(episodes.unreported.tolist()) == sorted(script.agent_episodes.values())
 
 
-def test_one_that_joined_under_way_keeps_its_group_untold() -> None:
-    story = Story().tell("?a", "+b 1: a", "2: a b", "4: a. b.")
-    story.rest()
-    told = story.messages[0].episodes
-    assert told.agents.tolist() == [story.agent_episodes["b"]]
-    assert len(told.group_returns) == 0
+def test_a_group_with_a_member_joined_under_way_has_no_return() -> None:
+    script = GroupScript().play("?a", "+b 1: a", "2: a b", "4: a. b.")
+    script.rest()
+    episodes = script.messages[0].episodes
+    assert episodes.agents.tolist() == [script.agent_episodes["b"]]
+    assert len(episodes.group_returns) == 0
 
 
 # ---------------------------------------------------------------- agents that change their group
 
 
 MOVES = {
-    "it is in the old group until then, and in the new one from then on": (
+    "an agent is in the old group until its decision, and then in the new one": (
         ["+a +b +c@2", "1: a>2 b c", "2: b 2@4: a c"],
         {"1 2: a1 b1 | b2 | b3", "0 4: c1 | a2 c2 | a3 c3"},
     ),
-    "the last one leaves: its return is bootstrapped with what it sees now": (
+    "the last member leaves: its return is bootstrapped with its present observation": (
         ["+a", "1: a", "2: a>2", "2@4: a"],
         {"1 2: a1 | a2 | a3 over", "4: a3 | a4"},
     ),
@@ -184,15 +184,15 @@ MOVES = {
         ["+a +x", "1: a x", "2: a>2 x>3"],
         {"1 2: a1 x1 | a2 x2 | a3 x3 over"},
     ),
-    "two change places: nobody is left nowhere": (
+    "two members of different groups swap places": (
         ["+a +b@2", "1: 2@10: a b", "2: 2@20: a>2 b>1", "4: 2@40: a b"],
         {"1 2 4: a1 | a2 | b3 | b4", "10 20 40: b1 | b2 | a3 | a4"},
     ),
-    "two of two behavior names change places": (
+    "two members of two behavior names swap places": (
         ["+a +x@2", "1: 2@10: a x", "2: 2@20: a>2 x>1", "4: 2@40: a x"],
         {"1 2 4: a1 | a2 | x3 | x4", "10 20 40: x1 | x2 | a3 | a4"},
     ),
-    "one follows the other": (
+    "one member follows the other": (
         ["+a@2 +b@3 +c@4", "a>3 b>4 c", "a b c", "a b c"],
         {"0: a1 | a2 over", "0 0 0: b1 | a2 | a3 | a4", "0 0 0: c1 | b2 c2 | b3 c3 | b4 c4"},
     ),
@@ -203,41 +203,41 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize(("lines", "told"), MOVES.values(), ids=MOVES)
-def test_agents_that_change_their_group(lines: list[str], told: set[str]) -> None:
-    story = Story().tell(*lines)
-    assert set(story.flush()) == told
-    assert story.assembler.of("A").open_steps == 0
+@pytest.mark.parametrize(("lines", "expected"), MOVES.values(), ids=MOVES)
+def test_agents_change_their_group_with_a_decision(lines: list[str], expected: set[str]) -> None:
+    script = GroupScript().play(*lines)
+    assert set(script.flush()) == expected
+    assert script.assembler.of("A").open_steps == 0
 
 
-def test_a_segment_has_the_key_of_the_group_that_it_belongs_to() -> None:
-    """Also where its member goes on in another group."""
-    story = Story().tell("+a +b", "1: a>2 b", "2: b a")
-    story.flush()
-    (message,) = story.messages
+def test_a_segment_has_the_key_of_its_group() -> None:
+    """The key stays although the member continues in another group."""
+    script = GroupScript().play("+a +b", "1: a>2 b", "2: b a")
+    script.flush()
+    (message,) = script.messages
     assert message.shared is not None
-    agents = {agent: letter for letter, agent in story.agent_episodes.items()}
+    agents = {agent: letter for letter, agent in script.agent_episodes.items()}
     keys = sorted((agents[a], g) for a, g in zip(message.agents.tolist(), message.groups.tolist(), strict=True))
     assert keys == [("a", 1), ("a", 2), ("b", 1)]
 
 
-def test_a_group_that_somebody_came_to_returns_what_it_earned() -> None:
-    """All of its life was seen, wherever its members were before."""
-    story = Story().tell("+a@2 +b", "a 1: b", "2: a>1 b", "4: a b", "8: a. b.")
-    story.rest()
-    assert story.messages[0].episodes.group_returns.tolist() == [15]
+def test_a_group_that_an_agent_moves_to_has_a_return() -> None:
+    """All its rewards are known, wherever its members were before."""
+    script = GroupScript().play("+a@2 +b", "a 1: b", "2: a>1 b", "4: a b", "8: a. b.")
+    script.rest()
+    assert script.messages[0].episodes.group_returns.tolist() == [15]
 
 
-# ---------------------------------------------------------------- what the group earns, counted once
+# ---------------------------------------------------------------- group rewards count once
 
 
-def test_what_cancels_out_is_counted_too() -> None:
-    """A report without group rewards says that there were none: the group lost what it had got."""
-    story = Story().tell("+a +b", "1: a", "-1: b")
-    assert story.flush() == ["1 -1: a1 b1 | a2 b1 | a2 b3"]
+def test_rewards_that_cancel_out_are_counted() -> None:
+    """A report without group rewards means a sum of 0, so the group lost what it had got."""
+    script = GroupScript().play("+a +b", "1: a", "-1: b")
+    assert script.flush() == ["1 -1: a1 b1 | a2 b1 | a2 b3"]
 
 
-def test_what_came_before_a_member_is_counted_when_another_tells() -> None:
-    """Of several that tell, who decided first tells of the longest time."""
-    story = Story().tell("+a", "5: +b", "2: b", "a b")
-    assert sum(float(reward) for reward in story.flush()[0].partition(":")[0].split()) == 7
+def test_rewards_before_a_member_joined_count_with_the_next_report() -> None:
+    """Of several reports, that of the earliest decision covers the longest time."""
+    script = GroupScript().play("+a", "5: +b", "2: b", "a b")
+    assert sum(float(reward) for reward in script.flush()[0].partition(":")[0].split()) == 7

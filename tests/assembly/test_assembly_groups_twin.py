@@ -1,4 +1,4 @@
-"""The assembler of groups against its slow twin, in random worlds."""
+"""The group assembler against its slow twin, with random groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ kinds = st.builds(
     moving=st.sampled_from([0.0, 0.1, 0.3]),
     slow=st.integers(1, 3),
     losing=st.sampled_from([0.0, 0.1]),
-    apart=st.booleans(),
+    separate_losses=st.booleans(),
     together=st.sampled_from([0.0, 0.3]),
     carried=st.tuples(*[st.integers(0, 2)] * 3),
 )
@@ -44,25 +44,25 @@ seeds = st.integers(0, 2**32)
 
 
 @settings(max_examples=25)
-@given(sizes=all_sizes, kind=kinds, seed=seeds, wakes=st.integers(1, 40), flushes=st.sampled_from([0.0, 0.2]))
-def test_group_segments_are_those_of_one_object_for_each_agent_step_and_group(
-    sizes: dict[str, Sizes], kind: Kind, seed: int, wakes: int, flushes: float
+@given(sizes=all_sizes, kind=kinds, seed=seeds, ticks=st.integers(1, 40), flushes=st.sampled_from([0.0, 0.2]))
+def test_group_segments_equal_those_of_the_twin(
+    sizes: dict[str, Sizes], kind: Kind, seed: int, ticks: int, flushes: float
 ) -> None:
-    """Who was there when and saw and did what, what they earned, what followed, flags, episodes and counts."""
+    """Members, observations, actions, rewards, flags, episodes and counts all agree."""
     pair, world = GroupPair({name: sizes[name] for name in kind.names}), GroupWorld(random.Random(seed), kind)
-    play(pair, world, wakes, flushes)
+    play(pair, world, ticks, flushes)
     pair.finish()
     pair.compare()
     assert not any(pair.twin.orphaned.values())
-    check_what_groups_earned(pair, world)
+    check_group_rewards(pair, world)
 
 
-def check_what_groups_earned(pair: GroupPair, world: GroupWorld) -> None:
-    """All series of a group's life together: what members got for actions, and what the group got, once."""
+def check_group_rewards(pair: GroupPair, world: GroupWorld) -> None:
+    """Checks that all rewards of a group sum to its members' own rewards plus each group reward once."""
     total: Counter[GroupTwin] = Counter()
     for group, _, view in pair.matched():
         total[group] += int(sum(view.rewards))
-    for group in pair.twin.agent_episodes:
+    for group in pair.twin.all_groups:
         ended = MANY if group.ended is None else group.ended
         own = sum(amount for number, key, amount in world.grants if key == group.key and group.began < number <= ended)
         assert total[group] == group.own + own
@@ -77,16 +77,16 @@ def check_what_groups_earned(pair: GroupPair, world: GroupWorld) -> None:
     unreported=st.integers(0, 3),
     after=st.integers(1, 25),
 )
-def test_a_new_assembler_takes_up_groups_under_way(
+def test_a_new_assembler_continues_groups_under_way(
     sizes: dict[str, Sizes], kind: Kind, seed: int, before: int, unreported: int, after: int
 ) -> None:
-    """After a restart only what began before it is missing: its steps are orphaned, its episodes untold."""
+    """After a restart steps that began before are orphaned, and their episodes unreported."""
     world = GroupWorld(random.Random(seed), kind)
     for _ in range(before):
-        world.wake()
+        world.tick()
     world.new_reader()
     pair = GroupPair({name: sizes[name] for name in kind.names})
-    serial = play(pair, world, unreported, 0.1)  # sent again, from before the source knew of its new reader
+    serial = play(pair, world, unreported, 0.1)  # sent again, from before the source knew its new reader
     world.rejoin = True
     play(pair, world, after, 0.1, serial)
     pair.finish()
@@ -95,19 +95,17 @@ def test_a_new_assembler_takes_up_groups_under_way(
 
 @settings(max_examples=25)
 @given(kind=kinds, horizon=st.integers(1, 6), seed=seeds, batches=st.lists(st.integers(1, 8), min_size=1, max_size=4))
-def test_how_many_wake_ups_come_together_changes_nothing(
-    kind: Kind, horizon: int, seed: int, batches: list[int]
-) -> None:
-    """It depends on time, and lockstep runs must not: rows, and their order, are the same to the byte."""
+def test_the_number_of_ticks_per_batch_changes_nothing(kind: Kind, horizon: int, seed: int, batches: list[int]) -> None:
+    """It depends on time, and lockstep runs must not: messages are equal to the byte."""
     world = GroupWorld(random.Random(seed), kind)
     sizes = Sizes(horizon=horizon, message_steps=MANY, largest=MANY, sequence=2)
     one, other = (GroupAssembler("s.1", "a.1", lambda _: sizes) for _ in range(2))
     for name in kind.names:
-        assert encode(one.greeting(name)) == encode(other.greeting(name))
+        assert encode(one.announcement(name)) == encode(other.announcement(name))
     for size in batches:
-        wakes = [world.wake() for _ in range(size)]
-        one.apply(parts_of(wakes))
-        for wake in wakes:
-            other.apply(parts_of([wake]))
+        ticks = [world.tick() for _ in range(size)]
+        one.apply(parts_of(ticks))
+        for tick in ticks:
+            other.apply(parts_of([tick]))
     for name in kind.names:
         assert [encode(message) for message in one.flush(name, 1)] == [encode(m) for m in other.flush(name, 1)]

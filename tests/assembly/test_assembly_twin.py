@@ -1,4 +1,4 @@
-"""The assembler against its slow twin, in random worlds."""
+"""The assembler against its slow twin, with random agents."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
 from tests.assembly.assembly_twin import AssemblerTwin, EpisodesTwin, SegmentTwin, by_agent, read_segments
-from tests.assembly.assembly_world import BehaviorTick, World, told
+from tests.assembly.assembly_world import BehaviorTick, World, steps_of
 
 
 class Pair:
-    """An assembler and its twin, fed with the same ticks; checks every message."""
+    """Feeds an assembler and its twin with the same ticks, and checks every message."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -36,12 +36,12 @@ class Pair:
         for tick in ticks:
             assert tick.produced_before == self.began + self.twin.completed, "the world miscounted"
             self.twin.apply(tick)
-        part = told(ticks)
+        part = steps_of(ticks)
         self.assembler.apply(decode([bytes(frame) for frame in encode(part)]))
-        worth = self.assembler.closed_steps >= self.sizes.message_steps or self.assembler.orphaned > self.orphaned
+        has_message = self.assembler.closed_steps >= self.sizes.message_steps or self.assembler.orphaned > self.orphaned
         self.orphaned = self.assembler.orphaned
         messages = self.take(self.assembler.ready_messages())
-        assert bool(messages) == worth
+        assert bool(messages) == has_message
         assert self.assembler.closed_steps < self.sizes.message_steps
         assert not any(message.flush for message in messages)
         self.check_counts()
@@ -101,12 +101,12 @@ class Pair:
         assert sorted(self.episodes.group_returns) == sorted(self.twin.episodes.group_returns)
 
 
-def play(pair: Pair, world: World, ticks: int, cut_chance: float, serial: int = 0) -> None:
+def play(pair: Pair, world: World, ticks: int, flush_chance: float, serial: int = 0) -> None:
     while ticks:
         together = min(ticks, world.rng.choice([1, 1, 2, 5]))
         ticks -= together
         pair.apply([world.tick() for _ in range(together)])
-        if world.rng.random() < cut_chance:
+        if world.rng.random() < flush_chance:
             serial += 1
             pair.flush(serial)
 
@@ -131,13 +131,13 @@ worlds = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(sizes=all_sizes, world=worlds, ticks=st.integers(1, 45), cut_chance=st.sampled_from([0.0, 0.1, 0.5]))
-def test_segments_episodes_and_counts_are_those_of_one_object_per_agent(
-    sizes: Sizes, world: World, ticks: int, cut_chance: float
+@given(sizes=all_sizes, world=worlds, ticks=st.integers(1, 45), flush_chance=st.sampled_from([0.0, 0.1, 0.5]))
+def test_segments_episodes_and_counts_equal_those_of_the_twin(
+    sizes: Sizes, world: World, ticks: int, flush_chance: float
 ) -> None:
-    """Columns record what obvious code records: rows, what followed, flags, statistics and counts."""
+    """Rows, next observations, flags, statistics and counts all agree."""
     pair = Pair(sizes)
-    play(pair, world, ticks, cut_chance)
+    play(pair, world, ticks, flush_chance)
     pair.finish()
     pair.compare()
     assert pair.twin.orphaned == 0
@@ -150,18 +150,18 @@ def test_segments_episodes_and_counts_are_those_of_one_object_per_agent(
     before=st.integers(1, 20),
     unreported=st.integers(0, 3),
     after=st.integers(1, 30),
-    cut_chance=st.sampled_from([0.0, 0.2]),
+    flush_chance=st.sampled_from([0.0, 0.2]),
 )
-def test_a_new_assembler_takes_up_a_stream_under_way(
-    sizes: Sizes, world: World, before: int, unreported: int, after: int, cut_chance: float
+def test_a_new_assembler_continues_a_stream_under_way(
+    sizes: Sizes, world: World, before: int, unreported: int, after: int, flush_chance: float
 ) -> None:
-    """After a restart only what began before it is missing, and that is counted as orphaned."""
+    """After a restart only steps that began before it are missing, and they count as orphaned."""
     for _ in range(before):
         world.tick()
     pair = Pair(sizes)
-    play(pair, world, unreported, cut_chance)  # sent again, from before the source knew of its new reader
+    play(pair, world, unreported, flush_chance)  # sent again, from before the source knew its new reader
     world.rejoin = True
-    play(pair, world, after, cut_chance, serial=unreported)
+    play(pair, world, after, flush_chance, serial=unreported)
     pair.finish()
     pair.compare()
 
@@ -173,28 +173,28 @@ def test_a_new_assembler_takes_up_a_stream_under_way(
     world=worlds,
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6),
 )
-def test_wake_ups_taken_together_leave_the_same_rows_in_the_same_order(
+def test_ticks_of_one_message_leave_the_same_rows_as_single_ticks(
     horizon: int, sequence: int, world: World, sizes: list[int]
 ) -> None:
-    """How many ticks a message holds depends on time, and lockstep runs must not."""
-    cutting = Sizes(horizon=horizon, message_steps=10**6, largest=10**6, sequence=sequence)
-    one, other = (Assembler("B", "s.1", "a.1", cutting) for _ in range(2))
+    """The number of ticks in a message depends on time, and lockstep runs must not."""
+    unlimited = Sizes(horizon=horizon, message_steps=10**6, largest=10**6, sequence=sequence)
+    one, other = (Assembler("B", "s.1", "a.1", unlimited) for _ in range(2))
     for size in sizes:
         ticks = [world.tick() for _ in range(size)]
-        one.apply(told(ticks))
+        one.apply(steps_of(ticks))
         for tick in ticks:
-            other.apply(told([tick]))
+            other.apply(steps_of([tick]))
     (ours,), (theirs,) = one.flush(1), other.flush(1)
     assert [frame == twin for frame, twin in zip(encode(ours), encode(theirs), strict=True)].count(False) == 0
 
 
-def test_many_wake_ups_of_a_steady_world_are_taken_together() -> None:
-    """The fast way is really taken, and only where agents are the same in every tick."""
+def test_ticks_with_the_same_agents_are_applied_together() -> None:
+    """The fast path is taken, and only where agents are the same in every tick."""
     world = World(random.Random(5), grouped=False, masked=False, steady=True)
     assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=20, message_steps=10**6, largest=10**6))
     lengths = []
     for _ in range(40):
-        part = told([world.tick() for _ in range(10)])
+        part = steps_of([world.tick() for _ in range(10)])
         at = 0
         while at < len(part.ticks):
             lengths.append(assembler.alike(part, at))
@@ -204,15 +204,15 @@ def test_many_wake_ups_of_a_steady_world_are_taken_together() -> None:
     assert min(lengths) == 1
 
 
-def test_a_cut_without_data_is_answered_by_an_empty_message() -> None:
-    """A cut is completed by a marked message even where no step was ever taken."""
+def test_a_flush_without_data_is_answered_by_an_empty_message() -> None:
+    """The message names the flush even where there was no step at all."""
     pair = Pair(Sizes(horizon=4, message_steps=4, largest=8))
     pair.flush(3)
     assert [len(message.log_probs) for message in pair.messages] == [0]
 
 
-def test_a_long_run_keeps_no_more_than_its_live_agents_need() -> None:
-    """Slots and log grow to the most agents and their open steps, not with the length of the run."""
+def test_a_long_run_keeps_only_what_its_live_agents_need() -> None:
+    """Slots and log grow with the peak of live agents and their open steps, not with the length of the run."""
     world = World(random.Random(3), grouped=False, masked=False)
     pair = Pair(Sizes(horizon=5, message_steps=10, largest=100))
     play(pair, world, 400, 0.0)
@@ -221,10 +221,10 @@ def test_a_long_run_keeps_no_more_than_its_live_agents_need() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_an_action_whose_observation_a_new_assembler_never_saw_makes_no_step(steps: int) -> None:
-    """A decision reported before a restart and acted on after it is orphaned: its observation is not here."""
+def test_an_action_without_a_known_observation_makes_no_step(steps: int) -> None:
+    """A decision reported before a restart and acted on after it is orphaned, as its observation is missing."""
     world = World(random.Random(1), grouped=False, masked=False)
-    while not any(life.state == "waiting" for life in world.agent_episodes.values()):
+    while not any(episode.state == "waiting" for episode in world.agent_episodes.values()):
         world.tick()
     pair = Pair(Sizes(horizon=steps, message_steps=1, largest=100))
     world.rejoin = True

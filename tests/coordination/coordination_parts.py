@@ -1,4 +1,4 @@
-"""What a tiny pipeline is made of: messages without data, stepping processes, assemblers."""
+"""Parts of the tiny pipeline: messages without data, stepping processes, assemblers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def segments(
     flush: int = 0,
     before: int = 0,
 ) -> Segments:
-    """A message with the counts that a ledger reads, and no data; `before` steps were in those before it."""
+    """Returns a message with the counts that a ledger reads and no data; earlier ones held `before` steps."""
     f, i, none = np.zeros(steps, np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32)
     return Segments(
         behavior="B",
@@ -57,13 +57,13 @@ def segments(
 
 
 def produced(steps: int, serial: int, allowance: int, agents: int) -> ProducedSteps:
-    """A source's word on where it stands."""
+    """Returns the state that a source publishes."""
     return ProducedSteps(steps=steps, serial=serial, allowance=allowance, agents=agents, waiting=0)
 
 
 @dataclass
 class Part:
-    """What one tick tells assembly: agents whose step was completed, agents acted for."""
+    """The rows of one tick: agents with a completed step, and agents with an action."""
 
     before: int
     completed: list[tuple[int, int]]
@@ -72,17 +72,17 @@ class Part:
 
 
 class Stepping:
-    """One start of a stepping process with some simulators."""
+    """One incarnation of a stepping process with some simulators."""
 
-    def __init__(self, service: str, start: int, simulators: list[int]) -> None:
+    def __init__(self, service: str, incarnation: int, simulators: list[int]) -> None:
         self.service = service
-        self.source = f"{service}.{start}"
+        self.source = f"{service}.{incarnation}"
         self.sizes = simulators
         self.computing = [False] * len(simulators)
         self.produced = 0
         self.allowance = StepAllowance(serial=0, steps=0)
         self.outbox: deque[Part] = deque()
-        self.spoke = False
+        self.has_reported = False
 
     @property
     def running(self) -> int:
@@ -96,13 +96,13 @@ class Stepping:
         first = sum(self.sizes[:simulator])
         return list(range(first, first + self.sizes[simulator]))
 
-    def give_back(self) -> None:
+    def return_unused(self) -> None:
         if not self.sizes and self.allowance.steps > self.produced:
             self.allowance = StepAllowance(serial=self.allowance.serial, steps=self.produced)
 
 
 class Assembler:
-    """Open and closed steps of one source."""
+    """Holds open and closed steps of one source."""
 
     def __init__(self, began: int) -> None:
         self.began = self.received = began
@@ -118,7 +118,7 @@ class Assembler:
 
 @dataclass
 class Message:
-    """A Segments record with the steps it stands for."""
+    """A Segments record with the numbers of its steps."""
 
     record: Segments
     steps: list[int]

@@ -1,8 +1,7 @@
-"""A tiny pipeline around a ledger: every step is an integer that is somewhere, and parts of it can die.
+"""A tiny pipeline around a ledger: every step is an integer in some stage, and stages can crash.
 
-Boards hold the latest value until somebody looks; queues hand over one message at a time; which part
-moves next is the choice of a seeded random source. `settle` lets everything be heard and handed on
-without any simulator or update going on.
+Topics hold the latest value until a stage reads it; queues deliver one message at a time; a seeded random source
+chooses the next stage to act. `settle` delivers everything while no simulator runs and no update ends.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Pipeline:
     """All stages around a ledger.
 
     Args:
-        rng: chooses what moves next.
+        rng: chooses the next stage to act.
         buffer_size: steps of an update.
         overlap: 1 or 0.
         simulators: agents of each simulator, by stepping process.
@@ -35,49 +34,49 @@ class Pipeline:
     ) -> None:
         self.rng = rng
         self.overlap, self.buffer_size, self.horizon, self.processes = overlap, buffer_size, horizon, len(simulators)
-        # A frame of each process; in lockstep a round is one.
+        # a frame of each process; in lockstep a round is one
         self.frames = sum(max(sizes) if overlap else sum(sizes) for sizes in simulators)
         self.numbers = 0
         self.truly_lost: set[int] = set()
-        self.unheard = 0
+        self.unreported = 0
         self.steppings = [Stepping(f"stepping-{i}", 1, sizes) for i, sizes in enumerate(simulators)]
-        self.starts = 1
+        self.incarnations = 1
         # assembly
         self.origin = 1
         self.assemblers: dict[str, Assembler] = {}
         self.sources: dict[str, str] = {}
         self.executed: dict[str, int] = {}
-        self.cut_heard = FlushRequest(serial=0, marks={})
-        self.unacknowledged: deque[Message] = deque()  # sent by assembly, kept until coordination lets go
-        self.arrived = 0  # of these, how many coordination has got
+        self.flush_received = FlushRequest(serial=0, required_steps={})
+        self.unacknowledged: deque[Message] = deque()  # sent by assembly, kept until coordination acknowledges them
+        self.arrived = 0  # of these, the count that coordination has received
         # coordination
         self.ledger = self._new_ledger()
-        self.routed: deque[Message] = deque()  # handed on, not taken by the learner yet
+        self.routed: deque[Message] = deque()  # forwarded, not taken by the learner yet
         self.taken_before = self.acknowledged_earlier = self.acknowledged = 0
         self.released = self.acknowledged_messages = 0
         self.known_sources: set[str] = set()
         self.saved = self._plain()
-        self.board_cut = FlushRequest(serial=0, marks={})
-        self.board_permits: dict[str, StepAllowance] = {}
-        self.board_stepping: dict[str, tuple[str, ProducedSteps | None]] = {}
+        self.flush_topic = FlushRequest(serial=0, required_steps={})
+        self.allowance_topic: dict[str, StepAllowance] = {}
+        self.stepping_topic: dict[str, tuple[str, ProducedSteps | None]] = {}
         # learning
-        self.learner_start = 1
+        self.learner_incarnation = 1
         self.version = 1
         self.buffer: list[int] = []
         self.trained: list[int] = []
         self.training: list[int] = []
         self.taken = 0
-        self.seen: dict[tuple[str, str], int] = {}
-        self.cut_taken = 0
+        self.latest_sequences: dict[tuple[str, str], int] = {}
+        self.flush_taken = 0
         self.closing = False
         self.checkpoint: list[int] = []
         self.updates: list[int] = []
-        self.board_learner = self._learner_state()
+        self.learner_topic = self._learner_state()
 
     # ---------------------------------------------------------------- simulators and stepping
 
-    def wake(self, stepping: Stepping) -> None:
-        """Some frames arrive; the permit lets some simulators go on."""
+    def tick(self, stepping: Stepping) -> None:
+        """Receives some frames; the allowance lets some simulators continue."""
         completed: list[tuple[int, int]] = []
         for simulator, computing in enumerate(stepping.computing):
             if computing and (not self.overlap or self.rng.random() < 0.7):  # in lockstep a round is complete
@@ -95,19 +94,21 @@ class Pipeline:
             if stepping.remaining > 0 if self.overlap else may_act:
                 stepping.computing[simulator] = True
                 acted += stepping.agents(simulator)
-        if completed or acted or (stepping.sizes and not stepping.spoke):
+        if completed or acted or (stepping.sizes and not stepping.has_reported):
             stepping.outbox.append(Part(before, completed, acted))
-            stepping.spoke = True
+            stepping.has_reported = True
 
     def publish(self, stepping: Stepping) -> None:
-        stepping.give_back()
-        told = None
-        if stepping.spoke:
-            told = produced(stepping.produced, stepping.allowance.serial, stepping.allowance.steps, sum(stepping.sizes))
-        self.board_stepping[stepping.service] = (stepping.source, told)
+        stepping.return_unused()
+        report = None
+        if stepping.has_reported:
+            report = produced(
+                stepping.produced, stepping.allowance.serial, stepping.allowance.steps, sum(stepping.sizes)
+            )
+        self.stepping_topic[stepping.service] = (stepping.source, report)
 
-    def hear_permit(self, stepping: Stepping) -> None:
-        allowance = self.board_permits.get(stepping.source)
+    def receive_allowance(self, stepping: Stepping) -> None:
+        allowance = self.allowance_topic.get(stepping.source)
         if allowance is None or allowance.serial < stepping.allowance.serial:
             return
         if allowance.serial == stepping.allowance.serial:
@@ -136,7 +137,7 @@ class Pipeline:
         assembler.acting = (assembler.acting - {agent for agent, _ in part.completed}) | set(part.acted)
         if len(assembler.closed) >= max(1, self.buffer_size // 8):
             self._send(stepping.source, assembler, 0)
-        self._cut_if_due(stepping.source)
+        self._flush_if_due(stepping.source)
 
     def _replace(self, stepping: Stepping) -> None:
         former = self.sources.get(stepping.service)
@@ -150,21 +151,21 @@ class Pipeline:
         new = self.assemblers[stepping.source] = Assembler(0)
         self._send(stepping.source, new, 0)
 
-    def hear_cut(self) -> None:
-        self.cut_heard = self.board_cut
+    def receive_flush(self) -> None:
+        self.flush_received = self.flush_topic
         for source in list(self.assemblers):
-            self._cut_if_due(source)
+            self._flush_if_due(source)
 
-    def _cut_if_due(self, source: str) -> None:
-        cut, assembler = self.cut_heard, self.assemblers[source]
-        if source not in cut.marks or self.executed.get(source, 0) >= cut.serial:
+    def _flush_if_due(self, source: str) -> None:
+        flush, assembler = self.flush_received, self.assemblers[source]
+        if source not in flush.required_steps or self.executed.get(source, 0) >= flush.serial:
             return
-        if assembler.received >= cut.marks[source]:
-            self.executed[source] = cut.serial
+        if assembler.received >= flush.required_steps[source]:
+            self.executed[source] = flush.serial
             assembler.closed, assembler.open = assembler.held(), {}
-            self._send(source, assembler, cut.serial)
+            self._send(source, assembler, flush.serial)
 
-    def _send(self, source: str, assembler: Assembler, cut: int) -> None:
+    def _send(self, source: str, assembler: Assembler, flush: int) -> None:
         steps, assembler.closed = assembler.closed, []
         assembler.sequence += 1
         record = segments(
@@ -175,7 +176,7 @@ class Pipeline:
             began=assembler.began,
             received=assembler.received,
             orphaned=assembler.orphaned,
-            flush=cut,
+            flush=flush,
             before=assembler.handed_on,
         )
         assembler.handed_on += len(steps)
@@ -184,7 +185,7 @@ class Pipeline:
     # ---------------------------------------------------------------- coordination
 
     def route(self) -> None:
-        """Coordination takes the next message and hands it on."""
+        """Lets coordination take the next message and forward it."""
         if self.arrived == len(self.unacknowledged):
             return
         message = self.unacknowledged[self.arrived]
@@ -196,30 +197,30 @@ class Pipeline:
         self.ledger.routed(message.record)
         self.routed.append(message)
 
-    def hear_stepping(self, stepping: Stepping) -> None:
-        source, told = self.board_stepping.get(stepping.service, ("", None))
+    def receive_produced(self, stepping: Stepping) -> None:
+        source, report = self.stepping_topic.get(stepping.service, ("", None))
         if not source:
             return
         for known in list(self.ledger.sources):
             if known.rpartition(".")[0] == stepping.service and known != source:
                 self.ledger.source_gone(known)
         self.known_sources.add(source)
-        if told is not None:
-            self.ledger.stepped(source, told)
+        if report is not None:
+            self.ledger.stepped(source, report)
 
-    def hear_learner(self) -> None:
-        self.ledger.learner(self.board_learner, self.taken_before + self.acknowledged_earlier)
+    def receive_learner_state(self) -> None:
+        self.ledger.learner(self.learner_topic, self.taken_before + self.acknowledged_earlier)
 
     def decide(self) -> None:
-        """Coordination publishes permits and cuts."""
+        """Lets coordination publish allowances and flushes."""
         if self.ledger.next_flush():
-            self.board_cut = self.ledger.flush
+            self.flush_topic = self.ledger.flush
         for source, allowance in self.ledger.allowances().items():
             if source in self.known_sources:
-                self.board_permits[source] = allowance
+                self.allowance_topic[source] = allowance
 
     def save(self) -> None:
-        """The books go to disk; what the learner has acknowledged is let go."""
+        """Saves the step counts, and acknowledges what the learner has taken."""
         self.saved = self._plain()
         for _ in range(self.acknowledged_messages - self.released):
             self.unacknowledged.popleft()
@@ -248,13 +249,13 @@ class Pipeline:
         self.acknowledged_messages += 1
         record = message.record
         key = (record.origin, record.source)
-        if record.sequence <= self.seen.get(key, 0):
+        if record.sequence <= self.latest_sequences.get(key, 0):
             return
-        self.seen[key] = record.sequence
+        self.latest_sequences[key] = record.sequence
         self.taken += len(message.steps)
         self.buffer += message.steps
-        self.closing |= record.flush > self.cut_taken
-        self.cut_taken = max(self.cut_taken, record.flush)
+        self.closing |= record.flush > self.flush_taken
+        self.flush_taken = max(self.flush_taken, record.flush)
 
     def begin_update(self) -> None:
         if self.training or not self.ready:
@@ -262,7 +263,7 @@ class Pipeline:
         size = self.buffer_size if self.overlap else len(self.buffer)
         self.training, self.buffer = self.buffer[:size], self.buffer[size:]
         self.closing = False
-        self.board_learner = self._learner_state()
+        self.learner_topic = self._learner_state()
 
     def finish_update(self) -> None:
         if self.training:
@@ -270,12 +271,12 @@ class Pipeline:
             self.updates.append(len(self.training))
             self.training = []
             self.version += 1
-            self.board_learner = self._learner_state()
+            self.learner_topic = self._learner_state()
 
     def _learner_state(self) -> LearnerState:
         return LearnerState(
             behavior="B",
-            start=f"learning-B.{self.learner_start}",
+            start=f"learning-B.{self.learner_incarnation}",
             version=self.version,
             updates=len(self.updates),
             trained=len(self.trained),
@@ -284,25 +285,25 @@ class Pipeline:
             buffered=len(self.buffer),
         )
 
-    # ---------------------------------------------------------------- deaths
+    # ---------------------------------------------------------------- crashes
 
     def kill_stepping(self, index: int, *, simulators: bool = True) -> None:
-        """Dies with what assembly has not got; simulators come back at once or not at all.
+        """Crashes a stepping process with the parts that assembly lacks; simulators reconnect at once or never.
 
-        `unheard` counts what it had produced and coordination did not know of: the budget cannot hold that.
+        `unreported` counts produced steps that coordination did not know: the budget cannot hold them.
         """
         old = self.steppings[index]
         known = self.ledger.sources.get(old.source)
-        self.unheard += old.produced - (known.produced if known else 0)
-        self.starts += 1
+        self.unreported += old.produced - (known.produced if known else 0)
+        self.incarnations += 1
         kept = self.rng.randrange(len(old.outbox) + 1)
         for part in list(old.outbox)[kept:]:
             self.truly_lost.update(step for _, step in part.completed)
         arrived = list(old.outbox)[:kept]
-        while arrived:  # what has arrived at assembly is there; it speaks before the new start does
+        while arrived:  # assembly applies what has arrived before the new incarnation reports
             old.outbox = deque([arrived.pop(0)])
             self.assemble(old)
-        self.steppings[index] = Stepping(old.service, self.starts, old.sizes if simulators else [])
+        self.steppings[index] = Stepping(old.service, self.incarnations, old.sizes if simulators else [])
         self.publish(self.steppings[index])
 
     def connect_simulators(self, index: int, sizes: list[int]) -> None:
@@ -314,9 +315,9 @@ class Pipeline:
             self.truly_lost.update(assembler.held())
         self.origin += 1
         self.assemblers, self.sources, self.executed = {}, {}, {}
-        # What was sent stays with coordination, which hands it on; a message is never half there.
+        # sent messages stay queued, as a message is never partly there
         for stepping in self.steppings:
-            if stepping.spoke:  # tells its new reader of all live agents
+            if stepping.has_reported:  # reports all live agents to its new reader
                 stepping.outbox.append(Part(stepping.produced, [], []))
 
     def kill_coordination(self) -> None:
@@ -333,48 +334,48 @@ class Pipeline:
         gone = [*self.trained, *self.training, *self.buffer]
         self.truly_lost.update(step for step in gone if step not in held)
         self.trained, self.training, self.buffer = list(self.checkpoint), [], []
-        self.learner_start += 1
+        self.learner_incarnation += 1
         self.version += 1
-        self.taken, self.seen, self.closing, self.cut_taken = 0, {}, False, 0
+        self.taken, self.latest_sequences, self.closing, self.flush_taken = 0, {}, False, 0
         self.acknowledged_earlier = self.acknowledged
-        self.board_learner = self._learner_state()
+        self.learner_topic = self._learner_state()
 
     # ---------------------------------------------------------------- the schedule
 
     def moves(self) -> list[Callable[[], None]]:
-        """What may happen next."""
+        """Returns what may happen next."""
         moves: list[Callable[[], None]] = [
-            self.hear_cut,
+            self.receive_flush,
             self.route,
-            self.hear_learner,
+            self.receive_learner_state,
             self.decide,
             self.save,
             self.take,
             self.begin_update,
         ]
         for stepping in self.steppings:
-            told = (self.publish, self.hear_stepping, self.hear_permit, self.assemble)
-            moves += [partial(move, stepping) for move in told]
+            exchanges = (self.publish, self.receive_produced, self.receive_allowance, self.assemble)
+            moves += [partial(move, stepping) for move in exchanges]
         return moves
 
     def step(self) -> None:
-        wakes: list[Callable[[], None]] = [partial(self.wake, s) for s in self.steppings for _ in range(2)]
-        self.rng.choice([*self.moves(), *wakes, self.finish_update])()
+        ticks: list[Callable[[], None]] = [partial(self.tick, s) for s in self.steppings for _ in range(2)]
+        self.rng.choice([*self.moves(), *ticks, self.finish_update])()
 
     def settle(self) -> None:
-        """Everything said is heard and everything sent is handed on; nobody produces and no update ends."""
+        """Delivers all published values and messages, while no simulator produces and no update ends."""
         before = None
         for _ in range(200):
             if before == (before := self._position()):
                 return
             for move in self.moves():
                 move()
-        raise AssertionError("it never comes to rest")
+        raise AssertionError("the pipeline never settles")
 
     def _position(self) -> tuple[object, ...]:
         return (
             self._plain(),
-            self.board_cut.serial,
+            self.flush_topic.serial,
             sorted((s.source, s.allowance.serial, s.allowance.steps, len(s.outbox)) for s in self.steppings),
             self.arrived,
             len(self.unacknowledged),
@@ -384,10 +385,10 @@ class Pipeline:
             sorted(self.executed.items()),
         )
 
-    # ---------------------------------------------------------------- the truth
+    # ---------------------------------------------------------------- true counts
 
     def open(self) -> list[int]:
-        """Steps that are in some stage."""
+        """Returns the steps that are in some stage."""
         steps = [step for s in self.steppings for part in s.outbox for _, step in part.completed]
         for assembler in self.assemblers.values():
             steps += assembler.held()

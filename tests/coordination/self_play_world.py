@@ -1,6 +1,6 @@
-"""What self-play is tested in: makers of records, a slow twin of the rules, a board that only notes.
+"""Helpers of self-play tests: builders of records, random histories, and a slow twin of the rules.
 
-The twin is written from the rules in words: it holds whole histories and adds them up anew whenever it is asked.
+The twin follows the rules as documented: it keeps whole histories and sums them at each question.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparring.pipeline.specs import BehaviorId
 
 FAR = 10**9
 Layout = Mapping[str, tuple[int, ...]]
-Match = tuple[int, Mapping[str, float]]  # number of the draw, score by seat
+Match = tuple[int, Mapping[str, float]]  # number of the matchup, score by behavior id
 
 LAYOUTS: tuple[Layout, ...] = (
     {"A": (0, 1)},
@@ -32,7 +32,7 @@ LAYOUTS: tuple[Layout, ...] = (
 )
 
 
-# ---------------------------------------------------------------- makers
+# ---------------------------------------------------------------- builders
 
 
 def behavior_id(name: str, team: int) -> str:
@@ -46,17 +46,17 @@ def make(
     seed: int = 0,
     places: int = 4,
     lockstep: bool = False,
-    elsewhere: Mapping[str, Sequence[ExternalOpponent]] | None = None,
+    external: Mapping[str, Sequence[ExternalOpponent]] | None = None,
     per_name: Mapping[str, Mapping[str, Any]] | None = None,
     **settings: Any,
 ) -> SelfPlay:
-    ends = dict.fromkeys(layout, max_steps) if isinstance(max_steps, int) else dict(max_steps)
+    max_steps_of = dict.fromkeys(layout, max_steps) if isinstance(max_steps, int) else dict(max_steps)
     own = {name: SelfPlaySettings(**{**settings, **(per_name or {}).get(name, {})}) for name in layout}
-    return SelfPlay(own, ends, seed=seed, places=places, lockstep=lockstep, elsewhere=elsewhere)
+    return SelfPlay(own, max_steps_of, seed=seed, places=places, lockstep=lockstep, external=external)
 
 
-def begun(layout: Layout, **settings: Any) -> SelfPlay:
-    """Rules that have heard of all teams and of untrained weights, version 1."""
+def started_rules(layout: Layout, **settings: Any) -> SelfPlay:
+    """Returns rules that have received all teams and untrained weights of version 1."""
     rules = make(layout, **settings)
     for name, teams in layout.items():
         rules.set_teams(name, teams)
@@ -68,7 +68,7 @@ def begun(layout: Layout, **settings: Any) -> SelfPlay:
 def results(
     matches: Iterable[Match], *, numbers: Sequence[int] | None = None, simulators: Sequence[int] | None = None
 ) -> Results:
-    """Matches that ended, with explicit scores; -1 stands for one that is not known."""
+    """Returns results with explicit scores; -1 is an unknown score."""
     rows = list(matches)
     names = tuple(dict.fromkeys(one for _, scores in rows for one in scores))
     flat = [(names.index(one), score) for _, scores in rows for one, score in scores.items()]
@@ -91,7 +91,7 @@ def matchups(rules: Any) -> tuple[Matchup, ...]:
 
 
 def ghosts_by_place(rules: SelfPlay) -> list[tuple[int, dict[str, int]]]:
-    """What an assignment comes to, without its numbers."""
+    """Returns team and ghosts of each place, without the numbers of matchups."""
     return [(one.team, dict(one.ghosts)) for one in matchups(rules)]
 
 
@@ -100,13 +100,13 @@ def plain_assignment(rules: SelfPlay) -> dict[str, Any] | None:
 
 
 def weights(name: str, version: int, trained: int = 0) -> PolicyWeights:
-    """Weights that tell name and version."""
+    """Returns weights that encode name and version."""
     own = np.array([version, sum(name.encode())], np.float32)
     return PolicyWeights(behavior=name, version=version, arrays={"actor.weight": own}, trained=trained)
 
 
-class NotingBoard:
-    """A board that notes what is published, in order."""
+class RecordingTopic:
+    """A topic that records what is published, in order."""
 
     def __init__(self) -> None:
         self.published: list[tuple[str, PolicyWeights]] = []
@@ -115,7 +115,7 @@ class NotingBoard:
         self.published.append((key, record))
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Does nothing."""
 
     @property
     def latest(self) -> dict[str, PolicyWeights]:
@@ -127,12 +127,12 @@ class NotingBoard:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that coordination hears.
+    """One input of coordination.
 
     Attributes:
-        kind: `weights`, `back` (a learner that a crash threw back), `again` (weights that are known) or `ghosts`.
-        who: which name, modulo their number.
-        steps: learner steps gained or fallen back, or ghost steps.
+        kind: `weights`, `back` (a learner restored after a crash), `again` (known weights) or `ghosts`.
+        who: index of the name, modulo their number.
+        steps: learner steps gained or lost, or ghost steps.
     """
 
     kind: str
@@ -146,7 +146,7 @@ def histories(kinds: Sequence[str] = ("weights", "weights", "ghosts", "ghosts", 
 
 
 def one_settings() -> Any:
-    """Small numbers, so that everything happens often."""
+    """Generates small settings, so that every event is frequent."""
     return st.fixed_dictionaries(
         {
             "save_steps": st.integers(1, 50),
@@ -159,43 +159,49 @@ def one_settings() -> Any:
 
 
 @dataclass
-class PlayerMessage:
-    """Where the learners and ghosts of a history stand, of each name."""
+class LearnerPosition:
+    """Version and step counts of one name in a history."""
 
     version: int = 1
     trained: int = 0
     ghosts: int = 0
 
 
-class Source:
-    """Turns events into what learners and stepping would say."""
+class EventSource:
+    """Turns events into messages of learners and stepping."""
 
-    def __init__(self, layout: Layout, ends: Mapping[str, int]) -> None:
+    def __init__(self, layout: Layout, max_steps_of: Mapping[str, int]) -> None:
         self.names = list(layout)
-        self.ends = ends
-        self.stands = {name: PlayerMessage() for name in layout}
+        self.max_steps_of = max_steps_of
+        self.positions = {name: LearnerPosition() for name in layout}
 
-    def say(self, event: Event) -> tuple[str, str, int, int]:
-        """Returns what is said: kind, name, version or steps, trained."""
+    def message_of(self, event: Event) -> tuple[str, str, int, int]:
+        """Returns a message: kind, name, version or steps, trained."""
         name = self.names[event.who % len(self.names)]
-        stand = self.stands[name]
+        position = self.positions[name]
         if event.kind == "ghosts":
-            stand.ghosts += event.steps
-            return "ghosts", name, stand.ghosts, 0
-        if event.kind == "again" or stand.trained >= self.ends[name]:  # whose end has come says nothing new
-            return "weights", name, stand.version, stand.trained
-        stand.version += 1
+            position.ghosts += event.steps
+            return "ghosts", name, position.ghosts, 0
+        is_done = position.trained >= self.max_steps_of[name]
+        if event.kind == "again" or is_done:
+            return "weights", name, position.version, position.trained
+        position.version += 1
         change = -event.steps if event.kind == "back" else event.steps
-        stand.trained = min(max(0, stand.trained + change), self.ends[name])
-        return "weights", name, stand.version, stand.trained
+        position.trained = min(max(0, position.trained + change), self.max_steps_of[name])
+        return "weights", name, position.version, position.trained
 
 
-def tell(rules: Any, said: tuple[str, str, int, int]) -> None:
-    kind, name, number, trained = said
+def apply(rules: Any, message: tuple[str, str, int, int]) -> None:
+    kind, name, number, trained = message
     if kind == "ghosts":
         rules.ghosts(name, number)
     else:
         rules.weights(name, number, trained)
+
+
+def learn(rules: SelfPlay, name: str, steps: int) -> None:
+    side = rules.sides[name]
+    rules.weights(name, side.version + 1, side.trained + steps)
 
 
 # ---------------------------------------------------------------- the twin
@@ -203,12 +209,12 @@ def tell(rules: Any, said: tuple[str, str, int, int]) -> None:
 
 @dataclass
 class TwinSide:
-    """All that was heard of a name."""
+    """Holds all messages of a name."""
 
     settings: Mapping[str, Any]
     end: int
     teams: tuple[int, ...]
-    stands: list[tuple[int, int]] = field(default_factory=list)  # version, trained
+    positions: list[tuple[int, int]] = field(default_factory=list)  # version, trained
     gains: list[int] = field(default_factory=list)
     saved: list[tuple[int, int]] = field(default_factory=list)  # version, learner steps by then
     ghosts: list[int] = field(default_factory=lambda: [0])
@@ -220,23 +226,28 @@ class TwinSide:
 
     @property
     def latest(self) -> int:
-        return self.stands[-1][0]
+        return self.positions[-1][0]
 
     @property
     def done(self) -> bool:
-        return bool(self.stands) and self.stands[-1][1] >= self.end
+        return bool(self.positions) and self.positions[-1][1] >= self.end
 
 
-class Twin:
-    """Who learns, which snapshots there are, and when opponents change: in the plainest way.
+class SelfPlayTwin:
+    """Computes learning team, snapshots and changes of opponents in the simplest way.
 
-    `stamps` counts, for each seat, how often its opponents were to be drawn anew.
+    `stamps` counts for each behavior id how often its opponents had to be sampled.
     """
 
     def __init__(
-        self, layout: Layout, settings: Mapping[str, Mapping[str, Any]], ends: Mapping[str, int], *, lockstep: bool
+        self,
+        layout: Layout,
+        settings: Mapping[str, Mapping[str, Any]],
+        max_steps_of: Mapping[str, int],
+        *,
+        lockstep: bool,
     ) -> None:
-        self.sides = {name: TwinSide(settings[name], ends[name], teams) for name, teams in layout.items()}
+        self.sides = {name: TwinSide(settings[name], max_steps_of[name], teams) for name, teams in layout.items()}
         self.order = sorted({team for teams in layout.values() for team in teams})
         self.team = self.order[0]
         self.turn: list[tuple[str, int]] = []
@@ -244,19 +255,19 @@ class Twin:
         self.stamps = {behavior_id(name, team): 1 for name, teams in layout.items() for team in teams}
         self.team_changes = 0
 
-    def tell(self, said: tuple[str, str, int, int]) -> None:
-        kind, name, number, trained = said
+    def apply(self, message: tuple[str, str, int, int]) -> None:
+        kind, name, number, trained = message
         side = self.sides[name]
         if kind == "ghosts":
             side.ghosts.append(number)
             if not self.lockstep:
-                self._cross()
-        elif not side.stands or number > side.stands[-1][0]:
+                self._swap_if_due()
+        elif not side.positions or number > side.positions[-1][0]:
             self._new_weights(name, side, number, trained)
 
     def _new_weights(self, name: str, side: TwinSide, version: int, trained: int) -> None:
-        before = side.stands[-1][1] if side.stands else 0
-        side.stands.append((version, trained))
+        before = side.positions[-1][1] if side.positions else 0
+        side.positions.append((version, trained))
         side.gains.append(max(0, trained - before))
         steps = sum(side.gains)
         if not side.saved or steps - side.saved[-1][1] >= side.settings["save_steps"]:
@@ -264,9 +275,10 @@ class Twin:
         if self.team in side.teams:
             self.turn.append((name, side.gains[-1]))
             learned = sum(gain for one, gain in self.turn if one == name)
-            if learned >= side.settings["team_change"] or side.done:
+            all_done = all(one.done for one in self.sides.values())  # then the turn stays where it is
+            if learned >= side.settings["team_change"] or (side.done and not all_done):
                 self._next_team()
-        self._cross()
+        self._swap_if_due()
 
     def _next_team(self) -> None:
         at = self.order.index(self.team)
@@ -280,7 +292,7 @@ class Twin:
     def _done(self, team: int) -> bool:
         return all(side.done for side in self.sides.values() if team in side.teams)
 
-    def _cross(self) -> None:
+    def _swap_if_due(self) -> None:
         for name, side in self.sides.items():
             if max(side.ghosts) - side.swapped[-1] >= side.settings["swap_steps"]:
                 side.swapped.append(max(side.ghosts))
@@ -293,7 +305,7 @@ class Twin:
         ]
 
     def candidates(self, one: str) -> set[int]:
-        """What may be drawn for a seat now."""
+        """Returns the versions that may be sampled for a behavior id now."""
         side = self.sides[BehaviorId.parse(one).name]
         ratio = side.settings["play_against_latest_model_ratio"]
         latest = {side.latest} if ratio > 0 else set()

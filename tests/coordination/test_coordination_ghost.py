@@ -1,4 +1,4 @@
-"""Steps that are played and not learned from: the books balance, and the budget lets the run go on for ever."""
+"""Steps that are played and not learned from: step counts balance, and the budget never stalls the run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.coordination.coordination_parts import produced, segments
 from tests.coordination.coordination_world import Pipeline
 
 
-class Playing(Pipeline):
-    """The tiny pipeline with a process in the learner's place that takes steps and is done with them.
+class PlayingPipeline(Pipeline):
+    """The tiny pipeline with a player in the learner's place that takes steps without training on them.
 
-    What it has taken it says later, so that it can die between the two.
+    It reports taken steps later, so that it can crash between the two.
     """
 
     def __init__(self, rng: random.Random, **sizes: int | list[list[int]]) -> None:
-        self.played: list[int] = []  # by this start
+        self.played: list[int] = []  # by this incarnation
         self.played_before: list[int] = []
         super().__init__(rng, **sizes)  # type: ignore[arg-type]
 
@@ -32,20 +32,20 @@ class Playing(Pipeline):
         self.acknowledged += len(message.steps)
         self.acknowledged_messages += 1
         key = (message.record.origin, message.record.source)
-        if message.record.sequence > self.seen.get(key, 0):
-            self.seen[key] = message.record.sequence
+        if message.record.sequence > self.latest_sequences.get(key, 0):
+            self.latest_sequences[key] = message.record.sequence
             self.played += message.steps
 
     def begin_update(self) -> None:
-        self.board_learner = self._learner_state()
+        self.learner_topic = self._learner_state()
 
     def finish_update(self) -> None:
-        self.board_learner = self._learner_state()
+        self.learner_topic = self._learner_state()
 
     def _learner_state(self) -> LearnerState:
         return LearnerState(
             behavior="B",
-            start=f"learning-B.{self.learner_start}",
+            start=f"learning-B.{self.learner_incarnation}",
             version=1,
             updates=0,
             trained=0,
@@ -54,19 +54,19 @@ class Playing(Pipeline):
         )
 
     def kill_player(self) -> None:
-        """Dies with what it has taken and coordination has not heard of."""
-        heard = self.ledger.ghost - len(self.played_before)
-        self.truly_lost.update(self.played[heard:])
-        self.played_before += self.played[:heard]
-        self.played, self.seen = [], {}
-        self.learner_start += 1
+        """Crashes the player with the taken steps that it has not reported."""
+        reported = self.ledger.ghost - len(self.played_before)
+        self.truly_lost.update(self.played[reported:])
+        self.played_before += self.played[:reported]
+        self.played, self.latest_sequences = [], {}
+        self.learner_incarnation += 1
         self.acknowledged_earlier = self.acknowledged
-        self.board_learner = self._learner_state()
+        self.learner_topic = self._learner_state()
 
 
-def playings(*, processes: int = 2) -> st.SearchStrategy[Playing]:
+def playing_pipelines(*, processes: int = 2) -> st.SearchStrategy[PlayingPipeline]:
     return st.builds(
-        lambda seed, buffer_size, overlap, simulators, horizon: Playing(
+        lambda seed, buffer_size, overlap, simulators, horizon: PlayingPipeline(
             random.Random(seed), buffer_size=buffer_size, overlap=overlap, simulators=simulators, horizon=horizon
         ),
         seed=st.integers(0, 2**32),
@@ -77,8 +77,8 @@ def playings(*, processes: int = 2) -> st.SearchStrategy[Playing]:
     )
 
 
-def play_on(pipeline: Playing, budgets: int = 3) -> None:
-    """So many budgets more are played."""
+def play_on(pipeline: PlayingPipeline, budgets: int = 3) -> None:
+    """Plays `budgets` more step budgets."""
     goal = pipeline.ledger.ghost + budgets * pipeline.ledger.budget
     for _ in range(60 * budgets):
         if pipeline.ledger.ghost >= goal:
@@ -87,25 +87,27 @@ def play_on(pipeline: Playing, budgets: int = 3) -> None:
             pipeline.step()
             done = len(pipeline.played_before) + len(pipeline.played) + len(pipeline.truly_lost)
             in_flight = pipeline.numbers - done
-            assert in_flight <= pipeline.ledger.budget + pipeline.frames + pipeline.unheard
+            assert in_flight <= pipeline.ledger.budget + pipeline.frames + pipeline.unreported
     raise AssertionError(f"stalled with {pipeline.ledger.in_flight} in flight")
 
 
-def check_step_counts(pipeline: Playing) -> None:
-    """At rest, with all losses found out: every step is where the books say."""
+def check_step_counts(pipeline: PlayingPipeline) -> None:
+    """Compares the settled ledger with the stages, once all losses are known."""
     pipeline.settle()
     ledger = pipeline.ledger.step_counts()
     assert (ledger.trained, ledger.stale) == (0, 0)
     assert ledger.produced == ledger.ghost + ledger.lost + ledger.open
     assert ledger.ghost == len(pipeline.played_before) + len(pipeline.played)
     assert ledger.open == len(pipeline.open())
-    assert pipeline.numbers - ledger.produced == len(pipeline.truly_lost) - ledger.lost  # died unheard of, in neither
+    assert (
+        pipeline.numbers - ledger.produced == len(pipeline.truly_lost) - ledger.lost
+    )  # steps lost before they were reported are in neither count
 
 
 @settings(max_examples=60)
-@given(pipeline=playings())
-def test_playing_goes_on_without_an_update_ever(pipeline: Playing) -> None:
-    """Ghost steps give room for others as trained ones do, and nothing is lost."""
+@given(pipeline=playing_pipelines())
+def test_playing_never_stalls_without_updates(pipeline: PlayingPipeline) -> None:
+    """Ghost steps free the budget as trained ones do, and nothing is lost."""
     play_on(pipeline, 6)
     check_step_counts(pipeline)
     assert not pipeline.truly_lost
@@ -114,12 +116,14 @@ def test_playing_goes_on_without_an_update_ever(pipeline: Playing) -> None:
 
 @settings(max_examples=60)
 @given(
-    pipeline=playings(),
+    pipeline=playing_pipelines(),
     kills=st.lists(st.sampled_from(["player", "assembly", "stepping"]), min_size=1, max_size=4),
     before=st.integers(0, 300),
 )
-def test_whoever_dies_playing_goes_on_and_the_books_balance(pipeline: Playing, kills: list[str], before: int) -> None:
-    """What the player had taken and not said is lost; what it had said stays ghost."""
+def test_playing_continues_after_crashes_and_step_counts_balance(
+    pipeline: PlayingPipeline, kills: list[str], before: int
+) -> None:
+    """Steps that the player took and did not report are lost; reported ones stay ghost steps."""
     for kill in kills:
         for _ in range(before):
             pipeline.step()
@@ -135,9 +139,9 @@ def test_whoever_dies_playing_goes_on_and_the_books_balance(pipeline: Playing, k
 
 
 @settings(max_examples=40)
-@given(pipeline=playings(), before=st.integers(0, 300))
-def test_coordination_comes_back_to_books_with_ghosts(pipeline: Playing, before: int) -> None:
-    """Steps played while it was away are counted once."""
+@given(pipeline=playing_pipelines(), before=st.integers(0, 300))
+def test_a_restarted_coordination_counts_ghost_steps_once(pipeline: PlayingPipeline, before: int) -> None:
+    """Steps may be played while it is down."""
     for _ in range(before):
         pipeline.step()
     pipeline.kill_coordination()
@@ -164,8 +168,8 @@ def terms(ledger: StepLedger) -> tuple[int, int, int, int]:
     return counts.produced, counts.ghost, counts.lost, counts.open
 
 
-def test_a_player_that_comes_back_counts_from_zero_and_its_predecessor_is_not_forgotten() -> None:
-    """Of 30 steps taken it had said 20: those are ghost, 10 are lost, and the new start adds its own."""
+def test_a_restarted_player_counts_from_zero_and_old_counts_stay() -> None:
+    """It took 30 steps and reported 20: those are ghost steps, 10 are lost, and the new incarnation adds its own."""
     ledger = StepLedger(buffer_size=64, overlap=0)
     ledger.stepped("stepping-0.1", produced(50, 0, 0, 4))
     message = segments("stepping-0.1", "assembly.1", 1, steps=40, began=0, received=50, orphaned=0)
@@ -180,8 +184,8 @@ def test_a_player_that_comes_back_counts_from_zero_and_its_predecessor_is_not_fo
     assert (incident.stage, incident.start, incident.steps) == ("learning", "learning-B.2", 10)
 
 
-def test_a_player_heard_of_first_when_it_has_played_loses_nothing() -> None:
-    """Its board says the latest state only."""
+def test_a_player_whose_first_report_is_late_loses_nothing() -> None:
+    """Its topic holds the latest state only."""
     ledger = StepLedger(buffer_size=64, overlap=0)
     ledger.stepped("stepping-0.1", produced(50, 0, 0, 4))
     assert ledger.learner(state(1, 40), taken_earlier=0) == 0
@@ -190,8 +194,8 @@ def test_a_player_heard_of_first_when_it_has_played_loses_nothing() -> None:
     assert terms(ledger) == (50, 43, 0, 7)
 
 
-def test_ghosts_leave_room_for_as_many_steps() -> None:
-    """The permit goes on by what was played, and not further."""
+def test_ghost_steps_free_as_many_steps_of_the_budget() -> None:
+    """The allowance advances by the played steps."""
     ledger = StepLedger(buffer_size=10, overlap=0)
     ledger.stepped("stepping-0.1", produced(0, 0, 0, 2))
     allowances = []
@@ -204,13 +208,13 @@ def test_ghosts_leave_room_for_as_many_steps() -> None:
     assert allowances == [10, 20, 30, 40, 50, 60]
 
 
-def test_ghosts_survive_the_disk() -> None:
-    """A ledger that was saved and restored counts on from the player's last word."""
+def test_ghost_steps_survive_a_restart() -> None:
+    """A restored ledger continues from the player's last report."""
     ledger = StepLedger(buffer_size=10, overlap=1)
     ledger.stepped("stepping-0.1", produced(30, 0, 0, 2))
     ledger.learner(state(1, 12), taken_earlier=0)
-    again = StepLedger(buffer_size=10, overlap=1)
-    again.restore(json.loads(json.dumps(ledger.to_plain())))
-    assert terms(again) == terms(ledger) == (30, 12, 0, 18)
-    again.learner(state(1, 15), taken_earlier=0)
-    assert terms(again) == (30, 15, 0, 15)
+    copy = StepLedger(buffer_size=10, overlap=1)
+    copy.restore(json.loads(json.dumps(ledger.to_plain())))
+    assert terms(copy) == terms(ledger) == (30, 12, 0, 18)
+    copy.learner(state(1, 15), taken_earlier=0)
+    assert terms(copy) == (30, 15, 0, 15)

@@ -1,4 +1,4 @@
-"""How old the data are: the ledger's arithmetic with a clock, simulators and a learner of given speeds."""
+"""The age of data: the ledger's arithmetic with a clock, simulators and a learner of given speeds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SOURCE, MAX_LAG = "stepping-0.1", 3
 
 
 @dataclass
-class Timed:
+class TimedPipeline:
     """One stepping process with one simulator, and one learner whose update takes one second.
 
-    Everything else is at once. Progress is told every 32nd of a buffer, as the service does.
+    Everything else takes no time. Steps are reported every 32nd of a buffer, as the service does.
     """
 
     agents: int
@@ -34,26 +34,28 @@ class Timed:
     idle: list[float] = field(default_factory=list)
     updates: int = 0
     dropped: int = 0
-    most: int = 0
+    peak: int = 0
 
     def __post_init__(self) -> None:
         self.ledger = StepLedger(buffer_size=self.buffer_size, overlap=self.overlap)
         self.open: list[list[int]] = [[] for _ in range(self.agents)]
         self.closed: list[list[int]] = []
         self.buffer: deque[list[int]] = deque()
-        self.buffered = self.produced = self.told = self.trained = self.training = self.sequence = self.handed_on = 0
+        self.buffered = self.produced = self.reported = self.trained = self.training = self.sequence = (
+            self.handed_on
+        ) = 0
         self.allowance = self.serial = 0
         self.version, self.now, self.ended_at = 1, 0.0, 0.0
         self.next_frame = self.ends_at = float("inf")
-        # Agents are in the middle of their episodes when time begins, each of them at another step.
+        # agents begin in the middle of their episodes, each at another step
         self.lengths = [self.rng.randrange(1, self.horizon + 1) for _ in range(self.agents)]
 
     def run(self, updates: int) -> None:
-        """Runs for some updates."""
-        self._tell()
+        """Runs until `updates` updates have ended."""
+        self._report()
         while self.updates < updates:
             self.now = min(self.next_frame, self.ends_at)
-            assert self.now < float("inf"), "nobody moves"
+            assert self.now < float("inf"), "neither simulator nor learner acts"
             if self.next_frame <= self.ends_at:
                 self._frame()
             else:
@@ -61,7 +63,7 @@ class Timed:
             self._begin()
 
     def _frame(self) -> None:
-        """All agents complete a step that the present weights chose."""
+        """Completes a step of each agent that the present weights chose."""
         for agent, steps in enumerate(self.open):
             steps.append(self.version)
             if len(steps) == self.lengths[agent]:
@@ -69,20 +71,20 @@ class Timed:
                 self.open[agent] = []
                 self.lengths[agent] = self.horizon
         self.produced += self.agents
-        if self.produced - self.told >= self.buffer_size // 32 or self.produced >= self.allowance:
-            self._tell()
+        if self.produced - self.reported >= self.buffer_size // 32 or self.produced >= self.allowance:
+            self._report()
         if sum(map(len, self.closed)) >= self.buffer_size // 16:
             self._send(0)
         self.next_frame = float("inf")
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
-        """The simulator computes its next frame if it is not computing one and the permit allows."""
+    def _continue(self) -> None:
+        """Starts the next frame if none is computed and the allowance permits it."""
         if self.next_frame == float("inf") and self.allowance > self.produced:
             self.next_frame = self.now + self.agents / (self.speed * self.buffer_size)
 
-    def _tell(self) -> None:
-        self.told = self.produced
+    def _report(self) -> None:
+        self.reported = self.produced
         self.ledger.stepped(SOURCE, produced(self.produced, self.serial, self.allowance, self.agents))
         self._decide()
 
@@ -93,10 +95,10 @@ class Timed:
             self._send(self.ledger.flush.serial)
         allowance = self.ledger.allowances()[SOURCE]
         self.serial, self.allowance = allowance.serial, allowance.steps
-        self.most = max(self.most, self.produced - self.ledger.done)
-        self._go_on()
+        self.peak = max(self.peak, self.produced - self.ledger.done)
+        self._continue()
 
-    def _send(self, cut: int) -> None:
+    def _send(self, flush: int) -> None:
         steps = sum(map(len, self.closed))
         self.sequence += 1
         self.buffer += self.closed
@@ -104,7 +106,7 @@ class Timed:
         self.closed = []
         counts = {"began": 0, "received": self.produced, "orphaned": 0}
         self.ledger.routed(
-            segments(SOURCE, "a.1", self.sequence, steps=steps, **counts, flush=cut, before=self.handed_on)
+            segments(SOURCE, "a.1", self.sequence, steps=steps, **counts, flush=flush, before=self.handed_on)
         )
         self.handed_on += steps
 
@@ -126,7 +128,7 @@ class Timed:
             self.training += len(segment)
         self.buffered -= self.training
         self.ends_at = self.now + 1.0
-        self._say()
+        self._publish_state()
 
     def _drop_stale(self) -> None:
         kept: deque[list[int]] = deque()
@@ -145,9 +147,9 @@ class Timed:
         self.updates += 1
         self.version += 1
         self.ends_at = float("inf")
-        self._say()
+        self._publish_state()
 
-    def _say(self) -> None:
+    def _publish_state(self) -> None:
         self.ledger.learner(
             LearnerState(
                 behavior="B",
@@ -168,8 +170,8 @@ class Timed:
 @pytest.mark.parametrize("speed", [1.2, 2.0, 5.0])
 @pytest.mark.parametrize("agents", [12, 64, 256])
 def test_data_are_one_version_old_and_the_learner_is_busy(agents: int, speed: float) -> None:
-    """Buffer 12,000, horizon 1000, overlap 1: lag at most 1.1 in the mean and 2 at most, nothing dropped."""
-    timed = Timed(agents, 12_000, 1000, speed, 1, random.Random(agents))
+    """With buffer 12,000, horizon 1000 and overlap 1 the mean lag is at most 1.1, and no step is dropped."""
+    timed = TimedPipeline(agents, 12_000, 1000, speed, 1, random.Random(agents))
     timed.run(10)
     lags = [lag for update in timed.lags[3:10] for lag in update]
     assert len(lags) == 7 * 12_000
@@ -177,7 +179,7 @@ def test_data_are_one_version_old_and_the_learner_is_busy(agents: int, speed: fl
     assert max(lags) <= 2
     assert max(timed.idle[3:]) <= 0.02
     assert timed.dropped == 0
-    assert timed.most < 24_000 + agents
+    assert timed.peak < 24_000 + agents
 
 
 @settings(max_examples=40, deadline=None)
@@ -189,12 +191,12 @@ def test_data_are_one_version_old_and_the_learner_is_busy(agents: int, speed: fl
     overlap=st.sampled_from([0, 1]),
     seed=st.integers(0, 2**32),
 )
-def test_the_budget_bounds_what_is_in_flight_whatever_the_sizes(
+def test_the_budget_bounds_the_steps_in_flight(
     agents: int, buffer_size: int, horizon: int, speed: float, overlap: int, seed: int
 ) -> None:
-    """Never more than a frame over the budget, and always another update, for agents up to several buffers."""
-    timed = Timed(agents, buffer_size, horizon, speed, overlap, random.Random(seed))
+    """For up to several buffers of agents at most a frame exceeds the budget, and updates never stop."""
+    timed = TimedPipeline(agents, buffer_size, horizon, speed, overlap, random.Random(seed))
     timed.run(6)
-    assert timed.most < (1 + overlap) * buffer_size + agents
+    assert timed.peak < (1 + overlap) * buffer_size + agents
     if agents <= buffer_size:
         assert max(map(max, timed.lags)) <= 1 + overlap

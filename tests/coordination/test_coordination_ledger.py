@@ -1,4 +1,4 @@
-"""The budget, the cuts and the books, in a tiny pipeline under a seeded schedule."""
+"""Step budget, flushes and step accounting in a tiny pipeline with a seeded schedule."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def pipelines(
 
 
 def check_budget(pipeline: Pipeline) -> None:
-    """Truly in flight: produced and not in a finished update, as the learner has published it."""
+    """Checks the true count of steps in flight: produced, and in no published update."""
     ledger = pipeline.ledger
     done = len(pipeline.trained) + len(pipeline.truly_lost)
-    assert pipeline.numbers - done <= ledger.budget + pipeline.frames + pipeline.unheard
+    assert pipeline.numbers - done <= ledger.budget + pipeline.frames + pipeline.unreported
 
 
-def check_step_counts(pipeline: Pipeline, *, found_out: bool = False) -> None:
-    """At rest: the ledger's terms are what the stages hold, but for what was lost and not found out yet."""
+def check_step_counts(pipeline: Pipeline, *, is_complete: bool = False) -> None:
+    """Compares the settled ledger with the stages; without `is_complete` some losses may be unknown to it."""
     ledger = pipeline.ledger.step_counts()
     still_open = pipeline.open()
     assert pipeline.numbers == len(pipeline.trained) + len(still_open) + len(pipeline.truly_lost), (
-        "the test's own books"
+        "the test's own counts"
     )
     assert len(set(still_open)) == len(still_open)
     assert not pipeline.truly_lost & set(still_open)
@@ -51,14 +51,14 @@ def check_step_counts(pipeline: Pipeline, *, found_out: bool = False) -> None:
     assert ledger.trained == len(pipeline.trained)
     assert ledger.lost <= len(pipeline.truly_lost)
     assert ledger.open >= 0
-    if found_out:
+    if is_complete:
         assert ledger.open == len(still_open)
-        # What died with a stepping process before anyone heard of it is in neither term.
+        # steps that a stepping process lost before reporting them are in neither count
         assert pipeline.numbers - ledger.produced == len(pipeline.truly_lost) - ledger.lost
 
 
 def check_fed(pipeline: Pipeline) -> None:
-    """At rest, a whole buffer that waits has been cut, has arrived, and is being trained."""
+    """Checks that a whole waiting buffer is flushed, delivered and in training once the pipeline is settled."""
     assert pipeline.training or pipeline.ledger.waiting < pipeline.buffer_size
 
 
@@ -70,14 +70,12 @@ def run(pipeline: Pipeline, moves: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(pipeline=pipelines(), rests=st.integers(1, 6))
-def test_without_a_crash_the_budget_holds_the_learner_is_fed_and_nothing_is_lost(
-    pipeline: Pipeline, rests: int
-) -> None:
-    """At every moment at most a frame of each process over the budget; at every rest the books are exact."""
+def test_without_a_crash_the_budget_holds_and_nothing_is_lost(pipeline: Pipeline, rests: int) -> None:
+    """At most a frame of each process exceeds the budget, and settled step counts are exact."""
     for _ in range(rests):
         run(pipeline, 120)
         pipeline.settle()
-        check_step_counts(pipeline, found_out=True)
+        check_step_counts(pipeline, is_complete=True)
         check_fed(pipeline)
         assert not pipeline.truly_lost
         assert not pipeline.ledger.incidents
@@ -86,7 +84,7 @@ def test_without_a_crash_the_budget_holds_the_learner_is_fed_and_nothing_is_lost
 @settings(max_examples=40, deadline=None)
 @given(pipeline=pipelines())
 def test_training_never_ends(pipeline: Pipeline) -> None:
-    """Whatever the sizes and the order of things, more buffers are trained as long as simulators run."""
+    """More buffers are trained as long as simulators run, for all sizes and schedules."""
     for _ in range(40):
         if len(pipeline.updates) >= 3:
             break
@@ -96,8 +94,8 @@ def test_training_never_ends(pipeline: Pipeline) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(pipeline=pipelines(processes=1, overlaps=(0,)))
-def test_lockstep_trains_on_all_that_was_produced(pipeline: Pipeline) -> None:
-    """With overlap 0 and one process an update takes every step there is, so nothing is older than one version."""
+def test_lockstep_trains_on_all_produced_steps(pipeline: Pipeline) -> None:
+    """With overlap 0 and one process an update takes every step, so none is older than one version."""
     while len(pipeline.updates) < 3:
         pipeline.step()
         if pipeline.training:
@@ -110,10 +108,8 @@ KILLS = ("stepping", "assembly", "coordination", "learner")
 
 @settings(max_examples=60, deadline=None)
 @given(pipeline=pipelines(), kills=st.lists(st.sampled_from(KILLS), min_size=1, max_size=4), before=st.integers(0, 400))
-def test_a_crash_loses_what_its_stage_held_and_the_books_say_so(
-    pipeline: Pipeline, kills: list[str], before: int
-) -> None:
-    """Whichever part dies at whichever moment, work goes on, and what was lost is found out and counted once."""
+def test_a_crash_loses_and_counts_what_its_stage_held(pipeline: Pipeline, kills: list[str], before: int) -> None:
+    """Work continues after a crash of any stage at any time, and each lost step is counted once."""
     for kill in kills:
         run(pipeline, before)
         pipeline.save()
@@ -126,11 +122,11 @@ def test_a_crash_loses_what_its_stage_held_and_the_books_say_so(
         check_step_counts(pipeline)
     train_on(pipeline)
     pipeline.settle()
-    check_step_counts(pipeline, found_out=True)
+    check_step_counts(pipeline, is_complete=True)
 
 
 def kill_one(pipeline: Pipeline, kill: str) -> int:
-    """Kills a part; returns how many steps may be lost in all by now."""
+    """Crashes a stage; returns how many steps may be lost in all by now."""
     before = len(pipeline.truly_lost)
     if kill == "stepping":
         index = pipeline.rng.randrange(pipeline.processes)
@@ -152,7 +148,7 @@ def kill_one(pipeline: Pipeline, kill: str) -> int:
 
 
 def train_on(pipeline: Pipeline) -> None:
-    """More buffers are trained, and by then every loss has been found out."""
+    """Trains more buffers, by which time every loss is known."""
     updates = len(pipeline.updates)
     for _ in range(60):
         if len(pipeline.updates) >= updates + 4:
@@ -163,8 +159,8 @@ def train_on(pipeline: Pipeline) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(pipeline=pipelines(overlaps=(1,), buffers=(50, 128)), before=st.integers(0, 300))
-def test_a_stepping_process_whose_simulators_stay_away_starves_nobody(pipeline: Pipeline, before: int) -> None:
-    """What a dead source had open, or lost on the way, does not keep the others from training."""
+def test_a_stepping_process_without_simulators_starves_no_other(pipeline: Pipeline, before: int) -> None:
+    """Steps that a crashed source had open or lost do not keep the others from training."""
     run(pipeline, before)
     pipeline.kill_stepping(0, simulators=False)
     if pipeline.processes > 1:
@@ -176,23 +172,23 @@ def test_a_stepping_process_whose_simulators_stay_away_starves_nobody(pipeline: 
 @settings(max_examples=60, deadline=None)
 @given(pipeline=pipelines(), before=st.integers(0, 300), other=st.integers(1, 500))
 def test_saved_and_restored_at_any_point_changes_nothing(pipeline: Pipeline, before: int, other: int) -> None:
-    """A ledger that went through JSON answers and saves as the one it was."""
+    """A ledger that went through JSON answers and saves as the original."""
     run(pipeline, before)
     ledger = pipeline.ledger
     plain = json.loads(json.dumps(ledger.to_plain()))
     twin = StepLedger(buffer_size=pipeline.buffer_size, overlap=pipeline.overlap, processes=pipeline.processes)
     twin.restore(json.loads(json.dumps(plain)))
-    again = json.dumps(plain)
+    copy = json.dumps(plain)
     twin.restore(plain)
-    assert json.dumps(plain) == again, "restore leaves what it is given alone"
+    assert json.dumps(plain) == copy, "restore does not change its argument"
     assert twin.to_plain() == ledger.to_plain()
     assert (twin.produced, twin.done, twin.in_flight) == (ledger.produced, ledger.done, ledger.in_flight)
     assert twin.waiting == ledger.waiting
     assert twin.next_flush() == ledger.next_flush()
-    assert (twin.flush.serial, twin.flush.marks) == (ledger.flush.serial, ledger.flush.marks)
-    plain_permits = [
+    assert (twin.flush.serial, twin.flush.required_steps) == (ledger.flush.serial, ledger.flush.required_steps)
+    plain_allowances = [
         {name: (allowance.serial, allowance.steps, allowance.version) for name, allowance in one.allowances().items()}
         for one in (twin, ledger)
     ]
-    assert plain_permits[0] == plain_permits[1]
+    assert plain_allowances[0] == plain_allowances[1]
     assert twin.take_new_incidents() == []

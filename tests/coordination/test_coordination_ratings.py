@@ -1,4 +1,4 @@
-"""Ratings: Elo against its formula, Plackett-Luce against true strengths, and what results of matches come to."""
+"""Ratings: Elo against its formula, Plackett-Luce against true strengths, and the effect of match results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sparring.pipeline.coordination.opponents import ExternalOpponent
 from sparring.pipeline.coordination.ratings import Ratings, expected
 from sparring.pipeline.coordination.self_play import SelfPlay
-from tests.coordination.self_play_world import FAR, begun, behavior_id, ghosts_by_place, matchups, results
+from tests.coordination.self_play_world import FAR, behavior_id, ghosts_by_place, matchups, results, started_rules
 
 RATING = st.floats(-1000, 4000)
 A0, A1, A2, B1, C2 = (
@@ -27,7 +27,7 @@ A0, A1, A2, B1, C2 = (
 SCORE = st.sampled_from([0.0, 0.5, 1.0])
 
 
-def entered(**elo: float) -> Ratings:
+def ratings_of(**elo: float) -> Ratings:
     ratings = Ratings()
     for player, rating in elo.items():
         ratings.enter(player, elo=rating)
@@ -38,16 +38,16 @@ def entered(**elo: float) -> Ratings:
 
 
 @given(own=RATING, other=RATING)
-def test_the_expected_score_is_elos(own: float, other: float) -> None:
-    """E = 1 / (1 + 10^((other - own) / 400)), and those of both sum to 1."""
+def test_the_expected_score_follows_elos_formula(own: float, other: float) -> None:
+    """It is E = 1 / (1 + 10^((other - own) / 400)), and both sum to 1."""
     assert expected(own, other) == pytest.approx(1 / (1 + math.pow(10, (other - own) / 400)))
     assert expected(own, other) + expected(other, own) == pytest.approx(1)
 
 
 @given(own=RATING, other=RATING, score=SCORE)
-def test_one_match_moves_both_by_k_times_surprise(own: float, other: float, score: float) -> None:
-    """K is 16; what one wins the other loses; a draw moves towards each other."""
-    ratings = entered(a=own, b=other)
+def test_one_match_moves_both_ratings_by_k_times_the_surprise(own: float, other: float, score: float) -> None:
+    """K is 16, the sum stays, and a draw moves the ratings towards each other."""
+    ratings = ratings_of(a=own, b=other)
     ratings.rate([["a"], ["b"]], [score, 1 - score])
     change = 16 * (score - 1 / (1 + math.pow(10, (other - own) / 400)))
     assert ratings.elo["a"] == pytest.approx(own + change)
@@ -55,22 +55,22 @@ def test_one_match_moves_both_by_k_times_surprise(own: float, other: float, scor
     assert ratings.matches == 1
 
 
-def test_known_changes() -> None:
-    """Equals: 8 for a win, 0 for a draw; 400 points apart: a tenth of 16 / 1.1 for the expected win."""
+def test_known_changes_of_ratings() -> None:
+    """Equals move by 8 for a win and 0 for a draw; with 400 points between them an expected win moves 16 / 11."""
     for score, change in ((1.0, 8.0), (0.5, 0.0), (0.0, -8.0)):
-        ratings = entered(a=1200, b=1200)
+        ratings = ratings_of(a=1200, b=1200)
         ratings.rate([["a"], ["b"]], [score, 1 - score])
         assert ratings.elo == {"a": 1200 + change, "b": 1200 - change}
-    ratings = entered(a=1600, b=1200)
+    ratings = ratings_of(a=1600, b=1200)
     ratings.rate([["a"], ["b"]], [1.0, 0.0])
     assert ratings.elo["a"] == pytest.approx(1600 + 16 / 11)
 
 
 @given(sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)), score=SCORE, data=st.data())
 def test_teams_are_rated_by_their_mean_and_move_together(sizes: tuple[int, int], score: float, data: Any) -> None:
-    """Each player of a team moves by the same, however many they are: one update for the match."""
+    """Each player of a team moves by the same amount, with one update per match."""
     teams = [[f"{side}{at}" for at in range(size)] for side, size in zip("ab", sizes, strict=True)]
-    ratings = entered(**{player: data.draw(RATING) for team in teams for player in team})
+    ratings = ratings_of(**{player: data.draw(RATING) for team in teams for player in team})
     before = dict(ratings.elo)
     means = [sum(before[player] for player in team) / len(team) for team in teams]
     ratings.rate(teams, [score, 1 - score])
@@ -80,9 +80,9 @@ def test_teams_are_rated_by_their_mean_and_move_together(sizes: tuple[int, int],
             assert ratings.elo[player] == pytest.approx(before[player] + sign * change)
 
 
-def test_who_is_entered_again_keeps_the_rating() -> None:
-    """And a new one starts like another, where it is said."""
-    ratings = entered(a=1300)
+def test_a_player_entered_again_keeps_its_rating() -> None:
+    """A new player may start with the rating of another."""
+    ratings = ratings_of(a=1300)
     ratings.enter("a", elo=1000)
     ratings.enter("b", like="a")
     assert ratings.elo == {"a": 1300, "b": 1300}
@@ -94,48 +94,48 @@ def test_who_is_entered_again_keeps_the_rating() -> None:
 # ---------------------------------------------------------------- matches
 
 
-def two(
+def play_two_teams(
     rules: SelfPlay, own: float, other: float | None = None, place: int = 0, matches: int = 1
 ) -> list[dict[str, Any]]:
-    """Matches of the symmetric game under one of its draws."""
+    """Plays matches of the symmetric game under one of its matchups."""
     number = matchups(rules)[place].number
     scores = {A0: own, A1: 1 - own if other is None else other}
     return list(rules.results(results([(number, scores)] * matches)))
 
 
 def test_a_snapshot_starts_with_the_rating_of_the_learner() -> None:
-    """And is a player of its own from there on."""
-    rules = begun({"A": (0, 1)}, save_steps=10, swap_steps=10, play_against_latest_model_ratio=1.0)
-    two(rules, 1.0, matches=5)
+    """It is rated separately afterwards."""
+    rules = started_rules({"A": (0, 1)}, save_steps=10, swap_steps=10, play_against_latest_model_ratio=1.0)
+    play_two_teams(rules, 1.0, matches=5)
     rating = rules.ratings.elo["A"]
     rules.weights("A", 2, 10)
     assert rules.ratings.elo["A@2"] == rating > 1200
     rules.ghosts("A", 10)
-    two(rules, 0.0, matches=3)
+    play_two_teams(rules, 0.0, matches=3)
     assert rules.ratings.elo["A"] < rating < rules.ratings.elo["A@2"]
 
 
-def test_a_latest_policy_that_is_no_snapshot_starts_with_the_rating_of_the_learner_too() -> None:
-    """It is resolved to a version when it is drawn."""
-    rules = begun({"A": (0, 1)}, save_steps=1000, swap_steps=10, play_against_latest_model_ratio=1.0)
-    two(rules, 1.0, matches=5)
+def test_a_latest_policy_starts_with_the_rating_of_the_learner() -> None:
+    """It becomes a version when it is sampled."""
+    rules = started_rules({"A": (0, 1)}, save_steps=1000, swap_steps=10, play_against_latest_model_ratio=1.0)
+    play_two_teams(rules, 1.0, matches=5)
     rules.weights("A", 2, 10)
     rules.ghosts("A", 10)
     assert rules.playing == {("A", 2)}
     assert rules.ratings.elo["A@2"] == rules.ratings.elo["A"]
 
 
-def test_all_start_with_initial_elo() -> None:
-    """Learners and their first snapshots."""
-    rules = begun({"A": (0,), "B": (1,)}, per_name={"B": {"initial_elo": 900.0}})
+def test_learners_and_first_snapshots_start_with_initial_elo() -> None:
+    """Each name has its own `initial_elo`."""
+    rules = started_rules({"A": (0,), "B": (1,)}, per_name={"B": {"initial_elo": 900.0}})
     assert rules.ratings.elo == {"A": 1200.0, "A@1": 1200.0, "B": 900.0, "B@1": 900.0}
 
 
 @settings(max_examples=60)
 @given(scores=st.lists(SCORE, min_size=1, max_size=30))
-def test_a_match_is_one_update(scores: list[float]) -> None:
-    """Ratings after a batch of matches are those of the formula, one match after the other, and their sum stays."""
-    rules = begun({"A": (0, 1)})
+def test_each_match_is_one_update(scores: list[float]) -> None:
+    """A batch of matches applies the formula match by match, and the sum of ratings stays."""
+    rules = started_rules({"A": (0, 1)})
     number = matchups(rules)[0].number
     lines = list(rules.results(results([(number, {A0: score, A1: 1 - score}) for score in scores])))
     own = other = 1200.0
@@ -149,9 +149,9 @@ def test_a_match_is_one_update(scores: list[float]) -> None:
     assert (record.matches, record.points) == (len(scores), sum(scores))
 
 
-def test_five_of_a_team_move_once() -> None:
-    """Rows of a match are its seats: an uneven team of two names moves by one update, whatever it is made of."""
-    rules = begun({"K": (0,), "S": (0,), "O": (1,)})
+def test_an_uneven_team_moves_by_one_update() -> None:
+    """A match has one row per behavior id, and a team of two names moves by one update."""
+    rules = started_rules({"K": (0,), "S": (0,), "O": (1,)})
     number = matchups(rules)[0].number
     scores = {behavior_id("K", 0): 1.0, behavior_id("S", 0): 1.0, behavior_id("O", 1): 0.0}
     (line,) = rules.results(results([(number, scores)]))
@@ -161,19 +161,19 @@ def test_five_of_a_team_move_once() -> None:
     assert rules.ratings.elo["O@1"] == 1192
 
 
-def test_an_unknown_score_of_the_others_is_what_the_learner_leaves() -> None:
-    """Without match ids only the learning team's group says how it ended."""
-    one, other = begun({"A": (0, 1)}), begun({"A": (0, 1)})
+def test_an_unknown_score_is_the_complement_of_the_learners() -> None:
+    """Without match ids only the learning team's group reports an outcome."""
+    one, other = started_rules({"A": (0, 1)}), started_rules({"A": (0, 1)})
     for score in (1.0, 0.5, 0.0):
-        two(one, score)
-        (line,) = two(other, score, -1.0)
+        play_two_teams(one, score)
+        (line,) = play_two_teams(other, score, -1.0)
         assert line["scores"] == {A0: score}
     assert one.ratings.elo == other.ratings.elo
 
 
-def test_the_learner_of_a_draw_is_rated_as_the_learner_after_a_change_of_team_too() -> None:
-    """A match under way at a change ends under its old assignment."""
-    rules = begun({"A": (0,), "B": (1,)}, team_change=10)
+def test_a_match_is_rated_for_the_learner_of_its_matchup() -> None:
+    """A match under way at a change of team ends under its old assignment."""
+    rules = started_rules({"A": (0,), "B": (1,)}, team_change=10)
     number = matchups(rules)[0].number
     rules.weights("A", 2, 10)
     assert rules.team == 1
@@ -184,9 +184,9 @@ def test_the_learner_of_a_draw_is_rated_as_the_learner_after_a_change_of_team_to
     assert rules.ratings.elo["B"] == 1200
 
 
-def test_matches_of_forgotten_draws_are_counted_and_rated_nowhere() -> None:
-    """Whatever is said of a draw that nobody knows changes no rating."""
-    rules = begun({"A": (0, 1)})
+def test_matches_of_unknown_matchups_are_counted_and_not_rated() -> None:
+    """Their scores change no rating."""
+    rules = started_rules({"A": (0, 1)})
     known = matchups(rules)[0].number
     before = dict(rules.ratings.elo)
     assert not list(rules.results(results([(999, {A0: 1.0, A1: 0.0})] * 3)))
@@ -197,9 +197,9 @@ def test_matches_of_forgotten_draws_are_counted_and_rated_nowhere() -> None:
     assert rules.ratings.elo["A"] == 1192
 
 
-def test_a_simulator_that_plays_the_other_team_itself_is_rated_as_scripted() -> None:
-    """One seat in the match: its opponent is `scripted`, which has a rating of its own."""
-    rules = begun({"A": (0,)}, initial_elo=1000.0)
+def test_a_simulator_that_plays_the_other_team_is_rated_as_scripted() -> None:
+    """The opponent of a match with one behavior id is `scripted`, which has its own rating."""
+    rules = started_rules({"A": (0,)}, initial_elo=1000.0)
     number = matchups(rules)[0].number
     lines = list(rules.results(results([(number, {A0: 1.0})] * 2)))
     assert lines[0]["players"] == {A0: "A"}
@@ -210,17 +210,17 @@ def test_a_simulator_that_plays_the_other_team_itself_is_rated_as_scripted() -> 
     assert rules.sides["A"].records["scripted"].matches == 2
 
 
-def test_an_opponent_from_elsewhere_is_rated_under_its_label() -> None:
-    """With `initial_elo`, not the learner's rating: it is no copy of it."""
-    rules = begun({"A": (0, 1)}, elsewhere={"A": [ExternalOpponent("old", 1e12)]}, save_steps=10)
-    (line,) = two(rules, 0.0)
+def test_an_external_opponent_is_rated_under_its_label() -> None:
+    """It starts with `initial_elo`, as it is no copy of the learner."""
+    rules = started_rules({"A": (0, 1)}, external={"A": [ExternalOpponent("old", 1e12)]}, save_steps=10)
+    (line,) = play_two_teams(rules, 0.0)
     assert line["players"] == {A0: "A", A1: "old"}
     assert (rules.ratings.elo["A"], rules.ratings.elo["old"]) == (1192, 1208)
 
 
-def test_lines_of_the_match_table_are_plain() -> None:
-    """They say match, simulator, draw, team, players, scores and whether the simulator said so."""
-    rules = begun({"A": (0, 1)})
+def test_lines_of_the_match_table_hold_plain_values() -> None:
+    """They hold match, simulator, matchup, team, players, scores, and whether the simulator stated these."""
+    rules = started_rules({"A": (0, 1)})
     number = matchups(rules)[1].number
     found = results([(number, {A0: 0.5, A1: 0.5})], numbers=[17], simulators=[5])
     (line,) = json.loads(json.dumps(list(rules.results(found))))
@@ -235,14 +235,14 @@ def test_lines_of_the_match_table_are_plain() -> None:
     }
 
 
-def test_players_that_nobody_can_meet_any_more_are_struck_out() -> None:
-    """Ratings and records stay bounded however many snapshots there were."""
-    rules = begun({"A": (0, 1)}, save_steps=1, swap_steps=1, window=2, team_change=FAR)
+def test_players_that_cannot_play_any_more_are_removed() -> None:
+    """Ratings and records stay bounded for any number of snapshots."""
+    rules = started_rules({"A": (0, 1)}, save_steps=1, swap_steps=1, window=2, team_change=FAR)
     for version in range(2, 1500):
         rules.weights("A", version, version)
         rules.ghosts("A", version)
-        two(rules, 0.5)
-    # learner, window, ghosts of the draws that are still known
+        play_two_teams(rules, 0.5)
+    # learner, window, ghosts of known matchups
     assert len(rules.ratings.elo) <= 260
     assert len(rules.sides["A"].records) <= 260
     assert all(f"A@{version}" in rules.ratings.elo for version in rules.sides["A"].window)
@@ -251,11 +251,11 @@ def test_players_that_nobody_can_meet_any_more_are_struck_out() -> None:
 # ---------------------------------------------------------------- more than two teams
 
 STRENGTH = 0.65 / 0.35
-"""So many times stronger than the next: wins 65 % of their pairings."""
+"""Ratio of strengths at which the stronger player wins 65 % of the pairings."""
 
 
 def free_for_all(rules: SelfPlay, strengths: dict[str, float], matches: int, rng: random.Random) -> None:
-    """Matches by Luce's choice: the winner with chances as strengths, then the second; 1, 0.5 and 0."""
+    """Plays matches by Luce's choice: winner and second are sampled by strength; scores are 1, 0.5 and 0."""
     for at in range(matches):
         matchup = matchups(rules)[at % len(matchups(rules))]
         keys = {one: rng.expovariate(strength) for one, strength in strengths.items()}
@@ -266,10 +266,10 @@ def free_for_all(rules: SelfPlay, strengths: dict[str, float], matches: int, rng
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_true_order_of_three_players_is_recovered_within_300_matches(seed: int) -> None:
-    """Each better one wins 65 % of its pairings; mu and sigma stay finite, and sigma falls."""
+    """The stronger player wins 65 % of each pairing; mu and sigma stay finite, and sigma falls."""
     rng = random.Random(seed)
     behavior_ids = rng.sample([A0, B1, C2], 3)
-    rules = begun({"A": (0,), "B": (1,), "C": (2,)}, seed=seed)
+    rules = started_rules({"A": (0,), "B": (1,), "C": (2,)}, seed=seed)
     players = {A0: "A", B1: "B@1", C2: "C@1"}
     before = {players[one]: rules.ratings.skills[players[one]] for one in behavior_ids}
     free_for_all(rules, {one: STRENGTH**-at for at, one in enumerate(behavior_ids)}, 300, rng)
@@ -280,9 +280,9 @@ def test_the_true_order_of_three_players_is_recovered_within_300_matches(seed: i
 
 
 def test_sigma_falls_with_matches() -> None:
-    """The more is known of a player, the surer its rating."""
+    """Every match makes a rating more certain."""
     rng = random.Random(1)
-    rules = begun({"A": (0,), "B": (1,), "C": (2,)})
+    rules = started_rules({"A": (0,), "B": (1,), "C": (2,)})
     sigmas = [rules.ratings.skills["A"][1]]
     for _ in range(4):
         free_for_all(rules, {A0: 1.0, B1: 1.0, C2: 1.0}, 10, rng)
@@ -291,39 +291,39 @@ def test_sigma_falls_with_matches() -> None:
 
 
 def test_a_snapshot_of_a_free_for_all_starts_with_mu_and_sigma_of_the_learner() -> None:
-    """As it does with its Elo rating where two teams meet."""
-    rules = begun({"A": (0,), "B": (1,), "C": (2,)}, save_steps=10)
+    """Elo ratings of two teams do the same."""
+    rules = started_rules({"A": (0,), "B": (1,), "C": (2,)}, save_steps=10)
     free_for_all(rules, {A0: 5.0, B1: 1.0, C2: 1.0}, 20, random.Random(0))
     rules.weights("A", 2, 10)
     assert rules.ratings.skills["A@2"] == rules.ratings.skills["A"]
 
 
-def third(rules: SelfPlay, place: int, scores: dict[str, float]) -> None:
+def play_three_teams(rules: SelfPlay, place: int, scores: dict[str, float]) -> None:
     list(rules.results(results([(matchups(rules)[place].number, scores)])))
 
 
-def test_the_win_rate_against_each_snapshot_is_that_against_its_team() -> None:
-    """Second of three: it has beaten the last and lost to the first."""
-    rules = begun({"A": (0,), "B": (1,), "C": (2,)})
-    third(rules, 0, {A0: 0.5, B1: 1.0, C2: 0.0})
+def test_the_win_rate_against_a_snapshot_is_that_against_its_team() -> None:
+    """The second of three has beaten the last and lost to the first."""
+    rules = started_rules({"A": (0,), "B": (1,), "C": (2,)})
+    play_three_teams(rules, 0, {A0: 0.5, B1: 1.0, C2: 0.0})
     records = rules.sides["A"].records
     assert (records["B@1"].points, records["C@1"].points) == (0.0, 1.0)
 
 
-def test_losers_of_a_free_for_all_have_drawn_with_each_other() -> None:
-    """Who lost as the third did is no weaker than it: only the winner has beaten the learner."""
-    rules = begun({"A": (0,), "B": (1,), "C": (2,)})
-    third(rules, 0, {A0: 0.0, B1: 1.0, C2: 0.0})
+def test_losers_of_a_free_for_all_tie_with_each_other() -> None:
+    """Only the winner has beaten the learner."""
+    rules = started_rules({"A": (0,), "B": (1,), "C": (2,)})
+    play_three_teams(rules, 0, {A0: 0.0, B1: 1.0, C2: 0.0})
     records = rules.sides["A"].records
     assert (records["B@1"].points, records["C@1"].points) == (0.0, 0.5)
 
 
-def test_a_snapshot_that_has_two_seats_is_rated_for_both() -> None:
-    """Its rating does not depend on which of its seats won: it won and it lost."""
+def test_a_snapshot_with_two_teams_is_rated_for_both() -> None:
+    """Its rating does not depend on which of its teams won."""
     skills = []
     for scores in ({A0: 0.5, A1: 1.0, A2: 0.0}, {A0: 0.5, A1: 0.0, A2: 1.0}):
-        rules = begun({"A": (0, 1, 2)})
+        rules = started_rules({"A": (0, 1, 2)})
         assert ghosts_by_place(rules)[0][1] == {A1: 1, A2: 1}
-        third(rules, 0, scores)
+        play_three_teams(rules, 0, scores)
         skills.append(rules.ratings.skills["A@1"])
     assert skills[0] == pytest.approx(skills[1])

@@ -1,4 +1,4 @@
-"""The service around the ledgers: what it does with the books that it finds."""
+"""The service around the ledgers restores its saved state, or refuses a damaged one."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from typing import Any
 import pytest
 import structlog
 
+from sparring.pipeline.coordination.coordinator import STATE_FILE, Coordinator
 from sparring.pipeline.errors import ServiceError
-from sparring.services.stages.coordinator import STATE_FILE, Coordination
+from sparring.services.stages.coordination import Coordination
 
 
 def coordination_in(folder: Path) -> Coordination:
-    """Without behaviors; it needs no more than its folder."""
+    """Returns a service without behaviors, which needs only its folder."""
     context: Any = SimpleNamespace(run=SimpleNamespace(directory=folder), log=structlog.get_logger())
-    return Coordination(context, SimpleNamespace(), {})  # type: ignore[arg-type]
+    return Coordination(context, SimpleNamespace(), Coordinator("coordination.1", {}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("left", [b"", b"\0\0\0\0", b'{"Ball": {"led', b"\xff"])
-def test_books_that_a_loss_of_power_has_spoilt_are_refused_with_the_remedy(tmp_path: Path, left: bytes) -> None:
-    (tmp_path / STATE_FILE).write_bytes(left)
-    with pytest.raises(ServiceError, match=r"got .*coordination\.json.*expected the books.*remove the file"):
+@pytest.mark.parametrize("damaged", [b"", b"\0\0\0\0", b'{"Ball": {"led', b"\xff"])
+def test_a_damaged_state_file_is_refused_with_its_remedy(tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / STATE_FILE).write_bytes(damaged)
+    with pytest.raises(ServiceError, match=r"got .*coordination\.json.*expected the step counts.*remove the file"):
         coordination_in(tmp_path).restore()
 
 
-def test_a_run_without_books_begins_with_new_ones(tmp_path: Path) -> None:
+def test_a_run_without_a_state_file_begins_with_empty_counts(tmp_path: Path) -> None:
     coordination = coordination_in(tmp_path)
     coordination.restore()
     coordination.save()

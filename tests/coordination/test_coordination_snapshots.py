@@ -1,4 +1,4 @@
-"""Snapshots of policies: what was saved is loaded, whole or not at all."""
+"""Snapshots of policies are loaded as saved, or not at all."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def policy(version: int, *, name: str = "Soccer", network: str = "") -> PolicyWe
 
 
 @pytest.mark.parametrize("network", ["", '{"hidden_units": 128, "memory": null}'])
-def test_what_was_saved_is_loaded(tmp_path: Path, network: str) -> None:
-    """Arrays with their types, steps in the lineage, and the network where it is said."""
+def test_a_saved_snapshot_is_loaded(tmp_path: Path, network: str) -> None:
+    """It has arrays with their types, trained steps, and the network where it is known."""
     snapshots = Snapshots(tmp_path)
     snapshots.save(policy(3, network=network))
     found = Snapshots(tmp_path).load("Soccer", 3)
@@ -37,8 +37,8 @@ def test_what_was_saved_is_loaded(tmp_path: Path, network: str) -> None:
         assert np.array_equal(found.arrays[key], array)
 
 
-def test_a_snapshot_is_a_file_of_its_own_in_the_run_folder(tmp_path: Path) -> None:
-    """RUN/BEHAVIOR/snapshots/VERSION.safetensors, and nothing else is left beside it."""
+def test_a_snapshot_is_one_file_in_the_run_folder(tmp_path: Path) -> None:
+    """Its path is RUN/BEHAVIOR/snapshots/VERSION.safetensors, and no other file stays."""
     Snapshots(tmp_path).save(policy(3))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [Snapshots(tmp_path).path("Soccer", 3)]
@@ -47,8 +47,8 @@ def test_a_snapshot_is_a_file_of_its_own_in_the_run_folder(tmp_path: Path) -> No
     assert int(files[0].stem) == 3
 
 
-def test_has_says_whether_it_is_there(tmp_path: Path) -> None:
-    """For each behavior and version."""
+def test_has_finds_saved_snapshots(tmp_path: Path) -> None:
+    """It distinguishes behaviors and versions."""
     snapshots = Snapshots(tmp_path)
     assert not snapshots.has("Soccer", 1)
     snapshots.save(policy(1))
@@ -57,14 +57,14 @@ def test_has_says_whether_it_is_there(tmp_path: Path) -> None:
     assert not snapshots.has("Tag", 1)
 
 
-def test_others_are_removed_and_no_other_behaviors(tmp_path: Path) -> None:
-    """`keep` keeps what it is told; a behavior without a folder has nothing to lose."""
+def test_keep_removes_other_versions_of_one_behavior(tmp_path: Path) -> None:
+    """A behavior without a folder is ignored."""
     snapshots = Snapshots(tmp_path)
     for version in range(1, 6):
         snapshots.save(policy(version))
         snapshots.save(policy(version, name="Tag"))
     snapshots.keep("Soccer", {2, 5, 9})
-    snapshots.keep("Nobody", {1})
+    snapshots.keep("Missing", {1})
     assert [version for version in range(1, 10) if snapshots.has("Soccer", version)] == [2, 5]
     assert all(snapshots.has("Tag", version) for version in range(1, 6))
 
@@ -75,30 +75,30 @@ def refused(snapshots: Snapshots, version: int) -> str:
     return str(caught.value)
 
 
-def test_one_that_is_missing_is_refused(tmp_path: Path) -> None:
-    """With what was got, what was expected, and what to do."""
-    said = refused(Snapshots(tmp_path), 4)
-    assert said.startswith("got ")
-    assert str(Snapshots(tmp_path).path("Soccer", 4)) in said
-    assert "expected a snapshot" in said
-    assert "put it back" in said
+def test_a_missing_snapshot_is_refused(tmp_path: Path) -> None:
+    """The error says what was got, what was expected, and what to do."""
+    message = refused(Snapshots(tmp_path), 4)
+    assert message.startswith("got ")
+    assert str(Snapshots(tmp_path).path("Soccer", 4)) in message
+    assert "expected a snapshot" in message
+    assert "put it back" in message
 
 
-@given(cut=st.floats(0, 1, exclude_max=True), garbage=st.binary(max_size=40))
-def test_one_that_is_damaged_is_refused(tmp_path_factory: pytest.TempPathFactory, cut: float, garbage: bytes) -> None:
-    """Cut off anywhere, or with other bytes in place of its header: never half a policy."""
+@given(share=st.floats(0, 1, exclude_max=True), garbage=st.binary(max_size=40))
+def test_a_damaged_snapshot_is_refused(tmp_path_factory: pytest.TempPathFactory, share: float, garbage: bytes) -> None:
+    """Neither a truncated file nor one with another header loads as part of a policy."""
     snapshots = Snapshots(tmp_path_factory.mktemp("run"))
     snapshots.save(policy(1))
     path = snapshots.path("Soccer", 1)
     whole = path.read_bytes()
-    path.write_bytes(whole[: int(cut * len(whole))])
+    path.write_bytes(whole[: int(share * len(whole))])
     assert "expected" in refused(snapshots, 1)
     path.write_bytes(b"\xff" * 9 + garbage + whole[60:])
     assert "expected" in refused(snapshots, 1)
 
 
-def test_what_is_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
-    """A damaged file too."""
+def test_a_snapshot_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
+    """The old file may be damaged."""
     snapshots = Snapshots(tmp_path)
     snapshots.save(policy(1))
     snapshots.path("Soccer", 1).write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Tournaments: every line-up counts as often as each other, whatever its matches take."""
+"""Tournaments count every line-up equally often, however long its matches take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.coordination.tournament import Tournament
 from sparring.pipeline.evaluation.standings import counted, standings
-from sparring.pipeline.messages.matches import NOBODY, Matchup
+from sparring.pipeline.messages.matches import NO_TEAM, Matchup
 from sparring.pipeline.messages.simulator import Ends
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.agents import Roster, SlotTable
@@ -27,16 +27,18 @@ from tests.coordination.self_play_world import behavior_id, matchups, results
 
 LineUp = tuple[str, ...]
 Outcome = Callable[[random.Random, LineUp], tuple[float, float]]
-"""Decides a match: score of the first team, and how long it takes."""
+"""Decides a match: score of the first team, and duration."""
 
 
 def labels(tournament: Tournament, one: Matchup) -> LineUp:
-    """Player of each team, in the order of teams."""
+    """Returns the player of each team, in the order of teams."""
     by_team = {BehaviorId.parse(name).team: tournament.player("", number) for name, number in one.ghosts.items()}
     return tuple(by_team[team] for team in sorted(by_team))
 
 
-def begun(names: dict[str, tuple[int, ...]], players: int, matches: int, *, mirror: bool = False) -> Tournament:
+def started_tournament(
+    names: dict[str, tuple[int, ...]], players: int, matches: int, *, mirror: bool = False
+) -> Tournament:
     tournament = Tournament(list(names), [f"p{at}" for at in range(players)], matches, mirror=mirror)
     for name, teams in names.items():
         tournament.set_teams(name, teams)
@@ -44,10 +46,10 @@ def begun(names: dict[str, tuple[int, ...]], players: int, matches: int, *, mirr
 
 
 @dataclass
-class Hall:
-    """Simulators that play one match after the other, each in its own time.
+class PlayedTournament:
+    """Simulators that play matches in turn, each at its own speed.
 
-    A match begins under the draw of its simulator that is current then, and ends under it.
+    A match keeps the matchup that its simulator has at its start.
     """
 
     tournament: Tournament
@@ -84,8 +86,8 @@ class Hall:
             self.begin(simulator, now)
 
     @property
-    def whole(self) -> int:
-        """All matches up to this number have ended."""
+    def contiguous(self) -> int:
+        """Returns the highest number up to which all matches have ended."""
         return next(number for number in itertools.count() if number + 1 not in self.ended)
 
 
@@ -94,12 +96,12 @@ def fair(rng: random.Random, lineup: LineUp) -> tuple[float, float]:
 
 
 def by_line_up(rng: random.Random, lineup: LineUp) -> tuple[float, float]:
-    """Some line-ups take fifty times as long as others."""
+    """Decides by chance, with line-ups that take fifty times as long as others."""
     return float(rng.random() < 0.5), 1.0 + 49.0 * (int(lineup[0][1:]) % 2) + rng.random()
 
 
 def quick_wins(rng: random.Random, lineup: LineUp) -> tuple[float, float]:
-    """As many wins as losses of the first, but losses take thirty times as long."""
+    """Decides by chance, with losses of the first team that take thirty times as long as wins."""
     won = rng.random() < 0.5
     return float(won), 1.0 if won else 30.0
 
@@ -117,7 +119,7 @@ GAMES: list[dict[str, tuple[int, ...]]] = [{"S": (0, 1)}, {"A": (0,), "B": (1,)}
     seed=st.integers(0, 2**31),
     decide=st.sampled_from([fair, by_line_up, quick_wins]),
 )
-def test_every_line_up_counts_as_often_and_with_its_first_matches(
+def test_every_line_up_counts_equally_and_with_its_first_matches(
     names: dict[str, tuple[int, ...]],
     players: int,
     matches: int,
@@ -126,13 +128,13 @@ def test_every_line_up_counts_as_often_and_with_its_first_matches(
     seed: int,
     decide: Outcome,
 ) -> None:
-    """However long matches take: counted are those of each line-up that began first, and each pair has its matches."""
-    tournament = begun(names, players, matches, mirror=mirror)
+    """The matches of each line-up that began first are counted, and each pair has its number of matches."""
+    tournament = started_tournament(names, players, matches, mirror=mirror)
     offered = {labels(tournament, one) for one in matchups(tournament)}
-    hall = Hall(tournament, simulators, random.Random(seed), decide)
-    hall.play()
-    lineups = {number: lineup for number, lineup in hall.began if number <= hall.whole}
-    found = counted(hall.lines)
+    played = PlayedTournament(tournament, simulators, random.Random(seed), decide)
+    played.play()
+    lineups = {number: lineup for number, lineup in played.began if number <= played.contiguous}
+    found = counted(played.lines)
     counts = Counter(lineups[line["match"]] for line in found)
     assert counts.keys() == offered
     assert len(set(counts.values())) == 1
@@ -148,46 +150,46 @@ def test_every_line_up_counts_as_often_and_with_its_first_matches(
 def test_a_tournament_is_complete_exactly_when_every_line_up_has_its_quota(
     simulators: int, seed: int, matches: int
 ) -> None:
-    """Two orders of two players share the matches of a pair; what began after a missing one counts not yet."""
-    tournament = begun({"S": (0, 1)}, 2, matches)
+    """Two orders of two players share the matches of a pair; matches after an open one do not count yet."""
+    tournament = started_tournament({"S": (0, 1)}, 2, matches)
     quota = -(-matches // 2)
-    hall = Hall(tournament, simulators, random.Random(seed), quick_wins)
+    played = PlayedTournament(tournament, simulators, random.Random(seed), quick_wins)
     for simulator in range(simulators):
-        hall.begin(simulator, 0.0)
+        played.begin(simulator, 0.0)
     for _ in range(2000):
-        counts = Counter(lineup for number, lineup in hall.began if number <= hall.whole)
-        whole = min(counts[("p0", "p1")], counts[("p1", "p0")]) >= quota
-        assert tournament.complete == whole
-        if whole:
+        counts = Counter(lineup for number, lineup in played.began if number <= played.contiguous)
+        contiguous = min(counts[("p0", "p1")], counts[("p1", "p0")]) >= quota
+        assert tournament.complete == contiguous
+        if contiguous:
             return
-        now, number, simulator, matchup, score = heapq.heappop(hall.under_way)
+        now, number, simulator, matchup, score = heapq.heappop(played.under_way)
         scores = {behavior_id("S", 0): score, behavior_id("S", 1): 1 - score}
-        hall.lines += tournament.results(results([(matchup, scores)], numbers=[number]))
-        hall.ended.append(number)
-        hall.begin(simulator, now)
+        played.lines += tournament.results(results([(matchup, scores)], numbers=[number]))
+        played.ended.append(number)
+        played.begin(simulator, now)
     raise AssertionError("never complete")
 
 
-def test_short_matches_are_not_favoured() -> None:
-    """Half of all are won, and wins are over thirty times sooner: the counted ones say half."""
-    hall = Hall(begun({"S": (0, 1)}, 3, 300), 8, random.Random(7), quick_wins)
-    hall.play()
-    first = [line["scores"][behavior_id("S", 0)] for line in counted(hall.lines)]
+def test_short_matches_are_not_favored() -> None:
+    """Half of the counted matches are wins, although wins are thirty times shorter."""
+    played = PlayedTournament(started_tournament({"S": (0, 1)}, 3, 300), 8, random.Random(7), quick_wins)
+    played.play()
+    first = [line["scores"][behavior_id("S", 0)] for line in counted(played.lines)]
     assert len(first) >= 900
     assert sum(first) / len(first) == pytest.approx(0.5, abs=0.07)
-    early = [line["scores"][behavior_id("S", 0)] for line in hall.lines[:50]]
-    assert sum(early) / len(early) > 0.6, "the test's own premise: those that end first are wins more often"
+    early = [line["scores"][behavior_id("S", 0)] for line in played.lines[:50]]
+    assert sum(early) / len(early) > 0.6, "the test's own premise: early matches are wins more often"
 
 
-def test_equal_players_come_out_equal() -> None:
-    """A side of the game that is worth something cancels out, as each pair plays in both orders."""
+def test_equal_players_get_equal_ratings() -> None:
+    """The advantage of a side cancels out, as each pair plays in both orders."""
 
     def first_team_is_better(rng: random.Random, lineup: LineUp) -> tuple[float, float]:
         return float(rng.random() < 0.8), 1.0 + rng.random()
 
-    hall = Hall(begun({"S": (0, 1)}, 3, 200), 5, random.Random(3), first_team_is_better)
-    hall.play()
-    found = standings(["p0", "p1", "p2"], counted(hall.lines))
+    played = PlayedTournament(started_tournament({"S": (0, 1)}, 3, 200), 5, random.Random(3), first_team_is_better)
+    played.play()
+    found = standings(["p0", "p1", "p2"], counted(played.lines))
     assert (abs(found.ratings) <= 2 * found.margins).all()
 
 
@@ -195,41 +197,41 @@ def test_equal_players_come_out_equal() -> None:
 
 
 def line_ups(names: dict[str, tuple[int, ...]], players: int, *, mirror: bool = False) -> list[LineUp]:
-    tournament = begun(names, players, 1, mirror=mirror)
+    tournament = started_tournament(names, players, 1, mirror=mirror)
     return [labels(tournament, one) for one in matchups(tournament)]
 
 
-def test_all_orders_of_different_players_meet() -> None:
-    """Three players on two sides: six line-ups."""
+def test_all_orders_of_different_players_play() -> None:
+    """Three players on two sides make six line-ups."""
     players = ["p0", "p1", "p2"]
     found = line_ups({"S": (0, 1)}, 3)
     assert sorted(found) == sorted(itertools.permutations(players, 2))
 
 
-def test_in_a_mirror_each_also_meets_itself() -> None:
-    """Nine line-ups of three players, and one of a single player."""
+def test_in_a_mirror_each_player_also_plays_itself() -> None:
+    """Three players make nine line-ups, and a single player makes one."""
     assert sorted(line_ups({"S": (0, 1)}, 3, mirror=True)) == sorted(itertools.product(["p0", "p1", "p2"], repeat=2))
     assert line_ups({"S": (0, 1)}, 1, mirror=True) == [("p0", "p0")]
 
 
-def test_more_teams_than_players_are_filled_with_two_different_ones_at_least() -> None:
-    """Three teams and two players: all but those of one player alone."""
+def test_more_teams_than_players_have_at_least_two_different_players() -> None:
+    """Three teams of two players make all line-ups but those of one player."""
     found = line_ups({"S": (0, 1, 2)}, 2)
     assert sorted(found) == sorted(one for one in itertools.product(["p0", "p1"], repeat=3) if len(set(one)) == 2)
 
 
 def test_a_player_of_an_asymmetric_game_has_a_policy_for_each_name() -> None:
-    """It is chaser once and runner once against each other; nobody learns."""
-    tournament = begun({"Chaser": (0,), "Runner": (1,)}, 2, 1)
+    """Each player is chaser once and runner once, and no team learns."""
+    tournament = started_tournament({"Chaser": (0,), "Runner": (1,)}, 2, 1)
     found = [one.ghosts for one in matchups(tournament)]
     assert found == [{"Chaser?team=0": -1, "Runner?team=1": -2}, {"Chaser?team=0": -2, "Runner?team=1": -1}]
-    assert {one.team for one in matchups(tournament)} == {NOBODY}
+    assert {one.team for one in matchups(tournament)} == {NO_TEAM}
     assert tournament.playing == {("Chaser", -1), ("Chaser", -2), ("Runner", -1), ("Runner", -2)}
     assert tournament.wanted == tournament.playing
 
 
-def test_nothing_is_played_before_all_names_are_known() -> None:
-    """A runner alone has nobody to meet."""
+def test_no_match_is_assigned_before_all_names_are_known() -> None:
+    """A runner alone has no opponent."""
     tournament = Tournament(["Chaser", "Runner"], ["x", "y"], 1)
     tournament.set_teams("Runner", (1,))
     assert tournament.assignment is None
@@ -237,9 +239,9 @@ def test_nothing_is_played_before_all_names_are_known() -> None:
     assert not tournament.playing
 
 
-def test_a_line_says_who_played_and_what_came_of_it() -> None:
-    """By seat, in plain values."""
-    tournament = begun({"Chaser": (0,), "Runner": (1,)}, 2, 1)
+def test_a_line_holds_players_and_scores() -> None:
+    """Both are plain values by behavior id."""
+    tournament = started_tournament({"Chaser": (0,), "Runner": (1,)}, 2, 1)
     scores = {"Chaser?team=0": 0.0, "Runner?team=1": 1.0}
     (line,) = tournament.results(results([(2, scores)], numbers=[1], simulators=[3]))
     assert line["players"] == {"Chaser?team=0": "p1", "Runner?team=1": "p0"}
@@ -247,12 +249,12 @@ def test_a_line_says_who_played_and_what_came_of_it() -> None:
     assert (line["match"], line["matchup"], line["simulator"], line["explicit"]) == (1, 2, 3, True)
 
 
-# ---------------------------------------------------------------- what is offered
+# ---------------------------------------------------------------- assignments
 
 
-def test_line_ups_that_were_played_often_enough_begin_no_more_matches() -> None:
-    """Those that are left share the simulators; a new serial says so."""
-    tournament = begun({"S": (0, 1)}, 2, 4)
+def test_a_line_up_with_enough_matches_leaves_the_assignment() -> None:
+    """The remaining line-ups share the simulators under a new serial."""
+    tournament = started_tournament({"S": (0, 1)}, 2, 4)
     assert tournament.assignment is not None
     first = tournament.assignment.serial
     scores = {behavior_id("S", 0): 1.0, behavior_id("S", 1): 0.0}
@@ -266,23 +268,23 @@ def test_line_ups_that_were_played_often_enough_begin_no_more_matches() -> None:
     assert tournament.complete
 
 
-def shown(tournament: Tournament, steps: list[tuple[str, tuple[int, ...]]]) -> Iterator[Matchup]:
+def matchups_after(tournament: Tournament, steps: list[tuple[str, tuple[int, ...]]]) -> Iterator[Matchup]:
     for name, teams in steps:
         tournament.set_teams(name, teams)
         if tournament.assignment is not None:
             yield from matchups(tournament)
 
 
-def test_a_number_of_a_draw_stands_for_one_line_up_for_ever() -> None:
-    """Also where simulators show their teams one after the other: numbers are unique in the run."""
+def test_a_matchup_number_stands_for_one_line_up_for_ever() -> None:
+    """Numbers are unique in the run, although simulators report their teams in turn."""
     tournament = Tournament(["S"], ["x", "y"], 2)
     known: dict[int, dict[str, int]] = {}
-    for one in shown(tournament, [("S", (0,)), ("S", (0, 1)), ("S", (0, 1, 2))]):
+    for one in matchups_after(tournament, [("S", (0,)), ("S", (0, 1)), ("S", (0, 1, 2))]):
         assert known.setdefault(one.number, one.ghosts) == one.ghosts
 
 
 def test_matches_of_too_few_teams_do_not_count_for_others() -> None:
-    """What was played before the second team was heard of is a match of no line-up of two."""
+    """A match that began before the second team was known belongs to no line-up of two."""
     tournament = Tournament(["S"], ["x", "y"], 2)
     tournament.set_teams("S", (0,))
     early = matchups(tournament) if tournament.assignment is not None else ()
@@ -295,8 +297,8 @@ def test_matches_of_too_few_teams_do_not_count_for_others() -> None:
 
 
 def test_matches_of_single_agents_are_numbered_as_they_begin() -> None:
-    """In a tournament the later of two may end first: counted by the number, short matches would else count more."""
-    tournament = begun({"S": (0, 1)}, 2, 2)
+    """Matches are counted by number; numbered by their end, short ones would count more."""
+    tournament = started_tournament({"S": (0, 1)}, 2, 2)
     matches, table = Matches(["S"]), SlotTable(8)
     matches.assignment = tournament.assignment
     one, other = BehaviorId(name="S", team=0), BehaviorId(name="S", team=1)
@@ -324,15 +326,15 @@ def test_matches_of_single_agents_are_numbered_as_they_begin() -> None:
             ends=ends, simulator_behavior=behavior_ids[str(one)], vacated=np.array([slot], np.int32)
         )
         matches.end(connection, [arrival], behaviors)
-        told = matches.take("S")
-        assert told is not None
-        found += told.numbers.tolist()
+        reported = matches.take("S")
+        assert reported is not None
+        found += reported.numbers.tolist()
     assert found == [2, 1]
 
 
-def test_a_match_that_was_lost_with_its_simulator_holds_up_nothing() -> None:
-    """A simulator dies in its first match; the other goes on for ten times as many matches as are wanted."""
-    tournament = begun({"S": (0, 1)}, 2, 2)
+def test_a_match_lost_with_its_simulator_does_not_block_the_tournament() -> None:
+    """A simulator dies in its first match; the other plays ten times as many matches as needed."""
+    tournament = started_tournament({"S": (0, 1)}, 2, 2)
     matches, table = Matches(["S"]), SlotTable(8)
     one, other = BehaviorId(name="S", team=0), BehaviorId(name="S", team=1)
     behavior_ids: dict[str, Any] = {
@@ -340,7 +342,7 @@ def test_a_match_that_was_lost_with_its_simulator_holds_up_nothing() -> None:
         str(other): SimpleNamespace(id=other, roster=Roster()),
     }
     dying: Any = SimpleNamespace(number=0, key=0, behaviors=behavior_ids)
-    living: Any = SimpleNamespace(number=1, key=1, behaviors=behavior_ids)
+    remaining: Any = SimpleNamespace(number=1, key=1, behaviors=behavior_ids)
     behaviors: Any = {"S": SimpleNamespace(table=table)}
 
     def begin(connection: Any, match: int) -> Any:
@@ -359,17 +361,17 @@ def test_a_match_that_was_lost_with_its_simulator_holds_up_nothing() -> None:
                 interrupted=np.zeros(1, bool),
             )
             arrival: Any = SimpleNamespace(ends=ends, simulator_behavior=behavior_ids[name], vacated=slots[at : at + 1])
-            matches.end(living, [arrival], behaviors)
+            matches.end(remaining, [arrival], behaviors)
         table.give_back(slots)
 
     matches.assignment = tournament.assignment
     begin(dying, 1)
-    matches.lose(dying, behaviors)
+    matches.drop(dying, behaviors)
     for number in range(1, 21):
         matches.assignment = tournament.assignment
-        end(begin(living, number))
-        told = matches.take("S")
-        if told is not None:
-            list(tournament.results(told))
+        end(begin(remaining, number))
+        reported = matches.take("S")
+        if reported is not None:
+            list(tournament.results(reported))
     assert matches.ended == 20
     assert tournament.complete

@@ -1,4 +1,4 @@
-"""The two generations of `.demo` files, from the setting to the learner, the check and `sparring demo info`."""
+"""Both generations of `.demo` files reach the learner, `sparring check` and `sparring demo info` alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVIDENCE = {"own": "its last pair has no action", "previous": "1 of 1 episodes b
 
 
 def write(folder: Path, kind: str) -> Path:
-    """An episode of two steps; where the generation shows, their actions are 0.25 and 0.5."""
+    """Writes an episode of two steps; unless the generation is ambiguous, their actions are 0.25 and 0.5."""
     pairs = [
         writer.pair([writer.vector([at, 1.0])], writer.action(() if value is None else [value]), done=at == 2)
         for at, value in enumerate(VALUES[kind])
@@ -37,7 +37,7 @@ def pairing(actions: ActionsOf) -> Pairing:
     return Pairing(actions=actions, evidence=EVIDENCE[actions])
 
 
-def test_each_file_of_a_folder_is_judged_by_itself(tmp_path: Path) -> None:
+def test_the_generation_of_each_file_in_a_folder_is_detected_separately(tmp_path: Path) -> None:
     write(tmp_path, "own")
     write(tmp_path, "previous")
     found = load(tmp_path, "B", SPEC)
@@ -50,7 +50,7 @@ def test_each_file_of_a_folder_is_judged_by_itself(tmp_path: Path) -> None:
     assert found.chosen([1]).files == found.files
 
 
-def test_the_setting_makes_a_file_of_neither_generation_readable(tmp_path: Path) -> None:
+def test_the_setting_makes_a_file_of_unknown_generation_readable(tmp_path: Path) -> None:
     path = write(tmp_path, "neither")
     with pytest.raises(RecordingError, match="set demo_actions beside demo_path"):
         load(path, "B", SPEC)
@@ -58,8 +58,8 @@ def test_the_setting_makes_a_file_of_neither_generation_readable(tmp_path: Path)
     assert load(path, "B", SPEC, "previous").continuous.tolist() == [[0.5], [0.75]]
 
 
-def test_a_learner_reads_each_signals_demonstrations_as_its_setting_says(tmp_path: Path) -> None:
-    """GAIL and cloning have the key each; a file that both read alike is reported once."""
+def test_each_reward_signal_reads_demonstrations_with_its_own_setting(tmp_path: Path) -> None:
+    """GAIL and cloning each have the key; a file that both read alike is reported once."""
     path = str(write(tmp_path, "neither"))
     small = NetworkSettings(hidden_units=4, num_layers=1)
 
@@ -79,7 +79,9 @@ def test_a_learner_reads_each_signals_demonstrations_as_its_setting_says(tmp_pat
 
 
 @pytest.mark.parametrize("key", ["behavioral_cloning", "reward_signals.gail"])
-def test_a_check_reads_as_training_does(tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str) -> None:
+def test_check_reads_demonstrations_as_training_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
     demo, config = write(tmp_path, "neither"), tmp_path / "config.yaml"
     for forced, refused in ((", demo_actions: previous", 0), ("", 1)):
         section = f"{{demo_path: '{demo}'{forced}}}"
@@ -94,7 +96,7 @@ def test_a_check_reads_as_training_does(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("actions", ["own", "previous"])
-def test_info_says_which_generation_a_file_is_of_and_how_it_is_known(
+def test_info_shows_the_generation_of_a_file_and_its_evidence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], actions: ActionsOf
 ) -> None:
     path = str(write(tmp_path, actions))
@@ -106,7 +108,7 @@ def test_info_says_which_generation_a_file_is_of_and_how_it_is_known(
     assert f"{actions}: the action beside an observation is" in shown
 
 
-def test_info_of_neither_generation_is_refused_until_it_is_forced(
+def test_info_on_a_file_of_unknown_generation_needs_the_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write(tmp_path, "neither"))

@@ -1,4 +1,4 @@
-"""Demonstrations: what training gets of recorded files, and what is refused."""
+"""Training reads recorded files as demonstrations and refuses those that do not fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEC = BehaviorSpec(observations=(VECTOR, IMAGE), actions=ActionSpec(continuous=
 
 
 def columns(lengths: list[int], seed: int = 0, masked: bool = False, spec: BehaviorSpec = SPEC) -> Arrays:
-    """Random episodes of these lengths."""
+    """Returns random episodes of the given lengths."""
     random = np.random.default_rng(seed)
     e, r = len(lengths), sum(lengths)
 
@@ -45,7 +45,7 @@ def columns(lengths: list[int], seed: int = 0, masked: bool = False, spec: Behav
     if masked:
         found["masks"] = random.random((r, spec.actions.mask_size)) < 0.5
         first = np.cumsum((0, *spec.actions.discrete))[: len(spec.actions.discrete)]
-        np.put_along_axis(found["masks"], first + found["discrete"], False, 1)  # what was done was allowed
+        np.put_along_axis(found["masks"], first + found["discrete"], False, 1)  # the action that was taken is allowed
     return found
 
 
@@ -56,26 +56,28 @@ def write(folder: Path, name: str, content: Arrays, spec: BehaviorSpec = SPEC, b
 
 
 def test_files_of_a_folder_are_joined_by_name(tmp_path: Path) -> None:
-    """The steps of all files stand one after the other; behavior and observations may have other names there."""
-    one, two = columns([2, 3], 1), columns([1], 2, masked=True)
+    """The steps of all files follow each other; names of behavior and observations may differ."""
+    first, second = columns([2, 3], 1), columns([1], 2, masked=True)
     renamed = dataclasses.replace(SPEC, observations=(dataclasses.replace(VECTOR, name="x"), IMAGE))
-    write(tmp_path, "b", two)
-    write(tmp_path, "a", one | {"extra": np.zeros(3)}, renamed)
+    write(tmp_path, "b", second)
+    write(tmp_path, "a", first | {"extra": np.zeros(3)}, renamed)
     (tmp_path / "notes.txt").write_text("no recording")
     found = load(tmp_path, "Ball", SPEC)
     assert (found.episodes, found.steps) == (3, 6)
     assert found.episode.tolist() == [0, 0, 1, 1, 1, 2]
     assert found.ended.tolist() == [False, True, False, False, True, True]
     for name in ("continuous", "discrete", "rewards", "terminated"):
-        np.testing.assert_array_equal(getattr(found, name), np.concatenate([one[name], two[name]]))
+        np.testing.assert_array_equal(getattr(found, name), np.concatenate([first[name], second[name]]))
     assert found.masks is not None
-    np.testing.assert_array_equal(found.masks, np.concatenate([np.zeros((5, 5), bool), two["masks"]]))
-    rewards = one["rewards"]
-    np.testing.assert_allclose(found.returns, [rewards[:2].sum(), rewards[2:].sum(), two["rewards"].sum()], rtol=1e-6)
+    np.testing.assert_array_equal(found.masks, np.concatenate([np.zeros((5, 5), bool), second["masks"]]))
+    rewards = first["rewards"]
+    np.testing.assert_allclose(
+        found.returns, [rewards[:2].sum(), rewards[2:].sum(), second["rewards"].sum()], rtol=1e-6
+    )
 
 
 def test_the_next_observation_is_the_following_one_or_the_final_one(tmp_path: Path) -> None:
-    """An episode's last step leads to its final observation, never to the first of the next episode."""
+    """The last step of an episode leads to its final observation, never to the first of the next episode."""
     content = columns([2, 1, 3])
     found = load(write(tmp_path, "a", content), "Ball", SPEC)
     for at in range(2):
@@ -94,7 +96,7 @@ def test_the_next_observation_is_the_following_one_or_the_final_one(tmp_path: Pa
 def test_a_split_keeps_episodes_whole(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], share: float, seed: int
 ) -> None:
-    """Each episode is in one part, complete; the first part has one at least; of few episodes none is held out."""
+    """Each episode is wholly in one part; the first part has at least one, and few episodes are not split."""
     found = load(write(tmp_path_factory.mktemp("split"), "a", columns(lengths, 3, masked=True)), "Ball", SPEC)
     first, held = found.split(share, seed)
     assert first.episodes + held.episodes == found.episodes
@@ -111,7 +113,7 @@ def test_a_split_keeps_episodes_whole(
 
 
 def key(part: Demonstrations, number: int) -> bytes:
-    """All that is known of one episode, as bytes."""
+    """Returns all columns of one episode as bytes."""
     rows = part.episode == number
     assert part.masks is not None
     assert len(part.terminated) == part.episodes
@@ -125,28 +127,28 @@ def other(**values: Any) -> BehaviorSpec:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "text"),
     [
         (other(observations=(VECTOR,)), "vector [2] float32"),
         (other(observations=(IMAGE, VECTOR)), "image [3, 4, 4] uint8, vector [2] float32"),
         (other(observations=(dataclasses.replace(VECTOR, kind="goal"), IMAGE)), "goal [2] float32"),
-        (other(observations=(VECTOR, dataclasses.replace(IMAGE, dtype="float32"))), "differ in their numbers alone"),
+        (other(observations=(VECTOR, dataclasses.replace(IMAGE, dtype="float32"))), "differ only in their dtype"),
         (other(actions=ActionSpec(continuous=1, discrete=(3, 2))), "(3, 2)"),
         (other(actions=ActionSpec(continuous=2, discrete=(2, 3))), "2 continuous actions"),
     ],
 )
-def test_another_spec_is_refused(tmp_path: Path, spec: BehaviorSpec, said: str) -> None:
-    """Observations of another kind, shape, dtype or order, and other actions, are refused with file and both specs."""
+def test_a_recording_of_another_spec_is_refused(tmp_path: Path, spec: BehaviorSpec, text: str) -> None:
+    """Other observations (kind, shape, dtype, order) or actions are refused with the file and both specs."""
     path = write(tmp_path, "a", columns([2], spec=spec), spec)
     with pytest.raises(RecordingError) as caught:
         load(tmp_path, "Ball", SPEC)
     assert str(path) in str(caught.value)
-    assert said in str(caught.value)
+    assert text in str(caught.value)
     assert "Ball" in caught.value.expected
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "said"),
+    ("column", "value", "text"),
     [
         ("rewards", np.nan, "NaN"),
         ("observation.0", np.inf, "observation.0"),
@@ -155,19 +157,19 @@ def test_another_spec_is_refused(tmp_path: Path, spec: BehaviorSpec, said: str) 
         ("discrete", -1, "branch"),
     ],
 )
-def test_bad_numbers_are_refused(tmp_path: Path, column: str, value: float, said: str) -> None:
-    """One bad number would spoil a whole training: the file is refused by name."""
+def test_invalid_numbers_are_refused(tmp_path: Path, column: str, value: float, text: str) -> None:
+    """One bad number would spoil a whole training, so the file is refused by name."""
     content = columns([2])
     content[column].reshape(-1)[0] = value
     path = write(tmp_path, "a", content)
-    with pytest.raises(RecordingError, match=said) as caught:
+    with pytest.raises(RecordingError, match=text) as caught:
         load(path, "Ball", SPEC)
     assert str(path) in str(caught.value)
 
 
 def test_a_path_without_episodes_is_refused(tmp_path: Path) -> None:
-    """Neither a path that is not there, nor a folder without recordings, nor files without episodes will do."""
-    with pytest.raises(RecordingError, match="not there"):
+    """A missing path, a folder without recordings and files without episodes are refused."""
+    with pytest.raises(RecordingError, match="does not exist"):
         load(tmp_path / "none", "Ball", SPEC)
     with pytest.raises(RecordingError, match="a folder without"):
         load(tmp_path, "Ball", SPEC)
@@ -176,15 +178,15 @@ def test_a_path_without_episodes_is_refused(tmp_path: Path) -> None:
         load(tmp_path, "Ball", SPEC)
 
 
-def test_rounding_beyond_the_range_of_actions_is_cut(tmp_path: Path) -> None:
-    """Actions are in [-1, 1] for whoever trains on them."""
+def test_actions_slightly_beyond_their_range_are_clipped(tmp_path: Path) -> None:
+    """Rounding may exceed [-1, 1], the range that training expects."""
     content = columns([2])
     content["continuous"][:, 0] = [1.0002, -1.0002]
     assert load(write(tmp_path, "a", content), "Ball", SPEC).continuous[:, 0].tolist() == [1, -1]
 
 
 def test_a_choice_that_its_mask_forbids_is_refused(tmp_path: Path) -> None:
-    """Its loss would be that of a choice of probability 0."""
+    """Its loss would be infinite, because the choice has probability 0."""
     content = columns([2, 3], 1, masked=True)
     content["masks"][3] = True
     with pytest.raises(RecordingError, match="a choice that its mask forbids"):

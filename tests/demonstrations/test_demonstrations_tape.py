@@ -1,4 +1,4 @@
-"""Tape: whole episodes out of reports and answers, against a plain twin that follows one agent at a time."""
+"""Tape makes whole episodes of reports and answers, as does a plain twin that follows one agent at a time."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ TEAMS = (0, 3)
 
 @dataclass
 class AgentEpisode:
-    """One life as the twin knows it.
+    """One agent episode as the twin records it.
 
     Attributes:
-        steps: observation, mask, group, then what was told, then the outcome: reward, group reward, did.
+        steps: observation, mask, group, chosen action, then the outcome: rewards and the action that was taken.
     """
 
     number: int
@@ -45,19 +45,19 @@ class AgentEpisode:
     terminated: bool | None = None
 
 
-class World:
-    """Draws reports of two teams, tells the tape, and follows each agent by itself."""
+class RandomSimulator:
+    """Samples reports of two teams, passes them to the tape, and follows each agent separately."""
 
     def __init__(self, rng: random.Random, tape: Tape) -> None:
         self.rng = rng
-        self.draw = np.random.default_rng(rng.randrange(2**32))
+        self.np_rng = np.random.default_rng(rng.randrange(2**32))
         self.tape = tape
         self.agent_episodes: list[AgentEpisode] = []
-        self.living: dict[tuple[int, int], AgentEpisode] = {}
-        self.says = rng.choice([0.0, 0.5, 1.0])
+        self.open_episodes: dict[tuple[int, int], AgentEpisode] = {}
+        self.report_probability = rng.choice([0.0, 0.5, 1.0])
 
     def frame(self) -> None:
-        """One Step and its answer."""
+        """Sends one Step to the tape and then its answer."""
         reports = [report for team in self.rng.sample(TEAMS, 2) if (report := self.report(team)) is not None]
         for report in reports:
             self.tape.report(report)
@@ -66,7 +66,7 @@ class World:
                 self.answer(report)
 
     def report(self, team: int) -> BehaviorReport | None:
-        of_team = [agent for owner, agent in self.living if owner == team]
+        of_team = [agent for owner, agent in self.open_episodes if owner == team]
         ending = [agent for agent in of_team if self.rng.random() < 0.25]
         waiting = [agent for agent in of_team if agent not in ending and self.rng.random() < 0.2]
         newcomers = [agent for agent in range(6) if agent not in of_team and self.rng.random() < 0.3]
@@ -80,44 +80,46 @@ class World:
         return BehaviorReport(behavior=f"B?team={team}", decisions=decided, ends=ended)
 
     def rows(self, n: int) -> dict[str, Any]:
-        """Columns that decisions and ends share."""
+        """Returns the columns that decisions and ends share."""
         with_group = self.rng.random() < 0.5
         return {
             "observations": [
-                self.draw.normal(size=(n, 2)).astype(np.float32),
-                self.draw.integers(0, 255, (n, 1, 2, 2)).astype(np.uint8),
+                self.np_rng.normal(size=(n, 2)).astype(np.float32),
+                self.np_rng.integers(0, 255, (n, 1, 2, 2)).astype(np.uint8),
             ],
-            "rewards": self.draw.normal(size=n).astype(np.float32),
-            "group_rewards": self.draw.normal(size=n).astype(np.float32) if with_group else None,
-            "did_continuous": self.draw.uniform(-1, 1, (n, 1)) if self.rng.random() < self.says else None,
-            "did_discrete": self.draw.integers(0, 2, (n, 2)) if self.rng.random() < self.says else None,
+            "rewards": self.np_rng.normal(size=n).astype(np.float32),
+            "group_rewards": self.np_rng.normal(size=n).astype(np.float32) if with_group else None,
+            "did_continuous": self.np_rng.uniform(-1, 1, (n, 1))
+            if self.rng.random() < self.report_probability
+            else None,
+            "did_discrete": self.np_rng.integers(0, 2, (n, 2)) if self.rng.random() < self.report_probability else None,
         }
 
-    def outcome(self, life: AgentEpisode, columns: dict[str, Any], row: int) -> None:
+    def outcome(self, episode: AgentEpisode, columns: dict[str, Any], row: int) -> None:
         names = ("rewards", "group_rewards", "did_continuous", "did_discrete")
-        life.steps[-1] |= {name: None if columns[name] is None else columns[name][row] for name in names}
+        episode.steps[-1] |= {name: None if columns[name] is None else columns[name][row] for name in names}
 
     def ends(self, team: int, agents: list[int]) -> Any:
         columns = self.rows(len(agents))
-        interrupted = self.draw.random(len(agents)) < 0.5
+        interrupted = self.np_rng.random(len(agents)) < 0.5
         for row, agent in enumerate(agents):
-            life = self.living.pop((team, agent))
-            self.outcome(life, columns, row)
-            life.last = [column[row] for column in columns["observations"]]
-            life.terminated = not interrupted[row]
+            episode = self.open_episodes.pop((team, agent))
+            self.outcome(episode, columns, row)
+            episode.last = [column[row] for column in columns["observations"]]
+            episode.terminated = not interrupted[row]
         return ends(agents, interrupted=interrupted, **columns)
 
     def decisions(self, team: int, agents: list[int]) -> Any:
         columns = self.rows(len(agents))
-        groups = self.draw.integers(0, 9, len(agents)) if self.rng.random() < 0.5 else None
-        masks = self.draw.random((len(agents), 5)) < 0.4 if self.rng.random() < 0.3 else None
+        groups = self.np_rng.integers(0, 9, len(agents)) if self.rng.random() < 0.5 else None
+        masks = self.np_rng.random((len(agents), 5)) < 0.4 if self.rng.random() < 0.3 else None
         for row, agent in enumerate(agents):
-            if (team, agent) in self.living:
-                self.outcome(self.living[team, agent], columns, row)
+            if (team, agent) in self.open_episodes:
+                self.outcome(self.open_episodes[team, agent], columns, row)
             else:
                 self.agent_episodes.append(AgentEpisode(len(self.agent_episodes) + 1, team))
-                self.living[team, agent] = self.agent_episodes[-1]
-            self.living[team, agent].steps.append(
+                self.open_episodes[team, agent] = self.agent_episodes[-1]
+            self.open_episodes[team, agent].steps.append(
                 {
                     "seen": [column[row] for column in columns["observations"]],
                     "mask": None if masks is None else masks[row],
@@ -129,21 +131,21 @@ class World:
     def answer(self, report: BehaviorReport) -> None:
         assert report.decisions is not None
         agents = report.decisions.agents
-        continuous = self.draw.uniform(-1, 1, (len(agents), 1)).astype(np.float32)
-        discrete = self.draw.integers(0, 2, (len(agents), 2)).astype(np.int32)
+        continuous = self.np_rng.uniform(-1, 1, (len(agents), 1)).astype(np.float32)
+        discrete = self.np_rng.integers(0, 2, (len(agents), 2)).astype(np.int32)
         team = int(report.behavior[-1])
         for row, agent in enumerate(agents.tolist()):
-            self.living[team, agent].steps[-1] |= {"continuous": continuous[row], "discrete": discrete[row]}
+            self.open_episodes[team, agent].steps[-1] |= {"continuous": continuous[row], "discrete": discrete[row]}
         self.tape.answer(
             BehaviorActions(behavior=report.behavior, agents=agents, continuous=continuous, discrete=discrete)
         )
 
 
 def expected(agent_episodes: list[AgentEpisode], column: str) -> list[Any]:
-    """A column per step of the file, made one step at a time."""
+    """Returns a column of the file, built one step at a time."""
     found = []
-    for life in agent_episodes:
-        for step in life.steps:
+    for episode in agent_episodes:
+        for step in episode.steps:
             if column in ("continuous", "discrete"):
                 did = step[f"did_{column}"]
                 found.append(step[column] if did is None else did)
@@ -154,17 +156,17 @@ def expected(agent_episodes: list[AgentEpisode], column: str) -> list[Any]:
 
 @settings(max_examples=200)
 @given(seed=st.integers(0, 2**32), frames=st.integers(0, 25), wanted=st.sampled_from([0, 1, 4, 1000]))
-def test_the_recording_is_what_a_plain_twin_says(seed: int, frames: int, wanted: int) -> None:
-    """The wanted lives that ended, in the order of their starts, with each outcome at the decision before it."""
+def test_the_recording_equals_that_of_a_plain_twin(seed: int, frames: int, wanted: int) -> None:
+    """It holds the wanted episodes that ended, in the order of their starts, each outcome at the decision before it."""
     rng = random.Random(seed)
     tape = Tape("B", SPEC, wanted, simulator=5)
-    world = World(rng, tape)
+    simulator = RandomSimulator(rng, tape)
     for _ in range(frames):
-        world.frame()
-    chosen = world.agent_episodes[: wanted or None]
-    agent_episodes = [life for life in chosen if life.terminated is not None]
+        simulator.frame()
+    chosen = simulator.agent_episodes[: wanted or None]
+    agent_episodes = [episode for episode in chosen if episode.terminated is not None]
     assert (tape.begun, tape.episodes, tape.unfinished) == (
-        len(world.agent_episodes),
+        len(simulator.agent_episodes),
         len(agent_episodes),
         len(chosen) - len(agent_episodes),
     )
@@ -173,21 +175,21 @@ def test_the_recording_is_what_a_plain_twin_says(seed: int, frames: int, wanted:
         path = Path(folder) / f"B{SUFFIX}"
         path.write_bytes(encode(tape.recording()))
         columns = read(path).columns  # also checks dtypes and shapes
-    assert columns["agents"].tolist() == [life.number for life in agent_episodes]
-    assert columns["lengths"].tolist() == [len(life.steps) for life in agent_episodes]
-    assert columns["teams"].tolist() == [life.team for life in agent_episodes]
-    assert columns["groups"].tolist() == [life.steps[-1]["group"] for life in agent_episodes]
-    assert columns["terminated"].tolist() == [life.terminated for life in agent_episodes]
+    assert columns["agents"].tolist() == [episode.number for episode in agent_episodes]
+    assert columns["lengths"].tolist() == [len(episode.steps) for episode in agent_episodes]
+    assert columns["teams"].tolist() == [episode.team for episode in agent_episodes]
+    assert columns["groups"].tolist() == [episode.steps[-1]["group"] for episode in agent_episodes]
+    assert columns["terminated"].tolist() == [episode.terminated for episode in agent_episodes]
     assert columns["simulators"].tolist() == [5] * len(agent_episodes)
     for name in ("continuous", "discrete", "rewards", "group_rewards"):
         column = np.array(expected(agent_episodes, name), columns[name].dtype).reshape(columns[name].shape)
         np.testing.assert_array_equal(columns[name], column, name)
-    steps = [step for life in agent_episodes for step in life.steps]
+    steps = [step for episode in agent_episodes for step in episode.steps]
     for at in range(2):
         for row, step in enumerate(steps):
             np.testing.assert_array_equal(columns[f"observation.{at}"][row], step["seen"][at])
-        for row, life in enumerate(agent_episodes):
-            np.testing.assert_array_equal(columns[f"final_observation.{at}"][row], life.last[at])
+        for row, episode in enumerate(agent_episodes):
+            np.testing.assert_array_equal(columns[f"final_observation.{at}"][row], episode.last[at])
     masks = [np.zeros(5, bool) if step["mask"] is None else step["mask"] for step in steps]
     if "masks" in columns:
         np.testing.assert_array_equal(columns["masks"], np.array(masks, bool).reshape(-1, 5))
@@ -203,8 +205,8 @@ def report(agents: list[int], ending: list[int] | None = None, **columns: Any) -
     return BehaviorReport(behavior="B", decisions=decisions(agents, seen(len(agents)), **columns), ends=over)
 
 
-def test_outcomes_without_what_was_done_are_counted() -> None:
-    """A first decision tells of no action; an outcome must tell of all kinds of action that there are."""
+def test_outcomes_without_the_action_that_was_taken_are_counted() -> None:
+    """A first decision reports no action; an outcome must report every kind of action."""
     tape = Tape("B", SPEC)
     both: dict[str, Any] = {"did_continuous": np.zeros((1, 1)), "did_discrete": np.zeros((1, 2))}
     tape.report(report([1]))
@@ -218,13 +220,13 @@ def test_outcomes_without_what_was_done_are_counted() -> None:
 
 
 def test_an_end_without_a_decision_is_refused() -> None:
-    """There would be an episode without steps."""
+    """Its episode would have no steps."""
     with pytest.raises(RemoteProtocolError, match="agent 7"):
         Tape("B", SPEC).report(report([1], [7]))
 
 
 def test_an_action_beyond_its_range_is_refused() -> None:
-    """The rows of agents that decide for the first time mean nothing; those of others are to be in [-1, 1]."""
+    """Rows of agents that decide for the first time are ignored; all others must be in [-1, 1]."""
     tape = Tape("B", SPEC)
     tape.report(report([1], did_continuous=[[40.0]]))
     with pytest.raises(RemoteProtocolError, match=r"\[-1, 1\]"):
@@ -232,11 +234,11 @@ def test_an_action_beyond_its_range_is_refused() -> None:
 
 
 def test_an_answer_to_other_agents_is_refused() -> None:
-    """Actions stand in the order of the decisions."""
+    """Actions have the order of the decisions."""
     tape = Tape("B", SPEC)
     tape.report(report([1, 2]))
     agents = np.array([2, 1])
-    with pytest.raises(ValueError, match="asked for"):
+    with pytest.raises(ValueError, match="expected actions for"):
         tape.answer(
             BehaviorActions(
                 behavior="B", agents=agents, continuous=np.zeros((2, 1), "f4"), discrete=np.zeros((2, 2), "i4")
@@ -245,11 +247,11 @@ def test_an_answer_to_other_agents_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("pr"), st.lists(st.integers(-5, 5), unique=True)), max_size=10))
-def test_by_agent_is_a_dictionary(story: list[tuple[str, list[int]]]) -> None:
-    """What is found is what a dictionary holds."""
+def test_by_agent_behaves_like_a_dictionary(operations: list[tuple[str, list[int]]]) -> None:
+    """A look-up finds what a dictionary holds."""
     table = ByAgent(np.zeros((0, 2)))
     twin: dict[int, list[float]] = {}
-    for number, (what, ids) in enumerate(story, 1):
+    for number, (what, ids) in enumerate(operations, 1):
         if what == "p":
             values = np.array([[number, agent] for agent in ids], float).reshape(-1, 2)
             table.put(np.array(ids, np.int64), values)

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that harms what passes through it: it delays, falls silent, cuts, and closes by halves."""
+"""A TCP proxy on loopback that injects faults: delays, silence, resets, truncated messages and half-closed streams."""
 
 from __future__ import annotations
 
@@ -14,36 +14,35 @@ from typing import Any
 RECEIVE = 2**16
 
 
-class _Pair:
+class _ProxiedConnection:
     """One connection, from a simulator to the trainer."""
 
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
-        self.near = near  # towards the simulator
-        self.far = far  # towards the trainer
+        self.near = near  # to the simulator
+        self.far = far  # to the trainer
         self.truncate = False
-        self.closed: set[asyncio.StreamWriter] = set()  # have been told the end
+        self.closed: set[asyncio.StreamWriter] = set()  # their stream was ended
 
-    def end(self, towards: asyncio.StreamWriter) -> None:
-        """One side hears the end of the stream; what still comes for it is lost, and nobody is told."""
-        self.closed.add(towards)
-        towards.write_eof()
+    def end(self, to: asyncio.StreamWriter) -> None:
+        """Ends the stream to one side; what still arrives for it is silently lost."""
+        self.closed.add(to)
+        to.write_eof()
 
 
 class FaultyProxy:
-    """Forwards connections; the faults are asked for from the thread that made it.
+    """Forwards connections and injects faults, which the thread that made it requests.
 
     Args:
-        upstream: host and port to forward to; asked for each connection.
+        upstream: returns host and port to forward to; called for each connection.
         host: address to listen on.
 
     Attributes:
-        address: of the proxy.
-        late: bytes that came later.
+        late: number of delayed bytes.
     """
 
     def __init__(self, upstream: Callable[[], tuple[str, int]], host: str = "127.0.0.1") -> None:
         self._upstream = upstream
-        self._pairs: set[_Pair] = set()
+        self._pairs: set[_ProxiedConnection] = set()
         self._passing = asyncio.Event()
         self._delay_s = 0.0
         self.late = 0
@@ -60,38 +59,38 @@ class FaultyProxy:
     # ---------------------------------------------------------------- faults
 
     def delay(self, seconds: float) -> None:
-        """Everything passes so much later; 0 for at once."""
-        self._do(self._set_delay, seconds)
+        """Delays everything by `seconds`."""
+        self._call(self._set_delay, seconds)
 
     def silence(self, *, on: bool) -> None:
-        """Nothing passes any more, and nobody is told; off: what was held passes."""
-        self._do(self._passing.clear if on else self._passing.set)
+        """Holds everything back without closing a connection; off releases what was held."""
+        self._call(self._passing.clear if on else self._passing.set)
 
     def refuse(self, *, on: bool) -> None:
-        """New connections are cut at once."""
-        self._do(self._set_refusing, on)
+        """Resets new connections at once."""
+        self._call(self._set_refusing, on)
 
-    def cut(self) -> None:
+    def reset(self) -> None:
         """Resets every connection."""
-        self._do(self._each, _reset)
+        self._call(self._each, _reset)
 
-    def cut_in_a_message(self) -> None:
-        """Resets every connection after half of what comes next from its simulator."""
-        self._do(self._each, _truncate)
+    def reset_within_message(self) -> None:
+        """Resets every connection after half of the next data from its simulator."""
+        self._call(self._each, _truncate)
 
-    def close_towards_trainer(self) -> None:
-        """The trainer hears the end of the stream, the simulator does not."""
-        self._do(self._each, lambda pair: pair.end(pair.far))
+    def close_to_trainer(self) -> None:
+        """Ends the stream to the trainer only."""
+        self._call(self._each, lambda pair: pair.end(pair.far))
 
-    def close_towards_simulator(self) -> None:
-        """The simulator hears the end of the stream, the trainer does not."""
-        self._do(self._each, lambda pair: pair.end(pair.near))
+    def close_to_simulator(self) -> None:
+        """Ends the stream to the simulator only."""
+        self._call(self._each, lambda pair: pair.end(pair.near))
 
     def close(self) -> None:
         """Ends the proxy.
 
         Raises:
-            RuntimeError: it does not end; its connections and its loop would stay open.
+            RuntimeError: the proxy does not end; its connections and its loop would stay open.
         """
         self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join(10)
@@ -104,7 +103,7 @@ class FaultyProxy:
         with self._runner:
             self._runner.run(self._serve())
 
-    def _do(self, act: Callable[..., Any], *args: Any) -> None:
+    def _call(self, act: Callable[..., Any], *args: Any) -> None:
         done: Future[None] = Future()
 
         def run() -> None:
@@ -124,14 +123,14 @@ class FaultyProxy:
     def _set_refusing(self, on: bool) -> None:
         self._refusing = on
 
-    def _each(self, act: Callable[[_Pair], Any]) -> None:
-        harmed = 0
+    def _each(self, act: Callable[[_ProxiedConnection], Any]) -> None:
+        affected = 0
         for pair in list(self._pairs):
-            with contextlib.suppress(OSError, RuntimeError):  # it ends just now
+            with contextlib.suppress(OSError, RuntimeError):  # it is just closing
                 act(pair)
-                harmed += 1
-        if not harmed:
-            raise RuntimeError("there was no connection to harm")
+                affected += 1
+        if not affected:
+            raise RuntimeError("there was no connection for the fault")
 
     async def _serve(self) -> None:
         self._passing.set()
@@ -161,7 +160,7 @@ class FaultyProxy:
         there, far = await asyncio.open_connection(*self._upstream())
         for end in (writer, far):
             end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        pair = _Pair(writer, far)
+        pair = _ProxiedConnection(writer, far)
         self._pairs.add(pair)
         try:
             await asyncio.gather(self._pump(pair, reader, far), self._pump(pair, there, writer))
@@ -169,7 +168,7 @@ class FaultyProxy:
             self._pairs.discard(pair)
             far.transport.abort()
 
-    async def _pump(self, pair: _Pair, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, pair: _ProxiedConnection, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(RECEIVE):
             if not self._passing.is_set():
                 self.late += len(data)
@@ -193,11 +192,11 @@ class FaultyProxy:
             sink.write_eof()
 
 
-def _truncate(pair: _Pair) -> None:
+def _truncate(pair: _ProxiedConnection) -> None:
     pair.truncate = True
 
 
-def _reset(pair: _Pair) -> None:
+def _reset(pair: _ProxiedConnection) -> None:
     """Closes both ends so that the peers see a reset, not an end."""
     for end in (pair.near, pair.far):
         end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

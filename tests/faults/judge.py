@@ -1,4 +1,4 @@
-"""What must hold of a run after a fault."""
+"""The conditions that a run must satisfy after a fault."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ ANY = None
 
 
 @dataclass(frozen=True)
-class Allowed:
+class AllowedEffects:
     """What a fault may do to a run that completes.
 
     Attributes:
-        failed: part that fails and is restarted; "" for none.
-        times: how often at most; ANY for no limit. At least once, unless 0.
-        certain: it has to fail.
+        failed: name (prefix) of the process that fails and restarts; "" for none.
+        times: most failures of that process, and at least one unless it is 0; ANY for no limit.
+        certain: whether that process must fail.
         lost: stage that may lose steps; "" for none.
-        unheard: steps that a simulator may have counted and nobody else have heard of.
-        counted: every simulator lived to tell its count.
+        unreceived: most steps that simulators counted and stepping never received.
+        counted: whether every simulator reported its count.
     """
 
     failed: str = ""
     times: int | None = 1
     certain: bool = True
     lost: str = ""
-    unheard: int = 0
+    unreceived: int = 0
     counted: bool = True
 
 
-def killed(part: str) -> Allowed:
-    """What the design's table allows the death of a part."""
+def killed(part: str) -> AllowedEffects:
+    """Returns what the design's table allows after a process was killed."""
     if part.startswith(("simulator", "watcher")):
-        return Allowed(failed="simulator-0", counted=False)
+        return AllowedEffects(failed="simulator-0", counted=False)
     if part == "stepping-0":
-        # The step in flight of each agent may have been counted by its simulator alone.
-        return Allowed(failed=part, lost="stepping", unheard=2**30)
-    return Allowed(failed=part, lost=part.partition("-")[0] if part in ("assembly", LEARNER) else "")
+        # The simulator alone may have counted the step in flight of each agent.
+        return AllowedEffects(failed=part, lost="stepping", unreceived=2**30)
+    return AllowedEffects(failed=part, lost=part.partition("-")[0] if part in ("assembly", LEARNER) else "")
 
 
-def judge(trial: Trial, allowed: Allowed, *, status: str = "completed") -> int:
-    """Judges a run that has ended; returns its lost steps.
+def judge(trial: Trial, allowed: AllowedEffects, *, status: str = "completed") -> int:
+    """Judges a run that has ended and returns its lost steps.
 
     Raises:
-        Violation: it did what it must not.
+        Violation: the run broke a condition.
     """
     summary = trial.training.summary
     expect(summary["status"] == status, f"status {summary['status']}: {summary['error']}")
@@ -59,16 +59,16 @@ def judge(trial: Trial, allowed: Allowed, *, status: str = "completed") -> int:
     return int(step_counts["lost"])
 
 
-def _judge_lost(trial: Trial, allowed: Allowed, step_counts: dict[str, int]) -> None:
-    """Nothing but what the row allows, and every step by an incident."""
+def _judge_lost(trial: Trial, allowed: AllowedEffects, step_counts: dict[str, int]) -> None:
+    """Checks that only the allowed stage lost steps and that an incident reports each of them."""
     incidents = trial.log("coordination", "steps_lost")
-    told = sum(one["steps"] for one in incidents)
-    expect(told == step_counts["lost"], f"{step_counts['lost']} steps lost, of which incidents tell {told}")
-    stages = {one["stage"] for one in incidents}
+    reported = sum(incident["steps"] for incident in incidents)
+    expect(reported == step_counts["lost"], f"{step_counts['lost']} steps lost, incidents report {reported}")
+    stages = {incident["stage"] for incident in incidents}
     expect(
         stages <= {allowed.lost}, f"steps lost in {sorted(stages)}, allowed {allowed.lost or 'nowhere'}: {incidents}"
     )
-    expect(step_counts["stale"] == step_counts["ghost"] == 0, f"books {step_counts}")
+    expect(step_counts["stale"] == step_counts["ghost"] == 0, f"step counts {step_counts}")
     most = in_flight(trial.mode)
     starts = 1 if allowed.times is ANY else max(1, allowed.times)
     if allowed.lost == "learning":
@@ -81,36 +81,39 @@ def _judge_lost(trial: Trial, allowed: Allowed, step_counts: dict[str, int]) -> 
     _judge_counts(trial, allowed, step_counts, starts)
 
 
-def _judge_counts(trial: Trial, allowed: Allowed, step_counts: dict[str, int], starts: int) -> None:
-    """The simulators' own counts."""
-    unheard = trial.training.simulator_steps() - step_counts["produced"]
+def _judge_counts(trial: Trial, allowed: AllowedEffects, step_counts: dict[str, int], starts: int) -> None:
+    """Compares the simulators' own counts with step accounting."""
+    unreceived = trial.training.simulator_steps() - step_counts["produced"]
     if not allowed.counted:
-        expect(unheard <= allowed.unheard, f"simulators counted {unheard} steps more, allowed {allowed.unheard}")
+        expect(
+            unreceived <= allowed.unreceived,
+            f"simulators counted {unreceived} steps more, allowed {allowed.unreceived}",
+        )
         return
-    unknown = min(allowed.unheard, starts * (in_flight(trial.mode) + AGENTS))
-    expect(0 <= unheard <= unknown, f"simulators counted {unheard} steps more than the books, allowed {unknown}")
+    unknown = min(allowed.unreceived, starts * (in_flight(trial.mode) + AGENTS))
+    expect(0 <= unreceived <= unknown, f"simulators counted {unreceived} steps too many, allowed {unknown}")
     differ = trial.log("stepping-0", "step_counts_differ")
     expect(not differ or unknown > 0, f"counts differ: {differ}")
 
 
 def _judge_rolled_back(trial: Trial, lost: int, starts: int) -> None:
-    """A learner goes on from its checkpoint, and what it loses is what was trained since then and what it held."""
+    """Checks that a learner lost exactly the updates since its checkpoint and the steps that it held."""
     restored = trial.restored()
     expect(len(restored) >= 1, "the learner was not restored")
     updates = sum(max(0, one["version"] - 1 - one["saved"]) for one in restored)
-    # In lockstep an update takes all that was produced, which a frame may carry over the buffer.
+    # In lockstep an update trains all that was produced, and a frame may exceed the buffer.
     each = BUFFER if trial.mode == "overlap" else BUFFER + AGENTS
     least, most = updates * BUFFER, updates * each + starts * in_flight(trial.mode)
     expect(least <= lost <= most, f"{lost} steps lost, expected {least} to {most}: {restored}")
 
 
 def judge_restored(trial: Trial, before: list[str], trained: int) -> None:
-    """The learner's last start went on from a checkpoint that was there, and that was no older than it may be.
+    """Checks that the restarted learner resumed from the newest checkpoint.
 
     Args:
-        trial: its run.
-        before: names of the checkpoints that were there at its death, newest first.
-        trained: steps at its death.
+        trial: the run.
+        before: names of the checkpoints at the time of the fault, newest first.
+        trained: steps trained at the time of the fault.
     """
     restored = trial.restored()[-1]
     if not before:
@@ -121,8 +124,8 @@ def judge_restored(trial: Trial, before: list[str], trained: int) -> None:
     expect(restored["trained"] <= trained + 4 * BUFFER, f"restored {restored}, trained {trained} before")
 
 
-def _judge_failures(trial: Trial, allowed: Allowed) -> None:
-    """Only the part that was meant has failed."""
+def _judge_failures(trial: Trial, allowed: AllowedEffects) -> None:
+    """Checks that only the expected process failed."""
     failed = [one["part"] for one in trial.log("supervisor", "failed")]
     others = [part for part in failed if not (allowed.failed and part.startswith(allowed.failed))]
     expect(not others, f"{others} failed too: {trial.log('supervisor', 'failed')}")
@@ -133,35 +136,35 @@ def _judge_failures(trial: Trial, allowed: Allowed) -> None:
 
 
 def _judge_versions(trial: Trial) -> None:
-    """Versions only rise."""
+    """Checks that versions only rose."""
     numbers = [number for _, number in trial.versions]
     back = [pair for pair in pairwise(numbers) if pair[1] < pair[0]]
     expect(not back, f"versions went back: {back}")
     for one in trial.restored():
-        expect(one["version"] > one["saved"] or one["saved"] == 0, f"a version was given again: {one}")
+        expect(one["version"] > one["saved"] or one["saved"] == 0, f"a version was published twice: {one}")
 
 
-def _judge_end(trial: Trial, figures: dict[str, Any], status: str) -> None:
-    """The last checkpoint can be read and is the one the summary names."""
+def _judge_end(trial: Trial, summary: dict[str, Any], status: str) -> None:
+    """Checks that the last checkpoint can be read and holds the steps of the summary."""
     last = trial.folder.load_latest()
-    expect(last.trained == figures["steps"], f"checkpoint of {last.trained} steps, summary says {figures['steps']}")
+    expect(last.trained == summary["steps"], f"checkpoint of {last.trained} steps, summary says {summary['steps']}")
     if status == "completed":
-        expect(figures["steps"] >= trial.max_steps, f"{figures['steps']} of {trial.max_steps} steps")
-        expect(figures["step_counts"]["open"] <= in_flight(trial.mode), f"open at the end: {figures['books']}")
+        expect(summary["steps"] >= trial.max_steps, f"{summary['steps']} of {trial.max_steps} steps")
+        expect(summary["step_counts"]["open"] <= in_flight(trial.mode), f"open at the end: {summary['step_counts']}")
 
 
 def expect_balance(step_counts: dict[str, int]) -> None:
-    """Every step is in one place."""
+    """Checks that each produced step is counted exactly once."""
     expect(
         step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced"),
-        f"books {step_counts}",
+        f"step counts {step_counts}",
     )
 
 
 def expect(held: bool, otherwise: str) -> None:
-    """Raises Violation unless it holds."""
+    """Raises Violation with the text `otherwise` unless `held`."""
     if not held:
         raise Violation(otherwise)
 
 
-__all__ = ["ANY", "AREAS", "Allowed", "expect", "expect_balance", "judge", "judge_restored", "killed"]
+__all__ = ["ANY", "AREAS", "AllowedEffects", "expect", "expect_balance", "judge", "judge_restored", "killed"]

@@ -1,4 +1,4 @@
-"""Places that can be taken away: a small disk that fills, a network of its own whose link goes down. Linux, as root."""
+"""A small disk that can be filled and a network whose link can go down. Both need Linux and root."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     if done.returncode:
         raise OSError(
-            f"got {done.stderr.strip()!r} from {' '.join(command)}; expected it to work; run as root on Linux"
+            f"got {done.stderr.strip()!r} from {' '.join(command)}; expected exit status 0; try as root on Linux"
         )
     return done.stdout
 
 
 def destroy(port: int) -> int:
-    """Resets all TCP connections to a port of this machine; returns how many there were.
+    """Resets all TCP connections to a port of this machine and returns how many there were.
 
     Raises:
-        OSError: this user may not, or this system cannot.
+        OSError: the user lacks the permission, or the system lacks the tool.
     """
     found = _run("ss", "--no-header", "--tcp", "--kill", "state", "established", f"( dport = :{port} )")
     return len(found.splitlines())
 
 
 class SmallDisk:
-    """A file system in memory that holds little.
+    """A small file system in memory.
 
     Args:
-        path: where it is mounted.
+        path: mount point.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class SmallDisk:
         self._ballast = path / "ballast"
 
     def fill(self) -> None:
-        """Leaves no room at all."""
+        """Fills it to the last byte."""
         with contextlib.suppress(OSError), self._ballast.open("ab", buffering=0) as file:
             for size in (2**16, 2**12, 1):
                 with contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ class SmallDisk:
                         pass
 
     def free(self) -> None:
-        """Gives the room back."""
+        """Frees the space again."""
         self._ballast.unlink(missing_ok=True)
 
 
@@ -60,7 +60,7 @@ def small_disk(path: Path, megabytes: int) -> Iterator[SmallDisk]:
     """Mounts a small file system.
 
     Raises:
-        OSError: this user may not, or this system cannot.
+        OSError: the user lacks the permission, or the system lacks the tool.
     """
     path.mkdir(parents=True)
     _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path))
@@ -74,8 +74,8 @@ class Network:
     """A network namespace with one link to ours.
 
     Attributes:
-        host: our address on the link, to listen on.
-        prefix: what a command begins with to run in there.
+        host: our address on the link.
+        prefix: arguments that run a command inside the namespace.
     """
 
     def __init__(self, number: int) -> None:
@@ -84,30 +84,30 @@ class Network:
         self._inner = f"{self._link}n"
         third = number % 250
         self.host = f"10.213.{third}.1"
-        self._there = f"10.213.{third}.2"
+        self._inner_address = f"10.213.{third}.2"
         self.prefix = ("ip", "netns", "exec", self._name)
 
     def open(self) -> None:
-        """Makes it. Raises OSError where this user may not."""
+        """Creates the namespace and its link; raises OSError without the permission."""
         _run("ip", "netns", "add", self._name)
         _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", self._inner)
         _run("ip", "link", "set", self._inner, "netns", self._name)
         _run("ip", "address", "add", f"{self.host}/30", "dev", self._link)
         _run("ip", "link", "set", self._link, "up")
-        _run(*self.prefix, "ip", "address", "add", f"{self._there}/30", "dev", self._inner)
+        _run(*self.prefix, "ip", "address", "add", f"{self._inner_address}/30", "dev", self._inner)
         self.up()
         self.up("lo")
 
     def down(self, device: str = "") -> None:
-        """Nothing passes the link, or another device in there; neither side is told."""
+        """Takes the link, or another device of the namespace, down; neither side gets a notice."""
         _run(*self.prefix, "ip", "link", "set", device or self._inner, "down")
 
     def up(self, device: str = "") -> None:
-        """It works again."""
+        """Takes the link or device up again."""
         _run(*self.prefix, "ip", "link", "set", device or self._inner, "up")
 
     def close(self) -> None:
-        """Removes it."""
+        """Removes link and namespace."""
         for command in (("link", "del", self._link), ("netns", "del", self._name)):
             with contextlib.suppress(OSError):
                 _run("ip", *command)
@@ -115,10 +115,10 @@ class Network:
 
 @contextlib.contextmanager
 def network() -> Iterator[Network]:
-    """A network of its own.
+    """Creates a network namespace and removes it afterwards.
 
     Raises:
-        OSError: this user may not make one, or this system cannot.
+        OSError: the user lacks the permission, or the system lacks the tool.
     """
     made = Network(os.getpid() * 16 % 60_000 + next(_NUMBERS) % 16)
     try:

@@ -1,4 +1,4 @@
-"""One real run: its configuration, what is seen of it while it runs, and the faults that are done to it."""
+"""One real run: its configuration, observations of it while it runs, and faults of its processes."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ SIMULATORS, AREAS = 2, 8
 AGENTS = SIMULATORS * AREAS
 BUFFER = 1024
 SLOW_MS = 12.0
-"""Most a simulator waits before a step, so that a run takes a time and not all of the machine."""
+"""Longest pause of a simulator before a step, which limits the speed of a run and its use of the CPU."""
 STEPS_PER_S = 2000
-"""That come of it, about: what a run is meant to last is told in seconds."""
+"""Approximate speed of a run, which converts its intended duration into steps."""
 SILENCE_S = 6.0
-"""After which a simulator and its trainer give each other up."""
+"""Silence after which a simulator and its trainer disconnect."""
 RECOVERY_S = 5.0
 LONG_S = 300.0
-"""For whatever takes seconds on a machine that does nothing else."""
+"""Deadline for what takes seconds on an idle machine."""
 
 
 class Violation(AssertionError):
-    """A run did what it must not."""
+    """A run broke a condition."""
 
 
 def in_flight(mode: str) -> int:
-    """Most steps that are in no published update; the frame that reaches the budget may go over it."""
+    """Returns the most steps that can be in no published update; the frame that reaches the budget may exceed it."""
     return (2 if mode == "overlap" else 1) * BUFFER + AGENTS
 
 
@@ -55,17 +55,17 @@ def configuration(
     patience_s: float = LONG_S,
     transport: str = "auto",
 ) -> dict[str, Any]:
-    """Settings of a run.
+    """Returns the settings of a run.
 
     Args:
         mode: `overlap` or `lockstep`.
-        seconds: that it takes about, without its start and without faults.
-        simulator: arguments before and after those of the built-in simulator, divided by "...".
-        budget: of restarts.
-        patience_s: with a run that does not go on.
-        transport: between services.
+        seconds: approximate duration without start-up and faults.
+        simulator: arguments before and after those of the built-in simulator, separated by "...".
+        budget: number of restarts.
+        patience_s: stall timeout.
+        transport: transport between services.
     """
-    cut = list(simulator).index("...") if "..." in simulator else 0
+    split = list(simulator).index("...") if "..." in simulator else 0
     command = [sys.executable, "-m", "sparring", "simulator", "balance", "--areas", str(AREAS), "--slow", str(SLOW_MS)]
     command += ["--timeout", str(LONG_S)]
     return {
@@ -84,7 +84,7 @@ def configuration(
                 "checkpoint_interval": 8 * BUFFER,
             }
         },
-        "simulators": [{"command": [*simulator[:cut], *command, *simulator[cut + 1 :]], "count": SIMULATORS}],
+        "simulators": [{"command": [*simulator[:split], *command, *simulator[split + 1 :]], "count": SIMULATORS}],
         "pipeline": {
             "mode": mode,
             "transport": transport,
@@ -98,16 +98,16 @@ def configuration(
 
 
 class Trial:
-    """One run with its folder.
+    """One real run with its folder.
 
     Args:
-        folder: for its configuration and results.
+        folder: folder for its configuration and results.
         mode: `overlap` or `lockstep`.
-        seconds: that it is meant to take.
-        seed: of the run and of the moment of the fault.
-        results: where its folder is; None for one below `folder`.
-        prefix: what its command begins with.
-        **settings: as of `configuration`.
+        seconds: intended duration.
+        seed: seed of the run and of the time of the fault.
+        results: folder of results; None for one below `folder`.
+        prefix: arguments before its command.
+        **settings: further arguments of `configuration`.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class Trial:
         )
 
     def resume(self) -> None:
-        """Goes on with a run that has ended."""
+        """Resumes a run that has ended."""
         self.training = self._start("--resume")
 
     def close(self) -> list[str]:
-        """Ends what still runs; returns what did though it should not."""
+        """Kills all processes that still run and returns those that should have ended."""
         self._ended.set()
         self._watcher.join(10)
         left = self.family() if self.training.process.poll() is None else self.remains()
@@ -161,10 +161,10 @@ class Trial:
             self.training.process.kill()
         return [str(process) for process in left]
 
-    # ---------------------------------------------------------------- what is seen
+    # ---------------------------------------------------------------- observations
 
     def _watch(self) -> None:
-        """Notes every change of the version that was given out."""
+        """Records every change of the published version."""
         while not self._ended.wait(0.02):
             try:
                 text = (self.folder.path / "version").read_text()
@@ -175,61 +175,65 @@ class Trial:
 
     @property
     def version(self) -> int:
-        """Given out last."""
+        """The version that was published last."""
         return self.versions[-1][1] if self.versions else 0
 
     def log(self, service: str, *events: str) -> list[dict[str, Any]]:
-        """Lines of a service's log; all, or of these events."""
+        """Returns the lines of a service's log: all, or those of the given events."""
         path = self.directory / "logs" / f"{service}.jsonl"
         if not path.exists():
             return []
         lines = []
         for text in path.read_text(errors="replace").splitlines():
-            with contextlib.suppress(ValueError):  # half a line, of one that was killed or whose disk was full
+            with contextlib.suppress(ValueError):  # half a line of a process that was killed or whose disk was full
                 line = json.loads(text)
                 if not events or line["event"] in events:
                     lines.append(line)
         return lines
 
     def pid(self, part: str) -> int:
-        """Of the present start of a part; of a simulator the program itself, not what watches it."""
+        """Returns the process id of a part's current incarnation; for a simulator, not that of its watcher."""
         pid = self.training.pid(part)
         if part.startswith("simulator"):
             deadline = time.monotonic() + 20
             while not (inner := psutil.Process(pid).children(recursive=True)):
                 if time.monotonic() > deadline:
-                    raise Violation(f"{part} was not started by what watches it")
+                    raise Violation(f"{part} was not started by its watcher")
                 time.sleep(0.05)
             return inner[-1].pid
         return pid
 
     def family(self) -> list[psutil.Process]:
-        """All processes of the run."""
+        """Returns all processes of the run."""
         own = psutil.Process(self.training.process.pid)
         return [own, *own.children(recursive=True)]
 
     def remains(self) -> list[psutil.Process]:
-        """Processes that name the run's folder, or were told it as simulators are, after its end."""
+        """Returns processes that still name the run's folder in their command or environment after its end."""
+
+        def texts(process: psutil.Process) -> Iterator[str]:
+            yield from process.info["cmdline"] or ()
+            yield from (process.info["environ"] or {}).values()
+
         every = psutil.process_iter(["cmdline", "environ"])
-        words = ((one, (*(one.info["cmdline"] or ()), *(one.info["environ"] or {}).values())) for one in every)
-        return [process for process, told in words if any(str(self.directory) in word for word in told)]
+        return [process for process in every if any(str(self.directory) in text for text in texts(process))]
 
     def restored(self) -> list[dict[str, Any]]:
-        """What learners that were started anew went on from."""
+        """Returns the log lines of what restarted learners resumed from."""
         return self.log(LEARNER, "restored", "nothing_to_restore")
 
     def endpoints(self) -> dict[str, str]:
-        """Addresses of the queues and boards between services."""
+        """Returns the addresses of the queues and topics between services."""
         return dict(json.loads((self.directory / "run.json").read_text())["endpoints"])
 
     def trained(self) -> int:
-        """Steps in the newest weights, of which at most the last update may be missing."""
+        """Returns the steps in the newest weights; at most the last update may be missing."""
         return max(0, self.version - 1) * BUFFER
 
     # ---------------------------------------------------------------- waiting
 
     def wait(self, held: Callable[[], Any], what: str, timeout_s: float = LONG_S) -> None:
-        """Returns once `held()`. Raises Violation at the end of the run or the deadline."""
+        """Returns once `held()` is true; raises Violation at the end of the run or at the deadline."""
         deadline = time.monotonic() + timeout_s
         while not held():
             if self.training.process.poll() is not None and not held():
@@ -239,29 +243,29 @@ class Trial:
             time.sleep(0.02)
 
     def under_way(self, seconds: float | None = None) -> None:
-        """Returns at a moment in the first half of the run, or of so many seconds of it, drawn by its seed."""
+        """Returns at a time that the seed chooses within the first half of the run, or of its first `seconds`."""
         self.wait(lambda: self.version >= 3, "first updates", LONG_S)
         updates = int((seconds or self.seconds) * STEPS_PER_S / BUFFER)
-        moment = self.random.randrange(4, max(5, updates // 2))
-        self.wait(lambda: self.version >= moment, f"version {moment}", LONG_S)
+        version = self.random.randrange(4, max(5, updates // 2))
+        self.wait(lambda: self.version >= version, f"version {version}", LONG_S)
         time.sleep(self.random.uniform(0, 0.5))
 
     @contextlib.contextmanager
     def recovering(self, timeout_s: float = LONG_S) -> Iterator[None]:
-        """Around a fault: what goes on after it, and what has come of the data in flight, is training again."""
+        """Surrounds a fault and returns once updates are published again from data after it."""
         began = time.monotonic()
         yield
-        # What was in flight at the fault may give two versions more, and a learner that restarts one.
+        # Data in flight at the fault may give two more versions, and a learner that restarts one more.
         wanted = self.version + 4
         self.wait(lambda: self.version >= wanted or self.nearly_done(), "training after the fault", timeout_s)
         self.recovery_s = time.monotonic() - began
 
     def nearly_done(self) -> bool:
-        """Whether the run has reached its end."""
+        """Returns whether the run has written its summary."""
         return (self.directory / "summary.json").exists()
 
     def end(self, timeout_s: float = LONG_S) -> int:
-        """Exit status of the run."""
+        """Waits for the end of the run and returns its exit status."""
         try:
             return self.training.end(timeout_s)
         except AssertionError as error:
@@ -270,21 +274,21 @@ class Trial:
     # ---------------------------------------------------------------- faults
 
     def kill(self, part: str) -> None:
-        """kill -9."""
+        """Sends SIGKILL to a process."""
         os.kill(self.pid(part), signal.SIGKILL)
 
     def stop(self, part: str) -> int:
-        """SIGSTOP; returns whom to continue."""
+        """Sends SIGSTOP to a process and returns the process id to continue."""
         pid = self.pid(part)
         os.kill(pid, signal.SIGSTOP)
         return pid
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Sends SIGINT to the run, as Ctrl-C does."""
         self.training.process.send_signal(signal.SIGINT)
 
 
-def resumed(pid: int) -> None:
-    """SIGCONT to a process, if it is still there."""
+def continue_process(pid: int) -> None:
+    """Sends SIGCONT to a process that may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)

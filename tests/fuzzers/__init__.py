@@ -1,4 +1,4 @@
-"""Inputs that nobody would send, for every reader of bytes that strangers or damaged links can reach.
+"""Malformed inputs for every reader of bytes from unauthenticated peers or damaged links.
 
 `scripts/fuzz TARGET` runs one; `python -m tests.fuzzers --help` says how.
 """

@@ -3,10 +3,10 @@
     scripts/fuzz TARGET [--minutes M] [--inputs N] [--corpus DIR] [--seed S] [--guided]
 
 simulator   streams of a simulator: frame reader and codec
-services    messages of another service: frames, codec, rules of queues and boards
+services    messages of another service: frames, codec, rules of queues and topics
 protocol    sequences of well- and ill-formed messages from simulators, against the code that serves them
 unity       messages of a Unity player
-http2       the connection that they come on
+http2       the connection that carries them
 
 Without --guided, inputs are random changes to valid messages: fast, and the same for the same seed. With it, atheris
 (the extra `fuzz`) looks for inputs that reach new code. A finding is printed with its input and written to --corpus;
@@ -29,17 +29,17 @@ from tests.fuzzers.target import Target
 
 TARGETS: Final = ("http2", "protocol", "services", "simulator", "unity")
 _ADDRESSES: Final = 8 * 2**30
-"""Bytes that the process may ask for: a claim that is believed fails instead of filling the machine."""
+"""Bytes that the process may allocate, so that a trusted length claim fails instead of filling the machine."""
 
 
 def load(name: str) -> Target:
-    """The target of a name."""
+    """Returns the target of a name."""
     target: Target = importlib.import_module(f"tests.fuzzers.{name}").TARGET
     return target
 
 
 def main() -> int:
-    """Runs it; returns the exit status."""
+    """Runs the target of the command line; returns the exit status."""
     arguments = _arguments()
     seconds = arguments.minutes * 60 if arguments.minutes else math.inf
     inputs = arguments.inputs or (2**31 - 1 if arguments.minutes else 100_000)
@@ -57,13 +57,13 @@ def main() -> int:
         seconds=seconds,
         seed=arguments.seed,
         corpus=arguments.corpus,
-        progress=lambda report: _tell(report) if report.inputs and not report.inputs % 100_000 else None,
+        progress=lambda report: _print(report) if report.inputs and not report.inputs % 100_000 else None,
     )
     sys.stdout.write(f"{arguments.target}, one input is one {target.unit}: {report}\n")
     return 1 if report.findings else 0
 
 
-def _tell(report: engine.Report) -> None:
+def _print(report: engine.Report) -> None:
     sys.stderr.write(f"{report}\n")
 
 

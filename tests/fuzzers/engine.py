@@ -1,4 +1,4 @@
-"""Runs a target: by random changes to a corpus, or guided by coverage where atheris is installed."""
+"""Runs a target with random changes to a corpus, or guided by coverage where atheris is installed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from typing import Any, Final
 from tests.fuzzers.target import Target
 
 HANG_S: Final = 5.0
-"""Seconds of computing that one input may take; nothing here waits."""
+"""CPU seconds that one input may take."""
 GROWTH: Final = 256 * 2**20
-"""By how many bytes the process may grow over all inputs after the first."""
-_WARM: Final = 2000
-"""Inputs after which memory is measured: caches are full by then."""
+"""Bytes by which the process may grow after the warm-up."""
+_WARM_UP: Final = 2000
+"""Inputs after which memory is measured, as caches are full by then."""
 _LARGEST_CORPUS: Final = 4096
-_CHECKED: Final = 10
-"""Inputs between two looks at the time that no input can prevent."""
+_CHECK_INTERVAL: Final = 10
+"""Inputs between two restarts of the timer that no input can block."""
 
 
 class Hang(BaseException):
@@ -35,26 +35,25 @@ class Hang(BaseException):
 
 @dataclass
 class Report:
-    """What a run did.
+    """The result of a run.
 
     Attributes:
-        inputs: fed.
-        seconds: that took, all counted.
-        longest_s: of computing, for one input.
-        begun_bytes: most memory that the process had held when it was warm; `peak_bytes` ever since.
-        findings: inputs that broke a promise, by the last line of their traceback.
+        seconds: duration of the run.
+        longest_s: most CPU seconds of one input.
+        warm_bytes: peak memory at the end of the warm-up; `peak_bytes` is that of the run.
+        findings: inputs that broke a rule, by exception and place.
     """
 
     inputs: int = 0
     seconds: float = 0.0
     longest_s: float = 0.0
-    begun_bytes: int = 0
+    warm_bytes: int = 0
     peak_bytes: int = 0
     findings: dict[str, bytes] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rate = self.inputs / self.seconds if self.seconds else 0.0
-        grown = (self.peak_bytes - self.begun_bytes) / 2**20
+        grown = (self.peak_bytes - self.warm_bytes) / 2**20
         return (
             f"{self.inputs} inputs in {self.seconds:.0f} s, {rate:.0f} a second; longest input {self.longest_s:.3f} s; "
             f"peak memory {self.peak_bytes / 2**20:.0f} MiB, {grown:.1f} MiB more than when warm; "
@@ -63,12 +62,7 @@ class Report:
 
 
 class Watch:
-    """Feeds a target input by input, and measures.
-
-    Args:
-        one_input: of the target.
-        report: to fill.
-    """
+    """Feeds a target with inputs, and measures time and memory into `report`."""
 
     def __init__(self, one_input: Callable[[bytes], None], report: Report) -> None:
         self._one_input = one_input
@@ -76,7 +70,7 @@ class Watch:
         self._began = time.perf_counter()
 
     def feed(self, data: bytes) -> None:
-        """Feeds one input; whatever it raises is for the caller."""
+        """Feeds one input, whose exceptions propagate."""
         report, start = self.report, time.process_time()
         signal.setitimer(signal.ITIMER_PROF, HANG_S)
         try:
@@ -87,25 +81,25 @@ class Watch:
             report.inputs += 1
             report.longest_s = max(report.longest_s, now - start)
             report.seconds = time.perf_counter() - self._began
-            self._weigh()
+            self._measure_memory()
 
-    def _weigh(self) -> None:
+    def _measure_memory(self) -> None:
         report = self.report
         report.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if report.inputs <= _WARM:
-            report.begun_bytes = report.peak_bytes
-        elif report.peak_bytes > report.begun_bytes + GROWTH:
-            raise MemoryError(f"{report.peak_bytes - report.begun_bytes} bytes more than when warm")
+        if report.inputs <= _WARM_UP:
+            report.warm_bytes = report.peak_bytes
+        elif report.peak_bytes > report.warm_bytes + GROWTH:
+            raise MemoryError(f"{report.peak_bytes - report.warm_bytes} bytes more than when warm")
 
 
 @contextmanager
-def watching() -> Iterator[None]:
-    """An input that takes too long raises `Hang`; one that cannot be interrupted ends the process, and is traced."""
+def hang_detection() -> Iterator[None]:
+    """Raises `Hang` for an input that takes too long; one that cannot be interrupted ends the process with a trace."""
 
-    def ring(_signal: int, _frame: FrameType | None) -> None:
+    def raise_hang(_signal: int, _frame: FrameType | None) -> None:
         raise Hang(f"more than {HANG_S} s")
 
-    before = signal.signal(signal.SIGPROF, ring)
+    before = signal.signal(signal.SIGPROF, raise_hang)
     try:
         yield
     finally:
@@ -123,42 +117,42 @@ def search(
     corpus: Path | None = None,
     progress: Callable[[Report], None] = lambda _: None,
 ) -> Report:
-    """Feeds seeds, then random changes of them; a change that raised nothing may be changed further.
+    """Feeds seeds, then random changes of them; changes that raise nothing join the corpus.
 
     Args:
         target: to feed.
         inputs: how many at most.
         seconds: how long at most.
-        seed: the same one gives the same inputs.
+        seed: determines the inputs.
         corpus: folder of further seeds; findings are written there.
         progress: called every 10 inputs.
     """
     rng, report = Random(seed), Report()
     watch, pool = Watch(target.one_input, report), [*target.seeds(), *_files(corpus)]
-    with watching():
+    with hang_detection():
         while report.inputs < inputs and report.seconds < seconds:
             number = report.inputs
-            if not number % _CHECKED:
-                faulthandler.dump_traceback_later(20 * _CHECKED * HANG_S, exit=True)
+            if not number % _CHECK_INTERVAL:
+                faulthandler.dump_traceback_later(20 * _CHECK_INTERVAL * HANG_S, exit=True)
                 progress(report)
-            data = pool[number] if number < len(pool) and number < _LARGEST_CORPUS else _next(target, rng, pool)
+            data = pool[number] if number < len(pool) and number < _LARGEST_CORPUS else _next_input(target, rng, pool)
             try:
                 watch.feed(data)
             except (Exception, Hang):
-                _note(report, data, corpus)
+                _record(report, data, corpus)
             else:
                 if not rng.randrange(64):
                     _keep(pool, data, rng)
     return report
 
 
-def _next(target: Target, rng: Random, pool: list[bytes]) -> bytes:
+def _next_input(target: Target, rng: Random, pool: list[bytes]) -> bytes:
     data = rng.choice(pool)
     return target.mutate(data, rng, pool)
 
 
 def _keep(pool: list[bytes], data: bytes, rng: Random) -> None:
-    """The corpus drifts: what was changed once is changed again, and most seeds stay."""
+    """Adds an input to the corpus, which keeps most seeds."""
     if len(pool) < _LARGEST_CORPUS:
         pool.append(data)
     else:
@@ -171,8 +165,8 @@ def _files(corpus: Path | None) -> list[bytes]:
     return [path.read_bytes() for path in sorted(corpus.iterdir()) if path.is_file()]
 
 
-def _note(report: Report, data: bytes, corpus: Path | None) -> None:
-    """Keeps the shortest input of each kind of failure; kinds are told apart by where they were raised."""
+def _record(report: Report, data: bytes, corpus: Path | None) -> None:
+    """Keeps the shortest input of each kind of failure, identified by where it was raised."""
     _, error, trace = sys.exc_info()
     where = traceback.extract_tb(trace)[-1]
     kind = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno} {where.name}"
@@ -188,7 +182,7 @@ def _note(report: Report, data: bytes, corpus: Path | None) -> None:
 
 
 def guided(target: Target, *, inputs: int, seconds: float, corpus: Path, seed: int = 0) -> None:
-    """The same, guided by coverage; ends the process, as libFuzzer does, with status 77 where something was found.
+    """Feeds inputs guided by coverage; libFuzzer ends the process, with status 77 after a finding.
 
     Raises:
         ImportError: atheris is not installed.
@@ -202,8 +196,8 @@ def guided(target: Target, *, inputs: int, seconds: float, corpus: Path, seed: i
     for number, data in enumerate(target.seeds()):
         (folder / f"seed-{number:04d}").write_bytes(data)
 
-    def changed(data: bytes, most: int, draw: int) -> bytes:
-        rng = Random(draw)
+    def changed(data: bytes, most: int, seed_of_change: int) -> bytes:
+        rng = Random(seed_of_change)
         made: bytes = target.mutate(data, rng, ()) if rng.random() < 0.5 else atheris.Mutate(data, most)
         return made[:most]
 
@@ -225,12 +219,12 @@ def guided(target: Target, *, inputs: int, seconds: float, corpus: Path, seed: i
         "-verbosity=1",
     ]
     atheris.Setup([sys.argv[0], *options, str(folder)], feed, custom_mutator=changed)
-    with watching():
+    with hang_detection():
         atheris.Fuzz()
 
 
 def instrumented(load: Callable[[], Any]) -> Any:
-    """What `load` imports, with atheris' counters inside; also the library that reads for us."""
+    """Returns the result of `load` with atheris' counters in its imports, the HTTP/2 library included."""
     import atheris
 
     with atheris.instrument_imports(include=["pipeline", "h2", "hpack", "hyperframe"]):

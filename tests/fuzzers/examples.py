@@ -1,4 +1,4 @@
-"""Valid records and messages, drawn at random from the records' own annotations: what the corpus begins with."""
+"""Valid random records, generated from the records' annotations: the first corpus."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SPEC: Final = BehaviorSpec(
 
 
 def example(hint: Any, rng: Random) -> Any:
-    """A value that an annotation allows; a record where the annotation is one."""
+    """Returns a random value that an annotation allows, a record included."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return _array(next(mark for mark in hint.__metadata__ if isinstance(mark, Columns)), rng)
+        return _array(next(one for one in hint.__metadata__ if isinstance(one, Columns)), rng)
     if hint is BehaviorSpec:
         return _SPEC
     if dataclasses.is_dataclass(hint):

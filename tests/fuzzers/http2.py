@@ -1,8 +1,8 @@
-"""A client's side of an HTTP/2 connection: each call is heard whole and answered, or the connection is refused.
+"""The client's side of an HTTP/2 connection: each call is read whole and answered, or the connection is refused.
 
-An input is a number of bytes that come at once, less one, and then those that come. Whatever they are, no message is
-larger than allowed, nor is what is kept of those that are not here whole; what is sent back are frames, and no more
-data than the client lets pass. Who has called is welcome.
+An input is the size of a chunk, less one, and then the bytes. No message, and no sum of incomplete messages, may exceed
+the limit; the answers are frames, with no more data than the client's windows allow. A client is accepted with its
+first call.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from tests.fuzzers.target import Target, Violation
 PATH: Final = "/service/Method"
 LARGEST: Final = 1000
 ANSWER: Final = bytes(100_000)
-"""More than a connection lets pass at first."""
+"""Larger than the initial window of a connection."""
 
 _HEAD: Final = 9
 _PREFIX: Final = 5
-_MORE: Final = bytes((0, 0, 4, WindowUpdateFrame.type))
+_WINDOW_UPDATE: Final = bytes((0, 0, 4, WindowUpdateFrame.type))
 
 
 def one_input(data: bytes) -> None:
-    """Holds a connection."""
-    connection, at_once, arriving = Http2Connection(PATH, LARGEST), 1 + (data[0] if data else 0), data[1:]
+    """Feeds a connection."""
+    connection, chunk, arriving = Http2Connection(PATH, LARGEST), 1 + (data[0] if data else 0), data[1:]
     sent, welcome = bytearray(connection.take()), False
     try:
-        for at in range(0, len(arriving), at_once):
-            for stream, message in connection.feed(arriving[at : at + at_once]):
+        for at in range(0, len(arriving), chunk):
+            for stream, message in connection.feed(arriving[at : at + chunk]):
                 if message is not None and len(message) > LARGEST:
                     raise Violation(f"a message of {len(message)} bytes, at most {LARGEST}")
                 if not welcome:
-                    connection.welcome(LARGEST)
+                    connection.admit(LARGEST)
                     welcome = True
                 connection.answer(stream, ANSWER)
-            if connection.kept() > LARGEST + _PREFIX:
-                raise Violation(f"{connection.kept()} bytes of messages are kept, at most {LARGEST + _PREFIX}")
+            if connection.buffered_bytes() > LARGEST + _PREFIX:
+                raise Violation(f"{connection.buffered_bytes()} buffered bytes, expected at most {LARGEST + _PREFIX}")
             sent += connection.take()
     except http2.Violation:
         sent += connection.take()
     data_sent = sum(len(one.data) for one in frames(bytes(sent)) if isinstance(one, DataFrame))
-    allowed = 2**16 - 1 + arriving.count(_MORE) * (2**31 - 1)
+    allowed = 2**16 - 1 + arriving.count(_WINDOW_UPDATE) * (2**31 - 1)
     if data_sent > allowed:
         raise Violation(f"{data_sent} bytes of data, at most {allowed}")
 
 
 def frames(sent: bytes) -> Iterator[Frame]:
-    """Those that are in some bytes."""
+    """Yields the frames in some bytes."""
     while sent:
         if len(sent) < _HEAD:
             raise Violation(f"{len(sent)} bytes after the last frame")
@@ -77,7 +77,7 @@ def frames(sent: bytes) -> Iterator[Frame]:
 
 
 def seeds() -> list[bytes]:
-    """Calls that come whole, in pieces, with padding, broken off; windows, settings, pings."""
+    """Returns calls that are whole, in pieces, padded or cancelled, with windows, settings and pings."""
     block = hpack.Encoder().encode([(":method", "POST"), (":path", PATH), ("te", "trailers")])
     message = b"\0" + (5).to_bytes(4, "big") + b"hello"
     head, data = HeadersFrame(1, block, flags=["END_HEADERS"]), DataFrame(1, message, flags=["END_STREAM"])
@@ -91,7 +91,7 @@ def seeds() -> list[bytes]:
     more = settings, SettingsFrame(0, flags=["ACK"]), PingFrame(0, b"12345678"), PriorityFrame(3, depends_on=1)
     window = WindowUpdateFrame(0, 50_000), WindowUpdateFrame(1, 50_000)
     reset, goaway = RstStreamFrame(1), GoAwayFrame(0)
-    said: tuple[tuple[Frame, ...], ...] = (
+    sequences: tuple[tuple[Frame, ...], ...] = (
         (head, data),
         pieces,
         (*more, head, data, *window),
@@ -99,8 +99,8 @@ def seeds() -> list[bytes]:
         (head, data, goaway),
         (head, reset, goaway),
     )
-    talks = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(frame.serialize() for frame in one) for one in said]
-    return [bytes((at_once,)) + one for one in talks for at_once in (2, 255)]
+    talks = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(frame.serialize() for frame in one) for one in sequences]
+    return [bytes((chunk,)) + one for one in talks for chunk in (2, 255)]
 
 
 TARGET: Final = Target(unit="connection", seeds=seeds, one_input=one_input, mutate=mutation.of_bytes)

@@ -1,4 +1,4 @@
-"""How an input becomes another one: bytes flipped, cut, inserted, spliced; and values inside a MessagePack header."""
+"""Changes of inputs: bytes flipped, removed, inserted or spliced, and values inside a MessagePack header."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _VALUES: Final[tuple[Any, ...]] = (
     ["<f4", [0]], ["<i8", [1]],
 )  # fmt: skip
 LONGEST: Final = 4096
-"""Bytes of an input; a nest or a list that is worth trying is much shorter."""
+"""Bytes of an input; useful nested values are much shorter."""
 
 
 def of_bytes(data: bytes, rng: Random, others: Sequence[bytes]) -> bytes:
-    """One to four changes anywhere."""
+    """Makes one to four changes anywhere."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         kind, at = rng.randrange(7), rng.randrange(len(out) + 1)
@@ -50,7 +50,7 @@ def of_bytes(data: bytes, rng: Random, others: Sequence[bytes]) -> bytes:
 
 
 def of_header(header: bytes, rng: Random) -> bytes:
-    """A MessagePack value with one node replaced, removed, nested or given twice; as it is where it cannot be read."""
+    """Replaces, removes, nests or duplicates one node of a MessagePack value, unless it cannot be decoded."""
     try:
         tree = msgpack.unpackb(header, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -68,7 +68,7 @@ def of_header(header: bytes, rng: Random) -> bytes:
 
 
 def _holders(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every node but the topmost, as what holds it and where."""
+    """Yields the container and key of every node but the root."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -91,7 +91,7 @@ def _nest(holder: Any, key: Any, rng: Random) -> None:
         holder[key] = [holder[key]]
 
 
-def _again(holder: Any, key: Any, rng: Random) -> None:
+def _duplicate(holder: Any, key: Any, rng: Random) -> None:
     if isinstance(holder, list):
         holder.insert(key, holder[key])
     else:
@@ -103,4 +103,4 @@ def _shift(holder: Any, key: Any, rng: Random) -> None:
         holder[key] = max(-(2**63), min(2**64 - 1, holder[key] + rng.choice((-1, 1, 2**31, -(2**31)))))
 
 
-_ACTS: Final[tuple[Callable[[Any, Any, Random], None], ...]] = (_replace, _replace, _remove, _nest, _again, _shift)
+_ACTS: Final[tuple[Callable[[Any, Any, Random], None], ...]] = (_replace, _replace, _remove, _nest, _duplicate, _shift)

@@ -1,7 +1,7 @@
-"""Frames from another service, into the readers of the queue's and the board's ends and the rules behind them.
+"""Frames from another service, into the ends of queues and topics and the rules behind them.
 
-An input is up to 16 messages: a byte for the kind of end that gets it, a byte for how many frames, and each frame after
-its length in two bytes. What can be read goes to the rules of that end, whose answers must be messages again.
+An input is up to 16 messages: a byte for the kind of end, a byte for the number of frames, and each frame after its
+length in two bytes. Decoded messages go to the rules of that end, whose answers must be valid messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ID: Final = "stepping-0.1#18a3bc~0"
 
 
 class Ends:
-    """One end of each kind."""
+    """Holds one end of each kind."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -54,25 +54,25 @@ class Ends:
         self._publisher.publish("state", framing.pack(Ping()))
         self._subscriber = SubscriberState(DEFAULT_TIMING)
 
-    def hear(self, end: int, frames: list[Buffer]) -> None:
-        """Hands a message to one of them, and takes what all of them answer."""
+    def receive(self, end: int, frames: list[Buffer]) -> None:
+        """Delivers a message to one end, and checks what the ends answer."""
         self._now += 0.1
         if end == 0:
             self._at_receiver(framing.from_sender(frames))
         elif end == 1:
             self._at_sender(framing.from_receiver(frames))
         elif end == 2:
-            self._publisher.on_have(self._now, framing.from_subscriber(frames), "route")
-            for _, said, payload in self._publisher.outgoing(self._now):
-                framing.from_publisher([bytes(one) for one in framing.to_subscriber(said, payload)], SERVICES)
+            self._publisher.on_status(self._now, framing.from_subscriber(frames), "route")
+            for _, message, payload in self._publisher.outgoing(self._now):
+                framing.from_publisher([bytes(one) for one in framing.to_subscriber(message, payload)], SERVICES)
         else:
             message, record = framing.from_publisher(frames, SERVICES)
             if isinstance(message, PublisherHeartbeat):
-                self._subscriber.on_alive(self._now, message)
+                self._subscriber.on_heartbeat(self._now, message)
             else:
                 self._subscriber.on_update(self._now, message, record)
-            if (have := self._subscriber.outgoing(self._now)) is not None:
-                framing.from_subscriber(framing.to_publisher(have))
+            if (status := self._subscriber.outgoing(self._now)) is not None:
+                framing.from_subscriber(framing.to_publisher(status))
 
     def _at_receiver(self, message: SenderHello | Data | SenderBye) -> None:
         state = self._receiver
@@ -96,34 +96,34 @@ class Ends:
         state.on_grant(self._now, grant)
         if state.fits(1):
             state.put(1, framing.pack(Ping()))
-        for said in state.outgoing(self._now):
-            framing.from_sender([bytes(one) for one in framing.to_receiver(said)])
+        for message in state.outgoing(self._now):
+            framing.from_sender([bytes(one) for one in framing.to_receiver(message)])
 
-    def empty(self) -> None:
-        """Takes all that waits."""
+    def take_all(self) -> None:
+        """Takes all waiting messages."""
         try:
             while True:
                 self._receiver.acknowledge(self._now, self._receiver.take())
         except Empty:
             if self._receiver.queued_messages or self._receiver.shares.messages:
-                raise Violation("messages are counted that nobody can take") from None
+                raise Violation("counted messages cannot be taken") from None
 
 
 def one_input(data: bytes) -> None:
-    """Hands every message of an input over, whether the one before was good or not."""
+    """Delivers every message of an input, after refused ones too."""
     ends = Ends()
     for end, frames in messages(data):
         with contextlib.suppress(CodecError):
             decode(frames)
         try:
-            ends.hear(end, frames)
+            ends.receive(end, frames)
         except CodecError:
             continue
-    ends.empty()
+    ends.take_all()
 
 
 def messages(data: bytes) -> Iterator[tuple[int, list[Buffer]]]:
-    """What an input holds; the last frame may be shorter than it says."""
+    """Yields the messages of an input; the last frame may be shorter than its length."""
     at = 0
     for _ in range(_MOST):
         if at + 2 > len(data):
@@ -141,16 +141,16 @@ def messages(data: bytes) -> Iterator[tuple[int, list[Buffer]]]:
         yield end, frames
 
 
-def as_input(said: Sequence[tuple[int, Sequence[Buffer]]]) -> bytes:
-    """The input that holds messages."""
+def as_input(contents: Sequence[tuple[int, Sequence[Buffer]]]) -> bytes:
+    """Returns the input with given messages."""
     out = b""
-    for end, frames in said:
+    for end, frames in contents:
         out += bytes([end, len(frames)]) + b"".join(_LENGTH.pack(len(one)) + bytes(one) for one in frames)
     return out
 
 
 def seeds() -> list[bytes]:
-    """Conversations of all ends, and every record in a message."""
+    """Returns conversations of all ends, and every record in a message."""
     rng = Random(2)
     records = [framing.pack(example(cls, rng)) for _, cls in sorted(TAGS.items()) for _ in range(2)]
     hello = (0, framing.to_receiver(SenderHello(sender=_ID, serial=1, oldest=0, sent=0)))
@@ -161,10 +161,10 @@ def seeds() -> list[bytes]:
         for one in records
     ]
     grant: dict[str, Any] = {"messages": 4, "steps": 64, "largest": 16, "whole": 64, "received": 0, "acknowledged": 0}
-    haves = [SubscriberStatus(serial=serial, publisher="", revision=0, answer=True) for serial in (1, 2, 3)]
+    statuses = [SubscriberStatus(serial=serial, publisher="", revision=0, answer=True) for serial in (1, 2, 3)]
     inputs += [
         as_input([(1, framing.to_sender(Grant(receiver="assembly-0.1#1~0", echo=1, **grant)))] * 2),
-        as_input([(2, framing.to_publisher(have)) for have in haves]),
+        as_input([(2, framing.to_publisher(status)) for status in statuses]),
         as_input([(3, framing.to_subscriber(PublisherHeartbeat(publisher="x.1#1~0", echo=1), None))]),
     ]
     update = TopicUpdate(publisher="x.1#1~0", echo=1, after=0, revision=1, key="k")
@@ -174,23 +174,25 @@ def seeds() -> list[bytes]:
 
 def mutate(data: bytes, rng: Random, others: Sequence[bytes]) -> bytes:
     """Changes bytes, or a value in one frame, or the order of messages."""
-    said = [*messages(data)]
-    if not said or rng.random() < 0.4:
+    contents = [*messages(data)]
+    if not contents or rng.random() < 0.4:
         return mutation.of_bytes(data, rng, others)
-    at = rng.randrange(len(said))
-    _, frames = said[at]
+    at = rng.randrange(len(contents))
+    _, frames = contents[at]
     kind = rng.randrange(6)
     if kind == 0:
-        said.insert(rng.randrange(len(said) + 1), said[at])
+        contents.insert(rng.randrange(len(contents) + 1), contents[at])
     elif kind == 1:
-        said[at] = rng.randrange(4), frames
+        contents[at] = rng.randrange(4), frames
     elif kind == 2 and others:
-        said += messages(rng.choice(others))
+        contents += messages(rng.choice(others))
     elif frames:
         which = rng.randrange(len(frames))
         changed = mutation.of_header if kind < 5 else lambda one, rng: mutation.of_bytes(one, rng, ())
         frames[which] = changed(bytes(frames[which]), rng)
-    return as_input([(end, [one[:65535] for one in frames]) for end, frames in said[:_MOST]])[: 4 * mutation.LONGEST]
+    return as_input([(end, [one[:65535] for one in frames]) for end, frames in contents[:_MOST]])[
+        : 4 * mutation.LONGEST
+    ]
 
 
 TARGET: Final = Target(unit="messages", seeds=seeds, one_input=one_input, mutate=mutate)

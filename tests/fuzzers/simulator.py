@@ -1,8 +1,8 @@
-"""Bytes from a simulator, into the frame reader and the codec: a record, or a CodecError.
+"""Bytes from a simulator through frame reader and codec give a record or a CodecError.
 
-An input is one byte of options and a stream. Options, by bits: 1 leave the lengths as they are (else they are put
-right, so that a change inside does not stop at the first check), 2 small limits, 4 fed in three pieces, 8 one whole
-message by itself. A record that came out is written and read again, and must be the same bytes.
+An input is one byte of options and a stream. Options, by bits: 1 keep the lengths (else they are corrected, so that a
+change inside passes the first check), 2 small limits, 4 feed three pieces, 8 decode one whole message. Each decoded
+record is encoded and decoded again, and must give the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AS_IS, _SMALL, _PIECES, _WHOLE = 1, 2, 4, 8
 
 
 def one_input(data: bytes) -> None:
-    """Reads an input as its first byte says."""
+    """Decodes an input with the options of its first byte."""
     options, stream = (data[0] if data else 0), data[1:]
     limits = SMALL if options & _SMALL else SIMULATORS
     if not options & _AS_IS and len(stream) >= PREFIX.size:
@@ -33,30 +33,30 @@ def one_input(data: bytes) -> None:
         stream = PREFIX.pack(len(stream), min(header, len(stream) - PREFIX.size)) + stream[PREFIX.size :]
     try:
         if options & _WHOLE:
-            again(codec.from_bytes(stream, limits))
+            check_round_trip(codec.from_bytes(stream, limits))
             return
         reader = FrameReader(limits)
         third = len(stream) // 3 + 1
         for start in range(0, len(stream), third if options & _PIECES else max(1, len(stream))):
             reader.feed(stream[start : start + third] if options & _PIECES else stream)
             while (record := reader.next()) is not None:
-                again(record)
+                check_round_trip(record)
             if reader.buffered > limits.total + len(stream):
                 raise Violation(f"{reader.buffered} bytes held")
     except CodecError:
         return
 
 
-def again(record: Any) -> None:
-    """A record that was read can be written, and read as the same."""
+def check_round_trip(record: Any) -> None:
+    """Checks that a decoded record can be encoded, and decoded to the same."""
     written = codec.to_bytes(record)
-    read = codec.from_bytes(written, SERVICES)
-    if type(read) is not type(record) or codec.to_bytes(read) != written:
-        raise Violation(f"{record} is read again as {read}")
+    decoded = codec.from_bytes(written, SERVICES)
+    if type(decoded) is not type(record) or codec.to_bytes(decoded) != written:
+        raise Violation(f"{record} is decoded again as {decoded}")
 
 
 def seeds() -> list[bytes]:
-    """Messages of every record, alone and after one another."""
+    """Returns messages of every record, alone and in pairs."""
     rng = Random(1)
     messages = [codec.to_bytes(example(cls, rng)) for _, cls in sorted(TAGS.items()) for _ in range(3)]
     pairs = [b"\x01" + one + other for one, other in zip(messages, messages[7:], strict=False)]
@@ -64,7 +64,7 @@ def seeds() -> list[bytes]:
 
 
 def mutate(data: bytes, rng: Random, others: Sequence[bytes]) -> bytes:
-    """Changes bytes, or a value of the header, whose length is put right."""
+    """Changes bytes, or a value of the header, whose length is then corrected."""
     if len(data) < 1 + PREFIX.size or rng.random() < 0.5:
         return mutation.of_bytes(data, rng, others)
     _, size = PREFIX.unpack_from(data, 1)

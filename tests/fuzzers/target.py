@@ -1,4 +1,4 @@
-"""What a fuzz target is."""
+"""The definition of a fuzz target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 
 class Violation(Exception):
-    """A promise that an input broke without raising anything by itself."""
+    """A rule that an input broke without raising an exception."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,10 +16,10 @@ class Target:
     """A reader under test.
 
     Attributes:
-        unit: what one input is.
-        seeds: valid inputs, to begin with.
-        one_input: feeds one; raises what is not allowed to happen, and nothing else.
-        mutate: makes another input of one, with a random source and the other inputs of the corpus.
+        unit: what one input is, for messages.
+        seeds: returns valid inputs to begin with.
+        one_input: feeds one input; raises only for a broken rule.
+        mutate: changes an input, with a random source and the other inputs of the corpus.
     """
 
     unit: str

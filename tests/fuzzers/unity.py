@@ -1,6 +1,6 @@
-"""Messages of a Unity player, into the conversation with it: each is understood, or refused as Unreadable.
+"""Messages of a Unity player in a conversation: each is decoded, or refused as UnreadableData.
 
-An input is up to 8 messages, each after its length in two bytes. What is understood is answered.
+An input is up to 8 messages, each after its length in two bytes. Decoded messages are answered.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.bridges.unity.conversation import PlayerConversation, PlayerMessage
 from sparring.pipeline.bridges.unity.messages import messages as kinds
-from sparring.pipeline.errors import Explained
+from sparring.pipeline.errors import ExplainedError
 from sparring.pipeline.messages.simulator import BehaviorActions
 from sparring.pipeline.specs import SpecError
 from sparring.pipeline.stepping.validation import check_report
@@ -31,31 +31,31 @@ _NAME: Final = "B?team=0"
 
 
 def one_input(data: bytes) -> None:
-    """Holds a conversation."""
+    """Feeds a conversation."""
     conversation, specs = PlayerConversation(), {}
     for content in split(data):
         try:
-            heard = conversation.hear(content)
-        except (Unreadable, SpecError):
+            message = conversation.receive(content)
+        except (UnreadableData, SpecError):
             conversation.quit()
             return
-        specs.update(heard.behaviors)
-        if heard.farewell is not None:
+        specs.update(message.behaviors)
+        if message.farewell is not None:
             conversation.quit()
             return
         if conversation.state == "introduced":
-            conversation.initialise(seed=1, package="x")
+            conversation.initialize(seed=1, package="x")
         elif conversation.state == "ready":
             conversation.reset()
         else:
-            conversation.step([*_answers(heard, specs)])
+            conversation.step([*_answers(message, specs)])
 
 
-def _answers(heard: PlayerMessage, specs: Any) -> Iterator[BehaviorActions]:
-    """Zeros for every decision; what does not fit its own spec is found where every simulator's reports are checked."""
-    for report in heard.reports:
+def _answers(message: PlayerMessage, specs: Any) -> Iterator[BehaviorActions]:
+    """Yields zeros for every decision; rows that do not fit their spec are refused by `check_report`."""
+    for report in message.reports:
         actions = specs[report.behavior].actions
-        with contextlib.suppress(Explained):
+        with contextlib.suppress(ExplainedError):
             check_report(report, specs[report.behavior])
         if report.decisions is not None and len(report.decisions.agents):
             n = len(report.decisions.agents)
@@ -68,7 +68,7 @@ def _answers(heard: PlayerMessage, specs: Any) -> Iterator[BehaviorActions]:
 
 
 def split(data: bytes) -> Iterator[bytes]:
-    """The messages of an input; the last may be shorter than it says."""
+    """Yields the messages of an input; the last may be shorter than its length."""
     at = 0
     for _ in range(_MOST):
         if at + _LENGTH.size > len(data):
@@ -79,13 +79,13 @@ def split(data: bytes) -> Iterator[bytes]:
         at += size
 
 
-def join(said: Sequence[bytes]) -> bytes:
-    """The input that holds messages."""
-    return b"".join(_LENGTH.pack(len(one[:65535])) + one[:65535] for one in said[:_MOST])
+def join(received: Sequence[bytes]) -> bytes:
+    """Returns the input with given messages."""
+    return b"".join(_LENGTH.pack(len(one[:65535])) + one[:65535] for one in received[:_MOST])
 
 
 def seeds() -> list[bytes]:
-    """Games with numbers, with a picture as floats and with one as PNG; agents that decide and end."""
+    """Returns games with numbers, with an image as floats or PNG, and agents that decide and end."""
     begin = _message()
     begin.unity_output.rl_initialization_output.communication_version = "1.5.0"
     begin.unity_output.rl_initialization_output.name = "Academy"
@@ -131,15 +131,15 @@ def _seen(kind: str) -> Any:
 
 def mutate(data: bytes, rng: Random, others: Sequence[bytes]) -> bytes:
     """Changes bytes of one message, or the order of messages."""
-    said = [*split(data)]
-    if not said or rng.random() < 0.2:
+    received = [*split(data)]
+    if not received or rng.random() < 0.2:
         return mutation.of_bytes(data, rng, others)
-    at = rng.randrange(len(said))
+    at = rng.randrange(len(received))
     if rng.random() < 0.2:
-        said.insert(rng.randrange(len(said) + 1), said.pop(at))
+        received.insert(rng.randrange(len(received) + 1), received.pop(at))
     else:
-        said[at] = mutation.of_bytes(said[at], rng, [*split(rng.choice(others))] if others else ())
-    return join(said)
+        received[at] = mutation.of_bytes(received[at], rng, [*split(rng.choice(others))] if others else ())
+    return join(received)
 
 
 TARGET: Final = Target(unit="conversation", seeds=seeds, one_input=one_input, mutate=mutate)

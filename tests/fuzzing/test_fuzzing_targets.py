@@ -1,4 +1,4 @@
-"""The fuzz targets: they hold for a few inputs here, they reach what they are for, and they can fail."""
+"""The fuzz targets pass a few inputs, reach the code that they are for, and can fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.fuzzers.target import Target, Violation
     ("name", "inputs"), [("simulator", 700), ("services", 400), ("protocol", 200), ("unity", 200), ("http2", 500)]
 )
 def test_a_target_finds_nothing_in_some_hundred_inputs(name: str, inputs: int) -> None:
-    """The same inputs every time; `scripts/fuzz` feeds millions."""
+    """The inputs are the same every time; `scripts/fuzz` feeds millions."""
     report = engine.search(load(name), inputs=inputs, seconds=60.0, seed=1)
     assert report.findings == {}
     assert report.inputs == inputs
@@ -36,7 +36,7 @@ def test_every_target_can_be_run() -> None:
 def test_the_seeds_of_the_codec_are_one_message_of_every_record() -> None:
     read = set()
     for seed in simulator.seeds():
-        if seed[0] != 1:  # two after another
+        if seed[0] != 1:  # two in a row
             read.add(type(codec.from_bytes(seed[1:])))
     assert read == set(TAGS.values())
 
@@ -44,37 +44,37 @@ def test_the_seeds_of_the_codec_are_one_message_of_every_record() -> None:
 def test_the_seeds_of_the_services_reach_every_end(monkeypatch: pytest.MonkeyPatch) -> None:
     reached = set()
 
-    class Seen(services.Ends):
-        def hear(self, end: int, frames: Any) -> None:
-            super().hear(end, frames)
+    class RecordingEnds(services.Ends):
+        def receive(self, end: int, frames: Any) -> None:
+            super().receive(end, frames)
             reached.add(end)
 
-    monkeypatch.setattr(services, "Ends", Seen)
+    monkeypatch.setattr(services, "Ends", RecordingEnds)
     for seed in services.seeds():
         services.one_input(seed)
     assert reached == {0, 1, 2, 3}
 
 
 def test_the_seeds_of_the_protocol_complete_steps_of_learners_and_of_ghosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_worlds", {})
+    monkeypatch.setattr(protocol, "worlds", {})
     for seed in protocol.seeds()[::2]:
         protocol.one_input(seed)
-    world, _ = protocol._worlds[False]
+    world, _ = protocol.worlds[False]
     assert world.completed["A"] > 10
     assert world.stepper.behaviors["B"].ghosts > 0
     assert world.stepper.matches.ended + world.stepper.matches.lost > 0
 
 
-def test_the_seeds_of_a_unity_player_are_understood_to_the_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seeds_of_a_unity_player_are_decoded_to_the_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
     farewells = []
 
-    class Attentive(unity.PlayerConversation):
-        def hear(self, content: bytes) -> Any:
-            heard = super().hear(content)
-            farewells.append(heard.farewell is not None)
-            return heard
+    class RecordingConversation(unity.PlayerConversation):
+        def receive(self, content: bytes) -> Any:
+            message = super().receive(content)
+            farewells.append(message.farewell is not None)
+            return message
 
-    monkeypatch.setattr(unity, "PlayerConversation", Attentive)
+    monkeypatch.setattr(unity, "PlayerConversation", RecordingConversation)
     for seed in unity.seeds():
         farewells.clear()
         unity.one_input(seed)
@@ -84,20 +84,20 @@ def test_the_seeds_of_a_unity_player_are_understood_to_the_farewell(monkeypatch:
 # ---------------------------------------------------------------- a test of the test
 
 
-def test_a_reader_that_believes_a_shape_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A codec that does not check what follows from a claim fails within some thousand inputs."""
+def test_a_reader_that_trusts_a_shape_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A codec that does not check claimed sizes fails within some thousand inputs."""
 
     def trusting(text: str, shape: tuple[int, ...], limits: Any) -> Any:
         del limits
-        return codec._Layout(codec._DTYPES[text], shape, 0)
+        return codec._ArrayLayout(codec.DTYPES[text], shape, 0)
 
     monkeypatch.setattr(codec, "_layout", trusting)
     report = engine.search(simulator.TARGET, inputs=600, seconds=60.0)
     assert any("Error" in kind for kind in report.findings)
 
 
-def test_a_stepper_that_forgets_who_left_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_worlds", {})
+def test_a_stepper_that_ignores_disconnects_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "worlds", {})
     monkeypatch.setattr(stepper.Stepper, "disconnect", lambda *_: None)
     report = engine.search(protocol.TARGET, inputs=20, seconds=60.0)
     assert any("Violation" in kind for kind in report.findings)
@@ -115,7 +115,7 @@ def test_a_sender_that_acknowledges_twice_is_caught(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_hang_and_a_growth_are_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What takes longer than the limit is cut off, and its input kept with the other findings."""
+    """An input beyond the time limit is interrupted, and kept with the other findings."""
     monkeypatch.setattr(engine, "HANG_S", 0.02)
 
     def one_input(data: bytes) -> None:
@@ -139,17 +139,17 @@ def test_the_same_seed_feeds_the_same_inputs() -> None:
     assert len(set(fed[0])) > 150
 
 
-def test_a_record_that_is_written_differently_the_second_time_is_a_violation() -> None:
+def test_a_record_that_encodes_differently_the_second_time_is_a_violation() -> None:
     with pytest.raises((Violation, CodecError)):
-        simulator.again(
-            _Fickle(receiver="r", echo=0, messages=0, steps=0, largest=0, whole=0, received=0, acknowledged=0)
+        simulator.check_round_trip(
+            _UnstableGrant(receiver="r", echo=0, messages=0, steps=0, largest=0, whole=0, received=0, acknowledged=0)
         )
 
 
-class _Fickle(Grant):
-    """Its fields change from one look to the next."""
+class _UnstableGrant(Grant):
+    """A record whose fields change between two reads."""
 
     _random = Random(0)
 
     def __getattribute__(self, name: str) -> Any:
-        return _Fickle._random.randrange(1000) if name == "steps" else super().__getattribute__(name)
+        return _UnstableGrant._random.randrange(1000) if name == "steps" else super().__getattribute__(name)

@@ -1,4 +1,4 @@
-"""Specs and networks of every kind, and policies of them that differ from fresh ones in all that training changes."""
+"""Specs and networks of every kind, and checkpoints whose values differ from initial ones as after training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Kind = tuple[tuple[ObservationSpec, ...], ActionSpec, dict]
 
 KINDS: dict[str, Kind] = {
     "vector": ((VECTOR,), CONTINUOUS, {}),
-    "vectors-normalised": ((VECTOR, FAR), HYBRID, {"normalize": True}),
+    "vectors-normalized": ((VECTOR, FAR), HYBRID, {"normalize": True}),
     "one-layer": ((VECTOR,), DISCRETE, {"num_layers": 1}),
     "one-branch": ((VECTOR,), ActionSpec(discrete=(4,)), {}),
     "goal-as-vector": ((GOAL, VECTOR), HYBRID, {"goal_conditioning_type": "none", "normalize": True}),
@@ -58,7 +58,7 @@ KINDS: dict[str, Kind] = {
 
 
 def checkpoint_of(kind: Kind, *, name: str = "Goal", shared: bool = False, trained: int = 1200) -> Checkpoint:
-    """A checkpoint of a learner, with a normaliser, log sigmas and biases as training would leave them."""
+    """Returns a checkpoint with normalizer, log sigmas and biases as after training."""
     observations, actions, network = kind
     settings = TrainerSettings(
         network_settings=NetworkSettings(hidden_units=16, **network),

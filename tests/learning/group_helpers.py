@@ -1,4 +1,4 @@
-"""The records that tell of groups' lives, small learners of them, and what both sides of a test need."""
+"""Records of group segments, small MA-POCA learners, and calculations that several tests compare with."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from torch.distributions import Categorical, Normal
 from sparring.pipeline.learning.group_buffer import GroupBatch, GroupBuffer, GroupMembers
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
-from sparring.pipeline.messages.segments import Segments, Shared, TeammateSegments
+from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
 from sparring.pipeline.networks.actions import previous_features
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.group_critic import GroupTimesteps
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec
-from tests.learning.group_lives import OWN, Decision, Group, Member
 from tests.learning.learning_helpers import no_episodes
+from tests.learning.random_groups import OWN, Decision, Group, Member
 
 LENGTH, MEMORY, GAMMA, LAMBDA, STRENGTH = 3, 6, 0.9, 0.8, 1.5
 
 
 def decisions_of(groups: list[Group]) -> list[tuple[Group, Member, Decision]]:
-    """Our decisions in the order of a batch."""
+    """Returns our own decisions in the order of a batch."""
     return [(group, one, step) for group in groups for one in group.of(OWN) for step in one.steps]
 
 
-def moments_of(groups: list[Group]) -> list[tuple[Group, int]]:
-    """Group and time of each moment of a batch."""
+def timesteps_of(groups: list[Group]) -> list[tuple[Group, int]]:
+    """Returns group and time of each group timestep of a batch."""
     return [(group, time) for group in groups for time in range(group.span + 1)]
 
 
-# ---------------------------------------------------------------- how it is told
+# ---------------------------------------------------------------- records
 
 
 def record(
     groups: list[Group], specs: dict[str, BehaviorSpec], *, masked: bool = True, length: int = 0, **changes: Any
 ):
-    """The message that tells of group segments; what is carried at each sequence of `length` group times."""
+    """Returns the record of group segments, with the recurrent state at each sequence of `length` group times."""
     own = [one for group in groups for one in group.of(OWN)]
     steps = [step for one in own for step in one.steps]
     starts = [step for one in own for step in _starts(one, length)] if length else []
-    shown = _shown(groups, OWN, specs[OWN])
+    own_columns = _columns(groups, OWN, specs[OWN])
     masks = np.array([step.mask for step in steps]) if masked and steps else None
     columns = {
         "behavior": OWN, "source": "stepping-0.1", "origin": "assembly.1", "sequence": 1, "began": 0, "orphaned": 0,
         "received": len(steps), "handed_on": len(steps), "flush": 0,
-        **{name: shown[name] for name in ("lengths", "observations", "next_observations", "continuous", "discrete")},
+        **{name: column for name, column in own_columns.items() if name not in _OF_SHARED},
         "log_probs": np.array([step.log_prob for step in steps], np.float32),
         "masks": masks,
         "rewards": np.array([step.reward for step in steps], np.float32),
@@ -61,21 +61,21 @@ def record(
         "group_ended": np.array([group.over for group in groups for _ in group.of(OWN)], np.bool_),
         "teams": np.zeros(len(own), np.int32),
         "groups": np.array([group.number for group in groups for _ in group.of(OWN)], np.int64),
-        "agents": np.array([one.life for one in own], np.int64),
+        "agents": np.array([one.episode for one in own], np.int64),
         "simulators": np.zeros(len(own), np.int32),
         "episodes": no_episodes(),
         "carried": np.array([step.carried for step in starts], np.float32) if starts else None,
-        "shared": Shared(
+        "shared": GroupSegments(
             numbers=np.array([group.number for group in groups], np.int64),
             spans=np.array([group.span for group in groups], np.int32),
             ended=np.array([group.over for group in groups], np.bool_),
             rewards=np.concatenate([np.zeros(0, np.float32), *(group.rewards for group in groups)]),
             teammates=tuple(
-                TeammateSegments(behavior=name, **_shown(groups, name, spec))
+                TeammateSegments(behavior=name, **_columns(groups, name, spec))
                 for name, spec in specs.items()
                 if name != OWN and any(group.of(name) for group in groups)
             ),
-            **{name: column for name, column in shown.items() if name in _OF_SHARED},
+            **{name: column for name, column in own_columns.items() if name in _OF_SHARED},
         ),
     }  # fmt: skip
     return Segments(**(columns | changes))
@@ -84,8 +84,8 @@ def record(
 _OF_SHARED = ("members", "times", "next_times", "until", "next_continuous", "next_discrete")
 
 
-def _shown(groups: list[Group], name: str, spec: BehaviorSpec) -> dict[str, Any]:
-    """What critics are shown of the members of one name."""
+def _columns(groups: list[Group], name: str, spec: BehaviorSpec) -> dict[str, Any]:
+    """Returns the columns of the members of one behavior."""
     members = [one for group in groups for one in group.of(name)]
     steps, following = [step for one in members for step in one.steps], [one.following for one in members]
     columns: dict[str, Any] = {
@@ -112,7 +112,7 @@ def _shown(groups: list[Group], name: str, spec: BehaviorSpec) -> dict[str, Any]
 
 
 def _starts(one: Member, length: int) -> Iterator[Decision]:
-    """First step in each window of group time."""
+    """Yields the first step in each window of group time."""
     window = -1
     for step in one.steps:
         if step.time // length != window:
@@ -121,14 +121,14 @@ def _starts(one: Member, length: int) -> Iterator[Decision]:
 
 
 def batch_of(groups: list[Group], specs: dict[str, BehaviorSpec], *, length: int = 0, **changes: Any) -> GroupBatch:
-    """Group segments as a learner takes them from its buffer."""
+    """Returns group segments as the batch that a learner takes from its buffer."""
     buffer = GroupBuffer(length)
     buffer.add(record(groups, specs, length=length, **changes))
     return buffer.take_all()
 
 
 def same_batch(one: GroupBatch, other: GroupBatch) -> None:
-    """All columns of two batches are equal."""
+    """Checks that all columns of two batches are equal."""
     for name in (part.name for part in fields(GroupBatch)):
         got, expected = getattr(one, name), getattr(other, name)
         if name == "teammates":
@@ -151,13 +151,13 @@ def _same_members(one: GroupMembers, other: GroupMembers) -> None:
             np.testing.assert_array_equal(got, expected, name)
 
 
-# ---------------------------------------------------------------- who learns from it
+# ---------------------------------------------------------------- learners
 
 
 def poca_settings(
     *, memory: bool = False, previous: bool = False, normalize: bool = True, **hyper: Any
 ) -> TrainerSettings:
-    """Settings of a small learner of groups; what is left over goes to the hyperparameters."""
+    """Returns settings of a small MA-POCA learner; further arguments are hyperparameters."""
     chosen = {"batch_size": 16, "buffer_size": 64, "learning_rate": 1e-3, "lambd": LAMBDA, "ratio": "joint"} | hyper
     settings = TrainerSettings(
         trainer_type="poca",
@@ -178,10 +178,10 @@ def poca_settings(
 
 
 def learning(specs: dict[str, BehaviorSpec], **how: Any) -> POCA:
-    """A small MA-POCA that has met all mates, and whose outputs and values are far from 0."""
+    """Returns a small MA-POCA that knows all teammates and whose outputs and values are far from 0."""
     poca = POCA(OWN, specs[OWN], poca_settings(**how), torch.Generator().manual_seed(0))
     if teammates := {name: spec for name, spec in specs.items() if name != OWN}:
-        poca.meet(teammates)
+        poca.register(teammates)
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in poca.modules.parameters():
@@ -189,17 +189,17 @@ def learning(specs: dict[str, BehaviorSpec], **how: Any) -> POCA:
     return poca
 
 
-# ---------------------------------------------------------------- a moment, by itself
+# ---------------------------------------------------------------- a single group timestep
 
 
 def features_of(poca: POCA, name: str, decision: Decision) -> np.ndarray:
-    """[1, P] what a network is shown of a decision's actions."""
+    """Returns the action features [1, P] of a decision."""
     spec = poca.networks.specs[name]
     return previous_features(spec.actions, decision.continuous[None], decision.discrete[None])
 
 
 def prepared_row(poca: POCA, member: Member, decision: Decision) -> tuple[torch.Tensor, ...]:
-    """One decision's observations as a network reads them."""
+    """Returns the prepared observations of a decision."""
     encoder = poca.actor.encoder if member.name == OWN else poca.networks.critic.encoder(member.name)
     before = None
     if member.name == OWN and encoder.previous:
@@ -208,9 +208,9 @@ def prepared_row(poca: POCA, member: Member, decision: Decision) -> tuple[torch.
 
 
 def _previous(poca: POCA, member: Member, decision: Decision) -> np.ndarray:
-    """What the member did before: as it was carried, or after a segment's last step as the segment tells.
+    """Returns the previous action of a member: the carried one, or after the last step that of the segment.
 
-    Of a decision that was under way during the whole of a segment nothing is told.
+    A decision that was open during the whole segment has none.
     """
     if decision is not member.following:
         assert decision.carried is not None
@@ -221,7 +221,7 @@ def _previous(poca: POCA, member: Member, decision: Decision) -> np.ndarray:
 
 
 def timestep(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[Member]]:
-    """What a critic is shown of one moment, with the baselines of all of ours that are there; and who these are."""
+    """Returns one group timestep with baselines for all of our members present, and these members."""
     there = group.there(time)
     assert there
     inputs, actions, ours = [], [], []
@@ -233,7 +233,7 @@ def timestep(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[
         actions.append(torch.cat(done) if done else None)
         ours += [member for member, _ in mine if name == OWN]
     count = len(there)
-    shown = GroupTimesteps(
+    timesteps = GroupTimesteps(
         inputs=tuple(inputs),
         actions=tuple(actions),
         rows=torch.arange(count),
@@ -242,14 +242,14 @@ def timestep(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[
         counts=torch.tensor([float(count)]),
         decided=torch.arange(len(ours)),
     )
-    return shown, ours
+    return timesteps, ours
 
 
 # ---------------------------------------------------------------- a batch, written out
 
 
 def estimated(poca: POCA, batch: GroupBatch) -> tuple[Any, Any]:
-    """What the networks make of a batch before an update."""
+    """Prepares a batch and returns it with the estimates before an update."""
     prepared = poca.networks.prepare(batch)
     return prepared, poca.networks.estimate(prepared, batch)
 
@@ -257,7 +257,7 @@ def estimated(poca: POCA, batch: GroupBatch) -> tuple[Any, Any]:
 def targets_by_hand(
     groups: list[Group], values: dict[tuple[Group, int], float], baselines: dict[Decision, float]
 ) -> tuple[dict[tuple[Group, int], float], dict[Decision, float]]:
-    """Return at each moment within the segments, and normalised advantage of each decision.
+    """Returns the return at each group timestep of the segments, and the normalized advantage of each decision.
 
     `R_T = r_T + gamma V_next`; `R_t = r_t + gamma (lambda R_{t+1} + (1 - lambda) V_{t+1})`.
     """
@@ -274,7 +274,7 @@ def targets_by_hand(
 
 
 def log_prob_and_entropy(actor: Actor, head: torch.Tensor, step: Decision) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of one decision: branches' entropies add up, continuous dimensions' are averaged."""
+    """Returns both for one decision: entropies of branches add up, those of continuous dimensions are averaged."""
     assert step.mask is not None
     actions = actor.actions
     normal = Normal(head[: actions.continuous], actor.log_sigma.exp())
@@ -288,6 +288,6 @@ def log_prob_and_entropy(actor: Actor, head: torch.Tensor, step: Decision) -> tu
 
 
 def surrogate_of(ratios: list[torch.Tensor], advantages: list[float], epsilon: float) -> torch.Tensor:
-    """The clipped surrogate of some decisions (Schulman et al. 2017, equation 7)."""
+    """Returns the clipped surrogate of some decisions (Schulman et al. 2017, equation 7)."""
     ratio, advantage = torch.stack(ratios), torch.tensor(advantages, dtype=torch.float32)
     return torch.minimum(ratio * advantage, ratio.clamp(1 - epsilon, 1 + epsilon) * advantage).mean()

@@ -1,4 +1,4 @@
-"""Segments, settings and a small game for the tests of learning."""
+"""Random segments, small settings and a small game for the tests of learning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HYBRID = BehaviorSpec(
 
 
 def small_settings(**changes) -> TrainerSettings:
-    """Settings of a small learner; `changes` go to the hyperparameters."""
+    """Returns settings of a small learner; `changes` are hyperparameters."""
     hyper = {"batch_size": 16, "buffer_size": 64, "learning_rate": 1e-3, "ratio": "joint"} | changes
     return TrainerSettings(
         hyperparameters=Hyperparameters(**hyper),
@@ -40,18 +40,18 @@ def no_episodes() -> Episodes:
 
 
 def segments(
-    lengths, *, first=0, spec=HYBRID, seed=0, versions=1, terminated=None, masked=False, mark=False, **fields
+    lengths, *, first=0, spec=HYBRID, seed=0, versions=1, terminated=None, masked=False, numbered=False, **fields
 ) -> Segments:
-    """Random segments; with `mark` the first observation's first column counts rows from `first`.
+    """Returns random segments; with `numbered` the first column of the first observation counts rows from `first`.
 
-    What follows a segment is marked with the number of its last row + 0.5.
+    In the observations that follow a segment it is the number of the last row + 0.5.
     """
     random = np.random.default_rng(seed)
     lengths = np.asarray(lengths, np.int32)
     rows, count = int(lengths.sum()), len(lengths)
     observations = tuple(random.standard_normal((rows, *o.shape), np.float32) for o in spec.observations)
     following = tuple(random.standard_normal((count, *o.shape), np.float32) for o in spec.observations)
-    if mark:
+    if numbered:
         observations[0][:, 0] = first + np.arange(rows)
         following[0][:, 0] = first + np.cumsum(lengths) - 0.5
     actor = Actor(spec, NetworkSettings(hidden_units=8), torch.Generator().manual_seed(seed))
@@ -80,13 +80,13 @@ def segments(
 
 
 def _head(rows: int) -> dict:
-    """What a message says of itself: the first of its origin, and no cut."""
+    """Returns the fields of the first record of an assembly incarnation, without a flush."""
     names = {"behavior": "Test", "source": "stepping-0.1", "origin": "assembly.1"}
     return {**names, "sequence": 1, "began": 0, "orphaned": 0, "received": rows, "handed_on": rows, "flush": 0}
 
 
 def _ends(count: int) -> dict:
-    """Columns of `count` segments that are open at their end, of as many agents without groups."""
+    """Returns the columns of `count` segments without an end, each of another agent without a group."""
     return {
         "terminated": np.zeros(count, np.bool_),
         "interrupted": np.zeros(count, np.bool_),
@@ -100,7 +100,7 @@ def _ends(count: int) -> dict:
 
 
 def play_goal(actions: ActionSpec, settings: TrainerSettings, seed: int, steps: int = 3000, window: int = 100) -> float:
-    """The 1-D goal game with one agent, updates in step with it; mean return of the last `window` episodes."""
+    """Trains on the 1-D goal game with one agent; returns the mean return of the last `window` episodes."""
     spec = BehaviorSpec(observations=(ObservationSpec(name="goal", shape=(1,)),), actions=actions)
     learner = Learner("Goal", spec, settings, seed)
     actor, random = Actor(spec, settings.network_settings), np.random.default_rng(seed)

@@ -1,8 +1,8 @@
-"""A device that every machine has: tensors there can be computed with, but not mixed with those of the processor.
+"""A simulated device that every machine has, whose tensors cannot be mixed with those of the CPU.
 
-Each of its tensors holds one of the processor and passes every operation on to that. So an update there works with the
-processor's numbers, and what a GPU refuses is refused: an operation on tensors of both, and to read them as arrays. As
-on a GPU, a number without dimensions may be the processor's, but not in a list, and nothing there is written to here.
+Each of its tensors wraps a CPU tensor and forwards every operation to it, so updates have the results of the CPU. Like
+a GPU it refuses operations on tensors of both devices, and to read its tensors as arrays. A CPU tensor without
+dimensions is allowed as an argument, but not in a list and not as a result.
 """
 
 from __future__ import annotations
@@ -20,57 +20,57 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparring.pipeline.learning import parameters
 from sparring.pipeline.learning.signals import rnd
 
-ELSEWHERE: Final = torch.device("meta")
-"""Its name: that of the one device besides the processor with which every PyTorch can derive."""
+OTHER_DEVICE: Final = torch.device("meta")
+"""The only device besides the CPU on which every PyTorch supports autograd."""
 
 _HERE: Final = torch.device("cpu")
 _CROSSING: Final = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
-class Held(Tensor):
-    """A tensor there."""
+class OtherTensor(Tensor):
+    """A tensor of the simulated device, which wraps a CPU tensor."""
 
-    held: Tensor
+    tensor: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> Held:
+    def __new__(cls, tensor: Tensor) -> OtherTensor:
         return Tensor._make_wrapper_subclass(
-            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
-            device=ELSEWHERE,
+            cls, tensor.size(), strides=tensor.stride(), storage_offset=tensor.storage_offset(), dtype=tensor.dtype,
+            device=OTHER_DEVICE,
         )  # fmt: skip
 
-    def __init__(self, held: Tensor) -> None:
-        self.held = held
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
     def __repr__(self) -> str:
-        return f"Held({self.held})"
+        return f"OtherTensor({self.tensor})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _passed_on(func, args, kwargs or {})
+        return _forwarded(func, args, kwargs or {})
 
 
-class _Watch(TorchDispatchMode):
+class _ForwardingMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _passed_on(func, args, kwargs or {})
+        return _forwarded(func, args, kwargs or {})
 
 
 @contextmanager
-def elsewhere() -> Iterator[torch.device]:
-    """Within it, the device is there."""
-    with pytest.MonkeyPatch.context() as patch, _Watch():
+def other_device() -> Iterator[torch.device]:
+    """Makes the simulated device available."""
+    with pytest.MonkeyPatch.context() as patch, _ForwardingMode():
         for module in (parameters, rnd):
             patch.setattr(module, "place", _place)
         patch.setattr(torch.nn.modules.rnn, "weakref", SimpleNamespace(ref=lambda one: lambda: one))  # see `_place`
-        yield ELSEWHERE
+        yield OTHER_DEVICE
 
 
-def _passed_on(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    there = [one for one in _tensors([*args, *kwargs.values()]) if isinstance(one, Held)]
+def _forwarded(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    there = [one for one in _tensors([*args, *kwargs.values()]) if isinstance(one, OtherTensor)]
     named = kwargs.get("device")
-    stays = torch.device(named) == ELSEWHERE if named is not None else bool(there)
+    stays = torch.device(named) == OTHER_DEVICE if named is not None else bool(there)
     if func is torch.ops.aten.copy_.default:
-        stays = isinstance(args[0], Held)
+        stays = isinstance(args[0], OtherTensor)
     elif there and func not in _CROSSING:
         _refuse_mixed(func, args, kwargs)
     if not there and not stays:
@@ -78,12 +78,12 @@ def _passed_on(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     found = func(*_mapped(_here, args), **{name: _mapped(_here, one) for name, one in kwargs.items()})
     if not stays:
         return found
-    written = {id(one.held): one for one in there}
+    written = {id(one.tensor): one for one in there}
 
     def wrapped(one: Any) -> Any:
         if not isinstance(one, Tensor):
             return one
-        return written[id(one)] if id(one) in written else Held(one)
+        return written[id(one)] if id(one) in written else OtherTensor(one)
 
     return _mapped(wrapped, found)
 
@@ -91,17 +91,17 @@ def _passed_on(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _here(one: Any) -> Any:
     if isinstance(one, torch.device):
         return _HERE
-    return one.held if isinstance(one, Held) else one
+    return one.tensor if isinstance(one, OtherTensor) else one
 
 
 def _refuse_mixed(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """As a GPU does."""
+    """Raises the error of a GPU if CPU tensors are among the arguments."""
     for number, argument in enumerate([*args, *kwargs.values()]):
         alias = func._schema.arguments[number].alias_info if number < len(args) else None
         written = alias is not None and alias.is_write
         alone = isinstance(argument, Tensor) and argument.dim() == 0 and not written
-        if not alone and any(not isinstance(one, Held) for one in _tensors(argument)):
-            raise RuntimeError(f"{func}: argument {number} is on the processor, others are elsewhere")
+        if not alone and any(not isinstance(one, OtherTensor) for one in _tensors(argument)):
+            raise RuntimeError(f"{func}: argument {number} is on the CPU, others are on another device")
 
 
 def _tensors(argument: Any) -> Iterator[Tensor]:
@@ -119,13 +119,13 @@ def _mapped(change: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _place(parameter: nn.Parameter, values: Tensor) -> None:
-    """As `parameters.place`.
+    """Replaces `parameters.place`.
 
-    PyTorch makes no parameter another kind of tensor by its `data`, and swaps none that a weak reference names.
+    PyTorch cannot change the type of a parameter through `data`, or swap one that has weak references.
     """
-    if not isinstance(values, Held):
+    if not isinstance(values, OtherTensor):
         parameter.data = values
-    elif isinstance(parameter, Held):
-        parameter.held = values.held
+    elif isinstance(parameter, OtherTensor):
+        parameter.tensor = values.tensor
     else:
         torch.utils.swap_tensors(parameter, nn.Parameter(values, requires_grad=parameter.requires_grad))

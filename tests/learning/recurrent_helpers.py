@@ -1,4 +1,4 @@
-"""Small networks that remember, segments that they played, and a walk through these row by row."""
+"""Small networks with memory, segments that they played, and a slow evaluation of these row by row."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ VARIANTS = {
 ALL = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 FIRST = [(1, 4, False), (2, 7, True), (1, 3, False), (3, 1, False), (1, 2, False), (4, 5, True), (3, 6, False)]
 SECOND = [(3, 2, False), (1, 5, True), (5, 4, False), (3, 3, False)]
-"""Segments of (life, rows, ended), and more of them later."""
+"""Segments as (agent episode, rows, ended) of a first and a second batch."""
 
 
 def learning(*, observations=(VECTOR,), shared=False, previous=False, memory=True, **hyper):
-    """A small PPO whose outputs and values are far from 0."""
+    """Returns a small PPO whose outputs and values are far from 0."""
     trainer = TrainerSettings(
         hyperparameters=Hyperparameters(
             **{"batch_size": 9, "buffer_size": 64, "learning_rate": 1e-3, "shared_critic": shared, "ratio": "joint"}
@@ -66,17 +66,17 @@ def observed(spec, rows, random):
     )
 
 
-def played(ppo, parts, standing=None, seed=0):
-    """Segments of (life, rows, ended) that the actor plays one after the other.
+def played(ppo, parts, carried_by_agent=None, seed=0):
+    """Plays segments of (agent episode, rows, ended) one after the other.
 
-    `standing` holds what each life carries, from one call to the next.
+    `carried_by_agent` keeps the recurrent state of each agent episode between calls.
     """
     acting, random, generator = ppo.actor.frozen(), np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    standing, spec = {} if standing is None else standing, ppo.actor.spec
+    carried_by_agent, spec = {} if carried_by_agent is None else carried_by_agent, ppo.actor.spec
     length = ppo.settings.network_settings.sequence_length
     columns, starts = [], []
-    for life, rows, _ in parts:
-        carried = standing.setdefault(life, np.zeros((1, acting.carried), np.float32))
+    for episode, rows, _ in parts:
+        carried = carried_by_agent.setdefault(episode, np.zeros((1, acting.carried), np.float32))
         for row in range(rows):
             if row % length == 0:
                 starts.append(carried.copy())
@@ -89,7 +89,7 @@ def played(ppo, parts, standing=None, seed=0):
         lengths=np.array([rows for _, rows, _ in parts], np.int32),
         terminated=ended & (random.random(len(parts)) < 0.5),
         ended=ended,
-        agent_episodes=np.array([life for life, _, _ in parts], np.int64),
+        agent_episodes=np.array([episode for episode, _, _ in parts], np.int64),
         next_observations=observed(spec, len(parts), random),
         observations=tuple(observations),
         continuous=continuous,
@@ -109,42 +109,44 @@ def estimated(ppo, batch):
 
 
 class Walk:
-    """Each agent's life, row by row."""
+    """Evaluates every agent episode row by row."""
 
     def __init__(self, ppo):
         self.ppo, self.memories = ppo, {}
 
-    def value(self, observations, row, shown, memory):
-        """Values of one row and the memory after it."""
+    def value(self, observations, row, previous_action, memory):
+        """Returns the values of one row and the memory after it."""
         actor, critic = self.ppo.actor, self.ppo.networks.critic
         seen = tuple(column[row : row + 1] for column in observations)
-        shown = None if shown is None else torch.from_numpy(shown[None])
-        prepared = actor.encoder.prepare(actor.encoder.join(seen), shown)
+        previous_action = None if previous_action is None else torch.from_numpy(previous_action[None])
+        prepared = actor.encoder.prepare(actor.encoder.join(seen), previous_action)
         network = actor if critic is None else critic
         with torch.no_grad():
             outputs, after = network.recurrent.frozen()(network.encoder(prepared), torch.from_numpy(memory[None]))
         return outputs[0, actor.outputs if critic is None else 0 :].numpy(), after[0].numpy()
 
     def __call__(self, batch):
-        """Values [R, S], values of what followed [s, S], the critic's memory at the start of each sequence [q, M]."""
+        """Returns values [R, S], values after segments [s, S] and the critic's memory at starts of sequences [q, M]."""
         shared, previous = self.ppo.networks.critic is None, self.ppo.actor.encoder.previous
         done = previous_features(HYBRID, batch.continuous, batch.discrete)
         values, following, starts, row, sequence = [], [], [], 0, 0
-        for segment, (life, rows) in enumerate(zip(batch.agent_episodes.tolist(), batch.lengths.tolist(), strict=True)):
-            memory = self.memories.get(life, np.zeros(MEMORY, np.float32))
+        for segment, (episode, rows) in enumerate(
+            zip(batch.agent_episodes.tolist(), batch.lengths.tolist(), strict=True)
+        ):
+            memory = self.memories.get(episode, np.zeros(MEMORY, np.float32))
             for at in range(rows):
-                shown = done[row - 1] if at else None
+                previous_action = done[row - 1] if at else None
                 if at % LENGTH == 0:
-                    shown = batch.carried[sequence, MEMORY:]
+                    previous_action = batch.carried[sequence, MEMORY:]
                     memory = batch.carried[sequence, :MEMORY] if shared else memory
                     starts.append(memory)
                     sequence += 1
-                value, memory = self.value(batch.observations, row, shown if previous else None, memory)
+                value, memory = self.value(batch.observations, row, previous_action if previous else None, memory)
                 values.append(value)
                 row += 1
             last = done[row - 1] if previous else None
             following.append(self.value(batch.next_observations, segment, last, memory)[0])
-            self.memories[life] = memory
+            self.memories[episode] = memory
             if batch.ended[segment]:
-                del self.memories[life]
+                del self.memories[episode]
         return np.array(values), np.array(following), np.array(starts)

@@ -1,4 +1,4 @@
-"""Small behaviors, demonstrations and batches for the tests of reward signals, and networks written out in numpy."""
+"""Small behaviors, demonstrations and batches for the tests of reward signals, and networks in numpy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from tests.learning.group_lives import World
 from tests.learning.learning_helpers import no_episodes
+from tests.learning.random_groups import World
 
 NAMES = ("extrinsic", "gail", "curiosity", "rnd")
 LENGTH, MEMORY = 3, 6
@@ -65,7 +65,7 @@ def network(**changes: Any) -> NetworkSettings:
 def signals_of(
     names: Any, demo: Path | str = "none", *, use_actions: bool = False, use_vail: bool = False, normalize: bool = False
 ) -> RewardSignals:
-    """Small signals of these names, each with a gamma and a strength of its own."""
+    """Returns small signals, each with its own gamma and strength."""
     shape = {"network_settings": network(normalize=normalize), "learning_rate": 1e-3}
     every = {
         "extrinsic": lambda: ExtrinsicSettings(gamma=0.9, strength=0.7),
@@ -88,7 +88,7 @@ def trainer(
     cloning: BehavioralCloningSettings | None = None,
     **hyper: Any,
 ) -> TrainerSettings:
-    """Settings of a small learner; what is left over goes to the hyperparameters."""
+    """Returns settings of a small learner; further arguments are hyperparameters."""
     chosen = {"batch_size": 9, "buffer_size": 32, "learning_rate": 1e-3, "num_epoch": 2, "ratio": "joint"} | hyper
     return TrainerSettings(
         trainer_type=kind,
@@ -104,11 +104,11 @@ def trainer(
     )
 
 
-# ---------------------------------------------------------------- what was demonstrated
+# ---------------------------------------------------------------- demonstrations
 
 
 def observed(spec: BehaviorSpec, rows: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Random rows of each observation; images of floats are 0 to 1, some entities are padding."""
+    """Returns random rows of each observation; float images are in 0..1, and some entities are padding."""
     columns = []
     for one in spec.observations:
         if one.dtype == "uint8":
@@ -124,7 +124,7 @@ def observed(spec: BehaviorSpec, rows: int, random: np.random.Generator) -> tupl
 
 
 def recorded(spec: BehaviorSpec, lengths: list[int], *, seed: int = 0, masked: bool = False) -> dict[str, np.ndarray]:
-    """Columns of random episodes; what is masked is never what was done."""
+    """Returns columns of random episodes; no chosen action is masked."""
     random = np.random.default_rng([seed, 7])
     e, r, actions = len(lengths), sum(lengths), spec.actions
     discrete = random.integers(0, actions.discrete, (r, len(actions.discrete)), np.int32)
@@ -151,14 +151,14 @@ def recorded(spec: BehaviorSpec, lengths: list[int], *, seed: int = 0, masked: b
 
 
 def write(path: Path, spec: BehaviorSpec, columns: dict[str, np.ndarray], name: str = "one") -> Path:
-    """A folder with a file of these columns."""
+    """Writes a file of these columns; returns its folder."""
     file = path / f"{name}{SUFFIX}"
     file.write_bytes(encode(Recording(behavior="Other", spec=spec, columns=columns)))
     return path
 
 
-def shown_of(spec: BehaviorSpec, columns: dict[str, np.ndarray]) -> Demonstrations:
-    """The same as training gets it, row by row."""
+def demonstrations_of(spec: BehaviorSpec, columns: dict[str, np.ndarray]) -> Demonstrations:
+    """Returns columns as training reads them, row by row."""
     starts = np.cumsum(columns["lengths"]) - columns["lengths"]
     episode, ended, after = [], [], [[] for _ in spec.observations]
     for number, (start, length) in enumerate(zip(starts, columns["lengths"], strict=True)):
@@ -183,15 +183,15 @@ def shown_of(spec: BehaviorSpec, columns: dict[str, np.ndarray]) -> Demonstratio
     )
 
 
-# ---------------------------------------------------------------- what the policy did
+# ---------------------------------------------------------------- played segments
 
 
 PARTS = [(1, 4, False), (2, 7, True), (1, 3, True), (3, 1, False), (4, 2, False), (5, 5, True), (3, 6, False)]
-"""Segments of (life, rows, ended)."""
+"""Segments as (agent episode, rows, ended)."""
 
 
 def steps_of(spec: BehaviorSpec, parts: Any = PARTS, seed: int = 0, scale: float = 3.0) -> Steps:
-    """Random steps; many raw samples are beyond what a simulator gets."""
+    """Returns random steps; many raw samples exceed the range of executed actions."""
     random, (agent_episodes, lengths, ended) = np.random.default_rng([seed, 3]), zip(*parts, strict=True)
     rows = sum(lengths)
     return Steps.of_segments(
@@ -206,15 +206,15 @@ def steps_of(spec: BehaviorSpec, parts: Any = PARTS, seed: int = 0, scale: float
     )
 
 
-def played(ppo: Any, parts: Any = PARTS, seed: int = 0, standing: Any = None, masked: bool = True) -> Batch:
-    """Segments that the actor plays one after the other; `standing` holds what each life carries between calls."""
+def played(ppo: Any, parts: Any = PARTS, seed: int = 0, carried_by_agent: Any = None, masked: bool = True) -> Batch:
+    """Plays segments one after the other; `carried_by_agent` keeps the state of agent episodes between calls."""
     acting, random, generator = ppo.actor.frozen(), np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    standing, spec = {} if standing is None else standing, ppo.actor.spec
+    carried_by_agent, spec = {} if carried_by_agent is None else carried_by_agent, ppo.actor.spec
     length, choices = ppo.settings.network_settings.sequence_length, spec.actions.mask_size
     masked = masked and choices > 0
     columns, starts = [], []
-    for life, rows, _ in parts:
-        carried = standing.setdefault(life, np.zeros((1, acting.carried), np.float32))
+    for episode, rows, _ in parts:
+        carried = carried_by_agent.setdefault(episode, np.zeros((1, acting.carried), np.float32))
         for row in range(rows):
             if length and row % length == 0:
                 starts.append(carried.copy())
@@ -228,7 +228,7 @@ def played(ppo: Any, parts: Any = PARTS, seed: int = 0, standing: Any = None, ma
         lengths=np.array([rows for _, rows, _ in parts], np.int32),
         terminated=ended & (np.arange(len(parts)) % 2 == 1),
         ended=ended,
-        agent_episodes=np.array([life for life, _, _ in parts], np.int64),
+        agent_episodes=np.array([episode for episode, _, _ in parts], np.int64),
         next_observations=observed(spec, len(parts), random),
         observations=tuple(observations),
         continuous=continuous,
@@ -244,7 +244,7 @@ def played(ppo: Any, parts: Any = PARTS, seed: int = 0, standing: Any = None, ma
 
 
 def record_of(batch: Batch, source: str = "stepping-0.1") -> Segments:
-    """The message that tells of a batch."""
+    """Returns the record of a batch."""
     count, rows = len(batch.lengths), batch.steps
     names = (
         "lengths", "observations", "next_observations", "continuous", "discrete", "log_probs", "masks", "rewards",
@@ -261,7 +261,7 @@ def record_of(batch: Batch, source: str = "stepping-0.1") -> Segments:
 
 
 def world(poca: Any, specs: dict[str, BehaviorSpec], seed: int = 0) -> World:
-    """Groups that a MA-POCA's actor plays in."""
+    """Returns groups in which the actor of a MA-POCA plays."""
     return World(specs, poca.actor, seed)
 
 
@@ -269,12 +269,12 @@ def world(poca: Any, specs: dict[str, BehaviorSpec], seed: int = 0) -> World:
 
 
 def state(module: nn.Module) -> dict[str, bytes]:
-    """All parameters and buffers, bit by bit."""
+    """Returns the bytes of all parameters and buffers."""
     return {name: tensor.numpy().tobytes() for name, tensor in module.state_dict().items()}
 
 
 def moments(of: Any) -> dict[str, bytes]:
-    """An optimiser's state, bit by bit."""
+    """Returns the bytes of an optimizer's moments."""
     return {name: tensor.numpy().tobytes() for name, tensor in of.moments.items()}
 
 
@@ -282,8 +282,8 @@ def finite(module: nn.Module) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in module.state_dict().values())
 
 
-def shaken(module: nn.Module, amount: float = 0.3, seed: int = 1) -> None:
-    """Moves all trained parameters, so that nothing is 0 by its start."""
+def add_noise(module: nn.Module, amount: float = 0.3, seed: int = 1) -> None:
+    """Adds noise to all trained parameters, so that no initial zero remains."""
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -298,12 +298,12 @@ Weights = dict[str, np.ndarray]
 
 
 def weights_of(module: nn.Module) -> Weights:
-    """All parameters and buffers in float64."""
+    """Returns all parameters and buffers in float64."""
     return {name: tensor.numpy().astype(np.float64) for name, tensor in module.state_dict().items()}
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """Without overflow, whatever x is."""
+    """Returns the sigmoid without overflow."""
     return np.exp(-np.logaddexp(0, -x))
 
 
@@ -312,7 +312,7 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 
 def dense(weights: Weights, name: str, x: np.ndarray) -> np.ndarray:
-    """Linear layers by the names 0, 2, 4, ..., each with SiLU after it."""
+    """Applies the linear layers 0, 2, 4, ..., each followed by SiLU."""
     layer = 0
     while f"{name}.{layer}.weight" in weights:
         x = silu(linear(weights, f"{name}.{layer}", x))
@@ -325,8 +325,8 @@ def linear(weights: Weights, name: str, x: np.ndarray) -> np.ndarray:
     return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
 
 
-def done_by_hand(actions: ActionSpec, executed: np.ndarray, discrete: np.ndarray) -> np.ndarray:
-    """What was done, row by row: continuous actions, then one 1 for each branch."""
+def actions_by_hand(actions: ActionSpec, executed: np.ndarray, discrete: np.ndarray) -> np.ndarray:
+    """Returns actions row by row: continuous ones, then a one-hot vector for each branch."""
     rows = []
     for row in range(len(executed)):
         found = [float(value) for value in executed[row]]
@@ -337,7 +337,7 @@ def done_by_hand(actions: ActionSpec, executed: np.ndarray, discrete: np.ndarray
 
 
 def slope(loss: Any, weights: Weights, name: str, at: tuple[int, ...], width: float = 1e-5) -> float:
-    """Derivative of a loss of weights for one of them, from both sides."""
+    """Returns the central difference of a loss for one weight."""
     sides = []
     for sign in (1, -1):
         moved = weights | {name: weights[name].copy()}
@@ -347,7 +347,7 @@ def slope(loss: Any, weights: Weights, name: str, at: tuple[int, ...], width: fl
 
 
 def some_places(weights: Weights, names: list[str], seed: int = 0, each: int = 4) -> list[tuple[str, tuple[int, ...]]]:
-    """A few entries of each of these weights."""
+    """Returns a few entries of each of these weights."""
     random = np.random.default_rng(seed)
     found = []
     for name in names:

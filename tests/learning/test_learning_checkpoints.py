@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, verified, the last good one offered."""
+"""Checkpoints are complete or absent and verified, and the last good one is offered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def names(folder):
     return [path.name for path in folder.newest_first()]
 
 
-def test_what_is_saved_is_what_is_loaded(folder):
+def test_saved_checkpoint_is_loaded_unchanged(folder):
     state = state_at(12_000, version=4)
     path = folder.save(state, keep=5)
     assert path == folder.path / "checkpoint-000000012000"
@@ -46,7 +46,7 @@ def test_what_is_saved_is_what_is_loaded(folder):
     assert weights_sha256(got.optimizer) == weights_sha256(state.optimizer)
 
 
-def test_a_run_resumed_from_disk_goes_on_to_the_bit(folder):
+def test_learner_resumed_from_disk_continues_bit_for_bit(folder):
     through = Learner("Test", HYBRID, small_settings(), seed=3)
     through.add(segments([64]))
     through.update()
@@ -59,7 +59,7 @@ def test_a_run_resumed_from_disk_goes_on_to_the_bit(folder):
     assert resumed.weights_sha256 == through.weights_sha256
 
 
-def test_only_the_newest_are_kept_and_the_rolling_one_is_apart(folder):
+def test_newest_checkpoints_are_kept_and_the_recovery_one_is_separate(folder):
     for trained in (100, 200, 300):
         folder.save(state_at(trained), keep=2)
         folder.save_recovery(state_at(trained + 50, version=trained))
@@ -67,7 +67,7 @@ def test_only_the_newest_are_kept_and_the_rolling_one_is_apart(folder):
     assert folder.load_latest().trained == 350
 
 
-def test_saving_the_same_again_changes_nothing_and_another_lineage_gets_a_name_of_its_own(folder):
+def test_saving_again_changes_nothing_and_another_lineage_has_its_own_name(folder):
     first = folder.save(state_at(100, version=2), keep=5)
     assert folder.save(state_at(100, version=2), keep=5) == first
     assert folder.save(state_at(100, version=7), keep=5).name == "checkpoint-000000000100-0007"
@@ -75,37 +75,37 @@ def test_saving_the_same_again_changes_nothing_and_another_lineage_gets_a_name_o
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "optimizer.safetensors", "state.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "empty"])
-def test_a_damaged_checkpoint_is_refused_by_name_and_the_last_good_one_offered(folder, file, damage):
+@pytest.mark.parametrize("damage", ["flip", "truncated", "missing", "empty"])
+def test_damaged_checkpoint_is_refused_by_name_and_the_last_good_one_is_offered(folder, file, damage):
     good, bad = folder.save(state_at(100), keep=5), folder.save(state_at(200), keep=5)
     content = bytearray((bad / file).read_bytes())
-    if damage == "gone":
+    if damage == "missing":
         (bad / file).unlink()
     else:
         content[len(content) // 2] ^= 1
-        (bad / file).write_bytes({"flip": content, "cut": content[:-3], "empty": b""}[damage])
-    with pytest.raises(DamagedCheckpoint, match=f"{bad.name}.*{good.name}") as refused:
+        (bad / file).write_bytes({"flip": content, "truncated": content[:-3], "empty": b""}[damage])
+    with pytest.raises(DamagedCheckpoint, match=f"{bad.name}.*{good.name}") as error:
         folder.load_latest()
-    assert refused.value.last_good == good
+    assert error.value.last_good == good
     assert load(good).trained == 100
 
 
-def test_when_none_is_good_it_says_so(folder):
+def test_error_without_a_good_checkpoint_offers_none(folder):
     bad = folder.save(state_at(100), keep=5)
     (bad / "state.json").write_text("[]")
-    with pytest.raises(DamagedCheckpoint, match="no other is good") as refused:
+    with pytest.raises(DamagedCheckpoint, match="no other is good") as error:
         folder.load_latest()
-    assert refused.value.last_good is None
+    assert error.value.last_good is None
 
 
-def test_a_damaged_checkpoint_is_replaced_by_the_same_steps(folder):
+def test_damaged_checkpoint_is_replaced_by_the_same_steps(folder):
     bad = folder.save(state_at(100), keep=5)
     (bad / "state.json").write_text("{")
     assert folder.save(state_at(100), keep=5) == bad
     assert folder.load_latest().trained == 100
 
 
-def test_another_format_is_refused_with_the_remedy(folder):
+def test_checkpoint_of_another_format_is_refused(folder):
     path = folder.save(state_at(100), keep=5) / "state.json"
     state = json.loads(path.read_text())
     state["format"] = 2
@@ -116,13 +116,13 @@ def test_another_format_is_refused_with_the_remedy(folder):
         folder.load_latest()
 
 
-def test_no_checkpoint_is_an_error(folder):
+def test_loading_without_a_checkpoint_is_an_error(folder):
     with pytest.raises(CheckpointError, match="no checkpoint"):
         folder.load_latest()
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_a_crash_while_saving_leaves_the_old_ones_and_the_next_save_works(folder, monkeypatch, step):
+def test_crash_while_saving_keeps_old_checkpoints_and_the_next_save_works(folder, monkeypatch, step):
     folder.save(state_at(100), keep=1)
     calls = 0
 
@@ -152,15 +152,15 @@ def test_weights_with_nan_are_never_saved(folder):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "a\\b", "a\0b", ".hidden", "a:b"])
-def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
+def test_behavior_name_that_is_no_folder_name_is_refused(tmp_path, name):
     with pytest.raises(CheckpointError, match="rename the behavior"):
         CheckpointFolder(tmp_path, name)
 
 
-# ---------------------------------------------------------------- the highest version given out
+# ---------------------------------------------------------------- the highest published version
 
 
-def test_the_version_noted_last_is_read_back_and_is_no_checkpoint(folder):
+def test_noted_version_is_read_back_and_is_no_checkpoint(folder):
     assert folder.noted_version() == 0
     for version in (1, 2, 130):
         folder.note_version(version)
@@ -168,14 +168,14 @@ def test_the_version_noted_last_is_read_back_and_is_no_checkpoint(folder):
     assert names(folder) == []
 
 
-@pytest.mark.parametrize("moment", ["write", "replace"])
-def test_a_crash_while_noting_leaves_the_version_before(folder, monkeypatch, moment):
+@pytest.mark.parametrize("step", ["write", "replace"])
+def test_crash_while_noting_keeps_the_earlier_version(folder, monkeypatch, step):
     folder.note_version(7)
 
     def crash(*_):
         raise OSError("killed")
 
-    if moment == "write":
+    if step == "write":
         monkeypatch.setattr(os, "fdopen", crash)
     else:
         monkeypatch.setattr(Path, "replace", crash)
@@ -186,14 +186,14 @@ def test_a_crash_while_noting_leaves_the_version_before(folder, monkeypatch, mom
 
 
 @pytest.mark.parametrize("left", [b"", b"\0\0\0", b"7x", b"-3"])
-def test_a_note_that_a_loss_of_power_has_spoilt_is_none(folder, left):
+def test_damaged_note_counts_as_none(folder, left):
     folder.note_version(7)
     (folder.path / "version").write_bytes(left)
     assert folder.noted_version() == 0
 
 
-def test_a_note_costs_no_wait_for_the_disk(folder, monkeypatch):
-    """It is written once per update."""
+def test_noting_a_version_does_not_wait_for_the_disk(folder, monkeypatch):
+    """The note is written at every update."""
     flushed = []
     monkeypatch.setattr(os, "fsync", flushed.append)
     folder.note_version(7)

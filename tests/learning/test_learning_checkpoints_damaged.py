@@ -1,4 +1,4 @@
-"""Damaged checkpoints: what was written or a refusal by name, whatever happened to the files; nothing in between."""
+"""A damaged checkpoint is loaded exactly as it was written, or refused by name."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def instead(path: Path, **contents: bytes) -> Iterator[None]:
-    """Other contents of some files, by name without what follows the dot."""
+def replaced(path: Path, **contents: bytes) -> Iterator[None]:
+    """Replaces the contents of some files, named without suffix, for the duration of a block."""
     before = {name: (path / name).read_bytes() for name in FILES}
     for name in FILES:
         (path / name).write_bytes(contents.get(name.partition(".")[0], before[name]))
@@ -52,7 +52,7 @@ def instead(path: Path, **contents: bytes) -> Iterator[None]:
 
 
 def loaded(path: Path) -> Checkpoint | str:
-    """A checkpoint, or what was wrong."""
+    """Returns the checkpoint, or the error message."""
     try:
         return load(path)
     except DamagedCheckpoint as damage:
@@ -75,10 +75,8 @@ def vars_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_damaged_checkpoint_is_what_was_written_or_refused_by_the_name_of_its_file(
-    written: Path, data: st.DataObject
-) -> None:
-    """Bytes changed, cut, inserted, or taken from the other files."""
+def test_damaged_checkpoint_is_unchanged_or_refused_by_file_name(written: Path, data: st.DataObject) -> None:
+    """Bytes are changed, removed, inserted, or taken from the other files."""
     name = data.draw(st.sampled_from(FILES))
     content = bytearray((written / name).read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -86,7 +84,7 @@ def test_a_damaged_checkpoint_is_what_was_written_or_refused_by_the_name_of_its_
         other = (written / data.draw(st.sampled_from(FILES))).read_bytes()
         new = data.draw(st.binary(max_size=6) | st.sampled_from([b"", b" ", b"\n", other]))
         content[at : at + data.draw(st.sampled_from([0, 1, 1, 8, 10_000]))] = new
-    with instead(written, **{name.partition(".")[0]: bytes(content)}):
+    with replaced(written, **{name.partition(".")[0]: bytes(content)}):
         found = loaded(written)
     assert str(written) in found if isinstance(found, str) else same(found, STATE)
 
@@ -97,14 +95,14 @@ def test_a_damaged_checkpoint_is_what_was_written_or_refused_by_the_name_of_its_
     st.none() | st.booleans() | st.integers(0, 1) | st.text(max_size=3) | st.lists(st.none(), max_size=1),
     st.booleans(),
 )
-def test_a_state_of_other_fields_with_its_own_hash_is_refused_or_means_the_same(
+def test_state_with_other_fields_and_a_correct_hash_is_refused_or_equivalent(
     written: Path, field: str, value: object, remove: bool
 ) -> None:
-    """Somebody may have written it by hand, or with another version."""
+    """It may have been written by hand or by another version."""
     state = json.loads((written / "state.json").read_bytes())
     del state["sha256"]
     state = {name: one for name, one in state.items() if name != field} | ({} if remove else {field: value})
-    with instead(written, state=hashed(state)):
+    with replaced(written, state=hashed(state)):
         found = loaded(written)
     if isinstance(found, str):
         assert str(written) in found
@@ -116,39 +114,39 @@ def test_a_state_of_other_fields_with_its_own_hash_is_refused_or_means_the_same(
 
 
 def hashed(state: dict[str, Any]) -> bytes:
-    """A state with its hash."""
+    """Returns a state with its hash."""
     return json.dumps({**state, "sha256": checkpoints._sha256(checkpoints._canonical(state))}).encode()
 
 
-def test_a_file_nested_too_deeply_is_refused(written: Path) -> None:
-    with instead(written, state=b'{"a":' + b"[" * 100_000), pytest.raises(DamagedCheckpoint, match=r"state\.json"):
+def test_deeply_nested_file_is_refused(written: Path) -> None:
+    with replaced(written, state=b'{"a":' + b"[" * 100_000), pytest.raises(DamagedCheckpoint, match=r"state\.json"):
         load(written)
 
 
 @pytest.mark.parametrize("kind", ["another dtype", "no random state at all"])
-def test_nothing_is_restored_of_a_checkpoint_of_which_something_can_not_be(kind: str) -> None:
-    """The hashes say that it is what somebody wrote, not that it fits."""
+def test_checkpoint_that_does_not_fit_restores_nothing(kind: str) -> None:
+    """Correct hashes do not prove that a checkpoint fits."""
     own, other = (Learner("Test", HYBRID, small_settings(), seed=seed) for seed in (1, 2))
     good = other.checkpoint()
     state = good.optimizer["generator"]
     wrong = state.astype(np.float32) if kind == "another dtype" else np.full_like(state, 255)
     before = weights_sha256(own.checkpoint().weights), weights_sha256(own.checkpoint().optimizer)
-    with pytest.raises(CheckpointError, match="optimiser"):
+    with pytest.raises(CheckpointError, match="optimizer"):
         own.restore(dataclasses.replace(good, optimizer={**good.optimizer, "generator": wrong}))
     assert (weights_sha256(own.checkpoint().weights), weights_sha256(own.checkpoint().optimizer)) == before
     own.restore(good)
     assert own.weights_sha256 == other.weights_sha256
 
 
-def test_weights_that_are_no_arrays_of_ours_are_refused(written: Path) -> None:
-    """A dtype that safetensors has and numpy has not."""
+def test_weights_of_an_unsupported_dtype_are_refused(written: Path) -> None:
+    """Safetensors supports the dtype, but numpy does not."""
     header = b'{"x":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
     content = len(header).to_bytes(8, "little") + header + b"\0\0"
     state = json.loads((written / "state.json").read_bytes())
     del state["sha256"]
     state["files"]["weights.safetensors"] = checkpoints._sha256(content)
     with (
-        instead(written, state=hashed(state), weights=content),
+        replaced(written, state=hashed(state), weights=content),
         pytest.raises(DamagedCheckpoint, match=r"weights\.safetensors"),
     ):
         load(written)

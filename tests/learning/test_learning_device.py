@@ -1,4 +1,4 @@
-"""Training on a device that is not the processor: nothing mixes the two, and what is learned is the same."""
+"""Training on another device than the CPU: updates mix no tensors of the two, and give the same weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sparring.pipeline.networks.device import CPU, back, over, usable
 from sparring.pipeline.networks.limits import Unsupported
 from sparring.pipeline.specs import BehaviorSpec
 from tests.learning.group_helpers import LENGTH, poca_settings, record
-from tests.learning.group_lives import OWN, PLAIN, RICH, World, specs_of
-from tests.learning.other_device import ELSEWHERE, elsewhere
+from tests.learning.other_device import OTHER_DEVICE, other_device
+from tests.learning.random_groups import OWN, PLAIN, RICH, World, specs_of
 from tests.learning.signals_helpers import NAMES, SPECS, played, record_of, recorded, signals_of, trainer, write
 
 PPOS: dict[str, dict[str, Any]] = {
@@ -39,14 +39,6 @@ POCAS: dict[str, tuple[BehaviorSpec, int, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def settings_of(
     path: Path, spec: BehaviorSpec, names=("extrinsic",), cloned=False, use_actions=False, use_vail=False, **how: Any
 ) -> TrainerSettings:
@@ -56,12 +48,12 @@ def settings_of(
     return trainer(signals, cloning=cloning, num_epoch=1, **how)
 
 
-def told(settings: TrainerSettings, spec: BehaviorSpec) -> list[Segments]:
-    """What a policy of these settings plays."""
+def played_records(settings: TrainerSettings, spec: BehaviorSpec) -> list[Segments]:
+    """Returns segments that a policy of these settings plays."""
     plain = {"trainer_type": "ppo", "behavioral_cloning": None, "reward_signals": signals_of(["extrinsic"])}
     one = PPO("Test", spec, settings.model_copy(update=plain), torch.Generator().manual_seed(5))
-    standing: dict[int, Any] = {}
-    return [record_of(played(one, seed=seed, standing=standing)) for seed in range(2)]
+    carried: dict[int, Any] = {}
+    return [record_of(played(one, seed=seed, carried_by_agent=carried)) for seed in range(2)]
 
 
 def update(learner: Learner, record: Segments) -> dict[str, float]:
@@ -73,7 +65,7 @@ def update(learner: Learner, record: Segments) -> dict[str, float]:
 
 
 def assert_same(one: Learner, other: Learner) -> None:
-    """What is saved and what is published."""
+    """Checks that saved and published values are equal."""
     mine, yours = one.checkpoint(), other.checkpoint()
     pairs = [(mine.weights, yours.weights), (mine.optimizer, yours.optimizer)]
     for first, second in [*pairs, (one.weights().arrays, other.weights().arrays)]:
@@ -84,7 +76,7 @@ def assert_same(one: Learner, other: Learner) -> None:
 
 
 def queries_and_values(name: str, array: np.ndarray) -> np.ndarray:
-    """Without the biases of an attention's keys: no softmax depends on them, and Adam moves them by rounding alone."""
+    """Returns an array without the biases of attention keys, which no softmax depends on and Adam moves by rounding."""
     return array.reshape(3, -1)[[0, 2]] if name.endswith("attention.project.bias") else array
 
 
@@ -92,23 +84,27 @@ def queries_and_values(name: str, array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", PPOS.values(), ids=PPOS)
-def test_an_update_elsewhere_mixes_nothing_and_is_that_of_the_processor(case: dict[str, Any], tmp_path: Path) -> None:
+def test_update_on_another_device_mixes_no_tensors_and_equals_that_on_the_cpu(
+    case: dict[str, Any], tmp_path: Path
+) -> None:
     spec = case.get("spec", SPECS["hybrid"])
     settings = settings_of(tmp_path, **{"spec": spec} | case)
-    records, here = told(settings, spec), Learner("Test", spec, settings, 3)
+    records, here = played_records(settings, spec), Learner("Test", spec, settings, 3)
     statistics = [update(here, one) for one in records]
-    with elsewhere() as device:
+    with other_device() as device:
         there = Learner("Test", spec, settings, 3, device=device)
         assert [update(there, one) for one in records] == [pytest.approx(one, rel=1e-4, abs=1e-6) for one in statistics]
         algorithm = there._algorithm
         for network in (algorithm.modules, algorithm.signals.modules):
-            assert {parameter.device for parameter in network.parameters()} <= {ELSEWHERE}
-        assert algorithm.actor.device == ELSEWHERE
+            assert {parameter.device for parameter in network.parameters()} <= {OTHER_DEVICE}
+        assert algorithm.actor.device == OTHER_DEVICE
         assert_same(here, there)
 
 
 @pytest.mark.parametrize("case", POCAS.values(), ids=POCAS)
-def test_so_is_one_of_groups_that_meet_mates_on_the_way(case: tuple[BehaviorSpec, int, dict[str, Any]]) -> None:
+def test_group_update_on_another_device_equals_that_on_the_cpu_with_new_teammates(
+    case: tuple[BehaviorSpec, int, dict[str, Any]],
+) -> None:
     spec, teammates, how = case
     settings, specs = poca_settings(num_epoch=1, batch_size=10, **how), specs_of(spec, teammates)
     small = settings.network_settings.model_copy(update={"vis_encode_type": "fully_connected"})
@@ -116,79 +112,81 @@ def test_so_is_one_of_groups_that_meet_mates_on_the_way(case: tuple[BehaviorSpec
     world = World(specs, Actor(spec, settings.network_settings, torch.Generator().manual_seed(5)))
     length = LENGTH if "memory" in how else 0
     records = [record(world.groups(4, horizon=5), specs, length=length) for _ in range(2)]
-    met = {name: one for name, one in specs.items() if name != OWN}
+    teammates = {name: one for name, one in specs.items() if name != OWN}
     here = Learner(OWN, spec, settings, 3)
-    here.meet(met)
+    here.register(teammates)
     statistics = [update(here, one) for one in records]
-    with elsewhere() as device:
+    with other_device() as device:
         there = Learner(OWN, spec, settings, 3, device=device)
-        there.meet(met)
+        there.register(teammates)
         assert [update(there, one) for one in records] == [pytest.approx(one, rel=1e-4, abs=1e-6) for one in statistics]
-        assert {parameter.device for parameter in there._networks.parameters()} == {ELSEWHERE}
+        assert {parameter.device for parameter in there._networks.parameters()} == {OTHER_DEVICE}
         assert_same(here, there)
 
 
-@pytest.mark.parametrize("goes", [True, False], ids=["there", "here"])
-def test_a_run_goes_on_where_it_did_not_begin(goes: bool, tmp_path: Path) -> None:
-    """Checkpoints know no device."""
+@pytest.mark.parametrize("starts_there", [True, False], ids=["there", "here"])
+def test_run_resumes_on_another_device(starts_there: bool, tmp_path: Path) -> None:
+    """Checkpoints do not depend on a device."""
     spec = SPECS["hybrid"]
     settings = settings_of(tmp_path, spec, NAMES, cloned=True, use_vail=True)
-    first, _ = told(settings, spec)
-    with elsewhere() as device:
-        begins, terminal_bootstrap_fraction = (CPU, device) if goes else (device, CPU)
+    first, _ = played_records(settings, spec)
+    with other_device() as device:
+        begins, terminal_bootstrap_fraction = (CPU, device) if starts_there else (device, CPU)
         through, resumed = (
             Learner("Test", spec, settings, 3, device=one) for one in (begins, terminal_bootstrap_fraction)
         )
         update(through, first)
-        kept = through.checkpoint()
-        assert isinstance(kept, Checkpoint)
-        assert all(type(array) is np.ndarray for array in (kept.weights | kept.optimizer).values())
-        resumed.restore(kept)
+        checkpoint = through.checkpoint()
+        assert isinstance(checkpoint, Checkpoint)
+        assert all(type(array) is np.ndarray for array in (checkpoint.weights | checkpoint.optimizer).values())
+        resumed.restore(checkpoint)
         for name, array in resumed.checkpoint().optimizer.items():
-            np.testing.assert_array_equal(array, kept.optimizer[name])
+            np.testing.assert_array_equal(array, checkpoint.optimizer[name])
         assert resumed.weights_sha256 == through.weights_sha256
 
 
-# ---------------------------------------------------------------- the border
+# ---------------------------------------------------------------- transfers
 
 
 @pytest.mark.parametrize("left", ["advantage", "inputs"])
-def test_a_column_that_is_left_behind_is_seen(left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test of these tests."""
+def test_simulated_device_detects_a_missing_transfer(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulated device detects a missing transfer."""
 
-    def careless(record: Any, device: torch.device) -> Any:
+    def over_except_one(record: Any, device: torch.device) -> Any:
         minibatch, recalled = record
         return over(minibatch, device)._replace(**{left: getattr(minibatch, left)}), recalled
 
     settings = settings_of(tmp_path, SPECS["hybrid"])
-    with elsewhere() as device:
+    with other_device() as device:
         learner = Learner("Test", SPECS["hybrid"], settings, 3, device=device)
-        learner.add(told(settings, SPECS["hybrid"])[0])
-        monkeypatch.setattr("sparring.pipeline.learning.ppo.over", careless)
-        with pytest.raises(RuntimeError, match="is on the processor, others are elsewhere"):
+        learner.add(played_records(settings, SPECS["hybrid"])[0])
+        monkeypatch.setattr("sparring.pipeline.learning.ppo.over", over_except_one)
+        with pytest.raises(RuntimeError, match="is on the CPU, others are on another device"):
             learner.update(everything=True)
 
 
-def test_what_is_there_is_read_by_the_way_back_only() -> None:
-    with elsewhere() as device:
+def test_tensors_of_the_device_are_read_through_the_transfer_only() -> None:
+    with other_device() as device:
         there = over((torch.arange(3), None, (torch.ones(2),)), device)
-        assert there[0].device == there[2][0].device == ELSEWHERE
+        assert there[0].device == there[2][0].device == OTHER_DEVICE
         with pytest.raises(RuntimeError):
             there[0].numpy()
         np.testing.assert_array_equal(back(there[0]), [0, 1, 2])
 
 
-def test_on_the_processor_nothing_is_moved_or_copied() -> None:
+def test_on_the_cpu_no_tensor_is_moved_or_copied() -> None:
     record = (torch.arange(3), None)
     assert over(record, CPU) is record
     assert np.shares_memory(back(record[0]), record[0].numpy())
 
 
-# ---------------------------------------------------------------- which
+# ---------------------------------------------------------------- availability
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PyTorch does it where it was built without CUDA, and where no card answers."""
+def test_unavailable_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch raises these errors if it was built without CUDA or finds no GPU."""
     assert usable(None) == usable("cpu") == CPU
     for failure in (AssertionError("Torch not compiled with CUDA enabled"), RuntimeError("no card\nand advice")):
 

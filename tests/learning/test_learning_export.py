@@ -1,4 +1,4 @@
-"""Exported models do what the networks do, in the layout that a game expects."""
+"""Exported models compute the same as the networks, in the layout that a game expects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sparring.pipeline.networks.weights import load_arrays
 from sparring.pipeline.specs import read_spec
 from tests.learning.export_helpers import HYBRID, KINDS, MEMORY, VECTOR, checkpoint_of
 
-# What Unity documents for Barracuda 2.0, the oldest engine that loads this layout; the later ones have all of it.
+# Operators documented for Barracuda 2.0, the oldest engine that loads this layout; later engines have all of them.
 BARRACUDA = """
 Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast Ceil Clip Concat Constant ConstantOfShape Conv
 ConvTranspose Div Elu Equal Exp Expand Flatten Floor Gather Gemm Greater Identity LeakyRelu Less Log LogSoftmax MatMul
@@ -38,12 +38,12 @@ Max MaxPool Mean Min Mul Multinomial Neg Not Or Pad Pow RandomNormal RandomNorma
 Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Resize Shape Sigmoid Slice Softmax Split Sqrt Squeeze
 Sub Sum Tanh Tile TopK Transpose Unsqueeze Where
 """
-DRAWS = 20_000
+SAMPLES = 20_000
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Checkpoint, file content and model of a kind, exported once."""
+    """Returns checkpoint, file content and model of a kind, exported once."""
     folder = tmp_path_factory.mktemp("exports")
 
     @functools.cache
@@ -60,7 +60,7 @@ def exported(tmp_path_factory):
 
 
 def acting(checkpoint):
-    """The policy as stepping uses it."""
+    """Returns the policy as stepping uses it."""
     description = checkpoint.description
     network = NetworkSettings.model_validate_json(json.dumps(description["network_settings"]))
     values = len(description["signals"]) if description["shared_critic"] else 0
@@ -70,7 +70,7 @@ def acting(checkpoint):
 
 
 def agrees(checkpoint, model, rows: int, seed: int) -> None:
-    """The most likely actions and the memory of a model are those of stepping's policy."""
+    """Checks that most likely actions and memory of a model equal those of the policy in stepping."""
     policy = trained_policy(checkpoint)
     given_, observations = random_inputs(policy, rows, np.random.default_rng(seed))
     got = model(given_)
@@ -87,7 +87,7 @@ def agrees(checkpoint, model, rows: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_model_does_what_the_policy_does_for_one_agent_and_for_several(exported, name):
+def test_model_equals_the_policy_for_one_agent_and_for_several(exported, name):
     checkpoint, _, model = exported(name)
     agrees(checkpoint, model, 1, 5)
     agrees(checkpoint, model, 7, 6)
@@ -95,19 +95,19 @@ def test_a_model_does_what_the_policy_does_for_one_agent_and_for_several(exporte
 
 @settings(max_examples=20)
 @given(rows=st.integers(1, 40), seed=st.integers(0, 2**16))
-def test_it_does_so_for_any_inputs_and_any_number_of_agents(exported, rows, seed):
+def test_model_equals_the_policy_for_any_inputs_and_number_of_agents(exported, rows, seed):
     checkpoint, _, model = exported("entities-and-vector")
     agrees(checkpoint, model, rows, seed)
 
 
-@pytest.mark.parametrize("name", ["vectors-normalised", "goal-hyper", "memory"])
-def test_the_values_of_a_shared_critic_are_no_part_of_the_model(exported, name):
+@pytest.mark.parametrize("name", ["vectors-normalized", "goal-hyper", "memory"])
+def test_model_does_not_contain_values_of_a_shared_critic(exported, name):
     checkpoint, _, model = exported(name, shared=True)
     agrees(checkpoint, model, 7, 6)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_model_uses_only_operators_that_every_engine_of_unity_has(exported, name):
+def test_model_uses_only_operators_of_every_unity_engine(exported, name):
     _, model, _ = exported(name)
     assert [one.version for one in model.opset_import] == [9]
     assert {node.op_type for node in model.graph.node} <= set(BARRACUDA.split())
@@ -123,7 +123,7 @@ def shapes(values) -> dict:
     }
 
 
-def test_the_names_and_shapes_of_a_hybrid_policy_with_memory_are_those_of_the_layout(exported):
+def test_model_of_a_hybrid_policy_with_memory_has_names_and_shapes_of_the_layout(exported):
     _, model, _ = exported("everything")
     assert list(shapes(model.graph.input).items()) == [
         ("obs_0", ("FLOAT", ["batch", 4, 3])),
@@ -149,7 +149,7 @@ def test_the_names_and_shapes_of_a_hybrid_policy_with_memory_are_those_of_the_la
     ]
 
 
-def test_what_a_policy_does_not_have_is_left_out(exported):
+def test_model_omits_inputs_and_outputs_that_the_policy_lacks(exported):
     continuous, discrete = exported("vector")[1], exported("one-layer")[1]
     assert list(shapes(continuous.graph.input)) == ["obs_0"]
     assert list(shapes(continuous.graph.output)) == [
@@ -169,7 +169,7 @@ def test_what_a_policy_does_not_have_is_left_out(exported):
     ]
 
 
-def test_the_facts_that_a_game_checks_are_constants_of_the_model(exported):
+def test_model_has_the_constants_that_a_game_checks(exported):
     _, model, _ = exported("everything")
     found = {
         node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t).tolist()
@@ -185,7 +185,7 @@ def test_the_facts_that_a_game_checks_are_constants_of_the_model(exported):
 
 
 def by_hand(checkpoint, rows):
-    """Means and logits of normalised vectors, in float64."""
+    """Returns means and logits of normalized vectors in float64."""
     weights = {key: value.astype(np.float64) for key, value in checkpoint.weights.items()}
     mean, variance = weights["actor.encoder.normalizer.mean"], weights["actor.encoder.normalizer.variance"]
     hidden = np.clip((rows - mean) / np.sqrt(variance), -5, 5)
@@ -198,30 +198,30 @@ def by_hand(checkpoint, rows):
 
 
 def many(seed: int) -> dict:
-    """The same observation again and again."""
+    """Returns many rows of the same observation."""
     random = np.random.default_rng(seed)
     return {
-        "obs_0": np.repeat(random.normal(3, 4, (1, 5)).astype(np.float32), DRAWS, 0),
-        "obs_1": np.repeat(random.normal(3, 4, (1, 3)).astype(np.float32), DRAWS, 0),
-        "action_masks": np.ones((DRAWS, 6), np.float32),
+        "obs_0": np.repeat(random.normal(3, 4, (1, 5)).astype(np.float32), SAMPLES, 0),
+        "obs_1": np.repeat(random.normal(3, 4, (1, 3)).astype(np.float32), SAMPLES, 0),
+        "action_masks": np.ones((SAMPLES, 6), np.float32),
     }
 
 
-def test_sampled_continuous_actions_are_the_clipped_gaussian_of_the_policy(exported):
-    """Mean and deviation lie within 6 standard errors of those of draws by NumPy."""
-    checkpoint, _, model = exported("vectors-normalised")
+def test_sampled_continuous_actions_have_the_clipped_normal_distribution(exported):
+    """Mean and deviation are within 6 standard errors of those of NumPy samples."""
+    checkpoint, _, model = exported("vectors-normalized")
     inputs = many(1)
     got = model(inputs)["continuous_actions"].astype(np.float64)
     means, _, sigma = by_hand(checkpoint, np.concatenate([inputs["obs_0"][:1], inputs["obs_1"][:1]], 1))
-    own = np.clip(np.random.default_rng(0).normal(means, sigma, (DRAWS, 2)), -3, 3) / 3
-    error = 6 * own.std(0) * np.sqrt(2 / DRAWS)
+    own = np.clip(np.random.default_rng(0).normal(means, sigma, (SAMPLES, 2)), -3, 3) / 3
+    error = 6 * own.std(0) * np.sqrt(2 / SAMPLES)
     assert (np.abs(got.mean(0) - own.mean(0)) < error).all()
     assert (np.abs(got.std(0) - own.std(0)) < error).all()
     assert np.abs(got).max() <= 1
 
 
-def test_choices_are_sampled_with_the_probabilities_of_the_policy_and_never_a_masked_one(exported):
-    checkpoint, _, model = exported("vectors-normalised")
+def test_choices_have_the_probabilities_of_the_policy_and_are_never_masked(exported):
+    checkpoint, _, model = exported("vectors-normalized")
     inputs = many(2)
     _, logits, _ = by_hand(checkpoint, np.concatenate([inputs["obs_0"][:1], inputs["obs_1"][:1]], 1))
     for allowed in ([1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1], [1, 0, 1, 1, 1, 0], [0, 0, 1, 1, 1, 1]):
@@ -230,14 +230,14 @@ def test_choices_are_sampled_with_the_probabilities_of_the_policy_and_never_a_ma
         chances = np.where(allowed, np.exp(logits[0] - logits[0].max()), 0.0)
         for branch, (first, last) in enumerate(((0, 3), (3, 4), (4, 6))):
             p = chances[first:last] / chances[first:last].sum()
-            drawn = np.bincount(got["discrete_actions"][:, branch], minlength=last - first) / DRAWS
-            assert (drawn[p == 0] == 0).all()
-            assert (np.abs(drawn - p) <= 6 * np.sqrt(p * (1 - p) / DRAWS)).all()
+            frequency = np.bincount(got["discrete_actions"][:, branch], minlength=last - first) / SAMPLES
+            assert (frequency[p == 0] == 0).all()
+            assert (np.abs(frequency - p) <= 6 * np.sqrt(p * (1 - p) / SAMPLES)).all()
             assert (got["deterministic_discrete_actions"][:, branch] == p.argmax()).all()
 
 
-def test_an_image_of_bytes_is_taken_as_floats_from_0_to_1(exported):
-    """A game feeds pixels / 255 where training sent bytes."""
+def test_byte_image_is_exported_as_floats_from_0_to_1(exported):
+    """A game provides pixels / 255 where training used bytes."""
     checkpoint, _, model = exported("fully_connected")
     pixels = np.random.default_rng(0).integers(0, 256, (3, 1, 20, 24), np.uint8)
     raw = acting(checkpoint).act([pixels], None, torch.Generator(), True)[0]
@@ -245,7 +245,7 @@ def test_an_image_of_bytes_is_taken_as_floats_from_0_to_1(exported):
     np.testing.assert_allclose(got, to_environment(raw), atol=1e-5)
 
 
-def test_a_memory_goes_on_from_step_to_step_as_in_stepping(exported):
+def test_memory_continues_from_step_to_step_as_in_stepping(exported):
     checkpoint, _, model = exported("memory")
     policy = acting(checkpoint)
     carried, memory = np.zeros((4, 12), np.float32), np.zeros((4, 1, 12), np.float32)
@@ -259,10 +259,10 @@ def test_a_memory_goes_on_from_step_to_step_as_in_stepping(exported):
     np.testing.assert_allclose(memory[:, 0], carried, atol=1e-4)
 
 
-# ---------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------- failures
 
 
-def test_a_wrong_export_leaves_no_file_and_an_earlier_one_as_it_was(tmp_path, monkeypatch):
+def test_wrong_export_writes_no_file_and_keeps_an_earlier_one(tmp_path, monkeypatch):
     monkeypatch.setattr(export_layers, "activate", lambda graph, activation, sums: graph.add("Sigmoid", sums))
     earlier = tmp_path / "Goal.onnx"
     earlier.write_bytes(b"earlier")
@@ -272,8 +272,8 @@ def test_a_wrong_export_leaves_no_file_and_an_earlier_one_as_it_was(tmp_path, mo
     assert earlier.read_bytes() == b"earlier"
 
 
-def instead_of(monkeypatch, operator: str, other) -> None:
-    """Exports with something else in the place of an operator."""
+def replace_operator(monkeypatch, operator: str, other) -> None:
+    """Replaces an operator in exported models."""
     add = export_layers.Graph.add
 
     def changed(graph, kind, *inputs, output="", **attributes):
@@ -284,28 +284,28 @@ def instead_of(monkeypatch, operator: str, other) -> None:
     monkeypatch.setattr(export_layers.Graph, "add", changed)
 
 
-def test_a_sampled_action_that_is_no_number_is_refused(tmp_path, monkeypatch):
+def test_model_that_samples_nan_is_refused(tmp_path, monkeypatch):
     def nothing(add, inputs):
         zero = add("Sub", inputs[0], inputs[0])
         return add("Div", zero, zero), *inputs[1:]
 
-    instead_of(monkeypatch, "Concat", lambda add, inputs: inputs)  # a change of nothing changes nothing
+    replace_operator(monkeypatch, "Concat", lambda add, inputs: inputs)  # a replacement by itself changes nothing
     export(checkpoint_of(KINDS["one-layer"]), [tmp_path / "Goal.onnx"])
-    instead_of(monkeypatch, "Clip", nothing)
+    replace_operator(monkeypatch, "Clip", nothing)
     with pytest.raises(ExportError, match="numbers from -1 to 1"):
         export(checkpoint_of(KINDS["vector"]), [tmp_path / "Other.onnx"])
     assert not (tmp_path / "Other.onnx").exists()
 
 
 @pytest.mark.parametrize("operator", ["ArgMax", "Multinomial"])
-def test_a_choice_that_the_masks_forbid_is_refused(tmp_path, monkeypatch, operator):
-    instead_of(monkeypatch, operator, lambda add, inputs: [add("Sub", add("Sub", *inputs, *inputs), *inputs)])
+def test_model_that_chooses_a_masked_action_is_refused(tmp_path, monkeypatch, operator):
+    replace_operator(monkeypatch, operator, lambda add, inputs: [add("Sub", add("Sub", *inputs, *inputs), *inputs)])
     with pytest.raises(ExportError, match="choices that the masks"):
         export(checkpoint_of(KINDS["one-layer"]), [tmp_path / "Goal.onnx"])
     assert not list(tmp_path.iterdir())
 
 
-def test_a_policy_that_sees_its_last_action_is_refused_but_its_weights_are_not(tmp_path):
+def test_policy_with_previous_action_is_refused_but_its_weights_are_exported(tmp_path):
     checkpoint = checkpoint_of(((VECTOR,), HYBRID, {"previous_action": True}))
     for kind in ("onnx", "torchscript", "torch_export"):
         with pytest.raises(ExportError, match="previous_action"):
@@ -314,13 +314,13 @@ def test_a_policy_that_sees_its_last_action_is_refused_but_its_weights_are_not(t
     assert export(checkpoint, [tmp_path / "Goal.safetensors"], "safetensors").difference == 0
 
 
-def test_missing_packages_are_named_with_how_to_install_them(tmp_path, monkeypatch):
+def test_missing_packages_are_named_with_their_installation_command(tmp_path, monkeypatch):
     monkeypatch.setattr(export_packages.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ExportError, match=r"onnxruntime.*pip install 'onnx"):
         export(checkpoint_of(KINDS["vector"]), [tmp_path / "Goal.onnx"])
 
 
-def test_a_model_that_the_runtime_does_not_take_is_an_export_error():
+def test_model_rejected_by_the_runtime_is_an_export_error():
     with pytest.raises(ExportError, match="does not load"):
         load_onnx(b"nothing of the kind")
 
@@ -335,16 +335,16 @@ def test_weights_of_another_network_are_refused(tmp_path):
 # ---------------------------------------------------------------- other formats
 
 
-def test_weights_come_with_what_they_belong_to(tmp_path):
+def test_weights_have_metadata_of_their_behavior(tmp_path):
     checkpoint = checkpoint_of(KINDS["memory"], shared=True)
     path = tmp_path / "Goal.safetensors"
     export(checkpoint, [path], "safetensors")
     with safe_open(path, "numpy") as file:
-        said, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    assert said["behavior"] == "Goal"
-    assert said["steps"] == "1200"
-    spec = read_spec(json.loads(said["spec"]))
-    network = NetworkSettings.model_validate_json(said["network_settings"])
+        metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert metadata["behavior"] == "Goal"
+    assert metadata["steps"] == "1200"
+    spec = read_spec(json.loads(metadata["spec"]))
+    network = NetworkSettings.model_validate_json(metadata["network_settings"])
     assert spec == read_spec(checkpoint.description["spec"])
     assert network.memory == MEMORY
     actor = Actor(spec, network)
@@ -359,7 +359,7 @@ def test_weights_come_with_what_they_belong_to(tmp_path):
 
 
 def in_numpy(module):
-    """A module of PyTorch as a model."""
+    """Returns a PyTorch module as a model of numpy arrays."""
 
     def model(inputs):
         return {key: one.numpy() for key, one in module({k: torch.from_numpy(v) for k, v in inputs.items()}).items()}
@@ -367,17 +367,17 @@ def in_numpy(module):
     return model
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")  # at the one call that is ours
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")  # in our only call
 @pytest.mark.parametrize("name", KINDS)
-def test_torchscript_is_read_by_torch_jit_load_and_does_what_the_policy_does(tmp_path, name):
+def test_torchscript_is_loaded_by_torch_and_equals_the_policy(tmp_path, name):
     checkpoint, path = checkpoint_of(KINDS[name]), tmp_path / f"Goal{SUFFIXES['torchscript']}"
     assert export(checkpoint, [path], "torchscript").difference <= 1e-4
     script = in_numpy(torch.jit.load(path))
-    for rows, seed in ((1, 5), (7, 6), (3, 7)):  # it is compiled for the shapes of its first calls
+    for rows, seed in ((1, 5), (7, 6), (3, 7)):  # the first calls compile it for their shapes
         agrees(checkpoint, script, rows, seed)
 
 
-def test_torchscript_that_does_something_else_is_refused(tmp_path, monkeypatch):
+def test_torchscript_that_differs_from_the_policy_is_refused(tmp_path, monkeypatch):
     other = FUNCTIONS["silu"]._replace(forward=torch.sigmoid)
     monkeypatch.setattr(export_program, "FUNCTIONS", {"silu": other})
     with pytest.raises(ExportError, match="recurrent_out that differ by"):
@@ -386,8 +386,8 @@ def test_torchscript_that_does_something_else_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vectors-normalised", "one-layer", "goal-hyper", "bytes-and-image", "everything"])
-def test_a_program_for_torch_does_what_the_policy_does_and_holds_no_pickle(tmp_path, name):
+@pytest.mark.parametrize("name", ["vectors-normalized", "one-layer", "goal-hyper", "bytes-and-image", "everything"])
+def test_torch_program_equals_the_policy_and_contains_no_pickle(tmp_path, name):
     checkpoint, path = checkpoint_of(KINDS[name]), tmp_path / f"Goal{SUFFIXES['torch_export']}"
     assert export(checkpoint, [path], "torch_export").difference <= 1e-4
     program = in_numpy(torch.export.load(path).module())

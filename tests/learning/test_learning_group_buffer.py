@@ -1,4 +1,4 @@
-"""The buffer of groups: group segments in are group segments out, whole, in order, with all that belongs to them."""
+"""The group buffer keeps complete group segments in order, with all of their columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.learning.group_buffer import GroupBuffer
 from tests.learning.group_helpers import LENGTH, batch_of, learning, record, same_batch
-from tests.learning.group_lives import OWN, TEAMMATES, World, specs_of
+from tests.learning.random_groups import OWN, TEAMMATES, World, specs_of
 
 SPECS = specs_of(teammates=2)
 ACTOR = learning(SPECS, memory=True, previous=True).actor
@@ -18,14 +18,14 @@ MANY = settings(max_examples=25, deadline=None)
 MESSAGES = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 
 
-def told(messages, seed=0, **how):
-    """Group segments of some messages, each of as many groups' lives."""
+def random_parts(messages, seed=0, **how):
+    """Returns random group segments for several records, each of the given number of groups."""
     world = World(SPECS, ACTOR, seed)
     return [world.groups(count, **{"horizon": 5} | how) for count in messages]
 
 
 def filled(parts, **changes):
-    """A buffer with a message of each part; an empty one tells nothing."""
+    """Returns a buffer with one record for each part that is not empty."""
     buffer = GroupBuffer(LENGTH)
     for part in parts:
         if part:
@@ -33,60 +33,60 @@ def filled(parts, **changes):
     return buffer
 
 
-def whole(groups):
+def batch_from(groups):
     return batch_of(groups, SPECS, length=LENGTH)
 
 
 @given(messages=MESSAGES, sizes=st.lists(st.integers(1, 40), max_size=8), seed=st.integers(0, 999))
 @MANY
-def test_group_segments_come_out_whole_once_and_in_order(messages, sizes, seed):
-    """As few as hold the steps asked for; each batch is what one message of the same group segments gives."""
-    parts = told(messages, seed)
+def test_group_segments_are_taken_complete_once_and_in_order(messages, sizes, seed):
+    """A batch has as few group segments as contain the steps, and equals the batch of one record of them."""
+    parts = random_parts(messages, seed)
     buffer, left = filled(parts), [group for part in parts for group in part]
     assert buffer.steps == sum(group.steps for group in left)
     for size in [*sizes, 10_000]:
         if not left:
             break
-        taken = []
-        while left and sum(group.steps for group in taken) < size:
-            taken.append(left.pop(0))
-        steps = sum(group.steps for group in taken)
+        chosen = []
+        while left and sum(group.steps for group in chosen) < size:
+            chosen.append(left.pop(0))
+        steps = sum(group.steps for group in chosen)
         assert buffer.whole(size) == steps
         batch = buffer.take(size)
-        same_batch(batch, whole(taken))
+        same_batch(batch, batch_from(chosen))
         assert batch.steps == steps
-        assert batch.sizes.tolist() == [group.steps for group in taken]
+        assert batch.sizes.tolist() == [group.steps for group in chosen]
         assert buffer.steps == sum(group.steps for group in left)
     assert (buffer.steps, buffer.whole(5)) == (0, 0)
 
 
 @given(messages=MESSAGES, seed=st.integers(0, 999), order=st.randoms(use_true_random=False))
 @MANY
-def test_selecting_is_as_if_only_these_had_been_told(messages, seed, order):
-    groups = [group for part in told(messages, seed) for group in part]
+def test_selection_equals_a_batch_of_the_selected_segments(messages, seed, order):
+    groups = [group for part in random_parts(messages, seed) for group in part]
     if not groups:
         return
-    kept = np.array([order.random() < 0.6 for _ in groups])
-    got = whole(groups).select(kept)
-    chosen = [group for group, keep in zip(groups, kept, strict=True) if keep]
+    is_kept = np.array([order.random() < 0.6 for _ in groups])
+    got = batch_from(groups).select(is_kept)
+    chosen = [group for group, keep in zip(groups, is_kept, strict=True) if keep]
     if chosen:
-        same_batch(got, whole(chosen))
+        same_batch(got, batch_from(chosen))
     else:
         assert (got.steps, len(got.teammates), len(got.carried)) == (0, 0, 0)
 
 
-def test_taking_nothing_is_refused():
-    with pytest.raises(ValueError, match="got 7 steps to take of none"):
+def test_taking_no_step_is_refused():
+    with pytest.raises(ValueError, match="got 7 steps to take from an empty buffer"):
         GroupBuffer().take(7)
-    with pytest.raises(ValueError, match="of none"):
+    with pytest.raises(ValueError, match="from an empty buffer"):
         GroupBuffer().take_all()
 
 
 # ---------------------------------------------------------------- chunks that differ
 
 
-def test_chunks_with_and_without_mates_join():
-    """Mates' columns tell of nobody where there was none of their name."""
+def test_records_with_and_without_teammates_are_joined():
+    """Columns of teammates have no rows for records without them."""
     alone = World(specs_of(), ACTOR).groups(2)
     world = World(SPECS, ACTOR, 1)
     few, crane, many = ([world.group(most=6, over=False)[0] for _ in range(2)] for _ in range(3))
@@ -97,14 +97,14 @@ def test_chunks_with_and_without_mates_join():
     for parts in ([alone, crane, many], [many, alone], [crane, few, alone], [alone, alone]):
         groups = [group for part in parts for group in part]
         got = filled(parts).take_all()
-        same_batch(got, whole(groups))
+        same_batch(got, batch_from(groups))
         for name, members in got.teammates.items():
             assert members.members.tolist() == [len(group.of(name)) for group in groups]
     assert not filled([alone]).take_all().teammates
 
 
-def test_chunks_with_and_without_masks_join():
-    first, second = told([2, 2])
+def test_records_with_and_without_masks_are_joined():
+    first, second = random_parts([2, 2])
     buffer = GroupBuffer()
     for part, masked in ((first, False), (second, True)):
         buffer.add(record(part, SPECS, masked=masked))
@@ -115,9 +115,9 @@ def test_chunks_with_and_without_masks_join():
     assert buffer.take_all().masks is None
 
 
-def test_lives_are_those_of_sources_and_group_numbers_those_of_origins():
-    """An assembly that starts anew counts groups anew; agents keep the numbers of their source."""
-    (groups,) = told([2])
+def test_agent_numbers_belong_to_sources_and_group_numbers_to_origins():
+    """A new assembly incarnation numbers groups anew; agent episodes keep the numbers of their source."""
+    (groups,) = random_parts([2])
     buffer = GroupBuffer()
     for source, origin in (("a", "1"), ("a", "2"), ("b", "1"), ("a", "1")):
         buffer.add(record(groups, SPECS, source=source, origin=origin))
@@ -132,15 +132,15 @@ def test_lives_are_those_of_sources_and_group_numbers_those_of_origins():
 # ---------------------------------------------------------------- what is refused
 
 
-def test_segments_that_tell_nothing_of_groups_are_refused():
-    (groups,) = told([1])
-    with pytest.raises(ServiceError, match="tell nothing of groups; expected them to"):
+def test_segments_without_groups_are_refused():
+    (groups,) = random_parts([1])
+    with pytest.raises(ServiceError, match="without group columns; expected segments of groups"):
         GroupBuffer().add(record(groups, SPECS, shared=None))
 
 
 @pytest.mark.parametrize("change", [lambda carried: carried[1:], lambda carried: None])
-def test_another_number_of_memories_than_of_sequences_is_refused(change):
-    (groups,) = told([2])
+def test_number_of_memories_must_equal_that_of_sequences(change):
+    (groups,) = random_parts([2])
     right, buffer = record(groups, SPECS, length=LENGTH), GroupBuffer(LENGTH)
     with pytest.raises(ServiceError, match=f"expected {len(right.carried)}, one for each sequence"):
         buffer.add(record(groups, SPECS, length=LENGTH, carried=change(right.carried)))
@@ -148,15 +148,15 @@ def test_another_number_of_memories_than_of_sequences_is_refused(change):
     buffer.add(right)
 
 
-def test_memories_that_nobody_asked_for_are_left_out():
-    (groups,) = told([2])
+def test_unneeded_memories_are_dropped():
+    (groups,) = random_parts([2])
     buffer = GroupBuffer()
     buffer.add(record(groups, SPECS, length=LENGTH))
     assert buffer.take_all().carried is None
 
 
 @pytest.mark.parametrize("length", [0, LENGTH])
-def test_an_empty_record_adds_nothing(length):
+def test_empty_record_adds_nothing(length):
     buffer = GroupBuffer(length)
     buffer.add(record([], SPECS))
     assert buffer.steps == 0
@@ -166,7 +166,7 @@ def test_an_empty_record_adds_nothing(length):
 
 
 def aged(parts, ages):
-    """Every step of a group segment is old, but one of them of the given version."""
+    """Returns parts in which every step of a group segment is old, except one of the given version."""
     versions = iter(ages)
     for part in parts:
         for group in part:
@@ -180,12 +180,12 @@ def aged(parts, ages):
 
 @given(messages=MESSAGES, keep=st.integers(0, 60), seed=st.integers(0, 999), ages=st.randoms(use_true_random=False))
 @MANY
-def test_stale_group_segments_are_dropped_whole_oldest_first_until_too_little_would_remain(messages, keep, seed, ages):
-    parts = told(messages, seed)
-    drawn = [ages.randint(1, 8) for part in parts for _ in part]
-    buffer, groups = filled(aged(parts, drawn)), [group for part in parts for group in part]
+def test_oldest_stale_group_segments_are_dropped_while_enough_remain(messages, keep, seed, ages):
+    parts = random_parts(messages, seed)
+    newest_versions = [ages.randint(1, 8) for part in parts for _ in part]
+    buffer, groups = filled(aged(parts, newest_versions)), [group for part in parts for group in part]
     remaining, left = buffer.steps, []
-    for group, newest in zip(groups, drawn, strict=True):
+    for group, newest in zip(groups, newest_versions, strict=True):
         if newest < 8 - 3 and remaining - group.steps >= keep:
             remaining -= group.steps
         else:
@@ -194,4 +194,4 @@ def test_stale_group_segments_are_dropped_whole_oldest_first_until_too_little_wo
     assert buffer.drop_stale(version=8, max_lag=3, keep_at_least=keep) == before - remaining
     assert buffer.steps == remaining
     if left:
-        same_batch(buffer.take_all(), whole(left))
+        same_batch(buffer.take_all(), batch_from(left))

@@ -1,4 +1,4 @@
-"""Who was there when, against a loop over groups, times and members."""
+"""The index of members present at each group timestep, compared with a loop over groups, times and members."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.learning.group_index import GroupIndex
 from sparring.pipeline.learning.group_networks import GroupWindows
-from tests.learning.group_helpers import LENGTH, batch_of, moments_of
-from tests.learning.group_lives import OWN, PLAIN, Decision, Group, Member, World, specs_of
+from tests.learning.group_helpers import LENGTH, batch_of, timesteps_of
+from tests.learning.random_groups import OWN, PLAIN, Decision, Group, Member, World, specs_of
 
 
 def rows_of(groups, name):
-    """Each decision's row: all decisions of a name, then what followed each segment."""
+    """Returns the row of each decision: first all decisions of a behavior, then the one after each segment."""
     members = [one for group in groups for one in group.of(name)]
     decisions = [step for one in members for step in one.steps] + [one.following for one in members]
     return {decision: row for row, decision in enumerate(decisions)}
@@ -47,11 +47,11 @@ def made(seed, count, teammates, **how):
 
 @given(**WORLDS)
 @MANY
-def test_tokens_are_who_is_there_with_what_it_decided_last(**how):
+def test_tokens_are_present_members_with_their_latest_decisions(**how):
     groups, specs = made(**how)
     index, names = index_of(groups, specs), list(specs)
     rows = [rows_of(groups, name) for name in names]
-    timesteps = moments_of(groups)
+    timesteps = timesteps_of(groups)
     assert len(index.counts) == len(timesteps)
     for number, (group, time) in enumerate(timesteps):
         there = group.there(time)
@@ -65,7 +65,7 @@ def test_tokens_are_who_is_there_with_what_it_decided_last(**how):
 
 @given(order=st.randoms(use_true_random=False), **WORLDS)
 @MANY
-def test_tokens_of_several_moments_stand_moment_by_moment_in_the_order_asked_for(order, **how):
+def test_tokens_of_several_timesteps_are_in_the_requested_order(order, **how):
     groups, specs = made(**how)
     index = index_of(groups, specs)
     some = order.sample(range(len(index.counts)), order.randint(1, len(index.counts)))
@@ -76,10 +76,10 @@ def test_tokens_of_several_moments_stand_moment_by_moment_in_the_order_asked_for
 
 @given(**WORLDS)
 @MANY
-def test_every_decision_has_its_moment_and_its_place_there(**how):
+def test_every_decision_has_its_timestep_and_place(**how):
     groups, specs = made(**how)
     index = index_of(groups, specs)
-    timesteps, row = {(group, time): at for at, (group, time) in enumerate(moments_of(groups))}, 0
+    timesteps, row = {(group, time): at for at, (group, time) in enumerate(timesteps_of(groups))}, 0
     decided = np.zeros(len(timesteps), int)
     for group in groups:
         for one in group.of(OWN):
@@ -95,17 +95,17 @@ def test_every_decision_has_its_moment_and_its_place_there(**how):
 
 @given(**WORLDS)
 @MANY
-def test_moments_of_the_segments_are_all_but_what_followed_each(**how):
+def test_timesteps_of_segments_exclude_the_one_after_each(**how):
     groups, specs = made(**how)
     index = index_of(groups, specs)
-    timesteps = moments_of(groups)
+    timesteps = timesteps_of(groups)
     assert index.in_series.tolist() == [at for at, (group, time) in enumerate(timesteps) if time < group.span]
     assert index.first.tolist() == [at for at, (_, time) in enumerate(timesteps) if time == 0]
     assert index.last.tolist() == [at for at, (group, time) in enumerate(timesteps) if time == group.span]
 
 
-def test_a_world_shows_all_that_can_happen():
-    """What the tests above rest on: members that come, go, wait, have no step, are of other names, and nobody left."""
+def test_random_groups_cover_all_cases():
+    """Members start, end, wait, have no step and belong to other behaviors, and groups become empty."""
     groups, _ = made(5, 40, teammates=2, times=8, most=5, horizon=4)
     members = [one for group in groups for one in group.members]
     ours = [one for one in members if one.name == OWN]
@@ -113,7 +113,7 @@ def test_a_world_shows_all_that_can_happen():
     assert any(not one.steps for one in ours)
     assert any(not one.steps for one in members if one.name != OWN)
     assert any(group.over and not group.there(group.span) for group in groups)
-    assert any(group.over and group.there(group.span) for group in groups), "the last were cut"
+    assert any(group.over and group.there(group.span) for group in groups), "the last members were interrupted"
     assert any(one.ended and one.until < group.span for group in groups for one in group.members)
     assert any(one.following.time < group.span and not one.ended for group in groups for one in group.members)
     assert any(min(size) < size[0] < max(size) for size in sizes), "shrinks and grows"
@@ -125,7 +125,7 @@ def test_a_world_shows_all_that_can_happen():
 
 
 def by_hand(over=False):
-    """Three of ours: the first ends at 2, the second is cut with the group at 4 or goes on, the third comes at 3."""
+    """Returns a group of three members: one ends at 2, one continues or is interrupted at 4, one starts at 3."""
 
     def decision(time):
         return Decision(time, tuple(np.zeros((1, *one.shape), np.float32) for one in PLAIN.observations),
@@ -137,7 +137,7 @@ def by_hand(over=False):
     return [Group(1, 4, over, np.zeros(4, np.float32), [first, second, *([] if over else [third])])]
 
 
-def test_a_group_by_hand():
+def test_index_of_a_group_by_hand():
     index = index_of(by_hand(), {OWN: PLAIN})
     assert index.counts.tolist() == [2, 2, 1, 2, 2]
     assert index.tokens(np.arange(5))[0].tolist() == [0, 2, 1, 2, 2, 3, 6, 5, 6]
@@ -145,13 +145,13 @@ def test_a_group_by_hand():
     assert index.places.tolist() == [0, 0, 1, 0]
     assert index.decisions.tolist() == [2, 1, 0, 1, 0]
     over = index_of(by_hand(over=True), {OWN: PLAIN})
-    assert over.counts.tolist() == [2, 2, 1, 1, 1], "the last that was cut is shown once more"
+    assert over.counts.tolist() == [2, 2, 1, 1, 1], "the last interrupted member is present once more"
 
 
-def test_a_name_that_nobody_has_in_a_batch_changes_nothing():
+def test_behavior_without_members_in_a_batch_changes_nothing():
     groups, specs = made(3, 3, teammates=1, times=6, most=4, horizon=9)
     batch = batch_of(groups, specs)
-    few, more = GroupIndex(batch, list(specs)), GroupIndex(batch, [*specs, "Nobody"])
+    few, more = GroupIndex(batch, list(specs)), GroupIndex(batch, [*specs, "Unused"])
     every = np.arange(len(few.counts))
     for got, expected in zip(more.tokens(every), few.tokens(every), strict=True):
         assert got.tolist() == expected.tolist()
@@ -163,12 +163,12 @@ def test_a_name_that_nobody_has_in_a_batch_changes_nothing():
 @pytest.mark.parametrize("length", [1, LENGTH, 99])
 @given(**WORLDS)
 @settings(max_examples=25, deadline=None)
-def test_windows_divide_each_groups_time_and_sequences_are_a_members_steps_in_one(length, **how):
+def test_windows_divide_group_time_and_sequences_are_steps_of_a_member_in_a_window(length, **how):
     groups, specs = made(**how)
     batch = replace(batch_of(groups, specs), sequence_length=length)
     index = GroupIndex(batch, list(specs))
     windows = GroupWindows.of(batch, index, length)
-    timesteps = {(group, time): at for at, (group, time) in enumerate(moments_of(groups))}
+    timesteps = {(group, time): at for at, (group, time) in enumerate(timesteps_of(groups))}
     rows = rows_of(groups, OWN)
     expected = [(at, start) for at, group in enumerate(groups) for start in range(0, group.span, length)]
     assert windows.group.tolist() == [at for at, _ in expected]

@@ -1,4 +1,4 @@
-"""PPO and the learner: one update, many updates, the same updates again."""
+"""PPO and the learner: single updates, sequences of updates, reproducibility."""
 
 from __future__ import annotations
 
@@ -23,14 +23,6 @@ from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.learning_helpers import HYBRID, play_goal, segments, small_settings
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def learner(seed=0, behavior="Test", **changes):
     return Learner(behavior, HYBRID, small_settings(**changes), seed)
 
@@ -49,7 +41,7 @@ def fed(one, seed=0, rows=64, **fields):
 
 
 def plain_loss(ppo, batch, epsilon, beta):
-    """The whole loss of a single minibatch in the words of the paper, by autograd."""
+    """Returns the loss of a single minibatch as in the paper, for autograd."""
     inputs = ppo.actor.encoder.prepare(ppo.actor.encoder.join(batch.observations))
     following = ppo.actor.encoder.prepare(ppo.actor.encoder.join(batch.next_observations))
     with torch.no_grad():
@@ -84,7 +76,7 @@ def returns_normalized(values):
     return (values - values.mean()) / (values.std() + 1e-10)
 
 
-def test_an_update_follows_the_gradient_of_the_papers_loss():
+def test_update_follows_the_gradient_of_the_paper():
     one = fed(learner(batch_size=64, num_epoch=1), masked=True, terminated=[True, False])
     ppo, batch = one._algorithm, one._buffer.take_all()
     coefficients = Coefficients.at(one.settings, 0)
@@ -101,12 +93,12 @@ def test_an_update_follows_the_gradient_of_the_papers_loss():
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("actions", [{"continuous": 2}, {"discrete": (3, 2)}, {"continuous": 1, "discrete": (4,)}])
-def test_perceptrons_alone_are_derived_without_autograd_to_the_same_bits(actions, shared):
+def test_perceptrons_are_differentiated_without_autograd_bit_for_bit(actions, shared):
     spec = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(3,)),), actions=ActionSpec(**actions))
     ppo = Learner("Test", spec, small_settings(shared_critic=shared), 0)._algorithm
     inputs = (torch.randn(16, 3, generator=torch.Generator().manual_seed(1)),)
     with torch.no_grad():
-        head, values, pull = ppo.networks.run(inputs)
+        head, values, backward_fn = ppo.networks.run(inputs)
     expected = ppo.networks.both(inputs)
     assert not head.requires_grad
     assert torch.equal(head, expected[0])
@@ -117,11 +109,11 @@ def test_perceptrons_alone_are_derived_without_autograd_to_the_same_bits(actions
     by_autograd = ppo.optimizer.parameters.gradient.clone()
     assert by_autograd.any()
     with torch.no_grad():
-        ppo.optimizer.parameters.backward((), gradients, pull)
+        ppo.optimizer.parameters.backward((), gradients, backward_fn)
     assert torch.equal(ppo.optimizer.parameters.gradient, by_autograd)
 
 
-def test_the_report_counts_what_was_done():
+def test_report_counts_minibatches_and_steps():
     one = fed(learner(batch_size=20), versions=np.r_[np.full(40, 5), np.full(24, 3)])
     one.version = 5
     report = one.update()
@@ -134,7 +126,7 @@ def test_the_report_counts_what_was_done():
     assert (one.version, one.updates, one.trained) == (6, 1, 64)
 
 
-def test_group_rewards_are_added_to_an_agents_own():
+def test_group_rewards_are_added_to_individual_rewards():
     own, group = np.random.default_rng(3).standard_normal((2, 64), np.float32)
     plain, summed = fed(learner(), rewards=own), fed(learner(), rewards=own + group)
     both = fed(learner(), rewards=own, group_rewards=group)
@@ -145,7 +137,7 @@ def test_group_rewards_are_added_to_an_agents_own():
 
 
 def test_group_rewards_count_for_the_extrinsic_signal_only():
-    """A learner of another signal alone trains as if there were none."""
+    """A learner without the extrinsic signal ignores them."""
     settings = small_settings().model_copy(update={"reward_signals": RewardSignals(rnd=RndSettings())})
     one, other = (Learner("Test", HYBRID, settings, 0) for _ in range(2))
     fed(one).update()
@@ -168,7 +160,7 @@ def test_episode_returns_since_the_last_update_are_reported_once():
     assert "Policy/Extrinsic Reward" not in fed(one).update().statistics
 
 
-def test_strength_scales_the_reward():
+def test_strength_scales_the_reward_of_a_signal():
     signals = RewardSignals(extrinsic=ExtrinsicSettings(strength=2.0))
     strong = Learner("Test", HYBRID, small_settings().model_copy(update={"reward_signals": signals}), 0)
     plain, rewards = learner(), np.linspace(-1, 1, 64, dtype=np.float32)
@@ -177,7 +169,7 @@ def test_strength_scales_the_reward():
     assert strong.weights_sha256 == plain.weights_sha256
 
 
-def test_the_normaliser_is_frozen_during_an_update_and_then_takes_its_rows():
+def test_normalizer_is_frozen_during_an_update_and_includes_its_rows_afterwards():
     one = fed(learner())
     rows = torch.cat([torch.from_numpy(o) for o in segments([32, 32]).observations], 1)
     one.update()
@@ -186,7 +178,7 @@ def test_the_normaliser_is_frozen_during_an_update_and_then_takes_its_rows():
     np.testing.assert_allclose(arrays["encoder.normalizer.mean"], rows.sum(0) / 65, rtol=1e-4, atol=1e-6)
 
 
-def test_clipping_the_value_loss_changes_the_update_only_when_asked_for():
+def test_value_loss_is_clipped_only_if_configured():
     hashes = set()
     for clip in (False, True):
         one = fed(learner(clip_value_loss=clip, learning_rate=0.05))
@@ -196,7 +188,7 @@ def test_clipping_the_value_loss_changes_the_update_only_when_asked_for():
 
 
 @pytest.mark.parametrize("changes", [{"max_grad_norm": 0.01}, {"adam_epsilon": 0.01}])
-def test_the_limit_of_the_gradient_and_adams_epsilon_reach_the_optimiser(changes):
+def test_gradient_limit_and_epsilon_reach_the_optimizer(changes):
     plain, other = fed(learner()), fed(learner(**changes))
     assert other.weights_sha256 == plain.weights_sha256
     for one in (plain, other):
@@ -209,7 +201,7 @@ def test_the_limit_of_the_gradient_and_adams_epsilon_reach_the_optimiser(changes
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_non_finite_loss_is_skipped_counted_and_leaves_the_weights(bad):
+def test_non_finite_loss_is_skipped_and_counted_without_changing_weights(bad):
     one = learner()
     before = one.weights_sha256
     rewards = np.zeros(64, np.float32)
@@ -223,7 +215,7 @@ def test_a_non_finite_loss_is_skipped_counted_and_leaves_the_weights(bad):
     fresh = {name: array for name, array in learner().checkpoint().weights.items() if "normalizer" not in name}
     for name, array in actor.items():
         np.testing.assert_array_equal(array, fresh[name])
-    assert one.weights_sha256 != before, "only the normaliser has moved"
+    assert one.weights_sha256 != before, "only the normalizer has moved"
 
 
 def test_only_the_minibatch_with_the_anomaly_is_skipped():
@@ -246,7 +238,7 @@ def test_non_finite_weights_are_never_published():
 # ---------------------------------------------------------------- many updates
 
 
-def test_the_same_seed_and_segments_give_the_same_weights_to_the_bit():
+def test_same_seed_and_segments_give_the_same_weights_bit_for_bit():
     hashes = []
     for _ in range(2):
         one = learner(seed=7)
@@ -262,7 +254,7 @@ def test_seeds_and_behaviors_start_from_different_weights():
     assert len(hashes) == 3
 
 
-def test_a_resumed_learner_goes_on_to_the_bit_as_one_that_never_stopped():
+def test_resumed_learner_continues_bit_for_bit():
     through = learner(seed=3)
     for seed in range(2):
         fed(through, seed=seed).update()
@@ -274,7 +266,7 @@ def test_a_resumed_learner_goes_on_to_the_bit_as_one_that_never_stopped():
     assert (resumed.version, resumed.updates, resumed.trained) == (6, 5, 320)
 
 
-def test_a_checkpoint_is_a_copy():
+def test_checkpoint_is_a_copy():
     one = learner()
     state = one.checkpoint()
     before = {name: array.copy() for name, array in (state.weights | state.optimizer).items()}
@@ -283,7 +275,7 @@ def test_a_checkpoint_is_a_copy():
         np.testing.assert_array_equal(array, before[name])
 
 
-def test_a_checkpoint_of_another_spec_network_or_name_is_refused():
+def test_checkpoint_of_another_spec_network_or_behavior_is_refused():
     state = learner().checkpoint()
     spec = BehaviorSpec(observations=HYBRID.observations, actions=ActionSpec(continuous=2, discrete=(2, 3)))
     wide = small_settings().model_copy(update={"network_settings": NetworkSettings(hidden_units=17)})
@@ -299,7 +291,7 @@ def test_a_checkpoint_of_another_spec_network_or_name_is_refused():
         assert other.weights_sha256 == before
 
 
-def test_a_checkpoint_from_before_activations_had_names_is_taken_whatever_draws_weights_now():
+def test_checkpoint_without_activation_or_initialization_is_accepted():
     state = learner().checkpoint()
     assert not {"activation", "initialization"} & state.description["network_settings"].keys()
     other = Learner("Test", HYBRID, shaped(initialization="orthogonal"), 1)
@@ -307,7 +299,7 @@ def test_a_checkpoint_from_before_activations_had_names_is_taken_whatever_draws_
     assert other.weights_sha256 == learner().weights_sha256
 
 
-def test_weights_alone_start_a_new_lineage():
+def test_loading_weights_only_starts_a_new_lineage():
     one, other = fed(learner(0)), learner(1)
     one.update()
     other.load_weights(one.checkpoint())
@@ -323,7 +315,7 @@ def test_versions_only_rise():
     assert one.version == 43
 
 
-def test_an_update_takes_the_buffer_or_everything():
+def test_update_takes_a_buffer_or_everything():
     one = fed(learner(), rows=100)
     assert one.ready
     assert one.update().steps == 64
@@ -331,7 +323,7 @@ def test_an_update_takes_the_buffer_or_everything():
     assert one.update(everything=True).steps == 36
 
 
-def test_stale_steps_are_dropped_and_counted_but_never_what_an_update_waits_for():
+def test_stale_steps_are_dropped_and_counted_while_enough_remain_for_an_update():
     one = fed(fed(learner()), seed=1)
     one.version = 9
     assert one.drop_stale(3) == one.stale == 64
@@ -360,7 +352,7 @@ GOAL = TrainerSettings(
     network_settings=NetworkSettings(hidden_units=32, num_layers=1),
     max_steps=3000,
 )
-"""All else by default: beta 5e-3, epsilon 0.2, lambd 0.95, num_epoch 3, time_horizon 64, gamma 0.99."""
+"""Settings of the proof; all others are defaults (beta 5e-3, epsilon 0.2, lambd 0.95, num_epoch 3, gamma 0.99)."""
 
 
 @pytest.mark.slow
@@ -368,7 +360,7 @@ GOAL = TrainerSettings(
 @pytest.mark.parametrize(
     "actions", [ActionSpec(continuous=1), ActionSpec(discrete=(2,))], ids=["continuous", "discrete"]
 )
-def test_the_goal_game_is_learned_within_3000_steps(actions, seed):
+def test_goal_game_is_learned_within_3000_steps(actions, seed):
     assert play_goal(actions, GOAL, seed) > 0.9
 
 

@@ -1,4 +1,4 @@
-"""Returns, losses and schedules, compared with slow twins."""
+"""Returns, losses and schedules compared with slow twins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.learning.learning_helpers import small_settings
 
 
 def slow_advantages(rewards, values, next_values, lengths, gamma, lambd):
-    """One segment after the other, one step after the other, in float64."""
+    """Returns advantages computed step by step in float64."""
     result, start = [], 0
     for length, bootstrap in zip(lengths, next_values, strict=True):
         following, running, segment = float(bootstrap), 0.0, []
@@ -36,7 +36,7 @@ def slow_advantages(rewards, values, next_values, lengths, gamma, lambd):
     lambd=st.sampled_from([0.0, 0.95, 1.0]),
 )
 @settings(max_examples=80, deadline=None)
-def test_advantages_are_those_of_the_twin(lengths, seed, gamma, lambd):
+def test_advantages_equal_those_of_the_twin(lengths, seed, gamma, lambd):
     random, rows = np.random.default_rng(seed), sum(lengths)
     rewards, values = random.standard_normal((2, rows), np.float32)
     next_values = random.standard_normal(len(lengths), np.float32)
@@ -55,7 +55,7 @@ def test_advantages_by_hand():
     assert got.tolist() == [0.75, 1.0, 4.5]
 
 
-def test_normalised_advantages_have_mean_0_and_deviation_1_and_equal_ones_are_0():
+def test_normalized_advantages_have_mean_0_and_deviation_1_and_equal_ones_are_0():
     scaled = returns.normalized(np.float32([1, 2, 3, 6]))
     assert scaled.mean() == pytest.approx(0, abs=1e-6)
     assert scaled.std() == pytest.approx(1, abs=1e-6)
@@ -66,7 +66,7 @@ def random_rows(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_the_surrogate_and_its_gradient_are_those_of_the_papers_formula():
+def test_surrogate_and_its_gradient_equal_the_formula_of_the_paper():
     log_prob, old, advantage = (random_rows(200, seed=seed) * 0.4 for seed in range(3))
     objective, gradient, _ = losses.surrogate(log_prob, old, advantage, losses.clip_limit(advantage, 0.2))
     log_prob.requires_grad_(True)
@@ -77,7 +77,7 @@ def test_the_surrogate_and_its_gradient_are_those_of_the_papers_formula():
     assert (gradient == 0).any(), "some rows are clipped"
 
 
-def test_the_value_loss_and_its_gradient_are_those_of_the_squared_error():
+def test_value_loss_and_its_gradient_equal_those_of_the_squared_error():
     values, targets = random_rows(50, 2), random_rows(50, 2, seed=1)
     squares, gradient = losses.value_loss(values, targets, 0.5)
     values.requires_grad_(True)
@@ -86,7 +86,7 @@ def test_the_value_loss_and_its_gradient_are_those_of_the_squared_error():
     torch.testing.assert_close(gradient, torch.autograd.grad(0.5 * expected.mean(), values)[0])
 
 
-def test_the_clipped_value_loss_and_its_gradient_are_those_of_the_authors_code():
+def test_clipped_value_loss_and_its_gradient_equal_those_of_the_authors_code():
     values, targets, old = (random_rows(200, 2, seed=seed) for seed in range(3))
     squares, gradient = losses.clipped_value_loss(values, targets, old, 0.2, 0.5)
     values.requires_grad_(True)
@@ -96,19 +96,19 @@ def test_the_clipped_value_loss_and_its_gradient_are_those_of_the_authors_code()
     torch.testing.assert_close(gradient, torch.autograd.grad(0.5 * expected.mean(), values)[0])
 
 
-def test_linear_schedules_go_from_start_to_end_and_stay_there():
+def test_linear_schedule_goes_from_start_to_end_and_stays_there():
     assert scheduled("linear", 0.3, 0.1, 0.0) == pytest.approx(0.3)
     assert scheduled("linear", 0.3, 0.1, 0.5) == pytest.approx(0.2)
     assert scheduled("linear", 0.3, 0.1, 1.0) == scheduled("linear", 0.3, 0.1, 7.0) == 0.1
     assert scheduled("constant", 0.3, 0.1, 1.0) == 0.3
 
 
-def test_a_schedule_never_rises():
+def test_schedule_never_rises():
     assert scheduled("linear", 0.05, 0.1, 0.5) == 0.05
     assert scheduled("linear", 0.0, 1e-5, 1.0) == 0.0
 
 
-def test_the_end_points_are_those_of_the_semantics():
+def test_schedules_end_at_the_documented_values():
     settings_ = small_settings()
     start, end = Coefficients.at(settings_, 0), Coefficients.at(settings_, settings_.max_steps)
     assert (start.learning_rate, start.epsilon, start.beta) == pytest.approx((1e-3, 0.2, 5e-3))

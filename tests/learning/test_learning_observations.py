@@ -1,4 +1,4 @@
-"""An update on observations of every kind."""
+"""Updates with observations of every kind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def batch(ppo, lengths=(20, 12)):
     )
 
 
-def test_an_update_reaches_every_part_of_the_network_and_leaves_bytes_alone():
+def test_update_changes_every_part_of_the_network_and_no_byte_image():
     ppo = PPO("Test", SPEC, TRAINER, torch.Generator().manual_seed(0))
     steps = batch(ppo)
     images = steps.observations[0].copy()
@@ -78,8 +78,8 @@ def test_an_update_reaches_every_part_of_the_network_and_leaves_bytes_alone():
 
 
 @pytest.mark.parametrize("conditioning", ["hyper", "none"])
-def test_a_shared_critic_is_one_network_whose_values_never_leave_the_learner(conditioning):
-    """One pass gives both; the published weights fit an actor without values, and act the same."""
+def test_shared_critic_is_one_network_whose_values_are_not_published(conditioning):
+    """One pass computes both; the published weights fit an actor without values, which acts the same."""
     network = TRAINER.network_settings.model_copy(update={"goal_conditioning_type": conditioning})
     hyper = TRAINER.hyperparameters.model_copy(update={"shared_critic": True})
     trainer = TRAINER.model_copy(update={"hyperparameters": hyper, "network_settings": network})
@@ -108,14 +108,14 @@ def test_a_shared_critic_is_one_network_whose_values_never_leave_the_learner(con
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_the_actor_says_of_fresh_rows_what_was_stored_when_they_were_acted():
-    """The ratio of an update begins at 1: log-probabilities recomputed in one batch are those of acting."""
+def test_log_probabilities_of_fresh_rows_equal_the_stored_ones():
+    """The ratio of an update is 1 at first, because log-probabilities of a batch equal those of acting."""
     ppo = PPO("Test", SPEC, TRAINER, torch.Generator().manual_seed(0))
     steps = batch(ppo)
     encoder = ppo.actor.encoder
     with torch.no_grad():
         head = ppo.actor(encoder.prepare(encoder.join(steps.observations)))
-        said = distributions.evaluate(
+        evaluated = distributions.evaluate(
             SPEC.actions,
             head,
             ppo.actor.log_sigma,
@@ -123,13 +123,13 @@ def test_the_actor_says_of_fresh_rows_what_was_stored_when_they_were_acted():
             torch.from_numpy(steps.discrete).long(),
             None,
         )
-    np.testing.assert_allclose(said.log_prob.numpy(), steps.log_probs, atol=1e-5)
+    np.testing.assert_allclose(evaluated.log_prob.numpy(), steps.log_probs, atol=1e-5)
 
 
 @given(steps=st.integers(1, 40), size=st.integers(1, 40), seed=st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
-def test_wide_and_narrow_columns_are_shuffled_alike(steps, size, seed):
-    """Each row of a minibatch is one row of the batch in all its columns, and no row comes twice."""
+def test_wide_and_narrow_columns_are_shuffled_in_the_same_order(steps, size, seed):
+    """A row of a minibatch is the same row of the batch in all columns, and no row occurs twice."""
     size = min(size, steps)
     number = torch.arange(steps, dtype=torch.float32)
     wide = number.repeat_interleave(1200).reshape(steps, 3, 20, 20)
@@ -153,5 +153,5 @@ def test_wide_and_narrow_columns_are_shuffled_alike(steps, size, seed):
         assert part.masks is None
         for column in (*part.inputs, *(column for column in part[1:] if column is not None)):
             assert torch.equal(column.reshape(size, -1)[:, -1].float(), part.log_prob)
-    met = torch.cat([part.log_prob for part in parts]).tolist()
-    assert len(set(met)) == len(met) == steps // size * size
+    log_probs = torch.cat([part.log_prob for part in parts]).tolist()
+    assert len(set(log_probs)) == len(log_probs) == steps // size * size

@@ -1,4 +1,4 @@
-"""Adam in one block, beside PyTorch's own."""
+"""Adam on one block of parameters, compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCALES = (1e-6, 0.1, 30.0, 0.3)
 
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-5])
 @pytest.mark.parametrize("limit", [None, 0.5])
-def test_steps_are_those_of_pytorch(limit: float | None, epsilon: float) -> None:
+def test_steps_of_adam_equal_those_of_pytorch(limit: float | None, epsilon: float) -> None:
     own, other = layer(), layer()
     adam = Adam(own, 1e-2, epsilon=epsilon, max_norm=limit)
     twin = torch.optim.Adam(other.parameters(), 1e-2, eps=epsilon)
@@ -46,7 +46,7 @@ def test_steps_are_those_of_pytorch(limit: float | None, epsilon: float) -> None
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_a_gradient_below_the_limit_is_left_to_the_bit() -> None:
+def test_gradient_below_the_limit_is_unchanged_bit_for_bit() -> None:
     found = []
     for limit in (None, 100.0):
         module = layer()
@@ -58,7 +58,7 @@ def test_a_gradient_below_the_limit_is_left_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_gradient_that_is_not_finite_is_not_stepped_along(bad: float) -> None:
+def test_gradient_that_is_not_finite_is_skipped(bad: float) -> None:
     module = layer()
     adam = Adam(module, 1e-2, max_norm=0.5)
     before = module.weight.detach().clone()
@@ -69,7 +69,7 @@ def test_a_gradient_that_is_not_finite_is_not_stepped_along(bad: float) -> None:
     assert not adam.moments["exp_avg"].any()
 
 
-def test_one_that_has_grown_goes_on_with_the_same_limit_and_epsilon() -> None:
+def test_grown_optimizer_keeps_its_limit_and_epsilon() -> None:
     parts = nn.ModuleList([layer()])
     adam = Adam(parts, 1e-2, epsilon=1e-3, max_norm=0.5)
     parts.append(layer())

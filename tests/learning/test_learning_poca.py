@@ -1,4 +1,4 @@
-"""MA-POCA's update against twins that walk group by group, moment by moment, in the words of the paper."""
+"""MA-POCA's update compared with slow twins that follow the paper, one group timestep at a time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.learning.group_helpers import (
     estimated,
     learning,
     log_prob_and_entropy,
-    moments_of,
     prepared_row,
     record,
     surrogate_of,
     targets_by_hand,
     timestep,
+    timesteps_of,
 )
-from tests.learning.group_lives import OWN, PLAIN, RICH, World, specs_of
+from tests.learning.random_groups import OWN, PLAIN, RICH, World, specs_of
 
 VARIANTS = {
     "plain": {},
@@ -41,16 +41,8 @@ VARIANTS = {
 ALL = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def played(variant, seed=0, *, count=5, **hyper):
-    """A learner, group segments that its actor played, and the same as a batch."""
+    """Returns a learner, group segments that its actor played, and their batch."""
     how = dict(variant)
     specs = specs_of(how.pop("own", PLAIN), how.pop("teammates", 0))
     poca = learning(specs, **how, **hyper)
@@ -67,14 +59,14 @@ def targets_of(poca, batch, epsilon=0.2):
 
 @torch.no_grad()
 def walked(poca, groups):
-    """Value at each moment of each group, and the baseline of each decision: one moment after the other."""
+    """Returns the value at each group timestep and the baseline of each decision, computed one by one."""
     values, baselines = {}, {}
     for group in groups:
         for time in range(group.span + 1):
             values[group, time] = 0.0
             if group.there(time):
-                shown, ours = timestep(poca, group, time)
-                value, expected = poca.networks.critic(shown)
+                group_timesteps, ours = timestep(poca, group, time)
+                value, expected = poca.networks.critic(group_timesteps)
                 values[group, time] = value.item()
                 for one, found in zip(ours, expected, strict=True):
                     baselines |= {step: found.item() for step in one.steps if step.time == time}
@@ -83,7 +75,7 @@ def walked(poca, groups):
 
 @ALL
 @pytest.mark.parametrize("at_once", [3, 1024])
-def test_values_of_all_moments_and_baselines_of_all_decisions_are_those_one_by_one(variant, at_once, monkeypatch):
+def test_values_and_baselines_equal_those_computed_one_by_one(variant, at_once, monkeypatch):
     monkeypatch.setattr(group_networks, "_TIMESTEPS_AT_ONCE", at_once)
     poca, groups, batch = played(variant)
     found = estimated(poca, batch)[1]
@@ -97,8 +89,8 @@ def test_values_of_all_moments_and_baselines_of_all_decisions_are_those_one_by_o
 
 @given(seed=st.integers(0, 999))
 @settings(max_examples=8, deadline=None)
-def test_a_group_is_judged_alike_wherever_it_stands(seed):
-    """Other groups, with more members or fewer, and their order change nothing."""
+def test_a_group_is_evaluated_alike_wherever_it_stands(seed):
+    """Other groups in the batch and their order change nothing."""
     poca, groups, batch = played({"teammates": 1}, seed)
     order = np.random.default_rng(seed).permutation(len(groups)).tolist()
     moved = [groups[at] for at in order]
@@ -115,12 +107,12 @@ def test_a_group_is_judged_alike_wherever_it_stands(seed):
 
 @ALL
 @pytest.mark.parametrize("seed", range(2))
-def test_returns_are_the_groups_in_group_time_and_advantages_those_of_each_decision(variant, seed):
+def test_returns_follow_group_time_and_advantages_follow_decisions(variant, seed):
     poca, groups, batch = played(variant, seed)
     targets = targets_of(poca, batch)
     values, baselines = walked(poca, groups)
     returns, advantages = targets_by_hand(groups, values, baselines)
-    timesteps = moments_of(groups)
+    timesteps = timesteps_of(groups)
     within = [at for at, key in enumerate(timesteps) if key in returns]
     np.testing.assert_allclose(targets.returns[within, 0], [returns[timesteps[at]] for at in within], atol=1e-4)
     np.testing.assert_allclose(targets.values[:, 0], [values[key] for key in timesteps], atol=1e-5)
@@ -135,7 +127,7 @@ def test_returns_are_the_groups_in_group_time_and_advantages_those_of_each_decis
 
 
 def changed_returns(poca, groups, group, time):
-    """How the return of each decision changes when a group earns 1 more after a time."""
+    """Returns the change of each decision's return when a group earns 1 more after a time."""
     specs = poca.networks.specs
     before = targets_of(poca, batch_of(groups, specs)).rows.returns[:, 0].numpy()
     group.rewards = group.rewards.copy()
@@ -144,24 +136,24 @@ def changed_returns(poca, groups, group, time):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_member_that_ended_gets_what_its_group_earns_later(seed):
-    """A reward weighs `(gamma lambda)^k` k group times before, for all who decided then, here or gone."""
+def test_ended_member_is_credited_with_later_group_rewards(seed):
+    """A reward has weight `(gamma lambda)^k` k group times before, for members that are present or have ended."""
     poca, groups, _ = played({"teammates": 1}, seed, count=12)
     group = next(
         one for one in groups if any(mate.ended and mate.until < one.span and mate.steps for mate in one.of(OWN))
     )
-    gone = [mate for mate in group.of(OWN) if mate.ended and mate.until < group.span]
+    ended = [mate for mate in group.of(OWN) if mate.ended and mate.until < group.span]
     last = group.span - 1
     changes = changed_returns(poca, groups, group, last)
-    posthumous = 0
+    after_the_end = 0
     for change, (where, one, step) in zip(changes, decisions_of(groups), strict=True):
         weight = STRENGTH * (GAMMA * LAMBDA) ** (last - step.time) if where is group else 0.0
         assert change == pytest.approx(weight, abs=1e-5)
-        posthumous += one in gone
-    assert posthumous
+        after_the_end += one in ended
+    assert after_the_end
 
 
-def test_rewards_before_a_decision_are_not_its():
+def test_rewards_before_a_decision_are_not_credited_to_it():
     poca, groups, _ = played({}, 1)
     group = max(groups, key=lambda one: one.span)
     changes = changed_returns(poca, groups, group, 1)
@@ -171,24 +163,24 @@ def test_rewards_before_a_decision_are_not_its():
         assert (abs(change) > 1e-3) == (mine and time <= 1)
 
 
-def test_what_follows_is_worth_nothing_only_where_nobody_is_left():
-    """The last of a group that were cut, or who goes on: the return is bootstrapped with what they see."""
+def test_return_is_bootstrapped_unless_no_member_remains():
+    """If interrupted or open members remain, the return is bootstrapped with their observations."""
     poca, groups, batch = played({"teammates": 1}, 3, count=40)
     prepared, found = estimated(poca, batch)
     kinds = set()
     for group, last in zip(groups, prepared.index.last, strict=True):
-        cut = [one for one in group.members if one.interrupted and one.until == group.span + 1]
-        kind = "cut" if cut else "over" if group.over else "open"
+        interrupted = [one for one in group.members if one.interrupted and one.until == group.span + 1]
+        kind = "interrupted" if interrupted else "over" if group.over else "open"
         kinds.add(kind)
         assert (found.values[last, 0] == 0.0) == (kind == "over")
-        if kind == "cut":
-            shown, _ = timestep(poca, group, group.span)
-            assert shown.counts.item() == len(cut)
-    assert kinds == {"cut", "over", "open"}
+        if kind == "interrupted":
+            group_timesteps, _ = timestep(poca, group, group.span)
+            assert group_timesteps.counts.item() == len(interrupted)
+    assert kinds == {"interrupted", "over", "open"}
 
 
-def test_own_rewards_as_members_heard_of_them_are_not_learned_from_twice():
-    """The series of the group has them, and the group's reward once."""
+def test_group_rewards_reported_by_members_count_once():
+    """The series of the group contains each of them once."""
     poca, groups, _ = played({}, 1)
     shas = []
     for scale in (0.0, 5.0):
@@ -205,7 +197,7 @@ def test_own_rewards_as_members_heard_of_them_are_not_learned_from_twice():
 
 
 def policy_part(poca, steps, advantage_of, epsilon):
-    """Clipped surrogate and entropy of some decisions, each by itself."""
+    """Returns clipped surrogate and entropy of some decisions, computed one by one."""
     ratios, entropies = [], []
     for one, step in steps:
         log_prob, entropy = log_prob_and_entropy(poca.actor, poca.actor(prepared_row(poca, one, step))[0], step)
@@ -215,7 +207,7 @@ def policy_part(poca, steps, advantage_of, epsilon):
 
 
 def critic_part(poca, timesteps, returns, old_values, old_baselines, epsilon):
-    """Value loss of some moments and baseline loss of the decisions made then, each by itself."""
+    """Returns value and baseline loss of some group timesteps, computed one by one."""
     clip, of_values, of_baselines = poca.settings.hyperparameters.clip_value_loss, [], []
 
     def squares(value, target, old):
@@ -225,8 +217,8 @@ def critic_part(poca, timesteps, returns, old_values, old_baselines, epsilon):
         return torch.maximum(plain, (old + (value - old).clamp(-epsilon, epsilon) - target).square())
 
     for group, time in timesteps:
-        shown, ours = timestep(poca, group, time)
-        value, expected = poca.networks.critic(shown)
+        group_timesteps, ours = timestep(poca, group, time)
+        value, expected = poca.networks.critic(group_timesteps)
         of_values.append(squares(value[0, 0], returns[group, time], old_values[group, time]))
         for one, baseline in zip(ours, expected, strict=True):
             of_baselines += [
@@ -239,49 +231,51 @@ def critic_part(poca, timesteps, returns, old_values, old_baselines, epsilon):
 
 @ALL
 @pytest.mark.parametrize("clip", [False, True])
-def test_every_step_follows_the_gradient_of_the_written_out_loss(variant, clip):
-    """Surrogate + 0.5 (value + 0.5 baseline) - beta entropy, in each minibatch, while weights move away."""
+def test_every_step_follows_the_gradient_of_the_loss(variant, clip):
+    """Each minibatch has the loss surrogate + 0.5 (value + 0.5 baseline) - beta entropy, while weights change."""
     poca, groups, batch = played(variant, count=4, learning_rate=0.02, batch_size=8, clip_value_loss=clip, num_epoch=2)
     coefficients, parts = Coefficients.at(poca.settings, 0), poca.actor.actions.continuous + 2
-    estimated(poca, batch)  # the largest group is known before the twin looks
+    estimated(poca, batch)  # the largest group must be known to the twin
     values, baselines = walked(poca, groups)
     returns, of_step = targets_by_hand(groups, values, baselines)
     decided = decisions_of(groups)
     named = {np.float32(step.log_prob).item(): (one, step) for _, one, step in decided}
     assert len(named) == len(decided)
-    timesteps = moments_of(groups)
-    real, gradient, met = poca._step, poca.optimizer.parameters.gradient, []
+    timesteps = timesteps_of(groups)
+    real, gradient, losses = poca._step, poca.optimizer.parameters.gradient, []
 
-    def compared(rows, recalled, criticised, *others):
+    def compared(rows, recalled, critic_rows, *others):
         gradient.zero_()
         steps = [named[one] for one in rows.log_prob.tolist()]
-        chosen = [timesteps[at] for at in criticised.timesteps.tolist()]
+        chosen = [timesteps[at] for at in critic_rows.timesteps.tolist()]
         surrogate, entropy = policy_part(poca, steps, of_step, coefficients.epsilon)
         value, baseline = critic_part(poca, chosen, returns, values, baselines, coefficients.epsilon)
         (-surrogate + 0.5 * (value + 0.5 * baseline) - coefficients.beta * parts * entropy).backward()
         expected = gradient.clone()
-        met.append([one.item() for one in (surrogate, value, baseline, entropy)])
-        out = real(rows, recalled, criticised, *others)
+        losses.append([one.item() for one in (surrogate, value, baseline, entropy)])
+        out = real(rows, recalled, critic_rows, *others)
         torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=2e-5)
         assert expected.abs().max() > 0.01
         return out
 
     poca._step = compared
     report = poca.update(batch, 0, 0)
-    assert report.minibatches == len(met) >= 4
-    surrogate, value, baseline, entropy = zip(*met, strict=True)
-    said = report.statistics
-    assert said["Losses/Policy Loss"] == pytest.approx(np.abs(surrogate).mean(), rel=1e-3, abs=1e-5)
-    assert said["Losses/Value Loss"] == pytest.approx(np.mean(value), rel=1e-3)
-    assert said["Losses/Baseline Loss"] == pytest.approx(np.mean(baseline), rel=1e-3)
-    assert said["Policy/Entropy"] == pytest.approx(np.mean(entropy), rel=1e-3)
-    assert said["Policy/Extrinsic Value Estimate"] == pytest.approx(np.mean([values[key] for key in returns]), abs=1e-4)
+    assert report.minibatches == len(losses) >= 4
+    surrogate, value, baseline, entropy = zip(*losses, strict=True)
+    statistics = report.statistics
+    assert statistics["Losses/Policy Loss"] == pytest.approx(np.abs(surrogate).mean(), rel=1e-3, abs=1e-5)
+    assert statistics["Losses/Value Loss"] == pytest.approx(np.mean(value), rel=1e-3)
+    assert statistics["Losses/Baseline Loss"] == pytest.approx(np.mean(baseline), rel=1e-3)
+    assert statistics["Policy/Entropy"] == pytest.approx(np.mean(entropy), rel=1e-3)
+    assert statistics["Policy/Extrinsic Value Estimate"] == pytest.approx(
+        np.mean([values[key] for key in returns]), abs=1e-4
+    )
     each = [baselines[step] for _, one, step in decided]
-    assert said["Policy/Extrinsic Baseline Estimate"] == pytest.approx(np.mean(each), abs=1e-4)
+    assert statistics["Policy/Extrinsic Baseline Estimate"] == pytest.approx(np.mean(each), abs=1e-4)
 
 
 @ALL
-def test_an_update_reaches_every_weight_and_every_statistic(variant):
+def test_update_changes_every_weight_and_statistic(variant):
     poca, _, batch = played(variant, count=9)
     before = to_arrays(poca.modules)
     report = poca.update(batch, 1, 0)
@@ -291,7 +285,7 @@ def test_an_update_reaches_every_weight_and_every_statistic(variant):
     assert all(np.isfinite(array).all() for array in after.values())
 
 
-def test_statistics_of_each_name_take_in_its_decisions_and_nothing_that_only_followed():
+def test_normalization_statistics_include_decisions_only():
     poca, groups, batch = played({"teammates": 1})
     poca.update(batch, 1, 0)
     for name, encoder in ((OWN, poca.actor.encoder), ("Driver", poca.networks.critic.encoder("Driver"))):
@@ -301,8 +295,8 @@ def test_statistics_of_each_name_take_in_its_decisions_and_nothing_that_only_fol
         np.testing.assert_allclose(encoder.normalizer.mean, rows.sum(0) / (1 + len(steps)), atol=1e-5)
 
 
-def test_a_value_within_the_clip_range_keeps_its_gradient_whatever_is_rounded():
-    """The clip moves nothing there, so it cannot decide."""
+def test_value_within_the_clip_range_keeps_its_gradient_despite_rounding():
+    """The clip changes nothing there, so rounding cannot select it."""
     generator = torch.Generator().manual_seed(0)
     values, returns, old = (torch.randn(2000, 1, generator=generator) * 0.1 for _ in range(3))
     inside = (values - old).abs() < 0.19
@@ -320,8 +314,8 @@ def test_a_value_within_the_clip_range_keeps_its_gradient_whatever_is_rounded():
     seed=st.integers(0, 999),
 )
 @settings(max_examples=100, deadline=None)
-def test_parts_of_moments_are_of_about_equal_size_and_nothing_is_left_out(rows, parts, seed):
-    """No unit twice, none without rows; as many as asked for unless there are too few units."""
+def test_parts_of_timesteps_have_about_equal_size_and_omit_nothing(rows, parts, seed):
+    """No unit occurs twice and no part is empty; there are as many parts as requested if units suffice."""
     found = [part.tolist() for part in shuffled(np.array(rows), parts, torch.Generator().manual_seed(seed))]
     assert sorted(unit for part in found for unit in part) == [unit for unit, held in enumerate(rows) if held]
     assert 1 <= len(found) <= parts
@@ -331,7 +325,7 @@ def test_parts_of_moments_are_of_about_equal_size_and_nothing_is_left_out(rows, 
             assert abs(sum(rows[unit] for unit in part) - sum(rows) / parts) < max(rows)
 
 
-def test_parts_of_moments_come_in_an_order_of_chance():
+def test_parts_of_timesteps_are_in_random_order():
     generator, units = torch.Generator().manual_seed(0), np.ones(30, np.int64)
     orders = [np.concatenate(list(shuffled(units, 4, generator))).tolist() for _ in range(3)]
     assert len({tuple(order) for order in orders}) == 3
@@ -339,23 +333,23 @@ def test_parts_of_moments_come_in_an_order_of_chance():
 
 @ALL
 @pytest.mark.parametrize("size", [1, 7, 500])
-def test_a_pass_is_single_decisions_for_the_actor_and_whole_moments_for_the_critic(variant, size):
-    """As many minibatches as PPO's, none of their decisions twice; the critic's parts leave nothing out."""
+def test_epoch_has_decisions_for_the_actor_and_whole_timesteps_for_the_critic(variant, size):
+    """There are as many minibatches as in PPO, no decision occurs twice, and the critic omits nothing."""
     poca, groups, batch = played(variant, batch_size=size, buffer_size=500)
     prepared, found = estimated(poca, batch)
     targets = poca._targets(batch, prepared, found, 0.2)
     numbers = targets._replace(rows=targets.rows._replace(log_prob=torch.arange(float(batch.steps))))
-    timesteps, decided = moments_of(groups), {}
+    timesteps, decided = timesteps_of(groups), {}
     for row, (group, _, step) in enumerate(decisions_of(groups)):
         decided.setdefault((group, step.time), set()).add(row)
-    acted, judged, valued = [], [], set()
-    for (rows, recalled, _), criticised in poca._minibatches(prepared, found, numbers, None):
+    acted, evaluated, valued = [], [], set()
+    for (rows, recalled, _), critic_rows in poca._minibatches(prepared, found, numbers, None):
         acted.append([int(one) for one in rows.log_prob.tolist()])
-        judged.append(criticised.rows.tolist())
-        valued.update(criticised.timesteps.tolist())
+        evaluated.append(critic_rows.rows.tolist())
+        valued.update(critic_rows.timesteps.tolist())
         assert recalled is None
-        assert set(judged[-1]) == set().union(
-            *(decided.get(timesteps[at], set()) for at in criticised.timesteps.tolist())
+        assert set(evaluated[-1]) == set().union(
+            *(decided.get(timesteps[at], set()) for at in critic_rows.timesteps.tolist())
         )
         for number, at in enumerate(acted[-1]):
             assert torch.equal(rows.advantage[number], targets.rows.advantage[at])
@@ -363,9 +357,9 @@ def test_a_pass_is_single_decisions_for_the_actor_and_whole_moments_for_the_crit
     size = min(size, batch.steps)
     assert [len(rows) for rows in acted] == [size] * (batch.steps // size)
     assert len({row for rows in acted for row in rows}) == batch.steps // size * size
-    assert {row for rows in judged for row in rows} == set(range(batch.steps))
-    somebody = prepared.index.in_series[prepared.index.counts[prepared.index.in_series] > 0]
-    if size > 1:  # one minibatch for each decision leaves no part for moments at which nobody of ours decides
-        assert valued == set(somebody.tolist())
+    assert {row for rows in evaluated for row in rows} == set(range(batch.steps))
+    occupied = prepared.index.in_series[prepared.index.counts[prepared.index.in_series] > 0]
+    if size > 1:  # else no minibatch is left for timesteps without a decision of ours
+        assert valued == set(occupied.tolist())
     if size > 1:
-        assert sum(map(len, judged)) == batch.steps
+        assert sum(map(len, evaluated)) == batch.steps

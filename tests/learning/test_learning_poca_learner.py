@@ -1,4 +1,4 @@
-"""The learner of groups: the same updates again, checkpoints, mates met on the way, what its report says."""
+"""The learner of MA-POCA: reproducibility, checkpoints, teammates registered during training, reports."""
 
 from __future__ import annotations
 
@@ -11,20 +11,12 @@ import torch
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.learning.learner import Learner
 from tests.learning.group_helpers import decisions_of, poca_settings, record
-from tests.learning.group_lives import OWN, PLAIN, TEAMMATES, World, specs_of
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from tests.learning.random_groups import OWN, PLAIN, TEAMMATES, World, specs_of
 
 
 def learner(seed=0, teammates=0, **hyper):
     one = Learner(OWN, PLAIN, poca_settings(**hyper), seed)
-    one.meet(dict(list(TEAMMATES.items())[:teammates]))
+    one.register(dict(list(TEAMMATES.items())[:teammates]))
     return one
 
 
@@ -35,7 +27,7 @@ def fed(one, seed=0, teammates=0, count=9, **changes):
 
 
 @pytest.mark.parametrize("teammates", [0, 2])
-def test_the_same_seed_and_segments_give_the_same_weights_to_the_bit(teammates):
+def test_same_seed_and_segments_give_the_same_weights_bit_for_bit(teammates):
     hashes = []
     for _ in range(2):
         one = learner(7, teammates)
@@ -47,13 +39,13 @@ def test_the_same_seed_and_segments_give_the_same_weights_to_the_bit(teammates):
     assert learner(8, teammates).weights_sha256 != learner(7, teammates).weights_sha256
 
 
-def test_a_resumed_learner_goes_on_to_the_bit_with_the_mates_it_had_met():
-    """Mates are met between updates; who resumes meets them from the checkpoint."""
+def test_resumed_learner_continues_bit_for_bit_with_its_teammates():
+    """Teammates are registered between updates; a resumed learner gets them from the checkpoint."""
     through = fed(learner(3))
     through.update(everything=True)
-    through.meet({"Driver": TEAMMATES["Driver"]})
+    through.register({"Driver": TEAMMATES["Driver"]})
     fed(through, 1, 1).update(everything=True)
-    through.meet({"Crane": TEAMMATES["Crane"]})
+    through.register({"Crane": TEAMMATES["Crane"]})
     resumed = learner(99)
     resumed.restore(through.checkpoint())
     assert list(resumed.teammates) == list(through.teammates) == list(TEAMMATES)
@@ -67,7 +59,7 @@ def test_a_resumed_learner_goes_on_to_the_bit_with_the_mates_it_had_met():
         np.testing.assert_array_equal((other.weights | other.optimizer)[name], array)
 
 
-def test_a_refused_checkpoint_changes_nothing_and_nobody_is_met():
+def test_refused_checkpoint_changes_nothing_and_registers_no_teammates():
     state = learner(0, 2).checkpoint()
     other = Learner("Other", PLAIN, poca_settings(), 0)
     before = other.weights_sha256
@@ -77,14 +69,14 @@ def test_a_refused_checkpoint_changes_nothing_and_nobody_is_met():
     assert other.weights_sha256 == before
 
 
-def test_a_resumed_learner_gives_each_mate_its_own_embedding_whatever_the_order_they_were_met_in():
-    """Two names of one spec: what was learned of one must not be taken for the other."""
+def test_resumed_learner_keeps_embeddings_whatever_the_order_of_registration():
+    """Two behaviors of one spec must not exchange their embeddings."""
     twins = dict.fromkeys(("Left", "Right"), TEAMMATES["Driver"])
     through, resumed = learner(0), learner(1)
     for name in twins:
-        through.meet({name: twins[name]})
+        through.register({name: twins[name]})
     for name in reversed(twins):
-        resumed.meet({name: twins[name]})
+        resumed.register({name: twins[name]})
     resumed.restore(through.checkpoint())
     ours, theirs = (one._algorithm.networks.critic for one in (through, resumed))
     for name in twins:
@@ -92,8 +84,8 @@ def test_a_resumed_learner_gives_each_mate_its_own_embedding_whatever_the_order_
         assert torch.equal(got, expected)
 
 
-def test_mates_that_have_not_acted_yet_have_done_nothing():
-    """Assembly knows how wide actions are from the first that it hears of: until then columns have no width."""
+def test_teammates_that_have_not_acted_have_zero_actions():
+    """Until assembly receives a first action, the columns of actions have width 0."""
     specs, hashes = specs_of(teammates=1), []
     for width in (1, 0):
         world, one = World(specs, seed=3), learner(0, 1)
@@ -102,18 +94,18 @@ def test_mates_that_have_not_acted_yet_have_done_nothing():
             for mate in group.of("Driver"):
                 mate.steps, mate.until = [], group.span + 1
                 mate.following.continuous, mate.following.discrete = np.zeros(1, np.float32), np.zeros(1, np.int32)
-        told = record(waiting, specs)
-        (teammates,) = told.shared.teammates
+        message = record(waiting, specs)
+        (teammates,) = message.shared.teammates
         columns = ("continuous", "discrete", "next_continuous", "next_discrete")
         teammates = replace(teammates, **{name: getattr(teammates, name)[:, :width] for name in columns})
-        one.add(replace(told, shared=replace(told.shared, teammates=(teammates,))))
+        one.add(replace(message, shared=replace(message.shared, teammates=(teammates,))))
         one.add(record(later, specs))
         assert one.update(everything=True).skipped == 0
         hashes.append(one.weights_sha256)
     assert hashes[0] == hashes[1]
 
 
-def test_meeting_a_mate_keeps_weights_and_the_moments_of_the_parameters_there_were():
+def test_registering_a_teammate_keeps_existing_weights_and_adam_moments():
     one = fed(learner())
     one.update(everything=True)
     before, weights = one._algorithm.optimizer, one.checkpoint().weights
@@ -123,7 +115,7 @@ def test_meeting_a_mate_keeps_weights_and_the_moments_of_the_parameters_there_we
     }
     steps, rate = before.moments["step"].item(), before.learning_rate
     assert steps > 0
-    one.meet({"Driver": TEAMMATES["Driver"]})
+    one.register({"Driver": TEAMMATES["Driver"]})
     grown = one._algorithm.optimizer
     assert grown is not before
     assert (grown.moments["step"].item(), grown.learning_rate) == (steps, rate)
@@ -138,16 +130,16 @@ def test_meeting_a_mate_keeps_weights_and_the_moments_of_the_parameters_there_we
         np.testing.assert_array_equal(one.checkpoint().weights[name], array)
     for parameter in one._networks.parameters():
         inside = parameter.data_ptr() - grown.parameters.flat.data_ptr()
-        assert 0 <= inside < grown.parameters.flat.numel() * 4, "a view of the optimiser's block"
+        assert 0 <= inside < grown.parameters.flat.numel() * 4, "a view of the optimizer's block"
     before = one.weights_sha256
-    one.meet({"Driver": TEAMMATES["Driver"]})
-    assert one.weights_sha256 == before, "met before"
-    assert not one.strangers(record(World(specs_of(teammates=1)).groups(3), specs_of(teammates=1)))
+    one.register({"Driver": TEAMMATES["Driver"]})
+    assert one.weights_sha256 == before, "registered before"
+    assert not one.unknown_behaviors(record(World(specs_of(teammates=1)).groups(3), specs_of(teammates=1)))
     assert fed(one, 1, 1).update(everything=True).skipped == 0
 
 
-def test_weights_alone_start_a_new_lineage_with_the_mates_they_knew():
-    """`init_path`: the network is that of the checkpoint, whoever was met in it."""
+def test_loading_weights_only_starts_a_new_lineage_with_their_teammates():
+    """With `init_path` the network is that of the checkpoint, including its teammates."""
     one, other = fed(learner(0, 2), 0, 2), learner(1)
     one.update(everything=True)
     other.load_weights(one.checkpoint())
@@ -156,14 +148,14 @@ def test_weights_alone_start_a_new_lineage_with_the_mates_they_knew():
     assert (other.version, other.updates, other.trained) == (1, 0, 0)
 
 
-def test_names_that_are_not_met_are_strangers():
+def test_unregistered_behaviors_are_reported_as_unknown():
     groups = World(specs_of(teammates=2), seed=4).groups(6)
-    assert sorted(learner().strangers(record(groups, specs_of(teammates=2)))) == sorted(TEAMMATES)
-    assert not learner().strangers(record(World(specs_of()).groups(2), specs_of()))
+    assert sorted(learner().unknown_behaviors(record(groups, specs_of(teammates=2)))) == sorted(TEAMMATES)
+    assert not learner().unknown_behaviors(record(World(specs_of()).groups(2), specs_of()))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_reward_that_is_not_finite_is_skipped_counted_and_leaves_the_weights(bad):
+def test_non_finite_reward_is_skipped_and_counted_without_changing_weights(bad):
     one, specs = learner(normalize=False), specs_of()
     groups = World(specs).groups(9)
     groups[0].rewards[0] = bad
@@ -190,7 +182,7 @@ def test_statistics_have_ml_agents_names_and_diagnostics_their_own():
     }  # fmt: skip
 
 
-def test_the_report_says_whether_any_agents_shared_a_group():
+def test_report_says_whether_agents_shared_a_group():
     assert fed(learner()).update(everything=True).groups
     alone = learner()
     alone.add(record(World(specs_of()).groups(6, most=1), specs_of()))
@@ -198,7 +190,7 @@ def test_the_report_says_whether_any_agents_shared_a_group():
     assert (report.groups, report.skipped) == (False, 0)
 
 
-def test_the_report_counts_steps_and_how_old_they_are():
+def test_report_counts_steps_and_their_lag():
     one = learner(batch_size=4)
     groups = World(specs_of()).groups(9)
     steps = [step for _, _, step in decisions_of(groups)]
@@ -212,7 +204,7 @@ def test_the_report_counts_steps_and_how_old_they_are():
     assert (one.version, one.updates, one.trained) == (6, 1, len(steps))
 
 
-def test_an_update_takes_whole_groups_until_there_is_enough():
+def test_update_takes_complete_group_segments():
     one = fed(learner(buffer_size=32, batch_size=8), count=30)
     assert one.ready
     size, before = one.size_of_update(), one.buffered

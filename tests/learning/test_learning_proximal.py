@@ -1,4 +1,4 @@
-"""The correction for stale data, against a twin that acts every row again by itself."""
+"""The correction for stale data compared with a slow twin that acts on every row again."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sparring.pipeline.networks.weights import to_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.group_helpers import LENGTH, batch_of
 from tests.learning.group_helpers import learning as group_learning
-from tests.learning.group_lives import PLAIN, World, specs_of
 from tests.learning.learning_helpers import segments, small_settings
+from tests.learning.random_groups import PLAIN, World, specs_of
 
 KINDS = {
     "continuous": ActionSpec(continuous=2),
@@ -32,13 +32,13 @@ ACTIONS = pytest.mark.parametrize("actions", KINDS.values(), ids=KINDS)
 
 
 def plain(actions=KINDS["hybrid"], **changes):
-    """A small learner's algorithm."""
+    """Returns a small PPO."""
     spec = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(3,)),), actions=actions)
     return Learner("Test", spec, small_settings(**changes), 0)._algorithm, spec
 
 
 def batch_for(algorithm, spec, versions=0):
-    """64 rows that the algorithm's actor has acted."""
+    """Returns 64 rows that the actor of the algorithm played."""
     learner = Learner("Test", spec, small_settings(), 1)
     learner.add(segments([32, 20, 12], spec=spec, versions=versions))
     batch = learner._buffer.take_all()
@@ -47,7 +47,7 @@ def batch_for(algorithm, spec, versions=0):
 
 
 def move(algorithm, by=0.1):
-    """The actor is another policy now, as after an update."""
+    """Changes the actor as an update does."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in algorithm.actor.parameters():
@@ -55,13 +55,13 @@ def move(algorithm, by=0.1):
 
 
 def mixed(batch, now=1):
-    """The same rows, every third of the present version."""
+    """Returns the same rows, every third of the current version."""
     versions = np.where(np.arange(batch.steps) % 3 == 0, now, now - 1).astype(np.int64)
     return replace(batch, versions=versions)
 
 
 def by_torch(actions, head, log_sigma, row):
-    """Log-probability of each part of one action."""
+    """Returns the log-probability of each part of one action."""
     c = actions.continuous
     parts = list(Normal(head[:c], log_sigma.exp()).log_prob(row.continuous))
     logits = head[c : c + actions.mask_size]
@@ -73,7 +73,7 @@ def by_torch(actions, head, log_sigma, row):
 
 
 def twin(algorithm, rows, batch):
-    """[R, P] of the present actor, row by row, from the stored memories."""
+    """Returns log-probabilities [R, P] of the current actor, row by row, from stored recurrent states."""
     actor, found = algorithm.actor, []
     memory = None
     starts = {}
@@ -97,7 +97,7 @@ def twin(algorithm, rows, batch):
 
 @pytest.fixture
 def corrections(monkeypatch):
-    """What updates ask of the correction, and what they get."""
+    """Records the arguments and results of the correction in updates."""
     seen, real = [], proximal.correct
 
     def correct(actor, rows, *others, **options):
@@ -111,7 +111,7 @@ def corrections(monkeypatch):
 
 
 def check(algorithm, batch, before, after, staleness, *, per_dimension=False):
-    """Each row against the formulas."""
+    """Compares each row with the formulas."""
     stale = torch.from_numpy(batch.versions == 0)
     parts = twin(algorithm, before, batch)
     joint = parts.sum(1)
@@ -134,20 +134,18 @@ def check(algorithm, batch, before, after, staleness, *, per_dimension=False):
 @ACTIONS
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("ratio", ["joint", "per_dimension"])
-def test_stale_rows_get_the_log_probability_of_the_actor_at_the_start_of_the_update(
-    actions, shared, ratio, corrections, monkeypatch
-):
-    monkeypatch.setattr(proximal, "rows_at_once", lambda _: 7)  # the rows go through in several chunks
+def test_stale_rows_get_the_log_probability_of_the_current_actor(actions, shared, ratio, corrections, monkeypatch):
+    monkeypatch.setattr(proximal, "rows_at_once", lambda _: 7)  # so that there are several chunks
     algorithm, spec = plain(actions, shared_critic=shared, ratio=ratio)
     batch = mixed(batch_for(algorithm, spec))
     move(algorithm, 0.3)
-    monkeypatch.setattr(algorithm, "_step", lambda *_: None)  # the actor stays what it is at the start
+    monkeypatch.setattr(algorithm, "_step", lambda *_: None)  # so that the actor does not change
     algorithm.update(batch, 1, 0)
     check(algorithm, batch, *corrections[0], per_dimension=ratio == "per_dimension")
 
 
 @pytest.mark.parametrize("variant", ["memory", "shared_previous"])
-def test_actors_that_remember_act_again_from_the_stored_memories(variant, corrections, monkeypatch):
+def test_recurrent_actors_act_again_from_stored_memories(variant, corrections, monkeypatch):
     monkeypatch.setattr(proximal, "rows_at_once", lambda _: 7)
     algorithm = recurrent.learning(**recurrent.VARIANTS[variant])
     batch = mixed(recurrent.played(algorithm, recurrent.FIRST))
@@ -158,8 +156,8 @@ def test_actors_that_remember_act_again_from_the_stored_memories(variant, correc
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_decisions_of_groups_are_corrected_each_by_itself(memory, corrections, monkeypatch):
-    """Where the policy has not changed, what acted again is what was stored, and no weight differs from 1."""
+def test_decisions_of_groups_are_corrected_one_by_one(memory, corrections, monkeypatch):
+    """With an unchanged policy the recomputed log-probabilities are the stored ones and all weights are 1."""
     specs = specs_of(PLAIN, 1)
     algorithm = group_learning(specs, memory=memory)
     groups = World(specs, algorithm.actor, 0).groups(5, horizon=5)
@@ -199,7 +197,7 @@ def test_without_stale_rows_the_correction_changes_no_bit(memory):
         np.testing.assert_array_equal(array, weights[1][name])
 
 
-def test_the_setting_switches_the_correction_off():
+def test_setting_disables_the_correction():
     after = {}
     for decoupled in (False, True):
         for version in (0, 1):
@@ -215,8 +213,8 @@ def test_the_setting_switches_the_correction_off():
 
 
 @ACTIONS
-def test_the_gradient_of_each_parts_own_ratio_is_autograds(actions):
-    """The mean over parts of each part's clipped surrogate; the bonus is not multiplied by their number."""
+def test_gradient_with_a_ratio_per_part_equals_that_of_autograd(actions):
+    """It is the gradient of the mean clipped surrogate over parts; the bonus is not multiplied by their number."""
     algorithm, spec = plain(actions, ratio="per_dimension")
     batch = batch_for(algorithm, spec)
     prepared = algorithm.networks.prepare(batch)
@@ -248,7 +246,7 @@ def test_the_gradient_of_each_parts_own_ratio_is_autograds(actions):
         torch.testing.assert_close(found.to_log_sigma, log_sigma.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_of_an_action_of_one_part_both_ratios_are_the_same():
+def test_both_ratios_agree_for_actions_of_one_part():
     after = []
     for ratio in ("joint", "per_dimension"):
         algorithm, spec = plain(ActionSpec(continuous=1), ratio=ratio, num_epoch=1)
@@ -258,7 +256,7 @@ def test_of_an_action_of_one_part_both_ratios_are_the_same():
     torch.testing.assert_close(after[0], after[1], rtol=1e-3, atol=1e-5)
 
 
-def test_each_parts_log_probability_adds_up_to_the_joint_one():
+def test_log_probabilities_of_parts_add_up_to_the_joint_one():
     algorithm, spec = plain()
     batch = batch_for(algorithm, spec)
     head = algorithm.actor(algorithm.networks.prepare(batch).inputs).detach()
@@ -275,12 +273,12 @@ def test_each_parts_log_probability_adds_up_to_the_joint_one():
 
 def test_diagnostics_follow_their_formulas():
     ratios = torch.tensor([0.5, 1.0, 1.1, 1.5])
-    taken = [
+    minibatches = [
         {"log_ratio": ratios[:2].log(), "gradient_norm": 1.0},
         {"log_ratio": ratios[2:].log(), "gradient_norm": 3.0},
     ]
     targets, values = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [1.0], [4.0]], np.float32)
-    found = diagnostics(taken, targets, values, 0.2, proximal.Staleness(weight=0.9, sample_size=0.7))
+    found = diagnostics(minibatches, targets, values, 0.2, proximal.Staleness(weight=0.9, sample_size=0.7))
     assert found["Update/Approximate KL"] == pytest.approx((ratios - 1 - ratios.log()).mean().item(), rel=1e-5)
     assert found["Update/Clip Fraction"] == 0.5
     assert found["Update/Gradient Norm"] == 2.0
@@ -288,7 +286,7 @@ def test_diagnostics_follow_their_formulas():
     assert (found["Update/Stale Weight"], found["Update/Effective Sample Size"]) == (0.9, 0.7)
 
 
-def test_diagnostics_without_a_minibatch_or_a_spread_of_returns_say_nothing_of_them():
+def test_diagnostics_are_omitted_without_minibatches_or_variance_of_returns():
     still = np.ones((3, 1), np.float32)
     found = diagnostics([], still, still, 0.2, proximal.NONE_STALE)
     assert set(found) == {"Update/Stale Weight", "Update/Effective Sample Size"}

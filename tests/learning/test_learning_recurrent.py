@@ -1,4 +1,4 @@
-"""Values and memories of networks that remember, against walks through each agent's life."""
+"""Values and memories of recurrent networks compared with a slow evaluation of each agent episode."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ def compare(found, walked):
 
 @ALL
 @pytest.mark.parametrize("rows_at_once", [1, 4, 1024])
-def test_values_are_those_of_a_walk_through_each_life(variant, rows_at_once, monkeypatch):
-    """Several segments of a life in a batch, a memory kept from one batch to the next, nothing left of what ended."""
+def test_values_equal_those_computed_episode_by_episode(variant, rows_at_once, monkeypatch):
+    """A batch has several segments of an agent episode; memories are kept until the episode ends."""
     monkeypatch.setattr(actor_critic, "_ROWS_AT_ONCE", rows_at_once)
     ppo, standing = learning(**variant), {}
     walk = Walk(ppo)
     for seed, parts in enumerate((FIRST, SECOND)):
         batch = played(ppo, parts, standing, seed)
         compare(estimated(ppo, batch), walk(batch))
-    kept = ppo.networks._memories
-    assert len(kept) == (0 if variant.get("shared") else 2), "of lives 3 and 5, which go on; shared ones are stored"
+    memories = ppo.networks._memories
+    assert len(memories) == (0 if variant.get("shared") else 2), (
+        "of episodes 3 and 5, which are open; those of shared networks are stored in batches"
+    )
     fresh = played(ppo, [(2, 2, False)], seed=9)
     walk.memories.clear()
     compare(estimated(ppo, fresh), walk(fresh))
@@ -53,8 +55,8 @@ def test_values_are_those_of_a_walk_through_each_life(variant, rows_at_once, mon
     )
 )
 @settings(max_examples=25, deadline=None)
-def test_any_order_of_segments_is_walked_life_by_life(rounds):
-    """A number stands for another life once its life has ended."""
+def test_any_order_of_segments_gives_the_same_values(rounds):
+    """After its end the number of an agent episode may be used again."""
     ppo, standing, agent_episodes = learning(), {}, {}
     walk = Walk(ppo)
     for seed, parts in enumerate(rounds):
@@ -67,7 +69,7 @@ def test_any_order_of_segments_is_walked_life_by_life(rounds):
 
 
 def chosen(batch, which):
-    """Some segments of a batch, in the order given."""
+    """Returns some segments of a batch, in the given order."""
     starts = np.cumsum(batch.lengths) - batch.lengths
     rows = np.concatenate([np.arange(starts[one], starts[one] + batch.lengths[one]) for one in which])
     counts = sequences.counts(batch.lengths, batch.sequence_length)
@@ -89,21 +91,21 @@ def chosen(batch, which):
 @ALL
 @given(order=st.permutations(range(len(FIRST))), size=st.integers(1, len(FIRST)))
 @settings(max_examples=12, deadline=None)
-def test_segments_of_other_agents_and_their_order_change_nothing(variant, order, size):
-    """Whichever lives are in the batch and wherever they stand; only a life's own segments are in order."""
-    agent_episodes = np.array([life for life, _, _ in FIRST])
+def test_segments_of_other_agents_do_not_affect_values(variant, order, size):
+    """Only the order of segments within an agent episode matters."""
+    agent_episodes = np.array([episode for episode, _, _ in FIRST])
     among = set(agent_episodes[list(order[:size])].tolist())
-    places = {life: iter(np.flatnonzero(agent_episodes == life).tolist()) for life in among}
-    which = [next(places[life]) for life in agent_episodes[list(order)].tolist() if life in among]
+    places = {episode: iter(np.flatnonzero(agent_episodes == episode).tolist()) for episode in among}
+    which = [next(places[episode]) for episode in agent_episodes[list(order)].tolist() if episode in among]
     batch = played(learning(**variant), FIRST)
-    whole = estimated(learning(**variant), batch)
+    complete = estimated(learning(**variant), batch)
     picked, rows, of_q = chosen(batch, which)
     got = estimated(learning(**variant), picked)
-    np.testing.assert_allclose(got.values, whole.values[rows], atol=1e-5)
-    np.testing.assert_allclose(got.next_values, whole.next_values[which], atol=1e-5)
-    np.testing.assert_array_equal(got.recurrence.actor, whole.recurrence.actor[of_q])
-    if whole.recurrence.critic is not None:
-        np.testing.assert_allclose(got.recurrence.critic, whole.recurrence.critic[of_q], atol=1e-5)
+    np.testing.assert_allclose(got.values, complete.values[rows], atol=1e-5)
+    np.testing.assert_allclose(got.next_values, complete.next_values[which], atol=1e-5)
+    np.testing.assert_array_equal(got.recurrence.actor, complete.recurrence.actor[of_q])
+    if complete.recurrence.critic is not None:
+        np.testing.assert_allclose(got.recurrence.critic, complete.recurrence.critic[of_q], atol=1e-5)
 
 
 # ---------------------------------------------------------------- minibatches
@@ -117,7 +119,7 @@ def test_segments_of_other_agents_and_their_order_change_nothing(variant, order,
     shared=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_minibatch_is_whole_sequences_and_none_comes_twice(lengths, length, size, seed, shared):
+def test_minibatches_have_complete_sequences_and_none_twice(lengths, length, size, seed, shared):
     first, counts = sequences.divide(np.array(lengths, np.int32), length)
     steps, count = sum(lengths), len(first)
     number = torch.arange(steps, dtype=torch.float32)
@@ -125,7 +127,7 @@ def test_a_minibatch_is_whole_sequences_and_none_comes_twice(lengths, length, si
     rows = Minibatch((wide, deep), wide, wide.long(), None, number, number, number, wide, wide)
     starts = np.stack([first, first + 0.5], 1).astype(np.float32)
     recurrence = Recurrence(first=first, lengths=counts, actor=starts, critic=None if shared else -starts)
-    met = []
+    sequences_seen = []
     parts = list(recurrent_minibatches(rows, recurrence, size, torch.Generator().manual_seed(seed)))
     size = min(max(1, size), count)
     assert len(parts) == count // size
@@ -143,5 +145,5 @@ def test_a_minibatch_is_whole_sequences_and_none_comes_twice(lengths, length, si
         assert recalled.layout.order.tolist() == Layout(counts[which]).order.tolist()
         assert recalled.actor.tolist() == starts[which].tolist()
         assert recalled.critic is None if shared else recalled.critic.tolist() == (-starts[which]).tolist()
-        met += which
-    assert len(set(met)) == len(met) == count // size * size
+        sequences_seen += which
+    assert len(set(sequences_seen)) == len(sequences_seen) == count // size * size

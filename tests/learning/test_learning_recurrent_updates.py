@@ -1,4 +1,4 @@
-"""Updates of networks that remember, against the loss of the paper row by row."""
+"""Updates of recurrent networks compared with the loss of the paper, row by row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.learning.recurrent_helpers import (
 
 
 @ALL
-def test_an_update_reaches_every_weight_of_both_memories(variant):
+def test_update_changes_every_weight_of_both_memories(variant):
     ppo = learning(**variant)
     batch, before = played(ppo, FIRST), to_arrays(ppo.networks.modules)
     report = ppo.update(batch, 2, 0)
@@ -49,8 +49,8 @@ def test_an_update_reaches_every_weight_of_both_memories(variant):
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS.values(), {"previous": True, "memory": False}])
-def test_the_ratio_of_an_update_begins_at_1(variant, monkeypatch):
-    """Log-probabilities of whole sequences, from stored memories, are those of acting step by step."""
+def test_ratio_of_an_update_is_1_at_first(variant, monkeypatch):
+    """Log-probabilities of sequences from stored memories equal those of acting step by step."""
     ppo, standing, ratios, real = learning(**variant), {}, [], losses.surrogate
     played(ppo, [(1, 4, False), (2, 5, False)], standing)
     batch = played(ppo, FIRST[2:], standing, seed=1)
@@ -65,7 +65,7 @@ def test_the_ratio_of_an_update_begins_at_1(variant, monkeypatch):
     assert max(abs(later).max() for later in ratios[1:]) > 1e-4, "and then it moves"
 
 
-def test_a_network_that_is_only_shown_its_last_action_learns_from_single_rows():
+def test_network_with_previous_action_only_trains_on_single_rows():
     ppo = learning(previous=True, memory=False)
     batch, before = played(ppo, FIRST), to_arrays(ppo.networks.modules)
     assert batch.sequence_length == 1
@@ -77,7 +77,7 @@ def test_a_network_that_is_only_shown_its_last_action_learns_from_single_rows():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_same_batches_give_the_same_weights_to_the_bit(shared):
+def test_same_batches_give_the_same_weights_bit_for_bit(shared):
     arrays = []
     for _ in range(2):
         ppo, standing = learning(shared=shared, previous=True), {}
@@ -92,7 +92,7 @@ def test_the_same_batches_give_the_same_weights_to_the_bit(shared):
 
 
 def unrolled(body, rows, lengths, memories):
-    """Outputs of a recurrent body, row by row of each sequence, of torch's own layers: autograd derives all of it."""
+    """Returns the outputs of a recurrent body, row by row, with torch's own layers and autograd."""
     cell, outputs, row = body.lstm, [], 0
     for length, memory in zip(lengths.tolist(), memories, strict=True):
         hidden, state = memory[: MEMORY // 2], memory[MEMORY // 2 :]
@@ -110,7 +110,7 @@ def unrolled(body, rows, lengths, memories):
 
 
 def plain_loss(ppo, batch, prepared, walked, epsilon, beta):
-    """The whole loss of a single minibatch in the words of the paper, of sequences from their stored memories."""
+    """Returns the loss of a single minibatch as in the paper, of sequences from stored memories."""
     values, following, starts = walked
     advantages, row = [], 0
     for length, bootstrap, terminated in zip(batch.lengths, following[:, 0], batch.terminated, strict=True):
@@ -145,8 +145,8 @@ def plain_loss(ppo, batch, prepared, walked, epsilon, beta):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("previous", [False, True])
-def test_an_update_follows_the_gradient_of_the_papers_loss_within_each_sequence(shared, previous):
-    """One minibatch of all sequences; no gradient flows beyond a sequence's start."""
+def test_update_follows_the_gradient_of_the_paper_within_each_sequence(shared, previous):
+    """One minibatch has all sequences, and no gradient flows beyond the start of a sequence."""
     ppo, standing = learning(shared=shared, previous=previous, batch_size=64, num_epoch=1), {}
     walk = Walk(ppo)
     walk(batch := played(ppo, FIRST, standing))
@@ -164,7 +164,7 @@ def test_an_update_follows_the_gradient_of_the_papers_loss_within_each_sequence(
 # ---------------------------------------------------------------- the learner
 
 
-def test_a_learner_says_what_an_update_will_take_and_leaves_the_sequence_that_reaches_over():
+def test_learner_takes_complete_sequences_and_predicts_their_steps():
     ppo = learning(buffer_size=32, batch_size=8)
     one = Learner("Test", ppo.actor.spec, ppo.settings, 0)
     lengths = [10, 10, 14]
@@ -182,17 +182,17 @@ def test_a_learner_says_what_an_update_will_take_and_leaves_the_sequence_that_re
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_resumed_learner_goes_on_to_the_bit_with_agents_whose_life_begins(shared):
+def test_resumed_learner_continues_bit_for_bit_with_new_agent_episodes(shared):
     ppo = learning(buffer_size=12, batch_size=8, shared=shared)
 
-    def updated(one, life):
+    def updated(one, episode):
         carried = np.zeros((4, MEMORY), np.float32)
-        one.add(segments([12], seed=life, spec=ppo.actor.spec, carried=carried, agents=np.array([life])))
+        one.add(segments([12], seed=episode, spec=ppo.actor.spec, carried=carried, agents=np.array([episode])))
         return one.update()
 
     through, resumed = (Learner("Test", ppo.actor.spec, ppo.settings, seed) for seed in (3, 99))
     updated(through, 1)
     resumed.restore(through.checkpoint())
-    for life in (2, 3):
-        assert updated(through, life) == updated(resumed, life)
+    for episode in (2, 3):
+        assert updated(through, episode) == updated(resumed, episode)
     assert resumed.weights_sha256 == through.weights_sha256

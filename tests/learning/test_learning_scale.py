@@ -1,4 +1,4 @@
-"""Rewards divided by the running deviation of their discounted sum, beside a slow twin, and their use by learners."""
+"""Rewards divided by the running deviation of their discounted sum, compared with a slow twin and in learners."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,14 +14,14 @@ from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import ExtrinsicSettings, RewardSignals, TrainerSettings
 from sparring.pipeline.learning.signals.scale import RewardScale
 from tests.learning.group_helpers import poca_settings, record
-from tests.learning.group_lives import OWN, PLAIN, World, specs_of
 from tests.learning.learning_helpers import HYBRID, segments, small_settings
+from tests.learning.random_groups import OWN, PLAIN, World, specs_of
 
 GAMMA = 0.9
 
 
 class Twin:
-    """One step after the other, in float64; all sums are kept."""
+    """Divides rewards step by step in float64, with a list of all sums."""
 
     def __init__(self, gamma: float = GAMMA) -> None:
         self.gamma = gamma
@@ -31,22 +30,24 @@ class Twin:
 
     def divide(self, rewards: Any, lengths: Any, agent_episodes: Any, ended: Any) -> np.ndarray:
         row = 0
-        for length, life, over in zip(lengths, agent_episodes, ended, strict=True):
+        for length, episode, over in zip(lengths, agent_episodes, ended, strict=True):
             for reward in rewards[row : row + length]:
-                self.running[life] = self.gamma * self.running.get(life, 0.0) + float(reward)
-                self.sums.append(self.running[life])
+                self.running[episode] = self.gamma * self.running.get(episode, 0.0) + float(reward)
+                self.sums.append(self.running[episode])
             row += length
             if over:
-                del self.running[life]
+                del self.running[episode]
         sums = np.array(self.sums)
         mean = sums.sum() / (len(sums) + 1)
-        variance = (((sums - mean) ** 2).sum() + mean**2 + 1) / (len(sums) + 1)  # one sum of 0 with variance 1 before
+        variance = (((sums - mean) ** 2).sum() + mean**2 + 1) / (
+            len(sums) + 1
+        )  # includes one prior sum of 0 with variance 1
         return np.clip(rewards / np.sqrt(variance), -10, 10)
 
 
 @given(data=st.data(), seed=st.integers(0, 1000), scale=st.sampled_from([0.001, 1.0, 100.0]))
 @settings(max_examples=60, deadline=None)
-def test_rewards_are_those_of_the_twin_whatever_lives_go_on_in_which_batch(
+def test_scaled_rewards_equal_those_of_the_twin_over_several_batches(
     data: st.DataObject, seed: int, scale: float
 ) -> None:
     random, twin, own = np.random.default_rng(seed), Twin(), RewardScale(GAMMA)
@@ -54,11 +55,11 @@ def test_rewards_are_those_of_the_twin_whatever_lives_go_on_in_which_batch(
     for _ in range(data.draw(st.integers(1, 4))):
         parts = []
         for _ in range(data.draw(st.integers(1, 6))):
-            life = data.draw(st.sampled_from(alive))
+            episode = data.draw(st.sampled_from(alive))
             over = data.draw(st.booleans())
-            parts.append((data.draw(st.integers(1, 9)), life, over))
+            parts.append((data.draw(st.integers(1, 9)), episode, over))
             if over:
-                alive[alive.index(life)] = next_life
+                alive[alive.index(episode)] = next_life
                 next_life += 1
         lengths, agent_episodes, ended = map(np.array, zip(*parts, strict=True))
         rewards = (scale * (random.standard_normal(lengths.sum()) + 0.5)).astype(np.float32)
@@ -67,7 +68,7 @@ def test_rewards_are_those_of_the_twin_whatever_lives_go_on_in_which_batch(
         np.testing.assert_allclose(got, twin.divide(rewards, lengths, agent_episodes, ended), rtol=2e-3, atol=1e-5)
 
 
-def test_a_rare_reward_is_clipped_and_none_stays_none() -> None:
+def test_rare_reward_is_clipped_and_zero_rewards_stay_zero() -> None:
     own = RewardScale(GAMMA)
     still = np.zeros(10_000, np.float32)
     one = np.array([10_000]), np.array([1]), np.array([True])
@@ -79,7 +80,7 @@ def test_a_rare_reward_is_clipped_and_none_stays_none() -> None:
     assert rare[-1] == -5, "the rewards themselves are not changed"
 
 
-def test_what_is_not_finite_goes_through_and_leaves_the_statistics_and_the_next_batch() -> None:
+def test_non_finite_rewards_do_not_affect_statistics_or_the_next_batch() -> None:
     own, clean = RewardScale(GAMMA), RewardScale(GAMMA)
     one = np.array([3]), np.array([7]), np.array([False])
     assert np.isnan(own.divide(np.array([1, np.nan, 2], np.float32), *one)[1])
@@ -106,28 +107,20 @@ def fed(one: Learner, seed: int, scale: float = 1.0) -> Learner:
     return one
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def test_what_is_learned_from_is_divided_and_then_multiplied_by_strength(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewards_are_scaled_and_then_multiplied_by_strength(monkeypatch: pytest.MonkeyPatch) -> None:
     one, seen = learner(strength=3.0), []
     signals = one._algorithm.signals
     begin = signals.begin
     monkeypatch.setattr(signals, "begin", lambda *given_: seen.append(begin(*given_)) or seen[-1])
     twin = Twin(gamma=0.99)
-    for seed in range(2):  # agents 0 and 1 go on in the second batch
+    for seed in range(2):  # agents 0 and 1 continue in the second batch
         fed(one, seed, 50.0).update()
         rewards = 50.0 * segments([40, 24], seed=seed).rewards
         expected = 3.0 * twin.divide(rewards, [40, 24], [0, 1], [False, False])
         np.testing.assert_allclose(seen[seed]["extrinsic"], expected, rtol=1e-4)
 
 
-def test_a_resumed_learner_goes_on_to_the_bit_where_its_agents_begin_anew() -> None:
+def test_resumed_learner_with_scaled_rewards_continues_bit_for_bit() -> None:
     through, resumed = learner(3), learner(99)
     for seed in range(2):
         fed(through, seed, 50.0).update()
@@ -141,13 +134,13 @@ def test_a_resumed_learner_goes_on_to_the_bit_where_its_agents_begin_anew() -> N
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_checkpoint_of_normalized_rewards_is_for_no_others_and_the_other_way_round() -> None:
+def test_checkpoints_with_and_without_scaled_rewards_are_not_interchangeable() -> None:
     for one, other in ((learner(), learner(normalize=False)), (learner(normalize=False), learner())):
         with pytest.raises(CheckpointError, match="normalized_rewards"):
             one.restore(other.checkpoint())
 
 
-def test_groups_are_normalized_by_what_they_earn_together() -> None:
+def test_group_rewards_are_scaled_by_their_own_deviation() -> None:
     specs = specs_of(PLAIN)
     hashes = []
     for normalize in (False, True):

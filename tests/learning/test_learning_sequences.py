@@ -1,4 +1,4 @@
-"""Sequences that are never split, and memories that stay with the agent they belong to."""
+"""Sequences are never split, and memories stay with their agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = st.lists(st.integers(1, 12), max_size=8)
 
 
 def slow_divide(lengths, length):
-    """(first row, rows) of each sequence, segment by segment."""
+    """Returns (first row, rows) of each sequence, segment by segment."""
     found, start = [], 0
     for rows in lengths:
         found += [(start + at, min(length, rows - at)) for at in range(0, rows, length)]
@@ -33,7 +33,7 @@ def slow_divide(lengths, length):
 
 @given(lengths=LENGTHS, length=st.integers(1, 14), small=st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_segments_are_divided_as_by_a_loop(lengths, length, small):
+def test_segments_are_divided_into_sequences(lengths, length, small):
     array = np.array(lengths, np.int32 if small else np.int64)
     first, rows = sequences.divide(array, length)
     assert list(zip(first.tolist(), rows.tolist(), strict=True)) == slow_divide(lengths, length)
@@ -42,7 +42,7 @@ def test_segments_are_divided_as_by_a_loop(lengths, length, small):
 
 @given(lengths=LENGTHS, length=st.integers(1, 5), data=st.data())
 @settings(max_examples=100, deadline=None)
-def test_rows_of_some_sequences_stand_one_sequence_after_the_other(lengths, length, data):
+def test_rows_of_selected_sequences_are_in_sequence_order(lengths, length, data):
     first, rows = sequences.divide(np.array(lengths, np.int32), length)
     some = data.draw(st.permutations(range(len(first))))
     some = np.array(some[: data.draw(st.integers(0, len(first)))], np.int64)
@@ -54,59 +54,61 @@ def test_rows_of_some_sequences_stand_one_sequence_after_the_other(lengths, leng
 
 
 @dataclass
-class Modelled:
-    """A segment: marks of its rows, what followed, versions, and of what it came."""
+class ModelSegment:
+    """A segment of numbered rows, with the number after them and versions."""
 
-    marks: list[int]
+    row_numbers: list[int]
     following: float
     versions: list[int]
-    life: int
+    episode: int
     terminated: bool
     ended: bool
 
 
-def carried_at(mark):
-    return [mark + 0.25, -mark]
+def carried_at(row_number):
+    return [row_number + 0.25, -row_number]
 
 
 def record(new, length, source):
-    """The message of some modelled segments; what was carried to a row is made from its mark."""
-    lengths = [len(one.marks) for one in new]
+    """Returns the record of some segments; the carried state of a row follows from its number."""
+    lengths = [len(one.row_numbers) for one in new]
     message = segments(lengths, versions=[version for one in new for version in one.versions])
-    message.observations[0][:, 0] = [mark for one in new for mark in one.marks]
+    message.observations[0][:, 0] = [row_number for one in new for row_number in one.row_numbers]
     message.next_observations[0][:, 0] = [one.following for one in new]
-    starts = [mark for one in new for mark in one.marks[::length]]
+    starts = [row_number for one in new for row_number in one.row_numbers[::length]]
     changes = {
         "source": source,
-        "agents": np.array([one.life for one in new], np.int64),
+        "agents": np.array([one.episode for one in new], np.int64),
         "terminated": np.array([one.terminated for one in new], np.bool_),
         "interrupted": np.array([one.ended and not one.terminated for one in new], np.bool_),
-        "carried": np.array([carried_at(mark) for mark in starts], np.float32).reshape(-1, 2),
+        "carried": np.array([carried_at(row_number) for row_number in starts], np.float32).reshape(-1, 2),
     }
     fields = {name: getattr(message, name) for name in message.__slots__} | changes
     return type(message)(**fields)
 
 
-class Sequenced(RuleBasedStateMachine):
-    """The buffer against a list of segments: nothing lost, nothing twice, no sequence in two batches."""
+class BufferMachine(RuleBasedStateMachine):
+    """Compares the buffer with a list of segments: steps are taken once, and no sequence is split."""
 
     @initialize(length=st.integers(1, 5))
     def begin(self, length):
         self.length, self.buffer = length, SegmentBuffer(length)
-        self.segments: list[Modelled] = []
-        self.mark = self.agent_episodes = 0
+        self.segments: list[ModelSegment] = []
+        self.next_row = self.agent_episodes = 0
 
     @rule(lengths=st.lists(st.integers(1, 11), max_size=4), seed=st.integers(0, 999), source=st.sampled_from("ab"))
     def add(self, lengths, seed, source):
         random, new = np.random.default_rng(seed), []
         for rows in lengths:
-            marks = list(range(self.mark, self.mark + rows))
-            self.mark += rows
+            row_numbers = list(range(self.next_row, self.next_row + rows))
+            self.next_row += rows
             self.agent_episodes += 1
             ended, terminated = random.random(2) < 0.5
             versions = (random.integers(0, 9) + (random.random(rows) < 0.1)).tolist()
             terminated = bool(ended and terminated)
-            new.append(Modelled(marks, marks[-1] + 0.5, versions, self.agent_episodes, terminated, bool(ended)))
+            new.append(
+                ModelSegment(row_numbers, row_numbers[-1] + 0.5, versions, self.agent_episodes, terminated, bool(ended))
+            )
         self.buffer.add(record(new, self.length, source))
         self.segments += new
 
@@ -118,28 +120,28 @@ class Sequenced(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="expected at least"):
                 self.buffer.take(steps)
             return
-        taken = []
+        segments_taken = []
         while whole:
             segment = self.segments[0]
-            if len(segment.marks) <= whole:
-                taken.append(self.segments.pop(0))
+            if len(segment.row_numbers) <= whole:
+                segments_taken.append(self.segments.pop(0))
             else:
-                taken.append(self.split(segment, whole))
-            whole -= len(taken[-1].marks)
-        self.check(self.buffer.take(steps), taken)
+                segments_taken.append(self.split(segment, whole))
+            whole -= len(segments_taken[-1].row_numbers)
+        self.check(self.buffer.take(steps), segments_taken)
 
     @rule()
     def take_all(self):
         if self.segments:
-            taken, self.segments = self.segments, []
-            self.check(self.buffer.take_all(), taken)
+            segments_taken, self.segments = self.segments, []
+            self.check(self.buffer.take_all(), segments_taken)
 
     @rule(version=st.integers(0, 12), keep=st.integers(0, 40))
     def drop(self, version, keep):
         kept, remaining = [], self.steps
         for segment in self.segments:
-            if max(segment.versions) < version - 3 and remaining - len(segment.marks) >= keep:
-                remaining -= len(segment.marks)
+            if max(segment.versions) < version - 3 and remaining - len(segment.row_numbers) >= keep:
+                remaining -= len(segment.row_numbers)
             else:
                 kept.append(segment)
         assert self.buffer.drop_stale(version, 3, keep) == self.steps - remaining
@@ -153,54 +155,58 @@ class Sequenced(RuleBasedStateMachine):
 
     @property
     def steps(self):
-        return sum(len(segment.marks) for segment in self.segments)
+        return sum(len(segment.row_numbers) for segment in self.segments)
 
     def whole(self, steps):
-        """The last end of a sequence among the first `steps` rows."""
+        """Returns the last end of a sequence among the first `steps` rows."""
         ends, start = [0], 0
         for segment in self.segments:
-            rows = len(segment.marks)
+            rows = len(segment.row_numbers)
             ends += [start + min(rows, at + self.length) for at in range(0, rows, self.length)]
             start += rows
         return max(end for end in ends if end <= steps)
 
     @staticmethod
     def split(segment, at):
-        """Takes the first rows from a segment, as one that is open at its end."""
-        head = Modelled(segment.marks[:at], segment.marks[at], segment.versions[:at], segment.life, False, False)
-        segment.marks, segment.versions = segment.marks[at:], segment.versions[at:]
+        """Takes the first rows from a segment, as a segment without an end."""
+        head = ModelSegment(
+            segment.row_numbers[:at], segment.row_numbers[at], segment.versions[:at], segment.episode, False, False
+        )
+        segment.row_numbers, segment.versions = segment.row_numbers[at:], segment.versions[at:]
         return head
 
     def check(self, batch, expected):
         assert batch.sequence_length == self.length
-        assert batch.observations[0][:, 0].tolist() == [mark for one in expected for mark in one.marks]
+        assert batch.observations[0][:, 0].tolist() == [
+            row_number for one in expected for row_number in one.row_numbers
+        ]
         assert batch.versions.tolist() == [version for one in expected for version in one.versions]
-        assert batch.lengths.tolist() == [len(one.marks) for one in expected]
+        assert batch.lengths.tolist() == [len(one.row_numbers) for one in expected]
         assert batch.next_observations[0][:, 0].tolist() == [one.following for one in expected]
         assert batch.terminated.tolist() == [one.terminated for one in expected]
         assert batch.ended.tolist() == [one.ended for one in expected]
-        assert (batch.agent_episodes % 2**40).tolist() == [one.life for one in expected]
+        assert (batch.agent_episodes % 2**40).tolist() == [one.episode for one in expected]
         first, _ = sequences.divide(batch.lengths, self.length)
-        starts = [mark for one in expected for mark in one.marks[:: self.length]]
+        starts = [row_number for one in expected for row_number in one.row_numbers[:: self.length]]
         assert batch.observations[0][first, 0].tolist() == starts, "sequences are those that were stored"
-        assert batch.carried.tolist() == [carried_at(mark) for mark in starts]
+        assert batch.carried.tolist() == [carried_at(row_number) for row_number in starts]
 
 
-Sequenced.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
-TestBufferOfSequences = Sequenced.TestCase
+BufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestBufferOfSequences = BufferMachine.TestCase
 
 
-def test_a_life_is_known_by_its_source_and_its_number_there():
+def test_agent_episode_is_identified_by_source_and_number():
     buffer = SegmentBuffer(2)
     for source in ("stepping-0.1", "stepping-1.1", "stepping-0.1"):
-        new = [Modelled([0], 0.5, [0], life, False, False) for life in (1, 2)]
+        new = [ModelSegment([0], 0.5, [0], episode, False, False) for episode in (1, 2)]
         buffer.add(record(new, 2, source))
     agent_episodes = buffer.take_all().agent_episodes.tolist()
     assert agent_episodes[:2] == agent_episodes[4:]
     assert len(set(agent_episodes)) == 4
 
 
-def test_a_buffer_where_nothing_is_carried_keeps_nothing_carried_and_splits_anywhere():
+def test_buffer_without_recurrent_state_splits_anywhere():
     buffer = SegmentBuffer()
     buffer.add(segments([5, 4]))
     assert [buffer.whole(steps) for steps in (3, 7, 99)] == [3, 7, 9]
@@ -208,17 +214,20 @@ def test_a_buffer_where_nothing_is_carried_keeps_nothing_carried_and_splits_anyw
     assert (batch.steps, batch.carried, batch.sequence_length) == (3, None, 0)
 
 
-def test_what_was_carried_goes_with_the_segments_that_are_dropped():
+def test_recurrent_state_is_dropped_with_its_segments():
     buffer = SegmentBuffer(2)
-    new = [Modelled([10, 11, 12], 12.5, [1] * 3, 1, False, False), Modelled([13, 14], 14.5, [9] * 2, 2, False, True)]
+    new = [
+        ModelSegment([10, 11, 12], 12.5, [1] * 3, 1, False, False),
+        ModelSegment([13, 14], 14.5, [9] * 2, 2, False, True),
+    ]
     buffer.add(record(new, 2, "a"))
     assert buffer.drop_stale(version=9, max_lag=3, keep_at_least=0) == 3
     assert buffer.take_all().carried.tolist() == [carried_at(13)]
 
 
-def test_less_than_a_sequence_is_refused_and_nothing_is_taken():
+def test_taking_less_than_a_sequence_is_refused():
     buffer = SegmentBuffer(4)
-    buffer.add(record([Modelled(list(range(9)), 8.5, [0] * 9, 1, False, False)], 4, "a"))
+    buffer.add(record([ModelSegment(list(range(9)), 8.5, [0] * 9, 1, False, False)], 4, "a"))
     with pytest.raises(ValueError, match="got 3 steps to take of the 9 there are; expected at least 4"):
         buffer.take(3)
     assert buffer.steps == 9
@@ -234,32 +243,32 @@ UPDATES = st.lists(
 
 @given(updates=UPDATES, limit=st.integers(1, 9), seed=st.integers(0, 1000))
 @settings(max_examples=150, deadline=None)
-def test_memories_are_those_of_a_dictionary(updates, limit, seed):
-    """Latest memory of each agent; none once it ended; of too many, those longest unheard of go."""
+def test_memories_equal_those_of_a_dictionary(updates, limit, seed):
+    """The latest memory of each agent is kept until it ends; beyond the limit the oldest are removed."""
     memories, random = Memories(3, limit), np.random.default_rng(seed)
     twin: dict[int, tuple[int, np.ndarray]] = {}
     for now, update in enumerate(updates):
-        agent_episodes = np.array([life for life, _ in update], np.int64)
+        agent_episodes = np.array([episode for episode, _ in update], np.int64)
         ended = np.array([end for _, end in update], np.bool_)
         made = random.standard_normal((len(update), 3), np.float32)
         memories.keep(agent_episodes, made, ended)
-        for life, end, memory in zip(agent_episodes.tolist(), ended.tolist(), made, strict=True):
-            twin.pop(life, None)
+        for episode, end, memory in zip(agent_episodes.tolist(), ended.tolist(), made, strict=True):
+            twin.pop(episode, None)
             if not end:
-                twin[life] = (now, memory)
-        oldest_first = sorted((heard for heard, _ in twin.values()))
+                twin[episode] = (now, memory)
+        oldest_first = sorted((last_update for last_update, _ in twin.values()))
         surely = oldest_first[-limit] if len(twin) > limit else -1
         got = memories.recall(np.arange(13))
-        known = {life for life in twin if got[life].any()}
+        known = {episode for episode in twin if got[episode].any()}
         assert len(memories) == len(known) == min(limit, len(twin))
-        assert known >= {life for life, (heard, _) in twin.items() if heard > surely}
-        assert all(twin[life][0] >= surely for life in known)
-        twin = {life: twin[life] for life in known}  # of those heard of last together any may go
-        for life in range(13):
-            np.testing.assert_array_equal(got[life], twin[life][1] if life in twin else np.zeros(3))
+        assert known >= {episode for episode, (last_update, _) in twin.items() if last_update > surely}
+        assert all(twin[episode][0] >= surely for episode in known)
+        twin = {episode: twin[episode] for episode in known}  # of memories with the same last update any may be removed
+        for episode in range(13):
+            np.testing.assert_array_equal(got[episode], twin[episode][1] if episode in twin else np.zeros(3))
 
 
-def test_what_is_recalled_is_a_copy_in_the_order_asked_for():
+def test_recalled_memories_are_copies_in_the_requested_order():
     memories = Memories(1)
     memories.keep(np.array([7, 2**41, 3]), np.float32([[1], [2], [3]]), np.zeros(3, np.bool_))
     got = memories.recall(np.array([3, 7, 5, 2**41, 3]))
@@ -269,10 +278,10 @@ def test_what_is_recalled_is_a_copy_in_the_order_asked_for():
     assert memories.recall(np.array([], np.int64)).shape == (0, 1)
 
 
-def test_segments_without_their_memories_are_refused():
+def test_segments_without_recurrent_state_are_refused():
     buffer = SegmentBuffer(4)
-    whole = record([Modelled(list(range(9)), 8.5, [0] * 9, 1, False, False)], 4, "a")
-    for carried, said in ((None, "None memories"), (whole.carried[:2], "2 memories")):
-        with pytest.raises(ServiceError, match=f"{said}; expected 3"):
+    whole = record([ModelSegment(list(range(9)), 8.5, [0] * 9, 1, False, False)], 4, "a")
+    for carried, message in ((None, "None memories"), (whole.carried[:2], "2 memories")):
+        with pytest.raises(ServiceError, match=f"{message}; expected 3"):
             buffer.add(dataclasses.replace(whole, carried=carried))
     assert buffer.steps == 0

@@ -1,4 +1,4 @@
-"""The service around a learner: what it has given out, and what it keeps, whenever it dies."""
+"""The learner service: published versions and saved checkpoints, whenever it crashes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import anyio
 import numpy as np
 import pytest
 import structlog
-import torch
 from structlog.testing import capture_logs
-from trio.testing import MockClock
 
 from sparring.pipeline.demonstrations.episodes import SUFFIX
-from sparring.pipeline.errors import Closed
+from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
@@ -48,19 +46,6 @@ pipeline: {{recovery_interval: {INTERVAL_S}}}
 """
 
 
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return ("trio", {"clock": MockClock(autojump_threshold=0)})
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def run_in(folder, resumed=False) -> Run:
     return Run(
         id="test",
@@ -75,7 +60,7 @@ def run_in(folder, resumed=False) -> Run:
 
 
 def context_of(folder, start: int, transport: Any = None, *, resumed=False, **changes) -> Context:
-    """Of one start of the learner; the first has the number 1."""
+    """Returns the context of an incarnation of the learner; the first has number 1."""
     return Context(
         run=run_in(folder, resumed),
         service="learning-Test",
@@ -89,34 +74,34 @@ def context_of(folder, start: int, transport: Any = None, *, resumed=False, **ch
 
 
 @pytest.mark.anyio
-async def test_a_device_that_is_not_there_ends_a_learner_before_it_says_anything(tmp_path) -> None:
-    context = context_of(tmp_path, 1)  # with no transport to say anything on
+async def test_unavailable_device_ends_a_learner_before_it_publishes(tmp_path) -> None:
+    context = context_of(tmp_path, 1)  # without a transport to publish on
     settings = parse_settings(f"{CONFIG}torch_settings: {{device: cuda:77}}\n", "test").settings
     with pytest.raises(Unsupported, match="cuda:77"):
         await learning.run(replace(context, run=replace(context.run, settings=settings)))
 
 
-class Killed(Exception):
-    """The process ends here."""
+class CrashError(Exception):
+    """A simulated crash of the process."""
 
 
-class FakeBoard:
-    """Keeps what was published.
+class FakeTopic:
+    """A topic that keeps all publications.
 
     Attributes:
-        dies: "before" or "after" the next publication; "" for never.
+        crashes: "before" or "after" the next publication; "" for never.
     """
 
     def __init__(self) -> None:
         self.published: list[Any] = []
-        self.dies = ""
+        self.crashes = ""
 
     def publish(self, _key: str, record: Any) -> None:
-        if self.dies == "before":
-            raise Killed
+        if self.crashes == "before":
+            raise CrashError
         self.published.append(record)
-        if self.dies == "after":
-            raise Killed
+        if self.crashes == "after":
+            raise CrashError
 
     @property
     def versions(self) -> list[int]:
@@ -124,7 +109,7 @@ class FakeBoard:
 
 
 class FakeQueue:
-    """A buffer of steps in each message, `count` of them; and a board that says nothing, or what it is given."""
+    """A queue of `count` records with a full buffer each, and a subscription with given latest records."""
 
     def __init__(self, count: int, latest: dict[str, Any] | None = None) -> None:
         self.latest = {} if latest is None else latest
@@ -133,28 +118,28 @@ class FakeQueue:
     async def get(self) -> Any:
         for sequence in self._left:
             return segments([BUFFER], sequence=sequence)
-        raise Closed("the end")
+        raise QueueClosed("the end")
 
 
 def learning_of(
-    context: Context, policies: FakeBoard, state: FakeBoard, messages: int = 0, said: dict[str, Any] | None = None
+    context: Context, policies: FakeTopic, state: FakeTopic, messages: int = 0, latest: dict[str, Any] | None = None
 ) -> Learning:
     learner = Learner("Test", HYBRID, context.run.settings.behaviors["Test"], seed=1)
     context.registry.histogram("lag/Test", LAG_BOUNDS)
-    return Learning(context, learner, state, policies, FakeQueue(messages), FakeQueue(0, said))  # type: ignore[arg-type]
+    return Learning(context, learner, state, policies, FakeQueue(messages), FakeQueue(0, latest))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- versions only rise
 
 
 @pytest.mark.anyio
-async def test_stepping_takes_the_weights_of_a_learner_that_died_before_coordination_heard_of_its_last(tmp_path):
-    """A reader that takes only newer versions takes the first weights of the next start."""
+async def test_stepping_accepts_weights_of_a_learner_that_crashed_before_its_state_was_read(tmp_path):
+    """A reader that accepts only newer versions accepts the first weights of the next incarnation."""
     hub = MemoryHub()
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         others = await stack.enter_async_context(MemoryTransport(hub, start="others.1"))
         coordination = await others.topic("coordination")
-        known = {"specs": {"Test": HYBRID}, "versions": {"Test": 0}}  # coordination says it once, and never again
+        known = {"specs": {"Test": HYBRID}, "versions": {"Test": 0}}  # coordination publishes it once
         empty = {"step_counts": {}, "routed": {}, "reward_mean_last100": {}, "episodes": {}}
         coordination.publish("run", RunState(start="coordination.1", finished=False, **known, **empty))
         updates, reader = await others.sender("updates:Test"), await others.subscribe("policy-Test")
@@ -180,62 +165,62 @@ async def test_stepping_takes_the_weights_of_a_learner_that_died_before_coordina
         for sequence in (1, 2, 3):
             await updates.put(segments([BUFFER], sequence=sequence), BUFFER)
         with anyio.fail_after(60):
-            taken = await newest(4)
-            await updates.drain()  # the next start gets nothing again: what it publishes first stays
+            received = await newest(4)
+            await updates.drain()  # so that the next incarnation publishes once
             first.cancel()
             await anyio.wait_all_tasks_blocked()
             tasks.start_soon(serve, 2, anyio.CancelScope())
-            assert await newest(taken + 1) == taken + 1, "the next version, so that lags stay true"
+            assert await newest(received + 1) == received + 1, "the next version, so that lags stay correct"
         tasks.cancel_scope.cancel()
 
 
-def die(policies: FakeBoard, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the learner die at `moment` of its next update."""
-    if moment == "before the note":
+def crash_at(policies: FakeTopic, crash_point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the learner crash at `crash_point` of its next update."""
+    if crash_point == "before the note":
 
         def killed(*_: object) -> None:
-            raise Killed
+            raise CrashError
 
         monkeypatch.setattr(CheckpointFolder, "note_version", killed)
     else:
-        policies.dies = {"after the note": "before", "after the weights": "after"}[moment]
+        policies.crashes = {"after the note": "before", "after the weights": "after"}[crash_point]
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("moment", ["before the note", "after the note", "after the weights"])
-async def test_no_version_is_given_out_twice_wherever_the_learner_dies(tmp_path, monkeypatch, moment):
-    """Three starts die at the same place, coordination hears of none: what readers got still rises strictly."""
-    taken: list[int] = []
+@pytest.mark.parametrize("crash_point", ["before the note", "after the note", "after the weights"])
+async def test_no_version_is_published_twice_wherever_the_learner_crashes(tmp_path, monkeypatch, crash_point):
+    """Three incarnations crash at the same point before coordination reads their state, and versions still rise."""
+    received: list[int] = []
     for start in (1, 2, 3):
-        policies = FakeBoard()
-        service = learning_of(context_of(tmp_path, start), policies, FakeBoard(), messages=1)
+        policies = FakeTopic()
+        service = learning_of(context_of(tmp_path, start), policies, FakeTopic(), messages=1)
         await service.begin(versions_seen=0)
         with monkeypatch.context() as patch:
-            die(policies, moment, patch)
-            with pytest.raises(Killed):
+            crash_at(policies, crash_point, patch)
+            with pytest.raises(CrashError):
                 await service.loop()
-        taken += policies.versions
-    assert len(taken) == (6 if moment == "after the weights" else 3)
-    assert all(later > earlier for earlier, later in itertools.pairwise(taken)), taken
+        received += policies.versions
+    assert len(received) == (6 if crash_point == "after the weights" else 3)
+    assert all(later > earlier for earlier, later in itertools.pairwise(received)), received
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("noted", "seen", "saved", "expected"),
     [
-        ("7", 5, 4, 8),  # coordination had not heard of the last two
-        (None, 9, 4, 10),  # a loss of power took the note; coordination's permits name version 9
-        ("", 3, 6, 7),  # it left the note empty; the checkpoint is what is left
+        ("7", 5, 4, 8),  # coordination had not read the last two
+        (None, 9, 4, 10),  # a loss of power took the note; coordination's allowances name version 9
+        ("", 3, 6, 7),  # the note is empty; only the checkpoint remains
         (None, 0, 4, 5),
         ("7", 0, None, 8),  # no checkpoint yet
     ],
 )
 @pytest.mark.parametrize("resumed", [False, True])
-async def test_a_later_start_goes_on_above_all_that_is_known(tmp_path, noted, seen, saved, expected, resumed):
-    """Checkpoint, note and coordination: one more than the highest, after a crash and with `--resume`."""
+async def test_new_incarnation_continues_above_all_known_versions(tmp_path, noted, seen, saved, expected, resumed):
+    """It is one more than the highest of checkpoint, note and coordination, after a crash and with `--resume`."""
     context = context_of(tmp_path, 1 if resumed else 2, resumed=resumed)
-    policies = FakeBoard()
-    service = learning_of(context, policies, FakeBoard())
+    policies = FakeTopic()
+    service = learning_of(context, policies, FakeTopic())
     folder = CheckpointFolder(tmp_path, "Test")
     folder.note_version(1)
     (folder.path / "version").unlink()
@@ -251,16 +236,16 @@ async def test_a_later_start_goes_on_above_all_that_is_known(tmp_path, noted, se
 
 
 @pytest.mark.anyio
-async def test_a_new_run_begins_with_version_1(tmp_path):
-    """Nothing was ever given out."""
-    policies = FakeBoard()
-    await learning_of(context_of(tmp_path, 1), policies, FakeBoard()).begin(0)
+async def test_new_run_begins_with_version_1(tmp_path):
+    """No version was published before."""
+    policies = FakeTopic()
+    await learning_of(context_of(tmp_path, 1), policies, FakeTopic()).begin(0)
     assert policies.versions == [1]
 
 
 @pytest.mark.anyio
-async def test_the_log_names_each_file_of_demonstrations_once(tmp_path):
-    """GAIL and cloning may learn from the same files."""
+async def test_log_names_each_demonstration_file_once(tmp_path):
+    """GAIL and cloning may use the same files."""
     for name, lengths in (("a", [4, 3]), ("b", [2])):
         write(tmp_path, HYBRID, recorded(HYBRID, lengths), name)
     wanted = f"{{demo_path: {tmp_path}}}"
@@ -270,7 +255,7 @@ async def test_the_log_names_each_file_of_demonstrations_once(tmp_path):
     context = context_of(tmp_path, 1)
     context = replace(context, run=replace(context.run, settings=parse_settings(text, "test").settings))
     with capture_logs() as lines:
-        await learning_of(context, FakeBoard(), FakeBoard()).begin(0)
+        await learning_of(context, FakeTopic(), FakeTopic()).begin(0)
     found = [line for line in lines if line["event"] == "demonstrations_loaded"]
     assert [(Path(line["path"]).name, line["episodes"], line["steps"], line["pairing"]) for line in found] == [
         (f"a{SUFFIX}", 2, 7, None),
@@ -278,11 +263,11 @@ async def test_the_log_names_each_file_of_demonstrations_once(tmp_path):
     ]
 
 
-# ---------------------------------------------------------------- what a crash rolls back
+# ---------------------------------------------------------------- recovery checkpoints
 
 
-class FarQueue(FakeQueue):
-    """Steps of which the present policy would hardly have done any: one of 64 has a weight to speak of."""
+class StaleQueue(FakeQueue):
+    """A queue of steps that the current policy would hardly take: one of 64 has a considerable weight."""
 
     async def get(self) -> Any:
         unlikely = np.full(BUFFER, 50.0, np.float32)
@@ -291,32 +276,32 @@ class FarQueue(FakeQueue):
 
 
 @pytest.mark.anyio
-async def test_data_beyond_the_reach_of_the_correction_are_logged_once_counted_and_trained(tmp_path):
-    service = learning_of(context_of(tmp_path, 1), FakeBoard(), FakeBoard())
-    service._receiver = FarQueue(3)  # type: ignore[assignment]
+async def test_data_too_stale_for_the_correction_are_logged_once_and_trained(tmp_path):
+    service = learning_of(context_of(tmp_path, 1), FakeTopic(), FakeTopic())
+    service._receiver = StaleQueue(3)  # type: ignore[assignment]
     await service.begin(versions_seen=0)
     service._learner.version = 2  # all of them were acted by version 1
     with capture_logs() as lines:
         await service.loop()
-    (said,) = (line for line in lines if line["event"] == "stale_correction_weak")
-    assert (said["effective_sample_size"], said["lag"]) == (round(1 / BUFFER, 3), 1)
+    (event,) = (line for line in lines if line["event"] == "stale_correction_weak")
+    assert (event["effective_sample_size"], event["lag"]) == (round(1 / BUFFER, 3), 1)
     assert service._learner.trained == 3 * BUFFER
     assert service._context.registry.snapshot(0.0).counters["correction.weak/Test"] == 3
 
 
 @pytest.mark.anyio
-async def test_a_recovery_checkpoint_is_never_older_than_its_interval_an_update_and_a_save(tmp_path):
-    """A learner that dies at any moment loses no more than it has trained in that time."""
+async def test_recovery_checkpoint_is_never_older_than_interval_update_and_save(tmp_path):
+    """A learner that crashes at any time loses no more than it has trained since then."""
     now = [0.0]
 
     async def compute(work: Any) -> Any:
-        now[0] += UPDATE_S  # of an update, and as much for a save
+        now[0] += UPDATE_S  # of an update; a save takes as long
         return work()
 
     folder = CheckpointFolder(tmp_path, "Test")
     made, ages = {1: 0.0}, []
 
-    class Watching(FakeBoard):
+    class RecordingTopic(FakeTopic):
         def publish(self, key: str, record: LearnerState) -> None:
             super().publish(key, record)
             made.setdefault(record.version, now[0])
@@ -325,7 +310,7 @@ async def test_a_recovery_checkpoint_is_never_older_than_its_interval_an_update_
             ages.append(now[0] - made[saved])
 
     context = context_of(tmp_path, 1, clock=lambda: now[0], compute=compute)
-    service = learning_of(context, FakeBoard(), Watching(), messages=40)
+    service = learning_of(context, FakeTopic(), RecordingTopic(), messages=40)
     await service.begin(0)
     await service.loop()
     assert len(ages) > 40
@@ -333,22 +318,26 @@ async def test_a_recovery_checkpoint_is_never_older_than_its_interval_an_update_
 
 
 @pytest.mark.anyio
-async def test_a_change_of_the_learning_team_is_followed_by_a_recovery_checkpoint(tmp_path):
-    """What the team has learned is kept at the end of its turn, however lately it was before."""
-    said: dict[str, Any] = {}
+async def test_change_of_the_learning_team_saves_a_recovery_checkpoint(tmp_path):
+    """The weights of a team are saved at the end of its turn, whatever the time since the last checkpoint."""
+    latest: dict[str, Any] = {}
     folder = CheckpointFolder(tmp_path, "Test")
     found: list[list[str]] = []
 
-    class Turning(FakeBoard):
+    class TurnTopic(FakeTopic):
         """After the fourth version team 1 learns."""
 
         def publish(self, key: str, record: LearnerState) -> None:
             super().publish(key, record)
             team = int(record.version > 4)
-            said["assignment"] = MatchupAssignment(serial=1 + team, matchups=(Matchup(number=1, team=team, ghosts={}),))
+            latest["assignment"] = MatchupAssignment(
+                serial=1 + team, matchups=(Matchup(number=1, team=team, ghosts={}),)
+            )
             found.append([path.name for path in folder.newest_first()])
 
-    service = learning_of(context_of(tmp_path, 1, clock=lambda: 0.0), FakeBoard(), Turning(), messages=8, said=said)
+    service = learning_of(
+        context_of(tmp_path, 1, clock=lambda: 0.0), FakeTopic(), TurnTopic(), messages=8, latest=latest
+    )
     await service.begin(0)
     await service.loop()
     first = next(names for names in found if names)

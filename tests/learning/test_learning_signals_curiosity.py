@@ -1,4 +1,4 @@
-"""Curiosity and RND against networks written out in numpy (float64)."""
+"""Curiosity and RND compared with networks in numpy (float64)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.learning.signals_helpers import (
     PARTS,
     SPECS,
     Weights,
+    actions_by_hand,
+    add_noise,
     dense,
-    done_by_hand,
     finite,
     linear,
     moments,
     network,
-    shaken,
     slope,
     some_places,
     state,
@@ -36,20 +36,12 @@ VECTORS = pytest.mark.parametrize("name", ["hybrid", "continuous", "discrete"])
 EVERY = pytest.mark.parametrize("name", list(SPECS))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def curiosity(spec: BehaviorSpec = HYBRID, *, updated: bool = True, normalize: bool = False, **how: Any) -> Curiosity:
     settings = CuriositySettings(
         **({"network_settings": network(normalize=normalize), "learning_rate": 1e-3, "strength": 1e-4} | how)
     )
     made = Curiosity(spec, settings, torch.Generator().manual_seed(0))
-    shaken(made.module)
+    add_noise(made.module)
     made.module.updated.fill_(float(updated))
     return made
 
@@ -59,16 +51,16 @@ def rnd(spec: BehaviorSpec = HYBRID, *, normalize: bool = False) -> Rnd:
     return Rnd(spec, settings, torch.Generator().manual_seed(0))
 
 
-# ---------------------------------------------------------------- written out
+# ---------------------------------------------------------------- the twin
 
 
-def seen(steps: Steps) -> np.ndarray:
-    """[n, F] all observations, those that followed the end of a segment last."""
+def observations_of(steps: Steps) -> np.ndarray:
+    """Returns all observations [n, F]; those after ends of segments are last."""
     return np.concatenate([column.astype(np.float64) for column in steps.observations], axis=1)
 
 
 def errors(weights: Weights, spec: BehaviorSpec, before: Any, after: Any, done: Any) -> tuple[Any, Any]:
-    """Forward and inverse loss of each row."""
+    """Returns forward and inverse loss of each row."""
     now, later = dense(weights, "features.layers", before), dense(weights, "features.layers", after)
     predicted = linear(weights, "forward_head", dense(weights, "forward_model", np.concatenate([now, done], 1)))
     forward = 0.5 * ((predicted - later) ** 2).sum(1)
@@ -85,7 +77,7 @@ def errors(weights: Weights, spec: BehaviorSpec, before: Any, after: Any, done: 
 
 
 def both_errors(weights: Weights, spec: BehaviorSpec, steps: Steps, at: Any) -> tuple[Any, Any]:
-    every, done = seen(steps), done_by_hand(spec.actions, steps.continuous, steps.discrete)
+    every, done = observations_of(steps), actions_by_hand(spec.actions, steps.continuous, steps.discrete)
     return errors(weights, spec, every[at], every[steps.following[at]], done[at])
 
 
@@ -94,7 +86,7 @@ def both_errors(weights: Weights, spec: BehaviorSpec, steps: Steps, at: Any) -> 
 
 @VECTORS
 def test_reward_is_the_forward_error(name: str) -> None:
-    """Half the squared error of the forward model, summed over the encoding."""
+    """The reward is half the squared error of the forward model, summed over the encoding."""
     spec = SPECS[name]
     made, steps = curiosity(spec), steps_of(spec)
     forward, _ = both_errors(weights_of(made.module), spec, steps, np.arange(len(steps)))
@@ -104,8 +96,8 @@ def test_reward_is_the_forward_error(name: str) -> None:
     assert len(np.unique(rewards)) > 10
 
 
-def test_what_followed_a_segment_is_what_its_last_step_is_judged_by() -> None:
-    """Another observation after a segment changes the reward of its last step alone."""
+def test_reward_of_a_last_step_uses_the_observation_after_its_segment() -> None:
+    """Another observation after a segment changes the reward of its last step only."""
     made, steps, changed = curiosity(), steps_of(HYBRID), steps_of(HYBRID)
     rows, last = len(steps), np.cumsum([length for _, length, _ in PARTS]) - 1
     changed.observations[0][rows + 2] += 1.0
@@ -115,26 +107,26 @@ def test_what_followed_a_segment_is_what_its_last_step_is_judged_by() -> None:
 
 @pytest.mark.parametrize("strength", [0.05, 0.5, 4.0])
 def test_reward_is_clipped_at_one_over_strength(strength: float) -> None:
-    """After the strength no step earns more than 1."""
+    """Multiplied by the strength, no reward exceeds 1."""
     made, steps = curiosity(strength=strength), steps_of(HYBRID)
     forward, _ = both_errors(weights_of(made.module), HYBRID, steps, np.arange(len(steps)))
     np.testing.assert_allclose(made.begin(steps), np.minimum(forward, 1 / strength), rtol=1e-3)
 
 
-def test_clip_acts() -> None:
-    """With a strength of 4 some steps of these are clipped, and some are not with 0.05."""
+def test_clipping_depends_on_strength() -> None:
+    """Some of these steps are clipped with strength 4, and some are not with 0.05."""
     steps = steps_of(HYBRID)
     assert (curiosity(strength=4.0).begin(steps) == 0.25).any()
     assert (curiosity(strength=0.05).begin(steps) < 20).any()
 
 
-def test_strength_zero_pays_nothing() -> None:
-    """A signal without strength has no reward and does not divide by it."""
+def test_strength_zero_gives_no_reward() -> None:
+    """A strength of 0 gives no reward and no division by zero."""
     assert not curiosity(strength=0.0).begin(steps_of(HYBRID)).any()
 
 
 def test_no_reward_until_the_first_update() -> None:
-    """Untrained models say nothing about novelty; from the batch after the first step on they do."""
+    """Untrained models cannot measure novelty, so rewards begin after the first update."""
     made, steps = curiosity(updated=False), steps_of(HYBRID)
     assert not made.begin(steps).any()
     assert not made.begin(steps).any()
@@ -145,7 +137,7 @@ def test_no_reward_until_the_first_update() -> None:
 
 @VECTORS
 def test_losses_and_gradient(name: str) -> None:
-    """What a step reports, and the gradient of 10 (0.2 forward + 0.8 inverse) for all kinds of weights."""
+    """A step reports its losses and follows the gradient of 10 (0.2 forward + 0.8 inverse)."""
     spec = SPECS[name]
     made, steps = curiosity(spec), steps_of(spec)
     at = np.array([0, 3, 9, 11, 20, 14])
@@ -169,7 +161,7 @@ def test_losses_and_gradient(name: str) -> None:
 
 
 def test_losses_are_means_over_the_steps_of_a_batch() -> None:
-    """`begin` starts anew; the mean is over minibatches."""
+    """Losses are means over the minibatches since `begin`."""
     made, steps = curiosity(), steps_of(HYBRID)
     made.begin(steps)
     every = []
@@ -183,8 +175,8 @@ def test_losses_are_means_over_the_steps_of_a_batch() -> None:
     assert made.statistics() == {}
 
 
-def test_inverse_model_is_shown_actions_as_executed() -> None:
-    """Raw samples beyond 3 are the same action as 3: nothing changes."""
+def test_inverse_model_sees_executed_actions() -> None:
+    """Raw samples above 3 are the same action as 3."""
     results = []
     for size in (3.0, 30.0):
         spec = SPECS["continuous"]
@@ -201,8 +193,8 @@ def test_inverse_model_is_shown_actions_as_executed() -> None:
     assert results[0] == results[1]
 
 
-def test_it_gets_used_to_what_it_has_seen() -> None:
-    """The same steps pay less and less; new ones pay more."""
+def test_curiosity_about_repeated_steps_falls() -> None:
+    """Rewards of repeated steps fall, and those of new ones are higher."""
     made, steps = curiosity(updated=False), steps_of(HYBRID)
     made.begin(steps)
     made.learn(torch.arange(len(steps)))
@@ -220,10 +212,10 @@ def test_it_gets_used_to_what_it_has_seen() -> None:
 
 
 def test_reward_is_the_squared_error_to_the_target() -> None:
-    """Summed over the features of the two networks, of what was seen at the step."""
+    """The error is summed over the features of the step's own observations."""
     made, steps = rnd(), steps_of(HYBRID)
-    shaken(made.module.predictor)
-    weights, x = weights_of(made.module), seen(steps)[: len(steps)]
+    add_noise(made.module.predictor)
+    weights, x = weights_of(made.module), observations_of(steps)[: len(steps)]
     expected = ((dense(weights, "predictor.layers", x) - dense(weights, "target.layers", x)) ** 2).sum(1)
     rewards = made.begin(steps)
     assert rewards.dtype == np.float32
@@ -231,11 +223,11 @@ def test_reward_is_the_squared_error_to_the_target() -> None:
 
 
 def test_loss_and_gradient_of_distillation() -> None:
-    """The mean of the same error, and its gradient for the predictor."""
+    """The loss is the mean of that error, and its gradient is that of the predictor."""
     made, steps = rnd(), steps_of(HYBRID)
-    shaken(made.module.predictor)
+    add_noise(made.module.predictor)
     at, weights = np.array([2, 5, 7, 19]), weights_of(made.module)
-    x = seen(steps)[at]
+    x = observations_of(steps)[at]
     made.begin(steps)
     made.learn(torch.from_numpy(at))
     gradients = made.optimizer.parameters.named(made.optimizer.parameters.gradient)
@@ -252,8 +244,8 @@ def test_loss_and_gradient_of_distillation() -> None:
 
 
 @EVERY
-def test_the_target_never_changes(name: str) -> None:
-    """Only the predictor learns, whatever is seen; its error falls."""
+def test_target_network_never_changes(name: str) -> None:
+    """Only the predictor is trained, and its error falls."""
     spec = SPECS[name]
     made, steps = rnd(spec), steps_of(spec)
     target, predictor = state(made.module.target), state(made.module.predictor)
@@ -267,8 +259,8 @@ def test_the_target_never_changes(name: str) -> None:
     assert not any(parameter.requires_grad for parameter in made.module.target.parameters())
 
 
-def test_predictor_and_target_begin_apart() -> None:
-    """Two networks of one shape, with other weights."""
+def test_predictor_and_target_have_different_initial_weights() -> None:
+    """The two networks have the same shape and different weights."""
     made = rnd()
     predictor, target = weights_of(made.module.predictor), weights_of(made.module.target)
     assert predictor.keys() == target.keys()
@@ -276,8 +268,8 @@ def test_predictor_and_target_begin_apart() -> None:
     assert any((predictor[name] != target[name]).any() for name in target)
 
 
-def test_actions_and_what_followed_do_not_matter() -> None:
-    """RND pays for what was seen alone."""
+def test_rnd_depends_on_own_observations_only() -> None:
+    """The reward depends on observations only."""
     made, steps, other = rnd(), steps_of(HYBRID), steps_of(HYBRID)
     other.continuous[:] = 0
     other.observations[0][len(steps) :] = 9
@@ -293,7 +285,7 @@ def both(spec: BehaviorSpec, **how: Any) -> list[Any]:
 
 @EVERY
 def test_all_kinds_of_observations(name: str) -> None:
-    """Images of bytes and floats, entities, goals: rewards and weights are finite, one step per call."""
+    """Rewards and weights are finite for every kind of observation, with one step per call."""
     spec = SPECS[name]
     for made in both(spec):
         steps = steps_of(spec)
@@ -309,8 +301,8 @@ def test_all_kinds_of_observations(name: str) -> None:
 
 
 @EVERY
-def test_a_minibatch_that_is_not_finite_is_skipped(name: str) -> None:
-    """Weights, `updated` and Adam stay as they were, bit by bit, and what is reported stays finite."""
+def test_non_finite_minibatch_is_skipped(name: str) -> None:
+    """Weights, `updated` and Adam do not change, bit for bit, and statistics stay finite."""
     spec = SPECS[name]
     steps = steps_of(spec)
     at = next((at for at, column in enumerate(steps.observations) if column.dtype == np.float32), None)
@@ -329,23 +321,23 @@ def test_a_minibatch_that_is_not_finite_is_skipped(name: str) -> None:
         assert finite(made.module)
 
 
-def test_many_rows_at_once() -> None:
-    """More rows than are worked out at once get the rewards that they would get alone."""
-    parts = [(life, 900, True) for life in range(6)]
+def test_rewards_of_many_rows_equal_those_of_the_twin() -> None:
+    """Rewards do not depend on the division into chunks."""
+    parts = [(episode, 900, True) for episode in range(6)]
     steps = steps_of(HYBRID, parts)
     made = curiosity()
     forward, _ = both_errors(weights_of(made.module), HYBRID, steps, np.arange(len(steps)))
     np.testing.assert_allclose(made.begin(steps), forward, rtol=2e-3)
     other = rnd()
-    weights, x = weights_of(other.module), seen(steps)[: len(steps)]
+    weights, x = weights_of(other.module), observations_of(steps)[: len(steps)]
     expected = ((dense(weights, "predictor.layers", x) - dense(weights, "target.layers", x)) ** 2).sum(1)
     np.testing.assert_allclose(other.begin(steps), expected, rtol=1e-3)
 
 
-def test_normalised_by_what_came_before() -> None:
-    """With `normalize` a batch is read with the statistics of former updates, and enters them after its last step.
+def test_normalization_uses_statistics_of_earlier_batches() -> None:
+    """With `normalize` a batch is normalized by the statistics before it, which then include its rows.
 
-    What followed a segment is not counted: where it is not the last, it is a step of the next one.
+    Observations after a segment are not counted, because the next segment may contain them.
     """
     for made in both(HYBRID, normalize=True):
         encoder = made.module.features.encoder if isinstance(made, Curiosity) else made.module.predictor.encoder
@@ -357,7 +349,7 @@ def test_normalised_by_what_came_before() -> None:
         assert normalizer.count.item() == 1
         assert not normalizer.mean.any()
         made.statistics()
-        x = seen(steps)[: len(steps)]
+        x = observations_of(steps)[: len(steps)]
         assert normalizer.count.item() == 1 + len(steps)
         np.testing.assert_allclose(normalizer.mean.numpy(), x.sum(0) / (len(x) + 1), rtol=1e-4)
         assert (made.begin(steps) != before).all()

@@ -1,4 +1,4 @@
-"""What follows the end of an episode, for a discriminator."""
+"""The terminal bootstrap fraction of a discriminator."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from sparring.pipeline.learning.signals.ends import EndCounts
 
 
-def test_nothing_follows_where_demonstrations_never_end() -> None:
+def test_fraction_is_0_if_demonstrations_never_end() -> None:
     absorbing = EndCounts(0, 1000)
     absorbing.count(50, 3000)
     assert absorbing.share == 0.0
 
 
 @pytest.mark.parametrize("ends", [0, 1, 299, 300])
-def test_all_follows_where_the_policy_ends_no_more_often(ends: int) -> None:
+def test_fraction_is_1_if_the_policy_ends_no_more_often(ends: int) -> None:
     absorbing = EndCounts(100, 1000)
     absorbing.count(ends, 3000)
     assert absorbing.share == 1.0
 
 
 @given(shown=st.integers(1, 500), ends=st.integers(1, 4000))
-def test_the_share_is_that_of_the_best_discriminators_reward(shown: int, ends: int) -> None:
-    """A slow twin: the best answer of a discriminator that sees ends and nothing else, found by search."""
+def test_fraction_follows_from_the_reward_of_the_best_discriminator(shown: int, ends: int) -> None:
+    """The slow twin searches for the best output of a discriminator that sees only ends."""
     absorbing = EndCounts(shown, 1000)
     absorbing.count(ends, 4000)
     e, p = shown / 1000, ends / 4000
@@ -36,8 +36,8 @@ def test_the_share_is_that_of_the_best_discriminators_reward(shown: int, ends: i
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(61, 500)), min_size=1, max_size=40))
-def test_small_batches_are_counted_over_two_thousand_steps(batches: list[tuple[int, int]]) -> None:
-    """Former batches weigh less, never more, and together with the newest at most 2,000 steps."""
+def test_small_batches_are_averaged_over_two_thousand_steps(batches: list[tuple[int, int]]) -> None:
+    """Earlier batches have lower weights, and all batches together count at most 2,000 steps."""
     absorbing = EndCounts(1, 10)
     for ends, steps in batches:
         absorbing.count(ends, steps)

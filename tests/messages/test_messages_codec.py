@@ -1,4 +1,4 @@
-"""The codec: every record survives it, and nothing else gets through."""
+"""The codec keeps every record, and refuses everything else."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ SPECS = st.builds(
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Values that an annotation allows."""
+    """Generates values that an annotation allows."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        columns = next(mark for mark in hint.__metadata__ if isinstance(mark, Columns))
+        columns = next(one for one in hint.__metadata__ if isinstance(one, Columns))
         ndim = {} if columns.ndim is None else {"min_dims": columns.ndim, "max_dims": columns.ndim}
         shapes = (
             hnp.array_shapes(min_side=0, max_side=4, **ndim)
@@ -72,13 +72,13 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def records(cls: type[Any]) -> st.SearchStrategy[Any]:
-    """Records of one class with random fields."""
+    """Generates records of one class."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return st.fixed_dictionaries({name: values(hint) for name, hint in hints.items()}).map(lambda kw: cls(**kw))
 
 
 def plain(value: Any) -> Any:
-    """A record as nested tuples that compare by value, arrays by dtype, shape and bytes."""
+    """Returns a record as nested tuples that compare by value, arrays by dtype, shape and bytes."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if dataclasses.is_dataclass(value):
@@ -104,11 +104,11 @@ def test_every_record_survives_frames_and_stream_unchanged(tag: str) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(records(BehaviorActions) | records(Ping) | records(Ends), max_size=4), st.data())
-def test_a_stream_cut_anywhere_gives_the_same_messages(sent: list[Any], data: st.DataObject) -> None:
+def test_a_stream_split_anywhere_gives_the_same_messages(sent: list[Any], data: st.DataObject) -> None:
     stream = b"".join(map(to_bytes, sent))
-    flushes = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    boundaries = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     reader, got = FrameReader(), []
-    for start, end in zip([0, *flushes], [*flushes, len(stream)], strict=True):
+    for start, end in zip([0, *boundaries], [*boundaries, len(stream)], strict=True):
         reader.feed(stream[start:end])
         while (message := reader.next()) is not None:
             got.append(message)
@@ -143,7 +143,7 @@ def test_arrays_in_a_stream_start_at_multiples_of_eight() -> None:
         assert (array.ctypes.data - start) % 8 == 0
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refused messages
 
 ACT = Act(
     sequence=1,
@@ -159,7 +159,7 @@ ACT = Act(
 
 
 def message(header: Any, payload: bytes = b"") -> bytes:
-    """A message of the stream form with any header."""
+    """Returns a message in stream form with any header."""
     packed = header if isinstance(header, bytes) else msgpack.packb(header)
     padding = bytes(-(PREFIX.size + len(packed)) % 8)
     total = PREFIX.size + len(packed) + len(padding) + len(payload)
@@ -276,7 +276,7 @@ def test_claims_over_the_limits_are_refused_before_anything_is_allocated(bad: by
 
 
 @pytest.mark.parametrize("bad", TOO_LARGE.values(), ids=TOO_LARGE.keys())
-def test_claims_over_the_limits_say_so(bad: bytes) -> None:
+def test_claims_over_the_limits_name_the_limit(bad: bytes) -> None:
     with pytest.raises(LimitExceeded, match="at most"):
         from_bytes(bad)
 
@@ -291,7 +291,7 @@ def test_a_reader_refuses_a_long_message_at_its_prefix() -> None:
 @pytest.mark.parametrize("bad", [*MALFORMED.values(), *BOMBS.values()], ids=[*MALFORMED, *BOMBS])
 def test_malformed_messages_are_refused_one_byte_at_a_time_as_well(bad: bytes) -> None:
     reader = FrameReader()
-    with pytest.raises(CodecError):  # noqa: PT012  the byte at which it is refused is free
+    with pytest.raises(CodecError):  # noqa: PT012  the byte at which it is refused does not matter
         for start in range(0, len(bad), 1 if len(bad) < 1000 else 997):
             reader.feed(bad[start : start + (1 if len(bad) < 1000 else 997)])
             assert reader.next() is None
@@ -299,9 +299,9 @@ def test_malformed_messages_are_refused_one_byte_at_a_time_as_well(bad: bytes) -
 
 @pytest.mark.parametrize("size", range(len(to_bytes(ACT))))
 def test_a_truncated_message_never_becomes_a_record(size: int) -> None:
-    flush = to_bytes(ACT)[:size]
+    truncated = to_bytes(ACT)[:size]
     with pytest.raises(CodecError):
-        from_bytes(flush)
+        from_bytes(truncated)
 
 
 @settings(max_examples=300, deadline=None)
@@ -343,10 +343,10 @@ def test_frames_must_match_their_description_in_number_and_size() -> None:
         decode(frames, Limits(header=10))
 
 
-def test_a_wrong_column_is_refused_where_it_is_made() -> None:
+def test_a_wrong_column_is_refused_by_the_encoder() -> None:
     for wrong in (np.zeros(1, np.float64), np.zeros((1, 1), np.float32), [0.0], np.zeros(1, ">f4")):
-        agents, flush = np.zeros(1, np.int64), np.zeros(1, np.bool_)
-        ends = Ends(agents=agents, observations=(), rewards=wrong, interrupted=flush)
+        agents, interrupted = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+        ends = Ends(agents=agents, observations=(), rewards=wrong, interrupted=interrupted)
         with pytest.raises(CodecError, match="convert"):
             encode(ends)
 
@@ -361,7 +361,7 @@ def test_columns_that_are_not_contiguous_are_sent_in_c_order() -> None:
     np.testing.assert_array_equal(got.agents, [0, 2, 4])
 
 
-def test_left_out_fields_take_their_defaults_and_whole_numbers_stand_for_floats() -> None:
+def test_missing_fields_get_defaults_and_integers_are_valid_floats() -> None:
     assert from_bytes(message(parts("reset"))) is not None
     assert from_bytes(message(parts("reset"))).seed is None
     assert from_bytes(message(parts("reset", {"parameters": {"gravity": 9}}))).parameters == {"gravity": 9.0}
@@ -374,7 +374,7 @@ def test_simulators_get_tighter_limits_than_services() -> None:
     assert codec.SERVICES.arrays > SIMULATORS.arrays
 
 
-def test_a_tag_is_never_used_again() -> None:
+def test_a_tag_cannot_be_used_twice() -> None:
     with pytest.raises(ValueError, match="taken by Ping"):
         record("ping")(type("Other", (), {}))
 

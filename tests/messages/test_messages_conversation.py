@@ -1,4 +1,4 @@
-"""The conversation table, for all states, both roles and all messages."""
+"""The conversation table for all states, both roles and all messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CASES = list(product(STATES, ROLES, MESSAGES))
 
 
 def expected(state: State, speaker: Role, tag: str) -> State | None:
-    """The document's sentences, written out again."""
+    """Returns the next state as the document describes it."""
     if state == "closed":
         return None
     if tag == "fault" or (tag == "bye" and speaker == "simulator"):
@@ -88,20 +88,20 @@ def test_every_message_of_the_protocol_is_examined() -> None:
 
 
 @pytest.mark.parametrize(("state", "speaker", "tag"), CASES)
-def test_both_sides_follow_the_table_and_name_what_breaks_it(state: State, speaker: Role, tag: str) -> None:
+def test_both_sides_follow_the_table_and_name_a_violation(state: State, speaker: Role, tag: str) -> None:
     following = expected(state, speaker, tag)
     assert next_state(state, speaker, tag) == following
     assert (tag in allowed(state, speaker)) == (following is not None)
     for role in ROLES:
         conversation = Conversation(role)
         conversation.state = state
-        say = conversation.sending if role == speaker else conversation.received
+        send = conversation.sending if role == speaker else conversation.received
         if following is not None:
-            say(MESSAGES[tag])
+            send(MESSAGES[tag])
             assert conversation.state == following
             continue
         with pytest.raises(LocalProtocolError if role == speaker else RemoteProtocolError) as caught:
-            say(MESSAGES[tag])
+            send(MESSAGES[tag])
         error = caught.value
         assert error.code == "unexpected_message"
         assert all(word in error.got for word in (tag, speaker, state))
@@ -124,7 +124,7 @@ def test_both_ends_agree_on_the_state_through_a_whole_conversation() -> None:
     assert ends["trainer"].state == "closed"
 
 
-def test_the_diagram_draws_every_transition_once() -> None:
+def test_the_diagram_has_every_transition_once() -> None:
     lines = [line.strip() for line in diagram().splitlines()]
     assert lines[0] == "stateDiagram-v2"
     for (state, role, tag), after in TRANSITIONS.items():

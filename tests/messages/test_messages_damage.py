@@ -1,4 +1,4 @@
-"""Damaged messages: a record or a typed error, whatever happens to the bytes, and memory within what was declared."""
+"""Damaged messages give a record or a typed error, within the memory of their declared size."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tests.fuzzers.examples import example
 
 SMALL = Limits(total=2048, header=1024, arrays=8, ndim=3, items=64)
 PER_BYTE = 100
-"""Most bytes of Python objects that a byte of a header becomes: an empty map and its place in a list."""
+"""Most bytes of Python objects per byte of a header: an empty map and its place in a list."""
 BESIDE = 64 * 2**10
-"""Of the reader itself, and of the error and its traceback."""
+"""Bytes of the reader itself, and of the error and its traceback."""
 
 RECORDS = [example(cls, Random(number)) for number, (_, cls) in enumerate(sorted(TAGS.items()))]
 
@@ -60,21 +60,21 @@ def spliced(at: float, removed: int, inserted: bytes) -> Damage:
     return damage
 
 
-def flush(at: float) -> Damage:
+def truncated(at: float) -> Damage:
     return lambda data: data[: int(at * len(data))]
 
 
 PLACES = st.floats(0, 1)
 DAMAGE = st.one_of(
     st.builds(flipped, PLACES, st.integers(0, 7)),
-    st.builds(flush, PLACES),
+    st.builds(truncated, PLACES),
     st.builds(spliced, PLACES, st.integers(0, 8), st.binary(max_size=8)),
     st.builds(spliced, PLACES, st.integers(0, 400), st.sampled_from(RECORDS).map(to_bytes)),
 )
 
 
-def mended(data: bytes) -> bytes:
-    """With lengths that fit, so that what is inside is looked at."""
+def with_valid_lengths(data: bytes) -> bytes:
+    """Returns data with consistent lengths, so that its content is read."""
     if len(data) < PREFIX.size:
         return data
     header = min(PREFIX.unpack_from(data)[1], len(data) - PREFIX.size)
@@ -84,25 +84,25 @@ def mended(data: bytes) -> bytes:
 @settings(max_examples=120)
 @given(st.sampled_from(RECORDS), st.lists(DAMAGE, max_size=3), st.booleans(), st.sampled_from([SIMULATORS, SMALL]))
 def test_a_damaged_stream_gives_records_that_can_be_written_or_a_typed_error(
-    record: Any, damages: list[Damage], mend: bool, limits: Limits
+    record: Any, damages: list[Damage], fix_lengths: bool, limits: Limits
 ) -> None:
     data = bytearray(to_bytes(record))
     for damage in damages:
         data = damage(data)
-    reader, stream = FrameReader(limits), mended(bytes(data)) if mend else bytes(data)
+    reader, stream = FrameReader(limits), with_valid_lengths(bytes(data)) if fix_lengths else bytes(data)
     reader.feed(stream)
-    for read in read_all(reader):
-        assert tag_of(read) in TAGS
-        assert to_bytes(from_bytes(to_bytes(read), SERVICES)) == to_bytes(read)
+    for decoded in read_all(reader):
+        assert tag_of(decoded) in TAGS
+        assert to_bytes(from_bytes(to_bytes(decoded), SERVICES)) == to_bytes(decoded)
     assert reader.buffered <= len(stream)
 
 
 def read_all(reader: FrameReader) -> list[Any]:
-    """Records up to the end, or to the first that is none."""
+    """Returns the records up to the end or the first error."""
     found: list[Any] = []
     with suppress(CodecError):
-        while (read := reader.next()) is not None:
-            found.append(read)
+        while (decoded := reader.next()) is not None:
+            found.append(decoded)
     return found
 
 
@@ -113,10 +113,10 @@ def test_damaged_frames_give_a_record_or_a_typed_error(record: Any, which: int, 
     for damage in damages:
         frames[which % len(frames)] = bytes(damage(bytearray(frames[which % len(frames)])))
     try:
-        read = decode(frames)
+        decoded = decode(frames)
     except CodecError:
         return
-    assert type(read) in TAGS.values()
+    assert type(decoded) in TAGS.values()
 
 
 @settings(max_examples=12)
@@ -127,10 +127,10 @@ def test_damaged_frames_give_a_record_or_a_typed_error(record: Any, which: int, 
     ),
     st.integers(1, 600),
 )
-def test_what_a_header_becomes_is_bounded_by_its_size(values: list[bytes], times: int) -> None:
-    """A claim is not believed: lists of lists that say they are long, and maps that are many."""
+def test_memory_of_a_header_is_bounded_by_its_size(values: list[bytes], times: int) -> None:
+    """Claimed lengths of nested lists and of many maps allocate nothing."""
     header = b"\xdd" + (65536).to_bytes(4, "big") + b"".join(values) * times
-    message = mended(PREFIX.pack(0, len(header)) + header)
+    message = with_valid_lengths(PREFIX.pack(0, len(header)) + header)
     gc.collect()
     tracemalloc.start()
     try:
@@ -141,7 +141,7 @@ def test_what_a_header_becomes_is_bounded_by_its_size(values: list[bytes], times
         tracemalloc.stop()
 
 
-# ---------------------------------------------------------------- what the search has found
+# ---------------------------------------------------------------- findings of the search
 
 
 def framed(header: bytes, payload: bytes = b"") -> bytes:
@@ -155,7 +155,7 @@ def ping(number: Any = 0, arrays: Any = ()) -> bytes:
 
 
 def nested(field: bytes, depth: int = 1015) -> bytes:
-    """A Ping with lists inside each other as the value of a field of its header."""
+    """Returns a Ping with nested lists as the value of a field of its header."""
     plain = {b"type": b"\xa4ping", b"body": b"\x81\xa6number\x00", b"arrays": b"\x90"}
     bomb = b"\x91" * depth + b"\xc0"
     values = {**plain, field: bomb} if field in plain else {**plain, b"body": b"\x81\xa6number" + bomb}
@@ -163,18 +163,18 @@ def nested(field: bytes, depth: int = 1015) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "|u1", "<i8"])
-def test_an_empty_array_whose_other_dimensions_no_array_can_have_is_too_large(dtype: str) -> None:
-    """numpy refuses it with an exception of its own, although it holds nothing."""
+def test_an_empty_array_with_impossible_other_dimensions_is_too_large(dtype: str) -> None:
+    """numpy refuses it with its own exception, although the array is empty."""
     with pytest.raises(LimitExceeded, match="bytes in an array"):
         from_bytes(ping(arrays=[[dtype, [0, 2**26, 2**26, 2**26]]]))
 
 
-def test_an_empty_array_of_usual_dimensions_is_welcome() -> None:
+def test_an_empty_array_of_usual_dimensions_is_accepted() -> None:
     assert from_bytes(ping(arrays=[["<f4", [0, 3, 84, 84]], ["|u1", [5, 0, 3]]])) is not None
 
 
 @pytest.mark.parametrize("field", [b"type", b"number", b"arrays"])
-def test_a_nest_that_is_no_value_is_named_without_looking_into_it(field: bytes) -> None:
+def test_an_invalid_nested_value_is_named_without_its_content(field: bytes) -> None:
     """The text of a value a thousand levels deep is more than Python's recursion limit allows."""
     with pytest.raises(CodecError) as caught:
         from_bytes(nested(field))
@@ -182,7 +182,7 @@ def test_a_nest_that_is_no_value_is_named_without_looking_into_it(field: bytes) 
 
 
 @pytest.mark.parametrize("size", [3000, 60_000, 240_000])
-def test_lists_in_lists_that_all_claim_much_are_refused_before_they_are_made(size: int) -> None:
+def test_nested_lists_with_large_claims_are_refused_before_allocation(size: int) -> None:
     """Each claim is less than the header, all together are 80 MiB and more."""
     claim = b"\xdc" + min(size, 60_000).to_bytes(2, "big")
     bomb = framed(claim * 900 + bytes(size))
@@ -207,15 +207,15 @@ def test_lists_in_lists_that_all_claim_much_are_refused_before_they_are_made(siz
         ping(arrays=[["<f4", ["1"] * 60_000]]),
     ],
 )
-def test_an_error_is_short_however_long_what_it_tells_of(bad: bytes) -> None:
-    """It goes into a log, and back to the simulator, which takes 65,536 characters at most."""
+def test_an_error_is_short_for_any_length_of_its_subject(bad: bytes) -> None:
+    """It is logged, and sent to the simulator, which accepts 65,536 characters at most."""
     with pytest.raises(CodecError) as caught:
         from_bytes(bad)
     assert len(str(caught.value)) < 4000
 
 
 def test_an_id_of_many_digits_is_read_in_time() -> None:
-    """A pattern that begins anew at each digit takes the square of their number: ten minutes for these."""
+    """A pattern that restarts at each digit takes quadratic time: ten minutes for these."""
     with pytest.raises(ValueError, match="invalid literal"):
         parse_id(f"stepping.{'1' * 400_000}x#")
     assert parse_id("stepping-0.5f3a-12#18a3bc~0").order == (12, 0x18A3BC)

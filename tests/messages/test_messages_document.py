@@ -1,4 +1,4 @@
-"""`docs/protocol.md` says what the code does."""
+"""`docs/protocol.md` agrees with the code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CODES = {
 
 
 def rows_after(heading: str) -> dict[str, str]:
-    """The first table after a heading: name in its first column -> second column."""
+    """Returns the first table after a heading: name in the first column -> second column."""
     lines = iter(DOCUMENT[DOCUMENT.index(heading) :].splitlines())
     table = []
     for line in lines:
@@ -53,13 +53,13 @@ def rows_after(heading: str) -> dict[str, str]:
     return {row[0].strip("`"): row[1] for row in table[2:]}
 
 
-def test_the_diagram_is_made_from_the_table() -> None:
+def test_the_diagram_is_generated_from_the_table() -> None:
     found = re.search(r"<!-- transitions -->\n```mermaid\n(.*?)\n```\n<!-- /transitions -->", DOCUMENT, re.DOTALL)
     assert found is not None
     assert found[1] == diagram()
 
 
-def test_the_table_of_states_is_the_table() -> None:
+def test_the_documented_transitions_are_those_of_the_code() -> None:
     lines = [
         line for line in DOCUMENT.splitlines() if re.fullmatch(r"\| \w+ \| (simulator|trainer) \| \w+ \| \w+ \|", line)
     ]
@@ -67,7 +67,7 @@ def test_the_table_of_states_is_the_table() -> None:
 
 
 @pytest.mark.parametrize("cls", [*SIMULATOR_RECORDS, *SPECS], ids=lambda cls: cls.__name__)
-def test_every_record_stands_in_the_document_with_its_fields_dtypes_and_defaults(cls: Any) -> None:
+def test_every_record_is_documented_with_fields_dtypes_and_defaults(cls: Any) -> None:
     heading = SPECS.get(cls) or SECTIONS.get(tag_of(cls)) or f"### {tag_of(cls)}\n"
     rows = rows_after(heading)
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -76,10 +76,10 @@ def test_every_record_stands_in_the_document_with_its_fields_dtypes_and_defaults
     for name, field in fields.items():
         has_default = not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
         assert ("default" in rows[name]) == has_default, name
-        for mark in _columns(hints[name]):
+        for columns in _columns(hints[name]):
             written = rows[name].replace("\\|", "|")
-            assert all(f"`{dtype}`" in written for dtype in mark.dtypes), name
-            assert mark.ndim is None or written.split("[")[1].split("]")[0].count(",") == mark.ndim - 1, name
+            assert all(f"`{dtype}`" in written for dtype in columns.dtypes), name
+            assert columns.ndim is None or written.split("[")[1].split("]")[0].count(",") == columns.ndim - 1, name
 
 
 def _columns(hint: Any) -> Iterator[Columns]:
@@ -93,11 +93,11 @@ def test_the_limits_are_those_of_the_codec() -> None:
     assert written == [SIMULATORS.total, SIMULATORS.header, SIMULATORS.arrays, SIMULATORS.ndim, SIMULATORS.items]
 
 
-def test_every_error_code_is_explained_once() -> None:
+def test_every_error_code_is_documented_once() -> None:
     assert set(rows_after("| code | cause |")) >= CODES
 
 
-def test_every_code_that_the_trainer_sends_is_explained() -> None:
+def test_every_code_that_the_trainer_sends_is_documented() -> None:
     root = Path(__file__).parents[2]
     sources = [
         *root.glob("pipeline/stepping/*.py"),
@@ -109,7 +109,7 @@ def test_every_code_that_the_trainer_sends_is_explained() -> None:
 
 
 def _codes(tree: ast.AST) -> Iterator[str]:
-    """Texts that stand where a code does: first argument of an error, or `code=` of a Fault."""
+    """Yields texts used as codes: the first argument of an error, or `code=` of a Fault."""
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
             continue
@@ -121,7 +121,7 @@ def _codes(tree: ast.AST) -> Iterator[str]:
             yield from (value for value in constants if isinstance(value, str))
 
 
-def test_the_bytes_in_the_document_are_the_messages_it_says() -> None:
+def test_the_bytes_in_the_document_are_the_named_messages() -> None:
     blocks = re.findall(r"```hex\n(.*?)```", DOCUMENT, re.DOTALL)
     dumps = [bytes.fromhex("".join(line[6:53] for line in block.splitlines())) for block in blocks]
     act = Act(
@@ -138,8 +138,8 @@ def test_the_bytes_in_the_document_are_the_messages_it_says() -> None:
     assert dumps == [to_bytes(Ping(number=7)), to_bytes(act)]
 
 
-def test_the_worked_example_plays_with_a_trainer(tmp_path: Path) -> None:
-    """The program in the document says hello, walks as it is told, ends at +3 and leaves on Bye."""
+def test_the_worked_example_runs_with_a_trainer(tmp_path: Path) -> None:
+    """The program in the document sends Hello, executes its actions, ends at +3 and exits on Bye."""
     program = tmp_path / "walk.py"
     program.write_text(re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)[0])
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -161,12 +161,12 @@ def _play_to_the_right(connected: socket.socket, stream: Any) -> None:
     assert hello.behaviors["Walk?team=0"].actions == ActionSpec(discrete=(2,))
     connected.sendall(to_bytes(Welcome(version=1, connection=1, heartbeat_s=10.0, timeout_s=30.0)))
     connected.sendall(to_bytes(Reset(parameters={"slope": 0.5}, seed=1)))
-    seen = []
+    received = []
     for sequence in range(4):
         step = _read(stream)
         assert step.sequence == sequence
         (report,) = step.reports
-        seen.append((report.ends is not None, report.decisions.observations[0].item()))
+        received.append((report.ends is not None, report.decisions.observations[0].item()))
         right = BehaviorActions(
             behavior=report.behavior,
             agents=report.decisions.agents,
@@ -176,7 +176,7 @@ def _play_to_the_right(connected: socket.socket, stream: Any) -> None:
         connected.sendall(to_bytes(Ping(number=9)))
         assert _read(stream) is not None
         connected.sendall(to_bytes(Act(sequence=sequence, actions=(right,))) if sequence < 3 else to_bytes(Bye()))
-    assert seen == [(False, 0.0), (False, 1.0), (False, 2.0), (True, 0.0)]
+    assert received == [(False, 0.0), (False, 1.0), (False, 2.0), (True, 0.0)]
     assert report.ends.rewards.tolist() == [1.0]
     assert report.ends.observations[0].tolist() == [[3.0]]
 

@@ -1,4 +1,4 @@
-"""What samplers draw."""
+"""Samples of all kinds of samplers."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ NUMBERS = st.floats(-1e6, 1e6)
 RANGES = st.tuples(NUMBERS, NUMBERS).map(sorted)
 
 
-def drawn(kind: str, values: tuple[float, ...], n: int = 1000, seed: int = 1) -> list[float]:
+def first_samples(kind: str, values: tuple[float, ...], n: int = 1000, seed: int = 1) -> list[float]:
     return list(itertools.islice(samples(Sampler(kind=kind, values=values, seed=seed)), n))  # type: ignore[arg-type]
 
 
 @given(RANGES, st.integers(0, 2**31 - 1))
 def test_a_uniform_sampler_stays_in_its_range(bounds: list[float], seed: int) -> None:
     low, high = bounds
-    assert all(low <= value <= high for value in drawn("uniform", (low, high), 20, seed))
+    assert all(low <= value <= high for value in first_samples("uniform", (low, high), 20, seed))
 
 
 @given(st.lists(RANGES, min_size=1, max_size=4), st.integers(0, 2**31 - 1))
 def test_a_sampler_of_ranges_stays_in_them(ranges: list[list[float]], seed: int) -> None:
-    """Also where none of them has any width."""
+    """The ranges may have no width."""
     values = tuple(value for one in ranges for value in one)
-    for value in drawn("multirangeuniform", values, 20, seed):
+    for value in first_samples("multirangeuniform", values, 20, seed):
         assert any(low <= value <= high for low, high in ranges)
 
 
-def test_ranges_are_drawn_from_in_proportion_to_their_widths() -> None:
-    found = drawn("multirangeuniform", (0.0, 1.0, 10.0, 13.0), 4000)
+def test_ranges_are_sampled_in_proportion_to_their_widths() -> None:
+    found = first_samples("multirangeuniform", (0.0, 1.0, 10.0, 13.0), 4000)
     assert 0.22 < sum(value <= 1 for value in found) / len(found) < 0.28
-    points = drawn("multirangeuniform", (1.0, 1.0, 2.0, 2.0), 4000)
+    points = first_samples("multirangeuniform", (1.0, 1.0, 2.0, 2.0), 4000)
     assert 0.45 < points.count(1.0) / len(points) < 0.55
 
 
 def test_a_gaussian_sampler_has_its_mean_and_deviation() -> None:
-    found = drawn("gaussian", (3.0, 0.5), 4000)
+    found = first_samples("gaussian", (3.0, 0.5), 4000)
     assert abs(statistics.mean(found) - 3.0) < 0.05
     assert abs(statistics.stdev(found) - 0.5) < 0.03
-    assert set(drawn("gaussian", (3.0, 0.0), 5)) == {3.0}
+    assert set(first_samples("gaussian", (3.0, 0.0), 5)) == {3.0}
 
 
-def test_the_seed_decides_all_draws() -> None:
+def test_the_seed_determines_all_samples() -> None:
     for kind, values in (
         ("uniform", (0.0, 1.0)),
         ("gaussian", (0.0, 1.0)),
         ("multirangeuniform", (0.0, 1.0, 2.0, 3.0)),
     ):
-        assert drawn(kind, values) == drawn(kind, values)
-        assert drawn(kind, values) != drawn(kind, values, seed=2)
+        assert first_samples(kind, values) == first_samples(kind, values)
+        assert first_samples(kind, values) != first_samples(kind, values, seed=2)

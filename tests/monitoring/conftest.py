@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trio.testing import MockClock
 
 from sparring.pipeline.monitoring.intervals import Interval
 from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeTransport
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, object]]:
-    return "trio", {"clock": MockClock(autojump_threshold=0)}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A run of fakes: boards in memory, services that publish what a test tells them to, and a monitor that watches."""
+"""A fake run: topics in memory, services that publish given numbers, and a monitor that reads them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ EPOCH_S = 1_700_000_000.0
 
 
 class FakeSubscription:
-    """One subscriber's end; the test publishes into it."""
+    """A subscription into which a test publishes."""
 
     def __init__(self) -> None:
         self.latest: dict[str, Any] = {}
         self.publisher = ""
-        self.heard_age = math.inf
+        self.heartbeat_age = math.inf
         self.closed = False
         self._news = anyio.Event()
 
     def publish(self, record: Metrics) -> None:
         self.latest["metrics"] = record
-        self.publisher, self.heard_age = record.start, 0.0
+        self.publisher, self.heartbeat_age = record.start, 0.0
         self._news.set()
 
     async def changed(self) -> None:
@@ -44,7 +44,7 @@ class FakeSubscription:
 
 
 class FakeTransport:
-    """Opens fake subscriptions, and remembers them."""
+    """Opens fake subscriptions and keeps them."""
 
     def __init__(self) -> None:
         self.subscriptions: dict[str, FakeSubscription] = {}
@@ -53,11 +53,11 @@ class FakeTransport:
         return self.subscriptions.setdefault(service, FakeSubscription())
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"the monitor has no business with {name}")
+        raise AssertionError(f"the monitor must not use {name}")
 
 
 class FakeRun:
-    """The services of a run with one behavior, Balance, as they publish their numbers."""
+    """The services of a run with the behavior Balance, and the numbers that they publish."""
 
     services = ("stepping-0", "assembly", "coordination", "learning-Balance")
 
@@ -104,14 +104,14 @@ class FakeRun:
     def _keep_step_counts(self) -> None:
         step_counts = {"produced": self.produced, "trained": self.trained, "open": self.produced - self.trained}
         for column in ("produced", "trained", "ghost", "stale", "lost", "open"):
-            self.registries["coordination"].gauge(f"books.{column}/Balance", step_counts.get(column, 0))
+            self.registries["coordination"].gauge(f"step_counts.{column}/Balance", step_counts.get(column, 0))
         self.registries["coordination"].gauge("episodes/Balance", 37)
         self.registries["coordination"].gauge("reward_mean_last100/Balance", 45.0)
 
     def records(self, time_s: float = EPOCH_S) -> list[Metrics]:
         return [registry.snapshot(time_s, "segments") for registry in self.registries.values()]
 
-    def tell(self, overview: Overview) -> None:
+    def update(self, overview: Overview) -> None:
         for record in self.records():
             overview.update(record)
 
@@ -125,8 +125,8 @@ class Terminal(io.StringIO):
         return True
 
 
-class Watched:
-    """One start of a monitor, and what it wrote."""
+class MonitorRun:
+    """An incarnation of the monitor and its output."""
 
     def __init__(self, transport: FakeTransport, folder: Path, **info: Any) -> None:
         self.transport = transport
@@ -158,7 +158,7 @@ class Watched:
             )
 
     def kill(self) -> None:
-        """Ends it here and now, without its last words."""
+        """Ends the monitor at once, without a final report."""
         self.killed.cancel()
 
     def publish(self, key: str, record: Any) -> None:
@@ -180,15 +180,15 @@ class Watched:
 
 
 @asynccontextmanager
-async def watching(transport: FakeTransport, folder: Path, **info: Any) -> AsyncIterator[Watched]:
-    """A running monitor: the block begins half way between two ticks, and after it everything is written."""
-    watched = Watched(transport, folder, **info)
+async def running_monitor(transport: FakeTransport, folder: Path, **info: Any) -> AsyncIterator[MonitorRun]:
+    """Runs a monitor: the block begins between two ticks, and after it all files are written."""
+    monitor_run = MonitorRun(transport, folder, **info)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.run)
+        tasks.start_soon(monitor_run.run)
         await seconds(0.5)
-        yield watched
-        if not watched.killed.cancel_called:
-            watched.stop.set()
+        yield monitor_run
+        if not monitor_run.killed.cancel_called:
+            monitor_run.stop.set()
 
 
 async def seconds(number: float) -> None:
@@ -196,7 +196,7 @@ async def seconds(number: float) -> None:
 
 
 async def work(run: FakeRun, transport: FakeTransport, ticks: int, steps: int = 5_000) -> None:
-    """A second, some steps and two episodes per tick."""
+    """Publishes some steps and two episodes per tick of one second."""
     for _ in range(ticks):
         run.collect(steps, [40.0, 50.0])
         run.train(steps)

@@ -1,4 +1,4 @@
-"""Intervals and rates: what happened between two looks at the numbers."""
+"""Intervals and rates between two readings of the counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparring.pipeline.monitoring.pace import Pace
 from tests.monitoring.monitoring_fakes import FakeRun
 
 
-def watched(frequency: int = 24_000) -> tuple[Overview, Intervals]:
+def tracked(frequency: int = 24_000) -> tuple[Overview, Intervals]:
     overview = Overview(FakeRun.services)
     return overview, Intervals(overview, {"Balance": frequency}, 50_000, {"Balance": 500_000})
 
@@ -29,14 +29,14 @@ def advance(
     lag: int = 1,
     entropy: float = 1.42,
 ) -> None:
-    """Steps are collected and trained, and the overview hears of both."""
+    """Collects and trains steps, and updates the overview."""
     run.collect(steps, returns, length)
     run.train(steps, lag, entropy)
-    run.tell(overview)
+    run.update(overview)
 
 
-def test_an_interval_ends_when_the_steps_pass_a_multiple_of_summary_freq(fake_run: FakeRun) -> None:
-    overview, intervals = watched(10_000)
+def test_interval_ends_when_steps_pass_a_multiple_of_summary_freq(fake_run: FakeRun) -> None:
+    overview, intervals = tracked(10_000)
     intervals.track("Balance", 0.0)
     due = []
     for _ in range(5):
@@ -47,8 +47,8 @@ def test_an_interval_ends_when_the_steps_pass_a_multiple_of_summary_freq(fake_ru
     assert due == [False, False, True, False, True]  # at 12,000 and at 20,000
 
 
-def test_an_interval_holds_what_happened_in_it_and_nothing_earlier(fake_run: FakeRun) -> None:
-    overview, intervals = watched()
+def test_interval_contains_nothing_from_before_it(fake_run: FakeRun) -> None:
+    overview, intervals = tracked()
     intervals.track("Balance", 10.0)
     advance(fake_run, overview, 24_000, returns=[100.0, 100.0], length=50, lag=4, entropy=9.0)
     intervals.close("Balance", 12.0)
@@ -61,9 +61,9 @@ def test_an_interval_holds_what_happened_in_it_and_nothing_earlier(fake_run: Fak
     assert interval.step_counts == {"produced": 36_000, "trained": 36_000, "ghost": 0, "stale": 0, "lost": 0, "open": 0}
 
 
-def test_what_simulators_tell_of_themselves_is_in_the_intervals_of_every_behavior(fake_run: FakeRun) -> None:
-    """Under their own names: means and sums over the interval, latest values; none of them a number of a behavior."""
-    overview, intervals = watched()
+def test_statistics_of_simulators_are_in_the_intervals_of_every_behavior(fake_run: FakeRun) -> None:
+    """Means, sums and latest values have the names of the simulator and stay apart from those of behaviors."""
+    overview, intervals = tracked()
     intervals.track("Balance", 10.0)
     stepping = fake_run.registries["stepping-0"]
     for average, total in ((1.0, 5.0), (3.0, 2.0)):
@@ -79,8 +79,8 @@ def test_what_simulators_tell_of_themselves_is_in_the_intervals_of_every_behavio
     assert intervals.close("Balance", 14.0).simulators == {"Shots/Balance": 0.0, "Level": 3.0}
 
 
-def test_a_restarted_service_never_makes_an_interval_go_back(fake_run: FakeRun) -> None:
-    overview, intervals = watched()
+def test_restarted_service_never_reduces_an_interval(fake_run: FakeRun) -> None:
+    overview, intervals = tracked()
     intervals.track("Balance", 0.0)
     advance(fake_run, overview, 24_000, returns=[5.0])
     intervals.close("Balance", 1.0)
@@ -92,62 +92,62 @@ def test_a_restarted_service_never_makes_an_interval_go_back(fake_run: FakeRun) 
     assert interval.reward == 7.0
 
 
-def test_steps_that_a_crash_rolled_back_are_summarised_again(fake_run: FakeRun) -> None:
-    overview, intervals = watched(10_000)
+def test_steps_rolled_back_by_a_crash_are_summarized_again(fake_run: FakeRun) -> None:
+    overview, intervals = tracked(10_000)
     intervals.track("Balance", 0.0)
     fake_run.train(32_000)
-    fake_run.tell(overview)
+    fake_run.update(overview)
     intervals.close("Balance", 1.0)
     fake_run.trained = 25_000  # the learner came back from its recovery checkpoint
     fake_run.train(1_000)
-    fake_run.tell(overview)
+    fake_run.update(overview)
     intervals.track("Balance", 2.0)
     assert overview.step("Balance") == 26_000
     assert not intervals.due("Balance")
     fake_run.train(5_000)
-    fake_run.tell(overview)
+    fake_run.update(overview)
     intervals.track("Balance", 3.0)
     assert intervals.due("Balance")
     assert overview.trained("Balance") == 38_000
 
 
-def test_intervals_go_on_after_a_restart_of_the_monitor(fake_run: FakeRun) -> None:
-    overview, intervals = watched()
+def test_intervals_continue_after_a_restart_of_the_monitor(fake_run: FakeRun) -> None:
+    overview, intervals = tracked()
     intervals.track("Balance", 100.0)
     fake_run.train(24_000)
-    fake_run.tell(overview)
+    fake_run.update(overview)
     intervals.close("Balance", 102.0)
     state = json.loads(json.dumps([overview.state(), intervals.state()]))
-    fake_run.train(6_000)  # nobody watches
-    again, continued = watched()
+    fake_run.train(6_000)  # while no monitor runs
+    again, continued = tracked()
     again.restore(state[0])
     continued.restore(state[1], gap_s=3.0)
-    fake_run.tell(again)
+    fake_run.update(again)
     interval = continued.close("Balance", 106.0)
     assert (interval.trained, interval.seconds, interval.lag_max) == (6_000, 4.0, 1.0)
 
 
-def test_a_pause_of_the_run_is_not_part_of_an_interval(fake_run: FakeRun) -> None:
-    overview, intervals = watched()
+def test_pause_of_the_run_is_not_part_of_an_interval(fake_run: FakeRun) -> None:
+    overview, intervals = tracked()
     intervals.track("Balance", 100.0)
     fake_run.train(24_000)
-    fake_run.tell(overview)
-    _, resumed = watched()
+    fake_run.update(overview)
+    _, resumed = tracked()
     resumed.restore(intervals.state(), gap_s=86_400.0)
     assert resumed.peek("Balance", 86_504.0).seconds == pytest.approx(4.0)
 
 
-def test_a_run_that_only_acts_is_measured_in_steps_produced(fake_run: FakeRun) -> None:
+def test_run_that_only_plays_is_measured_in_produced_steps(fake_run: FakeRun) -> None:
     overview = Overview(FakeRun.services, training=False)
     intervals = Intervals(overview, {"Balance": 1_000}, 50_000, {})
     intervals.track("Balance", 0.0)
     fake_run.collect(1_500, [3.0])
-    fake_run.tell(overview)
+    fake_run.update(overview)
     assert intervals.due("Balance")
     assert intervals.close("Balance", 1.0).step == 1_500
 
 
-def test_the_rate_is_of_the_recent_past_and_the_mean_leaves_pauses_out() -> None:
+def test_rate_is_recent_and_mean_excludes_pauses() -> None:
     pace = Pace()
     for second in range(31):
         pace.look(float(second), max(0, second - 9) * 100)
@@ -160,7 +160,7 @@ def test_the_rate_is_of_the_recent_past_and_the_mean_leaves_pauses_out() -> None
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 1000)), max_size=40))
-def test_rates_are_never_negative_whatever_the_looks(looks: list[tuple[float, int]]) -> None:
+def test_rates_are_never_negative(looks: list[tuple[float, int]]) -> None:
     pace, clock_s, produced = Pace(), 0.0, 0
     for seconds, steps in looks:
         clock_s, produced = clock_s + seconds, produced + steps
@@ -169,7 +169,7 @@ def test_rates_are_never_negative_whatever_the_looks(looks: list[tuple[float, in
         assert pace.mean(produced) >= 0
 
 
-def test_an_unknown_service_is_taken_in() -> None:
+def test_unknown_service_is_added_to_the_overview() -> None:
     overview = Overview()
     assert overview.update(Metrics(service="new", start="new.1", sequence=1, time_s=0.0))
     assert list(overview.services) == ["new"]

@@ -1,4 +1,4 @@
-"""Numbers of lessons, where people look."""
+"""Lesson numbers in TensorBoard, on the console and in the status."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sparring.services.stages.monitor import MonitorState, RunInfo
 from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
 
 
-def taught(run: FakeRun) -> None:
-    """Coordination tells of two curricula, one of them another behavior's."""
+def report_lessons(run: FakeRun) -> None:
+    """Coordination publishes two curricula, one of another behavior."""
     run.collect(12_000, [40.0, 50.0])
     run.train(12_000)
     coordination = run.registries["coordination"]
@@ -30,27 +30,27 @@ def interval_of(run: FakeRun) -> Interval:
     overview = Overview(FakeRun.services)
     intervals = Intervals(overview, {"Balance": 10_000}, 50_000, {})
     intervals.track("Balance", 0.0)
-    run.tell(overview)
+    run.update(overview)
     return intervals.close("Balance", 1.0)
 
 
-def test_the_number_is_drawn_under_ml_agents_name_and_nowhere_else(fake_run: FakeRun) -> None:
-    taught(fake_run)
-    drawn = events.scalars(interval_of(fake_run))
-    assert {name: value for name, value in drawn.items() if "esson" in name} == {
+def test_lesson_number_has_the_name_of_ml_agents_in_tensorboard(fake_run: FakeRun) -> None:
+    report_lessons(fake_run)
+    scalars = events.scalars(interval_of(fake_run))
+    assert {name: value for name, value in scalars.items() if "esson" in name} == {
         "Environment/Lesson Number/gravity": 2.0
     }
 
 
-def test_the_console_line_names_the_lessons_of_its_behavior(fake_run: FakeRun) -> None:
+def test_console_line_names_the_lessons_of_its_behavior(fake_run: FakeRun) -> None:
     assert "lesson" not in console.line(interval_of(fake_run))
-    taught(fake_run)
+    report_lessons(fake_run)
     assert "  lesson gravity 2  " in console.line(interval_of(fake_run))
 
 
-def test_status_names_them_too(fake_run: FakeRun, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_names_the_lessons(fake_run: FakeRun, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    taught(fake_run)
+    report_lessons(fake_run)
     info = RunInfo(run_id="r1", run_dir=folder, services=FakeRun.services, behaviors={"Balance": 10_000})
     watch = MonitorState(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
     for record in fake_run.records():

@@ -33,7 +33,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_line_names_run_service_and_behavior(path: Path) -> None:
+def test_every_log_line_names_run_service_and_behavior(path: Path) -> None:
     logs.get(behavior="Ball").info("checkpoint saved", step=24_000)
     assert path.parts[-2:] == ("logs", "learning-Ball.jsonl")
     assert lines(path) == [
@@ -50,7 +50,7 @@ def test_every_line_names_run_service_and_behavior(path: Path) -> None:
     ]
 
 
-def test_only_what_matters_reaches_the_console(path: Path, stream: io.StringIO) -> None:
+def test_console_shows_warnings_and_notices_only(path: Path, stream: io.StringIO) -> None:
     log = logs.get()
     log.info("routine")
     log.info("listening", notice=True, address="tcp://127.0.0.1:5005")
@@ -62,7 +62,7 @@ def test_only_what_matters_reaches_the_console(path: Path, stream: io.StringIO) 
     assert [line["event"] for line in lines(path)] == ["routine", "listening", "queue is full"]
 
 
-def test_the_standard_library_and_warnings_end_in_the_same_file(path: Path) -> None:
+def test_standard_logging_and_warnings_go_to_the_same_file(path: Path) -> None:
     logging.getLogger("some.library").warning("slow by %d s", 3, extra={"host": "a", "token": "t"})
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -78,7 +78,7 @@ def test_the_standard_library_and_warnings_end_in_the_same_file(path: Path) -> N
     assert "UserWarning: careful" in second["event"]
 
 
-def test_exceptions_are_rendered_in_both_places(path: Path, stream: io.StringIO) -> None:
+def test_exceptions_are_rendered_in_file_and_console(path: Path, stream: io.StringIO) -> None:
     try:
         int("bad shape")
     except ValueError:
@@ -101,7 +101,7 @@ def test_every_value_is_valid_json(path: Path) -> None:
     assert (line["loss"], line["mean"], line["path"], line["shape"]) == ("nan", 0.5, "a", [2, 3])
 
 
-def test_configuring_again_takes_the_place_of_the_first(path: Path, folder: Path) -> None:
+def test_second_configuration_replaces_the_first(path: Path, folder: Path) -> None:
     second = logs.configure(folder, "run-1", "assembly")
     logs.get().info("hello")
     assert lines(path) == []
@@ -109,7 +109,7 @@ def test_configuring_again_takes_the_place_of_the_first(path: Path, folder: Path
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), unique=True))
-def test_no_name_leads_out_of_its_folder_and_names_stay_different(names: list[str]) -> None:
+def test_log_file_names_stay_in_their_folder_and_are_unique(names: list[str]) -> None:
     files = [logs.file_name(name) for name in names]
     assert len(set(files)) == len(files)
     assert not any("/" in file or file in {"", ".", ".."} for file in files)

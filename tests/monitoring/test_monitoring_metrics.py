@@ -27,7 +27,7 @@ def filled(bounds: tuple[float, ...], values: list[float]) -> Histogram:
 
 
 @given(st.lists(FINITE, min_size=1, max_size=200), st.floats(0.0, 1.0))
-def test_a_quantile_lies_in_the_bucket_of_the_true_one(values: list[float], q: float) -> None:
+def test_estimated_quantile_is_in_the_bucket_of_the_true_one(values: list[float], q: float) -> None:
     estimate = metrics.quantile(filled(LATENCY_BOUNDS, values), q)
     exact = {float(np.quantile(values, min(1.0, max(0.0, p)), method="inverted_cdf")) for p in (q - 1e-9, q, q + 1e-9)}
     buckets = [bisect(value) for value in exact]
@@ -41,7 +41,7 @@ def bisect(value: float) -> tuple[float, float]:
 
 
 @given(st.lists(FINITE, max_size=50))
-def test_many_values_count_as_one_by_one(values: list[float]) -> None:
+def test_observing_many_values_equals_observing_each(values: list[float]) -> None:
     registry = Registry("stepping-0", "stepping-0.1")
     registry.histogram("h", LATENCY_BOUNDS)
     for value in values:
@@ -57,12 +57,12 @@ def test_integer_lags_are_exact() -> None:
     assert lag.counts[:4] == (2, 1, 0, 1)
 
 
-def test_a_value_above_all_bounds_is_told_as_more_than_the_last() -> None:
+def test_value_above_all_bounds_is_reported_as_more_than_the_last() -> None:
     assert metrics.highest(filled(LAG_BOUNDS, [40])) == 17
     assert metrics.quantile(filled(LAG_BOUNDS, [40]), 0.5) == 16
 
 
-def test_an_empty_histogram_has_no_figures() -> None:
+def test_empty_histogram_has_no_statistics() -> None:
     empty = filled(LAG_BOUNDS, [])
     assert math.isnan(metrics.quantile(empty, 0.5))
     assert math.isnan(metrics.mean(empty))
@@ -84,7 +84,7 @@ def test_moments_give_mean_and_deviation(values: list[float]) -> None:
     assert metrics.deviation_of(counters, "episode_return") == pytest.approx(np.std(values), rel=1e-3, abs=0.1)
 
 
-def test_the_mean_of_an_interval_is_a_difference_of_sums_over_counts() -> None:
+def test_mean_of_an_interval_is_the_difference_of_sums_over_that_of_counts() -> None:
     registry = Registry("learning-Ball", "learning-Ball.1")
     registry.observe_mean("Losses/Policy Loss", 1.0, 10, "Ball")
     before = registry.snapshot(0.0).counters
@@ -95,7 +95,7 @@ def test_the_mean_of_an_interval_is_a_difference_of_sums_over_counts() -> None:
     assert total / number == 3.0
 
 
-def test_what_is_not_finite_never_enters_a_record_and_is_counted() -> None:
+def test_values_that_are_not_finite_are_counted_and_never_recorded() -> None:
     registry = Registry("learning-Ball", "learning-Ball.1")
     registry.histogram("h", LAG_BOUNDS)
     registry.gauge("reward", math.nan)
@@ -109,8 +109,8 @@ def test_what_is_not_finite_never_enters_a_record_and_is_counted() -> None:
     assert record.counters["r.sum"] == 2.0
 
 
-def test_what_is_too_large_to_be_added_up_is_left_out_and_counted() -> None:
-    """Numbers of simulators may be anything finite; one of them must not spoil what all others add to."""
+def test_values_too_large_to_be_summed_are_counted_and_left_out() -> None:
+    """A simulator may report any finite number, and it must not make a sum infinite."""
     registry = Registry("stepping-0", "stepping-0.1")
     for _ in range(3):
         registry.add("sum", 1.7e308)
@@ -123,7 +123,7 @@ def test_what_is_too_large_to_be_added_up_is_left_out_and_counted() -> None:
     assert counters[metrics.NOT_FINITE] == 3 + 3 * 2 + 3 + 1
 
 
-def test_a_record_survives_the_codec() -> None:
+def test_metrics_survive_the_codec() -> None:
     registry = Registry("stepping-0", "stepping-0.1")
     registry.histogram("lag/Ball", LAG_BOUNDS)
     registry.add("steps/Ball", np.float32(3))
@@ -136,7 +136,7 @@ def test_a_record_survives_the_codec() -> None:
     assert got.histograms["lag/Ball"].counts == sent.histograms["lag/Ball"].counts
 
 
-def test_a_histogram_keeps_the_bounds_it_was_registered_with() -> None:
+def test_histogram_keeps_its_registered_bounds() -> None:
     registry = Registry("stepping-0", "stepping-0.1")
     registry.histogram("h", LAG_BOUNDS)
     registry.histogram("h", LAG_BOUNDS)
@@ -161,7 +161,7 @@ def record(start: int, sequence: int, steps: float, gauge: float = 0.0) -> Metri
     )
 
 
-def test_a_restart_adds_to_the_counters_and_replaces_the_gauges() -> None:
+def test_restart_adds_to_counters_and_replaces_gauges() -> None:
     totals = Totals()
     totals.update(record(1, 5, 100, gauge=12))
     totals.update(record(2, 1, 7, gauge=3))
@@ -171,7 +171,7 @@ def test_a_restart_adds_to_the_counters_and_replaces_the_gauges() -> None:
     assert totals.starts == 2
 
 
-def test_old_and_repeated_records_change_nothing() -> None:
+def test_old_and_repeated_records_are_ignored() -> None:
     totals = Totals()
     totals.update(record(1, 5, 100))
     totals.update(record(2, 2, 7))
@@ -182,7 +182,7 @@ def test_old_and_repeated_records_change_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 50)), max_size=30), st.integers(0, 30))
-def test_totals_are_the_sum_over_starts_also_when_the_reader_restarts(work: list[tuple[int, int]], at: int) -> None:
+def test_totals_are_sums_over_incarnations_even_if_the_reader_restarts(work: list[tuple[int, int]], at: int) -> None:
     totals, steps = Totals(), dict.fromkeys(range(1, 5), 0)
     for index, (start, amount) in enumerate(sorted(work)):
         if index == at:
@@ -194,7 +194,7 @@ def test_totals_are_the_sum_over_starts_also_when_the_reader_restarts(work: list
     assert totals.counters().get("steps/Ball", 0) == sum(steps.values())
 
 
-def test_gauges_of_several_services_add_up_but_the_oldest_episode_is_the_highest() -> None:
+def test_gauges_of_services_add_up_except_the_oldest_episode() -> None:
     overview = Overview()
     for number, age in enumerate((10.0, 30.0)):
         registry = Registry(f"stepping-{number}", "1")

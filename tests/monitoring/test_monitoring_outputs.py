@@ -1,4 +1,4 @@
-"""Lines, events, curves, Prometheus: what is made of the numbers."""
+"""Output of the monitor: console lines, TensorBoard, curves and Prometheus."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_the_line_of_an_interval(make_interval: Make) -> None:
     )
 
 
-def test_the_change_of_the_policy_stands_beside_the_lag(make_interval: Make) -> None:
+def test_line_shows_the_kl_divergence_after_the_lag(make_interval: Make) -> None:
     means = {"Update/Approximate KL": 0.00812, "Policy/Entropy": 1.42}
     assert "  lag 1.0/1  kl 0.00812  entropy 1.42  " in console.line(make_interval(means=means))
 
 
-def test_a_line_without_episodes_says_so_with_those_under_way_and_their_age(make_interval: Make) -> None:
+def test_line_without_ended_episodes_shows_open_ones_and_their_age(make_interval: Make) -> None:
     interval = make_interval(
         reward=None, reward_deviation=None, episodes=0, lag_mean=None, means={}, open_episodes=1, oldest=1
     )
@@ -46,11 +46,11 @@ def test_a_line_without_episodes_says_so_with_those_under_way_and_their_age(make
     )
 
 
-def test_a_line_for_teams_shows_their_reward(make_interval: Make) -> None:
+def test_line_of_a_group_behavior_shows_the_group_reward(make_interval: Make) -> None:
     assert "  group reward 0.5  " in console.line(make_interval(group_reward=0.5))
 
 
-def test_a_long_interval_says_what_moves_and_what_waits(make_interval: Make) -> None:
+def test_long_interval_shows_progress_and_waiting_stages(make_interval: Make) -> None:
     stuck = ["learning-Balance waits for segments", "stepping-0 is silent"]
     still = make_interval(trained=0, produced=0, seconds=60.0, reward=None, episodes=0)
     assert console.meanwhile(still, stuck) == (
@@ -67,7 +67,7 @@ def test_rates_are_short(value: float, shown: str) -> None:
     assert console.rate(value) == shown
 
 
-def test_a_terminal_gets_bars_and_keeps_the_lines() -> None:
+def test_terminal_shows_progress_bars_and_keeps_lines() -> None:
     terminal = Terminal()
     shown = console.display(terminal, lambda: 1.0, pytest.fail)
     shown.progress("Balance", 10_000, 500_000, 12_300.0)
@@ -78,21 +78,21 @@ def test_a_terminal_gets_bars_and_keeps_the_lines() -> None:
     assert "[Balance]  step 24,000\n" in terminal.getvalue()
 
 
-class Closed(io.StringIO):
-    """A pipe that nobody reads."""
+class BrokenPipe(io.StringIO):
+    """A pipe without a reader."""
 
     def flush(self) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
-def test_a_console_that_is_gone_is_told_once_and_nothing_fails_for_it() -> None:
-    told: list[OSError] = []
-    shown = console.display(Closed(), lambda: 1.0, told.append)
+def test_closed_console_is_reported_once_and_raises_nothing() -> None:
+    errors: list[OSError] = []
+    shown = console.display(BrokenPipe(), lambda: 1.0, errors.append)
     for _ in range(3):
         shown.line("Balance  step 24,000")
         shown.progress("Balance", 10_000, 500_000, 12_300.0)
     shown.close()
-    assert [type(error) for error in told] == [BrokenPipeError]
+    assert [type(error) for error in errors] == [BrokenPipeError]
 
 
 # ---------------------------------------------------------------- TensorBoard
@@ -104,11 +104,11 @@ def read_back(folder: Path) -> EventAccumulator:
     return accumulator
 
 
-def drawn(folder: Path, tag: str) -> list[tuple[int, float]]:
+def scalars_of(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(one.step, one.value) for one in read_back(folder).Scalars(tag)]
 
 
-def test_tensorboard_reads_the_names_that_ml_agents_users_know(folder: Path, make_interval: Make) -> None:
+def test_tensorboard_has_the_names_of_ml_agents(folder: Path, make_interval: Make) -> None:
     means = {
         "Losses/Policy Loss": 0.25,
         "Losses/Value Loss": 0.5,
@@ -137,31 +137,31 @@ def test_tensorboard_reads_the_names_that_ml_agents_users_know(folder: Path, mak
         "Policy/Extrinsic Value Estimate",
         "Policy/Learning Rate",
     }
-    assert drawn(folder / "Balance", "Losses/Policy Loss") == [(24_000, 0.25)]
-    assert drawn(folder / "Balance", "Is Training") == [(24_000, 1.0)]
+    assert scalars_of(folder / "Balance", "Losses/Policy Loss") == [(24_000, 0.25)]
+    assert scalars_of(folder / "Balance", "Is Training") == [(24_000, 1.0)]
 
 
-def test_numbers_of_simulators_are_drawn_under_their_own_names_and_hide_none_of_ours(make_interval: Make) -> None:
-    told = events.scalars(make_interval(simulators={"Level": 2.0, "Goals/Blue": 0.5, "Policy/Entropy": 9.0}))
-    assert (told["Level"], told["Goals/Blue"], told["Policy/Entropy"]) == (2.0, 0.5, 1.42)
+def test_statistics_of_simulators_have_their_own_names_and_replace_none_of_ours(make_interval: Make) -> None:
+    scalars = events.scalars(make_interval(simulators={"Level": 2.0, "Goals/Blue": 0.5, "Policy/Entropy": 9.0}))
+    assert (scalars["Level"], scalars["Goals/Blue"], scalars["Policy/Entropy"]) == (2.0, 0.5, 1.42)
 
 
-def test_without_episodes_no_reward_is_drawn(make_interval: Make) -> None:
+def test_interval_without_episodes_has_no_reward(make_interval: Make) -> None:
     assert "Environment/Cumulative Reward" not in events.scalars(make_interval(reward=None))
 
 
-def test_tensorboard_forgets_what_was_rolled_back(folder: Path) -> None:
+def test_tensorboard_drops_steps_that_were_rolled_back(folder: Path) -> None:
     files = RunFiles(folder, EPOCH_S)
     for step, value in ((10, 1.0), (20, 2.0), (30, 3.0), (15, 1.5), (25, 2.5)):
         files.add_events("Balance", {"a/b": value}, step, EPOCH_S + step)
-    assert drawn(folder / "Balance", "a/b") == [(10, 1.0), (15, 1.5), (25, 2.5)]
+    assert scalars_of(folder / "Balance", "a/b") == [(10, 1.0), (15, 1.5), (25, 2.5)]
 
 
-def test_a_restarted_monitor_goes_on_in_a_file_of_its_own(folder: Path) -> None:
+def test_restarted_monitor_continues_in_a_new_event_file(folder: Path) -> None:
     RunFiles(folder, EPOCH_S).add_events("Balance", {"a/b": 1.0}, 10, EPOCH_S)
     RunFiles(folder, EPOCH_S + 5).add_events("Balance", {"a/b": 2.0}, 20, EPOCH_S + 5)
     assert len(list((folder / "Balance").iterdir())) == 2
-    assert drawn(folder / "Balance", "a/b") == [(10, 1.0), (20, 2.0)]
+    assert scalars_of(folder / "Balance", "a/b") == [(10, 1.0), (20, 2.0)]
 
 
 def test_every_record_of_an_event_file_states_its_length() -> None:
@@ -173,13 +173,13 @@ def test_every_record_of_an_event_file_states_its_length() -> None:
 # ---------------------------------------------------------------- curves and lines
 
 
-def test_a_later_line_replaces_those_it_goes_back_behind(make_interval: Make) -> None:
+def test_line_of_an_earlier_step_replaces_later_ones(make_interval: Make) -> None:
     lines = [make_interval(step=step).plain() for step in (10, 20, 30, 15, 25)]
     kept = curves.lineages([{"type": "service"}, *lines])
     assert [line["step"] for line in kept["Balance"]] == [10, 15, 25]
 
 
-def test_the_curves_are_a_picture(make_interval: Make) -> None:
+def test_curves_are_a_png(make_interval: Make) -> None:
     lines = [
         make_interval(behavior=behavior, step=step, means={"Losses/Value Loss": 1.0 / (step + 1)}).plain()
         for behavior in ("Balance", "_Goal $x$")
@@ -191,12 +191,12 @@ def test_the_curves_are_a_picture(make_interval: Make) -> None:
     assert curves.picture({}, "nothing yet").startswith(b"\x89PNG")
 
 
-def test_half_a_line_of_a_dead_monitor_harms_nobody(folder: Path, make_interval: Make) -> None:
+def test_incomplete_line_of_a_dead_monitor_is_skipped(folder: Path, make_interval: Make) -> None:
     line = json.dumps(make_interval().plain())
     (folder / "metrics.jsonl").write_text(line + "\n" + line[: line.index("}") + 1])
     files = RunFiles(folder, EPOCH_S)
     files.append(make_interval(step=48_000).plain())
-    files.draw("run")
+    files.plot_curves("run")
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 48_000
     assert (folder / "curves.png").exists()
 
@@ -212,7 +212,7 @@ def test_prometheus_reads_names_labels_and_buckets(fake_run: FakeRun) -> None:
     overview = Overview()
     fake_run.collect(1_000, [1.0])
     fake_run.train(800)
-    fake_run.tell(overview)
+    fake_run.update(overview)
     lines = prometheus.text('run "1"', overview.services, overview.behaviors()).splitlines()
     labels = r'run="run \"1\"",service="learning-Balance",behavior="Balance"'
     assert f"sparring_trained_total{{{labels}}} 800.0" in lines

@@ -1,4 +1,4 @@
-"""Files that grow as long as a run lasts stay within their bounds, whoever writes them."""
+"""Files that grow with a run stay within their bounds, whichever process writes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from sparring.pipeline.monitoring import curves, logs
 from sparring.pipeline.monitoring.files import RunFiles
-from sparring.pipeline.monitoring.rotation import Rotating, full, trim
+from sparring.pipeline.monitoring.rotation import RotatingFile, full, trim
 
 MOST = 10_000
 KEPT = 2
@@ -21,7 +21,7 @@ def size_of(folder: Path, pattern: str) -> int:
     return sum(path.stat().st_size for path in folder.glob(pattern))
 
 
-def test_a_log_stays_within_its_bound_and_keeps_the_newest_lines(tmp_path: Path) -> None:
+def test_log_stays_within_its_bound_and_keeps_the_newest_lines(tmp_path: Path) -> None:
     path = logs.configure(tmp_path, "run", "assembly", most_bytes=MOST, kept=KEPT)
     try:
         for number in range(1000):
@@ -34,7 +34,7 @@ def test_a_log_stays_within_its_bound_and_keeps_the_newest_lines(tmp_path: Path)
     assert numbers == list(range(1000 - len(numbers), 1000))
 
 
-def test_lines_of_services_and_of_intervals_stay_within_their_bounds_and_the_newest_are_kept(tmp_path: Path) -> None:
+def test_service_and_interval_files_stay_within_bounds_and_keep_the_newest_lines(tmp_path: Path) -> None:
     files = RunFiles(tmp_path, 0.0, MOST, KEPT)
     for number in range(1000):
         files.append_service({"type": "service", "number": number, "text": "x" * 50})
@@ -46,25 +46,23 @@ def test_lines_of_services_and_of_intervals_stay_within_their_bounds_and_the_new
         assert numbers == list(range(1000 - len(numbers), 1000))
 
 
-def test_curves_are_drawn_of_all_intervals_that_are_kept_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[int] = []
+def test_curves_show_all_kept_intervals_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plotted: list[int] = []
     monkeypatch.setattr(
-        curves, "picture", lambda found, _: drawn.extend(line["step"] for line in found["Walk"]) or b"a picture"
+        curves, "picture", lambda found, _: plotted.extend(line["step"] for line in found["Walk"]) or b"a picture"
     )
-    for start in (0, 500):  # the second monitor goes on where the first one died
+    for start in (0, 500):  # the second monitor continues after the first
         files = RunFiles(tmp_path, 0.0, MOST, KEPT)
         for step in range(start, start + 500):
             files.append({"type": "interval", "behavior": "Walk", "step": step})
-    files.draw("run")
+    files.plot_curves("run")
     lines = sum(len(path.read_text().splitlines()) for path in tmp_path.glob("metrics.jsonl*"))
-    assert drawn == list(range(1000 - lines, 1000))
-    assert lines > 2 * MOST / 60, "what was put aside is among them"
+    assert plotted == list(range(1000 - lines, 1000))
+    assert lines > 2 * MOST / 60, "lines of rotated files are included"
 
 
-def test_no_line_is_torn_and_one_beyond_the_bound_has_a_file_of_its_own(tmp_path: Path) -> None:
-    file = Rotating(tmp_path / "f", 10, 1)
+def test_rotation_splits_no_line_and_a_long_line_has_its_own_file(tmp_path: Path) -> None:
+    file = RotatingFile(tmp_path / "f", 10, 1)
     for line in ("12345\n", "6789\n", "x" * 50 + "\n", "a\n"):
         file.append(line)
     assert (tmp_path / "f").read_text() == "a\n"
@@ -82,7 +80,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("how", ["append", "at its place"])
-def test_what_another_process_goes_on_writing_is_put_aside_without_a_loss(tmp_path: Path, how: str) -> None:
+def test_log_of_another_process_is_rotated_while_it_writes(tmp_path: Path, how: str) -> None:
     path = tmp_path / "log"
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path), how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -111,7 +109,7 @@ def test_what_another_process_goes_on_writing_is_put_aside_without_a_loss(tmp_pa
     assert path.stat().st_blocks * 512 <= 2 * MOST
 
 
-def test_a_copy_that_can_not_be_written_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+def test_failed_copy_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("kept")
     (tmp_path / "log.new").mkdir()
@@ -120,5 +118,5 @@ def test_a_copy_that_can_not_be_written_leaves_the_file_as_it_is(tmp_path: Path)
     assert path.read_text() == "kept"
 
 
-def test_a_file_that_is_gone_is_not_full(tmp_path: Path) -> None:
+def test_missing_file_is_not_full(tmp_path: Path) -> None:
     assert not full(tmp_path / "none", 0)

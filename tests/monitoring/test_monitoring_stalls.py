@@ -1,4 +1,4 @@
-"""Who keeps whom, judged from published waits and watermarks."""
+"""Stalls and their roots, found from published waits and watermarks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ TIMEOUT_S = 100.0
 
 
 class Stage:
-    """A service that publishes what a test tells it to."""
+    """A service that publishes given waits and progress."""
 
     def __init__(self, name: str, start: int = 1) -> None:
         self.name, self.now = name, 0.0
         self.registry = Registry(name, f"{name}.{start}")
         self.progress = ProgressTracker(self.registry, lambda: self.now)
 
-    def told(self) -> Metrics:
+    def metrics(self) -> Metrics:
         waits = self.progress.published()
         return self.registry.snapshot(0.0, self.progress.waiting_for, waits)
 
 
 def healthy(*names: str) -> dict[str, Stage]:
-    """The stages of a run, each waiting for the one before it."""
+    """Returns the stages of a run, each waiting for the one before it."""
     stages = {name: Stage(name) for name in ("stepping-0", "assembly", "coordination")}
     stages["stepping-0"].progress.reach("steps/Walk", 1)
     stages["stepping-0"].progress.waits("steps/Walk", "frames/Walk", SIMULATORS, who="simulator 3")
@@ -39,17 +39,17 @@ def healthy(*names: str) -> dict[str, Stage]:
 
 
 def judge(stages: dict[str, Stage], stalls: Stalls, seconds: float, begin: float = 0.0) -> list[Stall]:
-    """What is found after looking every second."""
+    """Returns the stalls found at the end of `seconds`, after a check every second."""
     found: list[Stall] = []
     for second in range(round(seconds) + 1):
         for stage in stages.values():
             stage.now = begin + second
-            stalls.update(stage.told(), begin + second)
+            stalls.update(stage.metrics(), begin + second)
         found = stalls.look(begin + second)
     return found
 
 
-def test_nothing_stalls_before_the_time_is_over_and_then_the_root_is_named() -> None:
+def test_stall_is_found_after_the_timeout_with_its_root() -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     assert judge(stages, stalls, TIMEOUT_S) == []
     (stall,) = judge(stages, stalls, 1, begin=TIMEOUT_S)
@@ -61,35 +61,35 @@ def test_nothing_stalls_before_the_time_is_over_and_then_the_root_is_named() -> 
     )
 
 
-def test_a_full_disk_is_named_as_what_a_stage_waits_for() -> None:
-    """Else who tries to write would be stuck, and killed for it."""
+def test_full_disk_is_the_root_of_a_stall() -> None:
+    """Otherwise the stage that retries the write would count as stuck and be killed."""
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
-    stages["coordination"].progress.waits(ALL, "room", DISK, said="room on the disk for the books")
+    stages["coordination"].progress.waits(ALL, "room", DISK, text="room on the disk for the step counts")
     (stall,) = judge(stages, stalls, TIMEOUT_S + 1)
     assert (stall.root, stall.kind) == (DISK, "outside")
     assert stall.text.endswith("coordination waits for room from the disk")
-    assert stages["coordination"].told().waiting_for == "room on the disk for the books"
+    assert stages["coordination"].metrics().waiting_for == "room on the disk for the step counts"
 
 
-def test_who_waits_for_one_that_goes_on_is_not_stalled_however_long_it_waits() -> None:
-    """A learner whose team does not learn for now gets nothing, while its agents play on."""
+def test_stage_that_waits_for_a_progressing_stage_is_not_stalled() -> None:
+    """A learner whose team does not learn gets no segments while its agents keep playing."""
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     for second in range(0, 1000, 50):
         stages["stepping-0"].progress.reach("steps/Walk", second + 2)
         assert judge(stages, stalls, 49, begin=float(second)) == []
 
 
-def test_a_stage_that_works_and_passes_nothing_on_is_stuck_and_its_input_is_counted() -> None:
+def test_working_stage_without_output_is_stuck_and_its_input_is_counted() -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     stages["coordination"].progress.works("segments/Walk")
     stages["coordination"].registry.queue("segments:Walk", messages=7, steps=70, capacity=64, waits=0, waited_s=0)
     stages["coordination"].registry.queue("updates:Walk.out", messages=9, steps=9, capacity=64, waits=0, waited_s=0)
     (stall,) = judge(stages, stalls, TIMEOUT_S + 1)
     assert (stall.root, stall.kind) == ("coordination", "stuck")
-    assert stall.chain[-1] == "coordination answers, but gets no further; 7 messages wait for it"
+    assert stall.chain[-1] == "coordination answers, but makes no progress; 7 messages wait for it"
 
 
-def test_a_slow_update_is_no_stall_as_long_as_its_minibatches_go_on() -> None:
+def test_slow_update_with_progressing_minibatches_is_no_stall() -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     learner = stages["learning-Walk"].progress
     learner.works()
@@ -100,15 +100,15 @@ def test_a_slow_update_is_no_stall_as_long_as_its_minibatches_go_on() -> None:
     assert (stall.root, stall.kind) == ("learning-Walk", "stuck")
 
 
-def test_a_learner_that_has_just_got_its_data_is_not_blamed_for_the_wait_before() -> None:
+def test_learner_that_has_just_received_its_data_is_not_stuck() -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     judge(stages, stalls, TIMEOUT_S)
     stages["learning-Walk"].progress.works()
     assert judge(stages, stalls, TIMEOUT_S - 1, begin=TIMEOUT_S) == []
 
 
-def test_backpressure_is_followed_to_the_stage_that_takes_nothing() -> None:
-    """Simulators wait for stepping, and all up to the learner wait for credit: the learner is the root."""
+def test_backpressure_leads_to_the_stage_that_accepts_nothing() -> None:
+    """Simulators wait for stepping, and every stage waits for credit of the next, so the learner is the root."""
     stages, stalls = healthy("Walk", "Run"), Stalls(["learning-Run", "learning-Walk"], TIMEOUT_S)
     stages["learning-Walk"].progress.works()
     stages["coordination"].progress.waits("segments/Walk", "credit.updates/Walk", "learning-Walk")
@@ -121,11 +121,11 @@ def test_backpressure_is_followed_to_the_stage_that_takes_nothing() -> None:
         "coordination waits for segments of Run from assembly",
         "assembly waits for credit for segments of Walk from coordination",
         "coordination waits for credit for updates of Walk from learning-Walk",
-        "learning-Walk answers, but gets no further",
+        "learning-Walk answers, but makes no progress",
     )
 
 
-def test_stages_that_wait_for_each_other_are_a_ring() -> None:
+def test_stages_that_wait_for_each_other_form_a_ring() -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     stages["stepping-0"].progress.waits("steps/Walk", "allowances/Walk", "coordination")
     stages["coordination"].progress.waits("allowances/Walk", "weights/Walk", "learning-Walk")
@@ -135,7 +135,7 @@ def test_stages_that_wait_for_each_other_are_a_ring() -> None:
 
 
 @pytest.mark.parametrize("other", ["moves", "stands"])
-def test_one_of_several_sources_that_goes_on_is_enough(other: str) -> None:
+def test_one_progressing_source_of_several_is_enough(other: str) -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     stages["stepping-1"] = Stage("stepping-1")
     stages["stepping-1"].progress.works("steps/Walk")
@@ -146,13 +146,13 @@ def test_one_of_several_sources_that_goes_on_is_enough(other: str) -> None:
     assert [stall.root for stall in found] == ([] if other == "moves" else ["stepping-1"])
 
 
-def test_the_end_of_the_run_and_other_behaviors_are_nobodys_fault() -> None:
+def test_learner_that_waits_for_other_behaviors_is_no_stall() -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     stages["learning-Walk"].progress.waits(ALL, "the other behaviors")
     assert judge(stages, stalls, 3 * TIMEOUT_S) == []
 
 
-def test_a_new_start_of_a_service_begins_with_all_its_time() -> None:
+def test_new_incarnation_of_a_service_has_the_full_timeout() -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     stages["learning-Walk"].progress.works()
     judge(stages, stalls, TIMEOUT_S)
@@ -160,47 +160,47 @@ def test_a_new_start_of_a_service_begins_with_all_its_time() -> None:
     assert judge(stages, stalls, TIMEOUT_S, begin=TIMEOUT_S + 1) == []
 
 
-def test_a_pause_of_the_judge_itself_is_not_held_against_the_others() -> None:
+def test_pause_of_the_stall_check_itself_is_not_counted() -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     judge(stages, stalls, 10)
     assert stalls.look(10 + PAUSE_S + 10 * TIMEOUT_S) == []
     assert judge(stages, stalls, TIMEOUT_S - 11, begin=10 + PAUSE_S + 10 * TIMEOUT_S) == []
 
 
-def test_a_stall_is_told_once_for_each_span_and_too_many_exhaust_the_budget() -> None:
-    patience = StallBudget(again_s=100, budget=2, period_s=1000)
+def test_stall_is_reported_once_per_period_and_too_many_exhaust_the_budget() -> None:
+    budget = StallBudget(again_s=100, budget=2, period_s=1000)
     stall = Stall(root="a", kind="stuck", seconds=1, chain=())
-    told = [now for now in range(301) if patience.news([stall], now)]
-    assert told == [0, 101, 202]
-    assert patience.over([stall]) == []
-    assert (patience.over([]), patience.over([])) == (["a"], [])
-    assert patience.news([stall], 301) == [stall]
-    assert [patience.count(now) for now in (0, 900, 1200)] == [1, 2, 2]
-    assert not patience.exhausted
-    assert patience.count(1201) == 3
-    assert patience.exhausted
+    reports = [now for now in range(301) if budget.news([stall], now)]
+    assert reports == [0, 101, 202]
+    assert budget.over([stall]) == []
+    assert (budget.over([]), budget.over([])) == (["a"], [])
+    assert budget.news([stall], 301) == [stall]
+    assert [budget.count(now) for now in (0, 900, 1200)] == [1, 2, 2]
+    assert not budget.exhausted
+    assert budget.count(1201) == 3
+    assert budget.exhausted
 
 
-def test_watermarks_say_what_was_passed_on_and_how_long_ago() -> None:
+def test_watermarks_have_the_amount_passed_on_and_its_age() -> None:
     stage = Stage("assembly")
     stage.progress.passed("segments/Walk", 64)
     stage.now = 3.0
     stage.progress.passed("segments/Walk", 6)
     stage.now = 10.0
-    metrics = stage.told()
+    metrics = stage.metrics()
     assert metrics.counters["passed.segments/Walk"] == 70
     assert metrics.gauges["idle_s.segments/Walk"] == 7
 
 
-def test_a_wait_is_dated_from_its_beginning_and_shown_in_words() -> None:
+def test_wait_is_timed_from_its_beginning_and_readable() -> None:
     stage = Stage("assembly")
     stage.progress.waits("segments", "steps", "stepping-0")
     stage.now = 5.0
     stage.progress.waits("segments", "steps", "stepping-0")
-    (wait,) = stage.told().waits
+    (wait,) = stage.metrics().waits
     assert (wait.activity, wait.what, wait.sources, wait.seconds) == ("segments", "steps", ("stepping-0",), 5.0)
     stage.progress.waits(ALL, "credit.segments/Walk", "coordination")
-    assert stage.told().waiting_for == "credit for segments of Walk"
+    assert stage.metrics().waiting_for == "credit for segments of Walk"
     stage.progress.works()
-    assert stage.told().waiting_for == "steps"
+    assert stage.metrics().waiting_for == "steps"
     assert readable("frames/Walk") == "frames of Walk"

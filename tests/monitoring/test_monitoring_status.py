@@ -1,4 +1,4 @@
-"""`sparring status`."""
+"""`sparring status` of live and finished runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from sparring.pipeline.monitoring.console import PlainDisplay
 from sparring.pipeline.monitoring.overview import Overview
-from sparring.pipeline.monitoring.summary import CheckpointSummary, figures, summary
+from sparring.pipeline.monitoring.summary import CheckpointSummary, summarize_behavior, summary
 from sparring.services.commands import status
 from sparring.services.stages.monitor import MonitorState, RunInfo
 from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
 
 
-def written(run: FakeRun, folder: Path) -> None:
-    """The files of a live run."""
+def write_status(run: FakeRun, folder: Path) -> None:
+    """Writes the files of a live run."""
     info = RunInfo(run_id="r1", run_dir=folder, services=FakeRun.services, behaviors={"Balance": 10_000})
     watch = MonitorState(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
     run.collect(12_000, [40.0, 50.0])
@@ -31,21 +31,21 @@ def written(run: FakeRun, folder: Path) -> None:
     watch.tick()
 
 
-def ended(run: FakeRun, folder: Path) -> None:
+def write_summary(run: FakeRun, folder: Path) -> None:
     overview = Overview()
-    run.tell(overview)
+    run.update(overview)
     content = summary(
         run_id="r1",
         status="failed",
         wall_s=65.0,
         error="learning-Balance: out of memory",
-        behaviors={"Balance": figures(overview, "Balance", 12_300.0)},
+        behaviors={"Balance": summarize_behavior(overview, "Balance", 12_300.0)},
         kept={"Balance": CheckpointSummary(checkpoint="Balance/last", weights_sha256="ab")},
     )
     (folder / "summary.json").write_text(json.dumps(content))
 
 
-def asked(*words: str, now_s: float = EPOCH_S + 0.5) -> tuple[int, str]:
+def run_status(*words: str, now_s: float = EPOCH_S + 0.5) -> tuple[int, str]:
     parser = ArgumentParser()
     status.add_arguments(parser)
     stream = io.StringIO()
@@ -58,57 +58,57 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
 
 
-def test_a_live_run_shows_behaviors_services_and_the_age_of_the_data(fake_run: FakeRun, folder: Path) -> None:
-    written(fake_run, folder)
-    code, text = asked(str(folder))
+def test_live_run_shows_behaviors_services_and_the_age_of_the_data(fake_run: FakeRun, folder: Path) -> None:
+    write_status(fake_run, folder)
+    code, text = run_status(str(folder))
     assert code == 0
     assert "run r1: running; data 0.5 s old" in text
     for part in ("12,000 of 500,000", "45 +- 5", "1.0/1", "812 steps", "produced 12,000", "steps 3/64", "segments"):
         assert part in text
 
 
-def test_the_run_is_also_found_by_its_id(fake_run: FakeRun, folder: Path) -> None:
-    written(fake_run, folder)
-    assert asked("run", "--results-dir", str(folder.parent))[0] == 0
+def test_run_is_found_by_its_id(fake_run: FakeRun, folder: Path) -> None:
+    write_status(fake_run, folder)
+    assert run_status("run", "--results-dir", str(folder.parent))[0] == 0
 
 
-def test_old_data_of_a_run_that_has_not_ended_is_an_alarm(fake_run: FakeRun, folder: Path) -> None:
-    written(fake_run, folder)
-    assert "NOT WRITTEN for 35 s" in asked(str(folder), now_s=EPOCH_S + 35)[1]
+def test_old_data_of_an_unfinished_run_is_an_alarm(fake_run: FakeRun, folder: Path) -> None:
+    write_status(fake_run, folder)
+    assert "NOT WRITTEN for 35 s" in run_status(str(folder), now_s=EPOCH_S + 35)[1]
 
 
-def test_a_finished_run_shows_its_summary(fake_run: FakeRun, folder: Path) -> None:
-    written(fake_run, folder)
-    ended(fake_run, folder)
-    text = asked(str(folder))[1]
+def test_finished_run_shows_its_summary(fake_run: FakeRun, folder: Path) -> None:
+    write_status(fake_run, folder)
+    write_summary(fake_run, folder)
+    text = run_status(str(folder))[1]
     for part in ("run r1: failed after 65 s", "learning-Balance: out of memory", "Balance/last", "12.3k", "45"):
         assert part in text
 
 
-def test_a_run_that_was_taken_up_again_shows_how_it_stands(fake_run: FakeRun, folder: Path) -> None:
-    ended(fake_run, folder)
+def test_resumed_run_shows_its_status(fake_run: FakeRun, folder: Path) -> None:
+    write_summary(fake_run, folder)
     os.utime(folder / "summary.json", (0, 0))
-    written(fake_run, folder)
-    assert "running" in asked(str(folder))[1]
+    write_status(fake_run, folder)
+    assert "running" in run_status(str(folder))[1]
 
 
-def test_json_holds_both_files(fake_run: FakeRun, folder: Path) -> None:
-    written(fake_run, folder)
-    ended(fake_run, folder)
-    content = json.loads(asked(str(folder), "--json")[1])
+def test_json_contains_status_and_summary(fake_run: FakeRun, folder: Path) -> None:
+    write_status(fake_run, folder)
+    write_summary(fake_run, folder)
+    content = json.loads(run_status(str(folder), "--json")[1])
     assert content["summary"]["status"] == "failed"
     assert content["status"]["behaviors"]["Balance"]["step"] == 12_000
 
 
-def test_watching_ends_with_the_run(fake_run: FakeRun, folder: Path) -> None:
-    written(fake_run, folder)
+def test_watch_ends_with_the_run(fake_run: FakeRun, folder: Path) -> None:
+    write_status(fake_run, folder)
     parser, stream, slept = ArgumentParser(), io.StringIO(), []
     status.add_arguments(parser)
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 3:
-            ended(fake_run, folder)
+            write_summary(fake_run, folder)
 
     args = parser.parse_args([str(folder), "--watch"])
     assert status.run(args, stream=stream, wall_clock=lambda: EPOCH_S, sleep=sleep) == 0
@@ -116,33 +116,31 @@ def test_watching_ends_with_the_run(fake_run: FakeRun, folder: Path) -> None:
     assert "failed after 65 s" in stream.getvalue()
 
 
-def test_a_run_that_does_not_exist_is_refused_with_those_that_do(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, text = asked("ruin", "--results-dir", str(folder.parent))
+def test_unknown_run_is_refused_with_the_known_ones(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = run_status("ruin", "--results-dir", str(folder.parent))
     assert (code, text) == (2, "")
     assert "got run 'ruin'; expected" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_status_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked(str(folder))[0] == 2
+def test_folder_without_a_status_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_status(str(folder))[0] == 2
     assert "neither status.json nor summary.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])
-def test_a_damaged_file_is_refused_by_name(folder: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_status_is_refused_by_name(folder: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "status.json").write_text(content)
-    assert asked(str(folder))[0] == 2
+    assert run_status(str(folder))[0] == 2
     assert "status.json" in capsys.readouterr().err
 
 
-def test_80_columns_break_no_name_and_no_word_of_the_books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_80_columns_break_no_name_and_no_step_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     run = FakeRun()
-    written(run, tmp_path)
-    running = asked(str(tmp_path))[1]
-    ended(run, tmp_path)
-    over = asked(str(tmp_path))[1]
+    write_status(run, tmp_path)
+    running = run_status(str(tmp_path))[1]
+    write_summary(run, tmp_path)
+    over = run_status(str(tmp_path))[1]
     assert max(map(len, (running + over).splitlines())) <= 80
     for text in (running, over):
         assert "Balance" in text

@@ -1,4 +1,4 @@
-"""The line of a service, the figures of a behavior, and the summary of a run."""
+"""The line of a service, the summary of a behavior and the summary of a run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ import pytest
 
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.pipeline.monitoring.status import CounterWindows
-from sparring.pipeline.monitoring.summary import BehaviorSummary, CheckpointSummary, figures, from_status, summary
+from sparring.pipeline.monitoring.summary import (
+    BehaviorSummary,
+    CheckpointSummary,
+    from_status,
+    summarize_behavior,
+    summary,
+)
 from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun
 
 
-def test_the_line_of_a_service_tells_queues_waits_and_latency(fake_run: FakeRun) -> None:
+def test_line_of_a_service_has_queues_waits_and_latency(fake_run: FakeRun) -> None:
     overview, windows = Overview(), CounterWindows()
     fake_run.collect(1_000, [1.0])
-    fake_run.tell(overview)
+    fake_run.update(overview)
     windows.report("stepping-0", overview.services["stepping-0"], EPOCH_S)
     fake_run.collect(500, [1.0])
-    fake_run.tell(overview)
+    fake_run.update(overview)
     line = windows.report("stepping-0", overview.services["stepping-0"], EPOCH_S + 10)
     assert (line["seconds"], line["waiting_for"], line["counters"]["steps/Balance"]) == (10.0, "segments", 500)
     assert line["queues"] == {"steps": {"messages": 3, "steps": 300, "capacity": 64, "waits": 0, "waited_s": 0}}
@@ -35,11 +41,11 @@ def collected(fake_run: FakeRun) -> BehaviorSummary:
     overview = Overview()
     fake_run.collect(25_000, [1.0])
     fake_run.train(24_000)
-    fake_run.tell(overview)
-    return figures(overview, "Balance", 12_300.0)
+    fake_run.update(overview)
+    return summarize_behavior(overview, "Balance", 12_300.0)
 
 
-def test_the_summary_has_exactly_the_fields_of_the_contract(fake_run: FakeRun) -> None:
+def test_summary_has_exactly_the_fields_of_the_contract(fake_run: FakeRun) -> None:
     content = summary(
         run_id="r1",
         status="completed",
@@ -77,13 +83,13 @@ def test_the_summary_has_exactly_the_fields_of_the_contract(fake_run: FakeRun) -
     }
 
 
-def test_a_behavior_of_which_nothing_was_heard_still_has_every_field() -> None:
+def test_behavior_without_metrics_has_every_field() -> None:
     content = summary(
         run_id="r1",
         status="failed",
         wall_s=1.0,
         error="stepping-0: no simulators",
-        behaviors={"Balance": figures(Overview(), "Balance", 0.0)},
+        behaviors={"Balance": summarize_behavior(Overview(), "Balance", 0.0)},
         kept={},
     )
     entry = json.loads(json.dumps(content, allow_nan=False))["behaviors"]["Balance"]
@@ -91,7 +97,7 @@ def test_a_behavior_of_which_nothing_was_heard_still_has_every_field() -> None:
     assert (entry["steps"], entry["checkpoint"], sum(entry["step_counts"].values())) == (0, None, 0)
 
 
-def test_the_figures_tell_whether_the_books_balance(fake_run: FakeRun) -> None:
+def test_behavior_summary_knows_whether_step_counts_balance(fake_run: FakeRun) -> None:
     assert collected(fake_run).balanced
     fake_run.produced += 1
     assert not collected_again(fake_run).balanced
@@ -99,18 +105,18 @@ def test_the_figures_tell_whether_the_books_balance(fake_run: FakeRun) -> None:
 
 def collected_again(fake_run: FakeRun) -> BehaviorSummary:
     overview = Overview()
-    fake_run.registries["coordination"].gauge("books.produced/Balance", fake_run.produced)
-    fake_run.tell(overview)
-    return figures(overview, "Balance", 0.0)
+    fake_run.registries["coordination"].gauge("step_counts.produced/Balance", fake_run.produced)
+    fake_run.update(overview)
+    return summarize_behavior(overview, "Balance", 0.0)
 
 
-def test_the_figures_can_be_read_from_the_status(fake_run: FakeRun) -> None:
+def test_behavior_summary_is_read_from_the_status(fake_run: FakeRun) -> None:
     one = collected(fake_run)
     status = json.loads(json.dumps({"behaviors": {"Balance": {"figures": asdict(one)}}}))
     assert from_status(status) == {"Balance": one}
 
 
 @pytest.mark.parametrize(("status", "error"), [("done", None), ("failed", None)])
-def test_a_summary_that_makes_no_sense_is_refused(status: Any, error: str | None) -> None:
+def test_contradictory_summary_is_refused(status: Any, error: str | None) -> None:
     with pytest.raises(ValueError, match=r"got .*; "):
         summary(run_id="r", status=status, wall_s=1.0, error=error, behaviors={}, kept={})

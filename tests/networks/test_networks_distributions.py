@@ -1,4 +1,4 @@
-"""Distributions, compared with their slow twins from `torch.distributions`."""
+"""Distributions compared with `torch.distributions`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPECS = [
 
 
 def sample(actions, head, log_sigma, masks, generator, deterministic=False):
-    """A `Sampler`'s answer as `evaluate` takes it."""
+    """Returns samples in the form that `evaluate` takes."""
     sampler = distributions.ActionSampler(actions, log_sigma)
     arrays = sampler.sample(head, None if masks is None else masks.numpy(), generator, deterministic)
     continuous, discrete, log_prob = map(torch.from_numpy, arrays)
@@ -45,7 +45,7 @@ def case(actions, rows=7, seed=0, dtype=torch.float64, masked=True, deterministi
 
 
 def twin(actions, head, log_sigma, masks, continuous, discrete):
-    """Log-probability [B] and mean entropy, part by part."""
+    """Returns log-probability [B] and mean entropy, computed part by part."""
     normal = Normal(head[:, : actions.continuous], log_sigma.exp())
     log_prob = normal.log_prob(continuous).sum(1)
     entropy = normal.entropy().mean(1) if actions.continuous else torch.zeros(len(head), dtype=head.dtype)
@@ -61,7 +61,7 @@ def twin(actions, head, log_sigma, masks, continuous, discrete):
 
 @pytest.mark.parametrize("actions", SPECS, ids=str)
 @pytest.mark.parametrize("masked", [False, True])
-def test_log_probability_and_entropy_are_those_of_the_twin(actions, masked):
+def test_log_probability_and_entropy_equal_those_of_torch(actions, masked):
     head, log_sigma, masks, continuous, discrete, sampled = case(actions, masked=masked)
     got = distributions.evaluate(actions, head, log_sigma, continuous, discrete, masks)
     log_prob, entropy = twin(actions, head, log_sigma, masks, continuous, discrete)
@@ -73,7 +73,7 @@ def test_log_probability_and_entropy_are_those_of_the_twin(actions, masked):
 @pytest.mark.parametrize("actions", SPECS, ids=str)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_log_probability_in_single_precision_is_what_evaluate_finds(actions, masked, deterministic):
+def test_sampled_log_probability_equals_the_evaluated_one(actions, masked, deterministic):
     sizes = {"rows": 64, "masked": masked, "deterministic": deterministic}
     for seed in range(10):
         *parts, sampled = case(actions, seed=seed, dtype=torch.float32, **sizes)
@@ -83,9 +83,9 @@ def test_a_log_probability_in_single_precision_is_what_evaluate_finds(actions, m
 
 
 @pytest.mark.parametrize("actions", SPECS, ids=str)
-def test_sampling_changes_neither_the_head_nor_what_it_gave_before(actions):
+def test_sampling_changes_neither_the_head_nor_earlier_samples(actions):
     head, generator = torch.randn(5, actions.continuous + actions.mask_size), torch.Generator().manual_seed(0)
-    sampler, kept = distributions.ActionSampler(actions, torch.zeros(actions.continuous)), head.clone()
+    sampler, before = distributions.ActionSampler(actions, torch.zeros(actions.continuous)), head.clone()
     for deterministic in (False, True):
         first = sampler.sample(head, None, generator, deterministic)
         copies = [array.copy() for array in first]
@@ -93,11 +93,11 @@ def test_sampling_changes_neither_the_head_nor_what_it_gave_before(actions):
         for array, copy in zip(first, copies, strict=True):
             np.testing.assert_array_equal(array, copy)
             assert not np.shares_memory(array, head.numpy())
-    assert torch.equal(head, kept)
+    assert torch.equal(head, before)
 
 
 @pytest.mark.parametrize("actions", SPECS, ids=str)
-def test_the_written_out_gradient_is_autograds(actions):
+def test_analytic_gradient_equals_that_of_autograd(actions):
     head, log_sigma, masks, continuous, discrete, _ = case(actions)
     weights = torch.linspace(-1, 1, len(head), dtype=torch.float64)
     got = distributions.evaluate(actions, head, log_sigma, continuous, discrete, masks).gradient(weights, -0.3)
@@ -113,19 +113,19 @@ def test_the_written_out_gradient_is_autograds(actions):
 
 @given(seed=st.integers(0, 2**31), deterministic=st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_a_masked_choice_is_never_taken(seed, deterministic):
+def test_masked_choice_is_never_sampled(seed, deterministic):
     actions = ActionSpec(discrete=(4, 3))
     generator = torch.Generator().manual_seed(seed)
     head = torch.randn(200, 7, generator=generator) * 20
     masks = torch.rand(200, 7, generator=generator) < 0.7
     masks[:, 1] = masks[:, 5] = False
     _, discrete, log_prob = sample(actions, head, torch.zeros(0), masks, generator, deterministic)
-    taken = torch.stack([masks[:, :4].gather(1, discrete[:, :1]), masks[:, 4:].gather(1, discrete[:, 1:])])
-    assert not taken.any()
+    masked_choices = torch.stack([masks[:, :4].gather(1, discrete[:, :1]), masks[:, 4:].gather(1, discrete[:, 1:])])
+    assert not masked_choices.any()
     assert torch.isfinite(log_prob).all()
 
 
-def test_choices_of_all_branches_fall_with_their_probabilities_and_independently():
+def test_choices_of_branches_have_their_probabilities_and_are_independent():
     actions, logits = ActionSpec(discrete=(3, 2)), torch.tensor([0.5, 0.3, 0.2, 0.9, 0.1]).log()
     generator = torch.Generator().manual_seed(0)
     _, discrete, _ = sample(actions, logits.expand(40_000, 5), torch.zeros(0), None, generator)
@@ -142,7 +142,7 @@ def test_continuous_samples_have_the_mean_and_sigma():
     torch.testing.assert_close(continuous.std(0), log_sigma.exp(), atol=0.02, rtol=0)
 
 
-def test_deterministic_takes_the_mode():
+def test_deterministic_sampling_returns_the_mode():
     actions = ActionSpec(continuous=1, discrete=(3,))
     head = torch.tensor([[0.7, 0.0, 2.0, 1.0]])
     masks = torch.tensor([[False, True, False]])

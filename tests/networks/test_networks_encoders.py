@@ -1,4 +1,4 @@
-"""Images, lists of entities, goals: what each encoder promises, against slow twins where it calculates."""
+"""Encoders of images, entities and goals, compared with slow twins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seeded(seed=0):
 
 
 def observed(spec, rows, seed=0):
-    """Random observations, read-only as they come out of the codec; about half of the entities are padding."""
+    """Returns random observations, read-only as from the codec; about half of the entities are padding."""
     random = np.random.default_rng(seed)
     arrays = []
     for one in spec.observations:
@@ -54,8 +54,8 @@ def observed(spec, rows, seed=0):
     return tuple(arrays)
 
 
-def drawn(module, seed=7):
-    """Every weight and bias random, so that none hides behind a zero."""
+def randomized(module, seed=7):
+    """Sets all weights and biases at random, so that no zero hides an error; returns the module."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(0, 0.3, generator=seeded(seed))
@@ -67,7 +67,7 @@ def drawn(module, seed=7):
 
 
 @pytest.mark.parametrize("kind", SMALLEST)
-def test_an_image_of_the_smallest_legal_size_is_read_and_one_pixel_less_is_refused(kind):
+def test_smallest_image_is_accepted_and_one_pixel_less_is_refused(kind):
     settings = NetworkSettings(vis_encode_type=kind, hidden_units=8)
     for height, width in ((SMALLEST[kind], 40), (40, SMALLEST[kind])):
         encoder = ImageEncoder((3, height, width), kind, 8, seeded())
@@ -86,7 +86,7 @@ def test_an_image_of_the_smallest_legal_size_is_read_and_one_pixel_less_is_refus
 
 
 @pytest.mark.parametrize("kind", SMALLEST)
-def test_bytes_are_the_same_as_floats_from_0_to_1(kind):
+def test_byte_images_equal_floats_from_0_to_1(kind):
     encoder = ImageEncoder((3, 40, 40), kind, 8, seeded())
     image = torch.randint(0, 256, (4, 3, 40, 40), generator=seeded(1)).to(torch.uint8)
     before = image.clone()
@@ -95,8 +95,8 @@ def test_bytes_are_the_same_as_floats_from_0_to_1(kind):
 
 
 @pytest.mark.parametrize("kind", SMALLEST)
-def test_features_of_a_new_encoder_are_as_large_as_what_they_are_made_of(kind):
-    """Neither vanishing nor exploding, however many layers: the mean square stays within a factor of 20."""
+def test_features_of_a_new_encoder_have_the_scale_of_its_inputs(kind):
+    """The mean square stays within a factor of 20, whatever the number of layers."""
     encoder = ImageEncoder((3, 40, 40), kind, 256, seeded())
     features = encoder(torch.rand(16, 3, 40, 40, generator=seeded(1)))
     assert 1 / 20 < features.square().mean().item() / (1 / 3) < 20
@@ -106,7 +106,7 @@ def test_features_of_a_new_encoder_are_as_large_as_what_they_are_made_of(kind):
 
 
 def slow_entities(encoder, lists, own):
-    """One agent: the formulas of the paper, entity by entity and head by head."""
+    """Returns the features of one agent by the formulas of the paper, entity by entity and head by head."""
     entities = [
         (embed, row) for embed, rows in zip(encoder.embeddings, lists, strict=True) for row in rows if row.any()
     ]
@@ -131,8 +131,8 @@ def slow_entities(encoder, lists, own):
 
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 4), present=st.floats(0, 1))
 @settings(max_examples=25, deadline=None)
-def test_attention_is_that_of_its_slow_twin(seed, rows, present):
-    encoder = drawn(EntityEncoder((3, 6), 2, 8, seeded()))
+def test_attention_equals_that_of_the_twin(seed, rows, present):
+    encoder = randomized(EntityEncoder((3, 6), 2, 8, seeded()))
     random = seeded(seed)
     lists = [torch.randn(rows, n, size, generator=random, dtype=torch.float64) for n, size in ((4, 3), (2, 6))]
     for one in lists:
@@ -146,7 +146,7 @@ def test_attention_is_that_of_its_slow_twin(seed, rows, present):
 @given(seed=st.integers(0, 10**6), more=st.integers(0, 5))
 @settings(max_examples=25, deadline=None)
 def test_order_of_entities_and_amount_of_padding_change_nothing(seed, more):
-    encoder, random = drawn(EntityEncoder((3,), 2, 8, seeded())), seeded(seed)
+    encoder, random = randomized(EntityEncoder((3,), 2, 8, seeded())), seeded(seed)
     entities = torch.randn(3, 4, 3, generator=random, dtype=torch.float64)
     entities[torch.rand(3, 4, generator=random) < 0.4] = 0
     own = torch.randn(3, 2, generator=random, dtype=torch.float64)
@@ -155,8 +155,8 @@ def test_order_of_entities_and_amount_of_padding_change_nothing(seed, more):
     torch.testing.assert_close(encoder([mixed], own), encoder([entities], own))
 
 
-def test_gradients_of_attention_are_those_of_differences():
-    encoder = drawn(EntityEncoder((2,), 1, 4, seeded()))
+def test_gradients_of_attention_equal_differences():
+    encoder = randomized(EntityEncoder((2,), 1, 4, seeded()))
     entities = torch.randn(2, 3, 2, generator=seeded(1), dtype=torch.float64)
     entities[0, 1:] = 0
     own = torch.randn(2, 1, generator=seeded(2), dtype=torch.float64, requires_grad=True)
@@ -170,7 +170,7 @@ def test_gradients_of_attention_are_those_of_differences():
     assert torch.autograd.gradcheck(run, (own, *values))
 
 
-def test_nobody_around_is_nothing_seen_and_no_nan():
+def test_empty_list_of_entities_gives_zero_features():
     encoder = EntityEncoder((3,), 2, 8, seeded())
     own = torch.randn(2, 2, generator=seeded(), requires_grad=True)
     found = encoder([torch.zeros(2, 4, 3)], own)
@@ -185,9 +185,9 @@ def test_nobody_around_is_nothing_seen_and_no_nan():
 @pytest.mark.parametrize(("name", "activate"), [("silu", torch.nn.functional.silu), ("tanh", torch.tanh)])
 @given(seed=st.integers(0, 10**6), layers=st.integers(1, 3))
 @settings(max_examples=20, deadline=None)
-def test_the_last_hidden_layer_is_made_from_the_goal(name, activate, seed, layers):
-    """Row by row: the hypernetwork's output, read as weights and biases of an ordinary layer."""
-    body = drawn(ConditionedLayers(3, 2, [4] * layers, [1.0, 1.0], seeded(), name))
+def test_goal_generates_the_last_hidden_layer(name, activate, seed, layers):
+    """The output of the hypernetwork has the weights and biases of an ordinary layer, row by row."""
+    body = randomized(ConditionedLayers(3, 2, [4] * layers, [1.0, 1.0], seeded(), name))
     rows = torch.randn(5, 5, generator=seeded(seed), dtype=torch.float64)
     slow = []
     for row in rows:
@@ -201,8 +201,8 @@ def test_the_last_hidden_layer_is_made_from_the_goal(name, activate, seed, layer
     torch.testing.assert_close(body.frozen()(rows), body(rows))
 
 
-def test_gradients_of_a_conditioned_body_are_those_of_differences():
-    body = drawn(ConditionedLayers(2, 1, [3, 3], [1.0], seeded()))
+def test_gradients_of_a_conditioned_body_equal_differences():
+    body = randomized(ConditionedLayers(2, 1, [3, 3], [1.0], seeded()))
     names = [name for name, _ in body.named_parameters()]
     values = tuple(parameter.detach().requires_grad_() for parameter in body.parameters())
     rows = torch.randn(2, 3, generator=seeded(3), dtype=torch.float64, requires_grad=True)
@@ -213,7 +213,7 @@ def test_gradients_of_a_conditioned_body_are_those_of_differences():
     assert torch.autograd.gradcheck(run, (rows, *values))
 
 
-def test_a_goal_alone_can_not_condition_anything():
+def test_goal_without_other_observations_is_refused():
     spec = BehaviorSpec(
         observations=(ObservationSpec(name="aim", shape=(2,), kind="goal"),), actions=ActionSpec(continuous=1)
     )
@@ -222,13 +222,13 @@ def test_a_goal_alone_can_not_condition_anything():
     assert Encoder(spec, NetworkSettings(goal_conditioning_type="none"), seeded()).size == 2
 
 
-# ---------------------------------------------------------------- all together
+# ---------------------------------------------------------------- combinations
 
 
 @pytest.mark.parametrize("conditioning", ["hyper", "none"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_a_policy_of_all_kinds_acts_as_it_learns(normalize, conditioning):
-    """What the frozen copy puts out is what the module does, for all rows together and for each by itself."""
+def test_frozen_policy_with_all_kinds_of_observations_equals_its_actor(normalize, conditioning):
+    """The frozen copy equals the module, for all rows together and for each alone."""
     network = NetworkSettings(hidden_units=8, normalize=normalize, goal_conditioning_type=conditioning)
     actor = Actor(MIXED, network, seeded())
     encoder, observations = actor.encoder, observed(MIXED, 6)
@@ -245,7 +245,7 @@ def test_a_policy_of_all_kinds_acts_as_it_learns(normalize, conditioning):
     assert (continuous.shape, discrete.shape, log_probs.shape) == ((6, 2), (6, 2), (6,))
 
 
-def test_a_frozen_policy_does_not_move_with_its_actor():
+def test_frozen_policy_does_not_change_with_its_actor():
     actor, observations = Actor(MIXED, NetworkSettings(hidden_units=8), seeded()), observed(MIXED, 3)
     frozen = actor.frozen()
     before = frozen.act(observations, None, seeded(1))[0]
@@ -256,7 +256,7 @@ def test_a_frozen_policy_does_not_move_with_its_actor():
     assert not np.array_equal(actor.act(observations, None, seeded(1))[0], before)
 
 
-def test_the_same_seed_draws_the_same_weights_and_every_one_of_them():
+def test_same_seed_gives_the_same_weights():
     one, same, other = (Critic(MIXED, NetworkSettings(hidden_units=8), ("a",), seeded(s)) for s in (1, 1, 2))
     for (name, left), right, third in zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True):
         assert torch.equal(left, right), name

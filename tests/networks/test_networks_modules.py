@@ -1,4 +1,4 @@
-"""Normaliser, perceptron, actor, critic and weights."""
+"""Normalizer, perceptron, actor, critic and arrays of weights."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def observed(rows=5, seed=0):
     random = np.random.default_rng(seed)
     arrays = tuple(random.standard_normal((rows, *o.shape), np.float32) for o in SPEC.observations)
     for array in arrays:
-        array.flags.writeable = False  # as they come out of the codec
+        array.flags.writeable = False  # as from the codec
     return arrays
 
 
-# ---------------------------------------------------------------- normaliser
+# ---------------------------------------------------------------- normalizer
 
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), seed=st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
-def test_merged_statistics_are_those_of_all_rows_and_one_unit_prior(sizes, seed):
+def test_merged_statistics_equal_those_of_all_rows_and_a_unit_prior(sizes, seed):
     normalizer, random = Normalizer(2), np.random.default_rng(seed)
     batches = [(random.standard_normal((size, 2)) * [3, 0.1] + [5, -2]).astype(np.float32) for size in sizes]
     for batch in batches:
@@ -62,14 +62,14 @@ def test_merged_statistics_are_those_of_all_rows_and_one_unit_prior(sizes, seed)
     assert normalizer.count.item() == len(rows) + 1
 
 
-def test_normalised_rows_are_clipped_to_5():
+def test_normalized_rows_are_clipped_to_5():
     rows = torch.tensor([[100.0, -100.0, 2.0]])
     assert Normalizer(3)(rows).tolist() == [[5.0, -5.0, 2.0]]
     assert rows[0, 0] == 100, "the rows themselves are not changed"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_non_finite_row_never_enters_the_statistics(bad):
+def test_non_finite_row_never_affects_the_statistics(bad):
     normalizer = Normalizer(1)
     before = to_arrays(normalizer)
     assert not normalizer.update(torch.tensor([[1.0], [bad]]))
@@ -90,14 +90,14 @@ def plain_twin(perceptron: Perceptron) -> nn.Sequential:
 
 @ACTIVATIONS
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_a_perceptron_and_its_gradient_are_those_of_torch_layers(layers, activation):
+def test_perceptron_and_its_gradient_equal_those_of_torch_layers(layers, activation):
     perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], seeded(), activation).double()
     twin = plain_twin(perceptron)
     rows = torch.randn(5, 4, generator=seeded(1), dtype=torch.float64, requires_grad=True)
     twin_rows = rows.detach().clone().requires_grad_(True)
     outputs, expected = perceptron(rows), twin(twin_rows)
     torch.testing.assert_close(outputs, expected)
-    for _ in range(2):  # gradients add up
+    for _ in range(2):  # gradients accumulate
         perceptron(rows).square().sum().backward()
         twin(twin_rows).square().sum().backward()
     torch.testing.assert_close(rows.grad, twin_rows.grad)
@@ -110,22 +110,22 @@ def test_a_perceptron_and_its_gradient_are_those_of_torch_layers(layers, activat
 
 @ACTIVATIONS
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_without_autograd_outputs_and_gradients_are_the_same_to_the_bit(layers, activation):
+def test_outputs_and_gradients_without_autograd_are_the_same_bit_for_bit(layers, activation):
     perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], seeded(), activation)
     rows, gradient = torch.randn(5, 4, generator=seeded(1)), torch.randn(5, 2, generator=seeded(2))
     expected = perceptron(rows)
     torch.autograd.backward(perceptron(rows), gradient)
     by_autograd = [parameter.grad.clone() for parameter in perceptron.parameters()]
     with torch.no_grad():
-        outputs, pull = perceptron.traced(rows)
-        pull(gradient)  # in the place of what was there
+        outputs, backward_fn = perceptron.traced(rows)
+        backward_fn(gradient)  # replaces the earlier gradient
     assert torch.equal(outputs, expected)
     for parameter, other in zip(perceptron.parameters(), by_autograd, strict=True):
         assert torch.equal(parameter.grad, other)
         assert not parameter.grad.requires_grad
 
 
-def test_a_second_derivative_is_refused():
+def test_second_derivative_is_refused():
     rows = torch.ones(1, 2, requires_grad=True)
     outputs = Perceptron(2, [3], [1.0], seeded())(rows)
     with pytest.raises(RuntimeError, match="create_graph"):
@@ -140,7 +140,7 @@ def test_initial_weights_are_he_normal_with_a_linear_gain():
 
 
 @pytest.mark.parametrize(("inputs", "units"), [(3, 8), (8, 3)])
-def test_orthogonal_weights_keep_lengths_but_for_their_gain(inputs, units):
+def test_orthogonal_weights_scale_lengths_by_their_gain(inputs, units):
     first, last = Perceptron(inputs, [units], [0.5, 2.0], seeded(), "tanh", "orthogonal").layers
     narrow = first.weight.T if inputs < units else first.weight
     torch.testing.assert_close(narrow @ narrow.T, 2 * torch.eye(3))
@@ -151,7 +151,7 @@ def test_orthogonal_weights_keep_lengths_but_for_their_gain(inputs, units):
 
 @pytest.mark.parametrize("more", [{}, {"memory": MemorySettings(memory_size=16, sequence_length=4)}])
 @pytest.mark.parametrize("shared", [0, 1])
-def test_an_orthogonal_actor_begins_near_the_same_action_everywhere_and_its_critic_does_not(shared, more):
+def test_orthogonal_actor_has_small_initial_outputs_and_its_critic_does_not(shared, more):
     network = NetworkSettings(hidden_units=16, activation="tanh", initialization="orthogonal", **more)
     actor = Actor(SPEC, network, seeded(), values=shared)
     arrays = to_arrays(actor)
@@ -159,7 +159,7 @@ def test_an_orthogonal_actor_begins_near_the_same_action_everywhere_and_its_crit
     lengths = np.linalg.norm(head, axis=1)
     np.testing.assert_allclose(lengths[: actor.outputs], 0.01, rtol=1e-5)
     np.testing.assert_allclose(lengths[actor.outputs :], 1.0, rtol=1e-5)
-    if more:  # what the recurrent layer reads is a hidden layer, though the last one of the trunk
+    if more:  # the last layer of the trunk is a hidden layer
         trunk = arrays["body.trunk.layers.1.weight"]
         np.testing.assert_allclose(trunk @ trunk.T, 2 * np.eye(16), atol=1e-5)
 
@@ -167,7 +167,7 @@ def test_an_orthogonal_actor_begins_near_the_same_action_everywhere_and_its_crit
 # ---------------------------------------------------------------- actor and critic
 
 
-def test_the_same_generator_gives_the_same_weights_and_the_global_one_is_not_used():
+def test_same_generator_gives_the_same_weights_without_the_global_one():
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = weights_sha256(to_arrays(Actor(SPEC, SMALL, seeded(4))))
@@ -177,13 +177,13 @@ def test_the_same_generator_gives_the_same_weights_and_the_global_one_is_not_use
     assert weights_sha256(to_arrays(Actor(SPEC, SMALL, seeded(5)))) != first
 
 
-def test_act_gives_columns_of_the_records_dtypes():
+def test_act_returns_columns_with_dtypes_of_the_records():
     continuous, discrete, log_probs = Actor(SPEC, SMALL, seeded()).act(observed(), None, seeded())
     assert (continuous.shape, discrete.shape, log_probs.shape) == ((5, 2), (5, 1), (5,))
     assert (continuous.dtype, discrete.dtype, log_probs.dtype) == (np.float32, np.int32, np.float32)
 
 
-def test_act_keeps_to_masks_and_repeats_itself_for_a_seed():
+def test_act_respects_masks_and_repeats_for_a_seed():
     actor = Actor(SPEC, SMALL, seeded())
     masks = np.zeros((200, 3), np.bool_)
     masks[:, 1] = True
@@ -195,9 +195,9 @@ def test_act_keeps_to_masks_and_repeats_itself_for_a_seed():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("network", [SMALL, NetworkSettings(hidden_units=8, num_layers=1)], ids=["normalised", "plain"])
-def test_a_frozen_actor_means_what_the_learner_will_recompute(network):
-    """Continuous and discrete actions, masks, and statistics that are not those of the start."""
+@pytest.mark.parametrize("network", [SMALL, NetworkSettings(hidden_units=8, num_layers=1)], ids=["normalized", "plain"])
+def test_frozen_actor_has_the_log_probabilities_that_the_learner_recomputes(network):
+    """This covers continuous and discrete actions, masks, and statistics after training."""
     actor, masks = Actor(SPEC, network, seeded()), np.zeros((64, 3), np.bool_)
     masks[::2, 2] = True
     actor.encoder.update((actor.encoder.join(observed(50, seed=1))[0] * 3 + 1,))
@@ -217,7 +217,7 @@ def test_a_frozen_actor_means_what_the_learner_will_recompute(network):
     np.testing.assert_array_equal(modes, head[:, :2])
 
 
-def test_a_frozen_actor_stays_as_it_was_while_the_actor_learns():
+def test_frozen_actor_does_not_change_while_the_actor_learns():
     actor = Actor(SPEC, SMALL, seeded())
     frozen = actor.frozen()
     before = frozen.act(observed(), None, seeded(3))
@@ -231,7 +231,7 @@ def test_a_frozen_actor_stays_as_it_was_while_the_actor_learns():
     assert not np.array_equal(actor.act(observed(), None, seeded(3))[0], before[0])
 
 
-def test_a_new_policy_is_close_to_the_middle_and_sigma_starts_at_1():
+def test_new_policy_has_means_near_0_and_sigma_1():
     actor = Actor(SPEC, NetworkSettings(), seeded())
     head = actor((torch.randn(500, 5, generator=seeded(1)),))
     assert head.abs().mean() < 0.3
@@ -244,7 +244,7 @@ def test_actions_for_the_simulator_are_clipped_to_3_and_divided_by_3():
     np.testing.assert_array_equal(to_environment(raw, 4.0), np.float32([[-1, -0.75, -0.375, 0, 0.75, 1]]))
 
 
-def test_a_critic_gives_a_value_per_signal():
+def test_critic_returns_a_value_per_signal():
     critic = Critic(SPEC, SMALL, ("extrinsic", "other"), seeded())
     assert critic((torch.zeros(4, 5),)).shape == (4, 2)
     assert not [name for name in to_arrays(critic) if "normalizer" in name], "statistics are the actor's"
@@ -258,14 +258,14 @@ def test_a_critic_gives_a_value_per_signal():
         (ObservationSpec(name="aim", shape=(2,), kind="goal"), SMALL, "goal_conditioning_type"),
     ],
 )
-def test_what_can_not_be_built_is_refused_by_name(observation, network, named):
+def test_impossible_network_is_refused_by_name(observation, network, named):
     spec = BehaviorSpec(observations=(observation,), actions=ActionSpec(continuous=1))
     with pytest.raises(Unsupported, match=named) as refused:
         Actor(spec, network, seeded())
     assert refused.value.remedy
 
 
-def test_goals_are_joined_with_the_vectors():
+def test_goals_are_concatenated_with_vectors():
     spec = BehaviorSpec(
         observations=(ObservationSpec(name="a", shape=(2,)), ObservationSpec(name="aim", shape=(3,), kind="goal")),
         actions=ActionSpec(continuous=1),
@@ -278,7 +278,7 @@ def test_goals_are_joined_with_the_vectors():
 # ---------------------------------------------------------------- weights
 
 
-def test_weights_travel_as_arrays_normaliser_included():
+def test_weights_are_arrays_including_the_normalizer():
     one, other = Actor(SPEC, SMALL, seeded(1)), Actor(SPEC, SMALL)
     one.encoder.update((torch.randn(9, 5, generator=seeded(2)),))
     arrays = to_arrays(one)
@@ -299,7 +299,7 @@ def test_arrays_are_copies():
 
 
 @pytest.mark.parametrize("change", ["missing", "extra", "shape", "dtype"])
-def test_arrays_of_another_network_are_refused_and_nothing_is_changed(change):
+def test_arrays_of_another_network_are_refused_without_changes(change):
     actor = Actor(SPEC, SMALL, seeded(1))
     before, arrays = weights_sha256(to_arrays(actor)), to_arrays(Actor(SPEC, SMALL, seeded(2)))
     if change == "missing":
@@ -315,7 +315,7 @@ def test_arrays_of_another_network_are_refused_and_nothing_is_changed(change):
     assert weights_sha256(to_arrays(actor)) == before
 
 
-def test_the_hash_sees_names_shapes_dtypes_and_values_but_not_order():
+def test_hash_depends_on_names_shapes_dtypes_and_values_but_not_on_order():
     base = {"a": np.zeros(4, np.float32), "b": np.ones(2, np.int64)}
     others = [
         base | {"a": np.zeros((2, 2), np.float32)},
@@ -333,7 +333,7 @@ def test_non_finite_arrays_are_named():
 
 @pytest.mark.parametrize("actions", [ActionSpec(continuous=2), ActionSpec(discrete=(3,))], ids=str)
 def test_weights_pass_the_codec_unchanged(actions):
-    """Scalars and empty arrays included: the normaliser's count, the log sigma of a discrete policy."""
+    """This includes scalars (the normalizer's count) and empty arrays (log sigma of a discrete policy)."""
     arrays = to_arrays(Actor(BehaviorSpec(observations=SPEC.observations, actions=actions), SMALL, seeded()))
     frames = codec.encode(PolicyWeights(behavior="Test", version=3, arrays=arrays))
     got = codec.decode([bytes(frame) for frame in frames])

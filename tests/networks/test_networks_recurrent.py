@@ -1,4 +1,4 @@
-"""The recurrent body against the textbook."""
+"""The recurrent body compared with a textbook LSTM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def seeded(seed=0):
 
 
 def recurrent(kind="perceptron", seed=0):
-    """A small body in double, every parameter random so that none hides behind a zero."""
+    """Returns a small body in float64 with random parameters, so that no zero hides an error."""
     trunk = (
         Perceptron(FEATURES, [5], [1.0] * UNITS, seeded())
         if kind == "perceptron"
@@ -39,8 +39,8 @@ def recurrent(kind="perceptron", seed=0):
     return body.double()
 
 
-def drawn(lengths, seed=0):
-    """Rows [B, F] and memories [Q, M] of sequences of these lengths."""
+def random_sequences(lengths, seed=0):
+    """Returns random rows [B, F] and memories [Q, M] of sequences."""
     random = seeded(seed)
     rows = torch.randn(sum(lengths), FEATURES, generator=random, dtype=torch.float64)
     return rows, torch.randn(len(lengths), MEMORY, generator=random, dtype=torch.float64)
@@ -58,7 +58,7 @@ def sigmoid(number):
 
 
 def slow_cell(weights, seen, hidden, cell):
-    """One row of one sequence, gate by gate: i, f and o are sigmoids, g is a hyperbolic tangent."""
+    """Computes one row of one sequence, gate by gate: i, f and o are sigmoids, g is a hyperbolic tangent."""
     size = len(hidden)
 
     def summed(gate, unit):
@@ -77,8 +77,8 @@ def slow_cell(weights, seen, hidden, cell):
 
 
 def slow_trunk(trunk, row):
-    """What the last hidden layer sums up, of torch's own layers."""
-    if isinstance(trunk, ConditionedLayers):  # which has a slow twin of its own
+    """Returns the sums of the last hidden layer, computed by torch's own layers."""
+    if isinstance(trunk, ConditionedLayers):  # it has its own slow twin
         return trunk(row.unsqueeze(0))[0]
     for layer in trunk.layers[:-1]:
         row = torch.nn.functional.silu(torch.nn.functional.linear(row, layer.weight, layer.bias))
@@ -87,7 +87,7 @@ def slow_trunk(trunk, row):
 
 @torch.no_grad()
 def slow_run(body, rows, lengths, memories):
-    """Outputs and memories of `Recurrent.run`, sequence by sequence and row by row."""
+    """Returns outputs and memories of `Recurrent.run`, row by row."""
     weights = {name: array.tolist() for name, array in to_arrays(body.lstm).items()}
     head_weight, head_bias = body.head.weight.tolist(), body.head.bias.tolist()
     outputs, after, row = [], [], 0
@@ -110,8 +110,8 @@ def slow_run(body, rows, lengths, memories):
 @TRUNKS
 @given(lengths=LENGTHS, seed=st.integers(0, 10**6))
 @settings(max_examples=25, deadline=None)
-def test_outputs_and_memories_are_those_of_the_textbook(kind, lengths, seed):
-    body, (rows, memories) = recurrent(kind, seed), drawn(lengths, seed)
+def test_outputs_and_memories_equal_those_of_the_textbook(kind, lengths, seed):
+    body, (rows, memories) = recurrent(kind, seed), random_sequences(lengths, seed)
     expected = slow_run(body, rows, lengths, memories)
     for got, slow in zip(body.run(rows, layout(lengths), memories), expected, strict=True):
         torch.testing.assert_close(got, slow)
@@ -119,17 +119,17 @@ def test_outputs_and_memories_are_those_of_the_textbook(kind, lengths, seed):
 
 
 @TRUNKS
-def test_gradients_for_features_and_memories_are_those_of_differences(kind):
+def test_gradients_of_features_and_memories_equal_differences(kind):
     body, lengths = recurrent(kind), (2, 4, 1)
-    rows, memories = (part.requires_grad_() for part in drawn(lengths, 1))
+    rows, memories = (part.requires_grad_() for part in random_sequences(lengths, 1))
     assert torch.autograd.gradcheck(lambda *inputs: body.run(inputs[0], layout(lengths), inputs[1]), (rows, memories))
 
 
 @TRUNKS
-def test_gradients_for_parameters_are_those_of_differences(kind):
-    """Outputs and last memories, each with a weight of its own; a perceptron writes its gradients itself."""
+def test_gradients_of_parameters_equal_differences(kind):
+    """The loss weights outputs and last memories; a perceptron computes its gradients without autograd."""
     body, lengths, step = recurrent(kind), (3, 1, 4), 1e-6
-    rows, memories = drawn(lengths, 2)
+    rows, memories = random_sequences(lengths, 2)
     shapes = [part.shape for part in body.run(rows, layout(lengths), memories)]
     weighing = [torch.randn(shape, generator=seeded(4), dtype=torch.float64) for shape in shapes]
 
@@ -152,8 +152,8 @@ def test_gradients_for_parameters_are_those_of_differences(kind):
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-5, atol=1e-7, msg=name)
 
 
-def test_a_new_memory_begins_by_remembering():
-    """The forget gates' biases are 1, all others 0; weights are as wide as their inputs are many."""
+def test_new_memory_has_forget_biases_of_1():
+    """Biases of forget gates are 1, all others 0; weights are scaled by their number of inputs."""
     body = Recurrent(Perceptron(3, [], [1.0] * 100, seeded()), 100, 128, [1.0, 0.1], seeded())
     bias = body.lstm.bias_ih_l0 + body.lstm.bias_hh_l0
     assert bias.tolist() == [0.0] * 64 + [FORGET_BIAS] * 64 + [0.0] * 128
@@ -169,7 +169,7 @@ def test_a_new_memory_begins_by_remembering():
 
 @given(lengths=LENGTHS)
 @settings(max_examples=60, deadline=None)
-def test_a_layout_is_the_rows_in_another_order_by_time_and_then_by_length(lengths):
+def test_layout_orders_rows_by_time_and_then_by_length(lengths):
     found = layout(lengths)
     starts = np.cumsum(lengths) - lengths
     longest_first = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
@@ -190,9 +190,9 @@ def test_a_layout_is_the_rows_in_another_order_by_time_and_then_by_length(length
 @TRUNKS
 @given(lengths=LENGTHS, seed=st.integers(0, 10**6), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_other_sequences_of_a_batch_and_their_order_change_nothing(kind, lengths, seed, data):
-    """Outputs, memories and the gradient for the features of some sequences are the same in any company."""
-    body, (rows, memories) = recurrent(kind, seed), drawn(lengths, seed)
+def test_other_sequences_of_a_batch_change_nothing(kind, lengths, seed, data):
+    """Outputs, memories and gradients of some sequences do not depend on the others."""
+    body, (rows, memories) = recurrent(kind, seed), random_sequences(lengths, seed)
     rows.requires_grad_()
     some = data.draw(st.lists(st.sampled_from(range(len(lengths))), min_size=1, unique=True))
     starts = np.cumsum(lengths) - lengths
@@ -212,8 +212,8 @@ def test_other_sequences_of_a_batch_and_their_order_change_nothing(kind, lengths
 @TRUNKS
 @given(lengths=st.lists(st.integers(2, 7), min_size=1, max_size=5), seed=st.integers(0, 10**6), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_a_sequence_in_two_parts_is_the_same_where_the_memory_is_handed_over(kind, lengths, seed, data):
-    body, (rows, memories) = recurrent(kind, seed), drawn(lengths, seed)
+def test_sequence_in_two_parts_gives_the_same_if_its_memory_continues(kind, lengths, seed, data):
+    body, (rows, memories) = recurrent(kind, seed), random_sequences(lengths, seed)
     heads = [data.draw(st.integers(1, length - 1)) for length in lengths]
     starts = np.cumsum(lengths) - lengths
     parts = zip(starts, heads, lengths, strict=True)
@@ -231,14 +231,14 @@ def test_a_sequence_in_two_parts_is_the_same_where_the_memory_is_handed_over(kin
 
 @TRUNKS
 @pytest.mark.parametrize("outputs", [None, 1])
-def test_a_frozen_body_goes_step_by_step_where_a_run_goes(kind, outputs):
+def test_frozen_body_step_by_step_equals_a_run(kind, outputs):
     body, agents, steps = recurrent(kind), 3, 5
-    rows, memory = drawn([steps] * agents, 3)
+    rows, memory = random_sequences([steps] * agents, 3)
     expected, after = body.run(rows, layout([steps] * agents), memory)
     frozen = body.frozen(outputs)
     with torch.no_grad():
         for parameter in body.parameters():
-            parameter.add_(1.0)  # a copy does not move with it
+            parameter.add_(1.0)  # the copy does not change
     for step in range(steps):
         places = torch.arange(agents) * steps + step
         got, memory = frozen(rows[places], memory)

@@ -33,7 +33,7 @@ def world(place: str) -> Iterator[World]:
 
 
 @pytest.fixture
-def board_world(world: World) -> World:
+def topic_world(world: World) -> World:
     if world.kind == "lossy":
-        pytest.skip("boards have no lossy shell: their rules are tested in test_queues_board.py")
+        pytest.skip("topics have no lossy shell: their rules are tested in test_queues_topic.py")
     return world

@@ -1,4 +1,4 @@
-"""Where the conformance suite runs: memory, ZeroMQ, and a link that loses, delays, repeats and reorders."""
+"""Implementations for the conformance suite: memory, ZeroMQ, and a link that loses, delays, repeats and reorders."""
 
 from __future__ import annotations
 
@@ -15,42 +15,45 @@ from typing import Any, Self
 import anyio
 import anyio.lowlevel
 
+from sparring.pipeline.messages.simulator import Ping
 from sparring.pipeline.queues.curve import UNPROTECTED, Curve, Protection
-from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.interface import Capacity, ReceivingQueue, SendingQueue
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.scope import Scope
 from sparring.pipeline.queues.sending_end import SendingEnd
 from sparring.pipeline.queues.wire import Timing, make_id
-from sparring.pipeline.queues.zmq import ZmqTransport, new_curve_pair
+from sparring.pipeline.queues.zmq import new_curve_pair
+from sparring.pipeline.queues.zmq_transport import ZmqTransport
 
 QUEUE = "steps"
-BOARD = "stepping-0"
+TEN = Capacity(messages=10, steps=100)
+TOPIC = "stepping-0"
 VIRTUAL = Timing()
 REAL = Timing(heartbeat=0.05, retry=0.03, peer_timeout=5.0, acknowledge=0.002)
 
 
 class LossyHub:
-    """A link that does its worst, from one seed."""
+    """A link with random faults from one seed."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.opened = 0
         self.receivers: dict[str, ReceivingEnd] = {}
 
     async def carry(self, deliver: Callable[[], None]) -> None:
-        """Delivers after a while, or never, or twice."""
-        for _ in range(self.chance.choice((0, 1, 1, 1, 1, 1, 1, 2))):
-            await anyio.sleep(self.chance.uniform(0.0, 0.05))
+        """Delivers after a delay, or never, or twice."""
+        for _ in range(self.rng.choice((0, 1, 1, 1, 1, 1, 1, 2))):
+            await anyio.sleep(self.rng.uniform(0.0, 0.05))
             deliver()
 
 
 class LossyTransport:
     """Queues over a lossy link."""
 
-    def __init__(self, hub: LossyHub, start: str, timing: Timing) -> None:
+    def __init__(self, hub: LossyHub, incarnation: str, timing: Timing) -> None:
         self._hub = hub
-        self._start = start
+        self._incarnation = incarnation
         self._timing = timing
         self._scope = Scope()
 
@@ -69,11 +72,11 @@ class LossyTransport:
         return await self._scope.__aexit__(exc_type, exc, traceback)
 
     def abandon(self) -> None:
-        self._scope.close(farewell=False)
+        self._scope.close(notify_peers=False)
 
     def _id(self, index: int = 0) -> str:
         self._hub.opened += 1
-        return make_id(self._start, self._hub.opened, index)
+        return make_id(self._incarnation, self._hub.opened, index)
 
     def _post(self, deliver: Callable[[], None]) -> None:
         self._flights.start_soon(self._hub.carry, deliver)
@@ -88,8 +91,8 @@ class LossyTransport:
                 receiver.settle()
 
         def post(message: Any) -> None:
-            # A link joins two processes: what is under way when one of them dies reaches no other. What is
-            # said while nobody is there waits for the next receiver.
+            # A link joins two processes: messages under way when one of them dies reach no other. Messages
+            # without a receiver wait for the next one.
             link = self._hub.receivers.get(name)
             self._post(lambda: arrive(message, link))
 
@@ -133,7 +136,7 @@ class LossyTransport:
 
 
 def _keys(names: Iterable[str]) -> Curve:
-    """One pair for all."""
+    """Returns one key pair for all names."""
     public, secret = new_curve_pair()
     return Curve(
         public=public,
@@ -144,7 +147,7 @@ def _keys(names: Iterable[str]) -> Curve:
 
 
 class World:
-    """One place to run in.
+    """One implementation to run on.
 
     Attributes:
         kind: "memory", "ipc", "tcp" (with keys) or "lossy".
@@ -158,7 +161,7 @@ class World:
         self.timing = VIRTUAL if virtual else REAL
         self._hub = MemoryHub()
         self._lossy = LossyHub()
-        self._endpoints = {name: f"ipc://{folder}/{index}" for index, name in enumerate((QUEUE, f"topic:{BOARD}"))}
+        self._endpoints = {name: f"ipc://{folder}/{index}" for index, name in enumerate((QUEUE, f"topic:{TOPIC}"))}
         self._protection = UNPROTECTED
         if kind == "tcp":
             self._protection = Protection(curve=_keys(self._endpoints))
@@ -166,19 +169,19 @@ class World:
                 name: f"tcp://127.0.0.1:{port}" for name, port in zip(self._endpoints, free_ports(2), strict=True)
             }
 
-    def transport(self, start: str, **timing: float) -> Any:
-        """A transport of one service start, with some intervals changed."""
+    def transport(self, incarnation: str, **timing: float) -> Any:
+        """Returns a transport of one service incarnation, with some intervals changed."""
         intervals = replace(self.timing, **timing)
         if self.kind == "memory":
-            return MemoryTransport(self._hub, start=start, timing=intervals)
+            return MemoryTransport(self._hub, start=incarnation, timing=intervals)
         if self.kind == "lossy":
-            return LossyTransport(self._lossy, start, intervals)
+            return LossyTransport(self._lossy, incarnation, intervals)
         return ZmqTransport(
-            self._endpoints, start, timing=intervals, reconnect=0.01, bind=0.3, protection=self._protection
+            self._endpoints, incarnation, timing=intervals, reconnect=0.01, bind=0.3, protection=self._protection
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Lets others run until something holds. Real time passes by itself, virtual time must be moved."""
+        """Lets other tasks run until `condition` holds; virtual time is moved by sleeping."""
         while not condition():
             if self.virtual:
                 await anyio.sleep(0.001)
@@ -187,7 +190,7 @@ class World:
 
     @asynccontextmanager
     async def pair(self, capacity: Capacity) -> AsyncIterator[tuple[SendingEnd, ReceivingEnd]]:
-        """A sender that has its share, and its receiver."""
+        """Opens a sender that has its share, and its receiver."""
         async with self.transport("sender.1") as ours, self.transport("receiver.1") as theirs:
             sender = await ours.sender(QUEUE)
             receiver = await theirs.receiver(QUEUE, capacity)
@@ -196,7 +199,7 @@ class World:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Returns free ports."""
     sockets = [socket.socket() for _ in range(number)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -207,5 +210,14 @@ def free_ports(number: int) -> list[int]:
 
 
 def short_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder whose path leaves room for a Unix socket's name."""
+    """Returns a folder whose path is short enough for a Unix socket."""
     return tempfile.TemporaryDirectory(prefix="q-", dir="/tmp")
+
+
+async def put(queue: SendingQueue, numbers: range, steps: int = 1) -> None:
+    for number in numbers:
+        await queue.put(Ping(number=number), steps)
+
+
+async def take(queue: ReceivingQueue, count: int) -> list[int]:
+    return [(await queue.get()).number for _ in range(count)]

@@ -1,7 +1,4 @@
-"""What every queue must do, over memory, over ZeroMQ, and over a link that does its worst.
-
-Longer than other modules: it is the one place that says what an implementation owes its users.
-"""
+"""Rules of every queue with one sender, over memory, over ZeroMQ, and over a link with random faults."""
 
 from __future__ import annotations
 
@@ -9,23 +6,12 @@ import anyio
 import numpy as np
 import pytest
 
-from sparring.pipeline.errors import Broken, Closed, Empty, Full, QueueError, TooLarge
+from sparring.pipeline.errors import Empty, Full, TooLarge
 from sparring.pipeline.messages.simulator import BehaviorActions, Ping
 from sparring.pipeline.queues.interface import Capacity, Delivery, ReceivingQueue, SendingQueue
-from tests.queues.queues_worlds import QUEUE, World
+from tests.queues.queues_worlds import QUEUE, TEN, World, put, take
 
 pytestmark = pytest.mark.anyio
-
-TEN = Capacity(messages=10, steps=100)
-
-
-async def put(queue: SendingQueue, numbers: range, steps: int = 1) -> None:
-    for number in numbers:
-        await queue.put(Ping(number=number), steps)
-
-
-async def take(queue: ReceivingQueue, count: int) -> list[int]:
-    return [(await queue.get()).number for _ in range(count)]
 
 
 # ---------------------------------------------------------------- order, credit, capacity
@@ -62,7 +48,7 @@ async def test_arrays_arrive_as_they_were_put(world: World) -> None:
 
 
 async def test_the_capacity_in_messages_is_exact(world: World) -> None:
-    """Ten fit and the eleventh does not, whether it waits here or there."""
+    """Ten messages fit and the eleventh does not, wherever they wait."""
     with anyio.fail_after(30):
         async with world.pair(TEN) as (sender, receiver):
             assert (sender.maxlen, receiver.maxlen) == (10, 10)
@@ -131,8 +117,8 @@ async def test_a_message_above_a_quarter_of_the_queue_is_refused(world: World) -
             sender.put_nowait(Ping(), 25)
 
 
-async def test_before_the_receiver_is_there_put_waits_and_put_nowait_is_full(world: World) -> None:
-    """Start-up order does not matter."""
+async def test_without_a_receiver_put_waits_and_put_nowait_is_full(world: World) -> None:
+    """The order of start does not matter."""
     with anyio.fail_after(30):
         async with world.transport("sender.1") as ours, world.transport("receiver.1") as theirs:
             sender = await ours.sender(QUEUE)
@@ -182,18 +168,18 @@ async def test_a_cancelled_put_puts_nothing(world: World) -> None:
             assert sender.statistics().put_messages == 11
 
 
-async def test_the_put_behind_a_cancelled_one_goes_on(world: World) -> None:
+async def test_the_put_behind_a_cancelled_one_continues(world: World) -> None:
     with anyio.fail_after(30):
         async with world.pair(Capacity(messages=4, steps=100)) as (sender, receiver):
             await put(sender, range(4))
             async with anyio.create_task_group() as tasks:
                 first = anyio.CancelScope()
 
-                async def give_up() -> None:
+                async def put_until_cancelled() -> None:
                     with first:
                         await sender.put(Ping(number=666), 25)
 
-                tasks.start_soon(give_up)
+                tasks.start_soon(put_until_cancelled)
                 await world.until(lambda: sender.statistics().waits == 1)
                 tasks.start_soon(sender.put, Ping(number=4), 0)
                 await world.until(lambda: sender.statistics().waits == 2)
@@ -202,7 +188,7 @@ async def test_the_put_behind_a_cancelled_one_goes_on(world: World) -> None:
 
 
 async def test_cancelled_gets_lose_nothing(world: World) -> None:
-    """Gets are cancelled again and again while messages arrive; each message is got all the same."""
+    """Each message is received once although gets are cancelled repeatedly."""
     got: list[int] = []
     with anyio.fail_after(30):
         async with world.pair(TEN) as (sender, receiver), anyio.create_task_group() as tasks:
@@ -225,7 +211,7 @@ async def test_a_deadline_on_get_leaves_the_queue_usable(world: World) -> None:
             assert await take(receiver, 1) == [0]
 
 
-async def test_several_gets_share_what_arrives(world: World) -> None:
+async def test_several_gets_share_arriving_messages(world: World) -> None:
     got: list[int] = []
 
     async def consume(queue: ReceivingQueue) -> None:
@@ -257,7 +243,7 @@ async def test_arrival_does_not_acknowledge_and_get_does(world: World) -> None:
 
 
 async def test_receive_leaves_the_acknowledgement_to_the_caller(world: World) -> None:
-    """Handed out, it still counts against the capacity; out of order, it waits for the earlier ones."""
+    """A delivered message counts against the capacity, and its acknowledgement waits for earlier ones."""
     counts: list[tuple[int, int]] = []
     with anyio.fail_after(30):
         async with world.pair(TEN) as (sender, receiver):
@@ -320,212 +306,3 @@ async def test_statistics_add_up(world: World) -> None:
             assert here.acknowledged_steps_earlier == 0
             assert (here.put_bytes > 0) == (world.kind in ("ipc", "tcp"))
             delivery.acknowledge()
-
-
-# ---------------------------------------------------------------- many senders
-
-
-async def test_shares_sum_to_the_capacity(world: World) -> None:
-    with anyio.fail_after(30):
-        async with world.transport("senders.1") as ours, world.transport("receiver.1") as theirs:
-            receiver = await theirs.receiver(QUEUE, Capacity(messages=10, steps=100, senders=3))
-            senders = [await ours.sender(QUEUE) for _ in range(3)]
-            await world.until(lambda: all(sender.maxlen for sender in senders))
-            assert [sender.maxlen for sender in senders] == [3, 3, 3]
-            for sender in senders:
-                for _ in range(3):
-                    sender.put_nowait(Ping(), 11)
-            await world.until(lambda: receiver.qsize() == 9)
-            assert receiver.statistics().fullest_steps == 99
-
-
-async def test_no_sender_waits_for_more_than_one_round(world: World) -> None:
-    with anyio.fail_after(30):
-        async with world.transport("senders.1") as ours, world.transport("receiver.1") as theirs:
-            receiver = await theirs.receiver(QUEUE, Capacity(messages=40, steps=400, senders=4))
-            senders = [await ours.sender(QUEUE) for _ in range(4)]
-            for number, sender in enumerate(senders):
-                await put(sender, range(10 * number, 10 * number + 5))
-            await world.until(lambda: receiver.qsize() == 20)
-            numbers = await take(receiver, 20)
-            for turn in range(5):
-                assert sorted(number // 10 for number in numbers[4 * turn : 4 * turn + 4]) == [0, 1, 2, 3]
-
-
-async def test_a_sender_that_closes_returns_its_share(world: World) -> None:
-    """At once; where its last words are lost, after the timeout."""
-    with anyio.fail_after(60):
-        async with world.transport("receiver.1", peer_timeout=2.0 if world.kind == "lossy" else 1000.0) as theirs:
-            receiver = await theirs.receiver(QUEUE, TEN)
-            async with world.transport("first.1") as ours:
-                await (await ours.sender(QUEUE)).put(Ping(number=1), 1)
-                await world.until(lambda: receiver.qsize() == 1)
-            async with world.transport("second.1") as ours:
-                second = await ours.sender(QUEUE)
-                await second.put(Ping(number=2), 1)
-                assert await take(receiver, 2) == [1, 2]
-                assert receiver.statistics().senders == 1
-
-
-async def test_a_dead_senders_share_returns_after_the_timeout(world: World) -> None:
-    """What it left is delivered first and charged until it is acknowledged."""
-    with anyio.fail_after(60):
-        async with world.transport("receiver.1", peer_timeout=2.0 if world.virtual else 0.3) as theirs:
-            receiver = await theirs.receiver(QUEUE, TEN)
-            async with world.transport("first.1") as ours, world.transport("second.1") as others:
-                first = await ours.sender(QUEUE)
-                await put(first, range(4), 10)
-                await world.until(lambda: receiver.qsize() == 4)
-                second = await others.sender(QUEUE)
-                ours.abandon()
-                await world.until(lambda: second.maxlen > 0)
-                assert second.maxlen == 6
-                await put(second, range(4, 10), 10)
-                assert receiver.statistics().fullest_messages <= 10
-                assert await take(receiver, 10) == [*range(10)]
-                await world.until(lambda: second.maxlen == 10)
-
-
-# ---------------------------------------------------------------- restarts
-
-
-async def test_a_restarted_receiver_gets_what_was_not_acknowledged(world: World) -> None:
-    """All of it, in order, nothing else; the sender tells each receiver's acknowledged steps apart."""
-    starts: list[tuple[int, int]] = []
-    with anyio.fail_after(60):
-        async with world.transport("sender.1") as ours:
-            sender = await ours.sender(QUEUE)
-            sender.on_receiver(
-                lambda receivers: starts.append((receivers, sender.statistics().acknowledged_steps_earlier))
-            )
-            async with world.transport("receiver.1") as theirs:
-                receiver = await theirs.receiver(QUEUE, TEN)
-                await put(sender, range(8), 5)
-                assert await take(receiver, 3) == [0, 1, 2]
-                unfinished = await receiver.receive()
-                await world.until(lambda: sender.statistics().acknowledged_messages == 3)
-                theirs.abandon()
-                unfinished.acknowledge()
-            async with world.transport("receiver.2") as theirs:
-                receiver = await theirs.receiver(QUEUE, TEN)
-                assert await take(receiver, 5) == [3, 4, 5, 6, 7]
-                await put(sender, range(8, 12), 5)
-                assert await take(receiver, 4) == [8, 9, 10, 11]
-                await sender.drain()
-                assert receiver.empty()
-                assert receiver.statistics().got_messages == 9
-        assert starts == [(1, 0), (2, 15)]
-        assert (sender.receivers, sender.statistics().acknowledged_steps_earlier) == (2, 15)
-        assert sender.statistics().acknowledged_steps == 60
-
-
-async def test_a_receiver_that_closes_tells_what_it_acknowledged(world: World) -> None:
-    """An orderly restart repeats nothing, even what was acknowledged last."""
-    if world.kind == "lossy":
-        pytest.skip("the last words of a receiver may be lost")
-    with anyio.fail_after(60):
-        async with world.transport("sender.1") as ours:
-            sender = await ours.sender(QUEUE)
-            async with world.transport("receiver.1", acknowledge=5.0) as theirs:
-                receiver = await theirs.receiver(QUEUE, TEN)
-                await put(sender, range(5))
-                assert await take(receiver, 1) == [0]
-                await receiver.aclose()
-                await world.until(lambda: sender.statistics().acknowledged_messages == 1)
-                receiver = await theirs.receiver(QUEUE, TEN)
-                assert await take(receiver, 4) == [1, 2, 3, 4]
-
-
-async def test_a_restarted_sender_takes_its_share_back_and_what_it_left_is_delivered_first(world: World) -> None:
-    with anyio.fail_after(60):
-        async with world.transport("receiver.1", peer_timeout=1000.0) as theirs:
-            receiver = await theirs.receiver(QUEUE, TEN)
-            async with world.transport("sender.1") as ours:
-                await put(await ours.sender(QUEUE), range(4))
-                await world.until(lambda: receiver.qsize() == 4)
-                ours.abandon()
-            async with world.transport("sender.2") as ours:
-                sender = await ours.sender(QUEUE)
-                await put(sender, range(4, 10))
-                assert sender.maxlen == 6
-                deliveries = [await receiver.receive() for _ in range(10)]
-                assert [delivery.record.number for delivery in deliveries] == [*range(10)]
-                assert [delivery.sender for delivery in deliveries] == ["sender.1"] * 4 + ["sender.2"] * 6
-                for delivery in deliveries:
-                    delivery.acknowledge()
-                await world.until(lambda: sender.maxlen == 10)
-                assert receiver.statistics().senders == 1
-
-
-async def test_a_sender_whose_place_was_taken_is_told(world: World) -> None:
-    with anyio.fail_after(60):
-        async with world.pair(TEN) as (sender, receiver), world.transport("sender.2") as later:
-            await sender.put(Ping(), 1)
-            await (await later.sender(QUEUE)).put(Ping(), 1)
-
-            async def keep_putting() -> None:
-                while True:
-                    await sender.put(Ping(), 1)
-
-            with pytest.raises(Broken, match="later start"):
-                await keep_putting()
-            with pytest.raises(Broken):
-                await sender.drain()
-            assert receiver.statistics().senders == 1
-
-
-# ---------------------------------------------------------------- closing
-
-
-async def test_a_closed_end_raises_closed(world: World) -> None:
-    with anyio.fail_after(30):
-        async with world.pair(TEN) as (sender, receiver):
-            await put(sender, range(2))
-            await sender.aclose()
-            await sender.aclose()
-            with pytest.raises(Closed):
-                await sender.put(Ping(), 1)
-            with pytest.raises(Closed):
-                sender.put_nowait(Ping(), 1)
-            with pytest.raises(Closed):
-                await sender.drain()
-            await receiver.aclose()
-            await receiver.aclose()
-            with pytest.raises(Closed):
-                await receiver.get()
-            with pytest.raises(Closed):
-                receiver.receive_nowait()
-
-
-async def test_closing_ends_what_waits(world: World) -> None:
-    closed: list[str] = []
-
-    async def expect(name: str, waiting: object) -> None:
-        try:
-            await waiting  # type: ignore[misc]
-        except Closed:
-            closed.append(name)
-
-    with anyio.fail_after(30):
-        async with world.pair(TEN) as (sender, receiver), anyio.create_task_group() as tasks:
-            tasks.start_soon(expect, "get", receiver.get())
-            await world.until(lambda: receiver.statistics().waits == 1)
-            await receiver.aclose()
-            await put(sender, range(10))
-            tasks.start_soon(expect, "put", sender.put(Ping(), 1))
-            tasks.start_soon(expect, "drain", sender.drain())
-            await world.until(lambda: sender.statistics().waits == 1)
-            await sender.aclose()
-    assert sorted(closed) == ["drain", "get", "put"]
-
-
-async def test_a_second_receiver_is_refused_while_the_first_is_open(world: World) -> None:
-    if world.kind == "lossy":
-        pytest.skip("a link of the tests only")
-    with anyio.fail_after(30):
-        async with world.transport("receiver.1") as theirs:
-            first = await theirs.receiver(QUEUE, TEN)
-            with pytest.raises(QueueError, match="expected"):
-                await theirs.receiver(QUEUE, TEN)
-            await first.aclose()
-            await theirs.receiver(QUEUE, TEN)

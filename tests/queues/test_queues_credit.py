@@ -1,4 +1,4 @@
-"""The rules of a queue, one by one."""
+"""The rules of a queue, one at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EIGHT = Capacity(messages=8, steps=80)
 
 
 def pair(capacity: Capacity = EIGHT) -> tuple[SenderState, ReceiverState]:
-    """A sender and a receiver that know each other."""
+    """Returns a sender and a receiver after their first exchange."""
     sender, receiver = SenderState("a.1#1~0", TIMING), ReceiverState("r.1#1~0", capacity, TIMING)
     exchange(sender, receiver, 0.0)
     return sender, receiver
@@ -46,7 +46,7 @@ def test_a_new_sender_has_no_credit_before_the_first_grant() -> None:
 
 
 def test_acknowledgements_are_gathered_into_few_grants() -> None:
-    """64 messages acknowledged one by one within the delay cause one Grant per quarter of the share."""
+    """64 messages acknowledged singly within the delay cause one Grant per quarter of the share."""
     sender, receiver = pair(Capacity(messages=64, steps=6400))
     grants = 0
     for index in range(64):
@@ -83,34 +83,34 @@ def test_acknowledging_early_waits_for_the_earlier_ones() -> None:
     assert (sender.unacknowledged_messages, receiver.shares.messages) == (0, 0)
 
 
-def test_a_message_that_never_reads_is_told_of_once_and_comes_again_with_every_hello() -> None:
-    """And never given up: what comes after it would stand on nothing."""
+def test_an_unreadable_message_is_reported_once_and_resent_with_every_hello() -> None:
+    """It is never skipped, as later messages depend on it."""
 
     def unpack(payload: str) -> str:
         if payload == "poison":
             raise CodecError(got="poison", expected="food", remedy="do not eat")
         return payload
 
-    seen: list[str] = []
-    receiver = ReceiverState("r.1#1~0", EIGHT, TIMING, unpack, lambda who, _: seen.append(who))
+    reported: list[str] = []
+    receiver = ReceiverState("r.1#1~0", EIGHT, TIMING, unpack, lambda who, _: reported.append(who))
     sender = SenderState("a.1#1~0", TIMING)
     exchange(sender, receiver, 0.0)
     for payload in ("food", "poison", "more"):
         sender.put(1, payload)
     exchange(sender, receiver, 0.0)
     at_once = receiver.discarded
-    assert READINGS <= at_once <= READINGS + 1  # the last was asked for before
+    assert READINGS <= at_once <= READINGS + 1  # the last one was requested before
     exchange(sender, receiver, TIMING.retry / 2)
     assert receiver.discarded == at_once
     for turn in range(1, 9):
         exchange(sender, receiver, turn * TIMING.retry)
     assert at_once + 2 <= receiver.discarded <= at_once + 8
-    assert seen == ["a.1#1~0"]
+    assert reported == ["a.1#1~0"]
     assert [receiver.take().record for _ in range(receiver.queued_messages)] == ["food"]
     assert (receiver.shares.messages, sender.unacknowledged_messages) == (1, 3)
 
 
-def test_a_message_that_came_damaged_is_sent_again() -> None:
+def test_a_damaged_message_is_sent_again() -> None:
     copies: list[str] = []
 
     def unpack(payload: str) -> str:
@@ -136,7 +136,7 @@ def test_a_message_beyond_the_share_is_refused_and_not_held() -> None:
     assert (receiver.shares.messages, receiver.shares.steps, receiver.refused) == (1, 8, 1)
 
 
-def test_a_later_start_supersedes_an_earlier_one_and_never_the_other_way_round() -> None:
+def test_only_a_later_incarnation_supersedes_an_earlier_one() -> None:
     sender, receiver = pair()
     later = SenderState("a.2#5~0", TIMING)
     exchange(later, receiver, 0.0)
@@ -148,8 +148,8 @@ def test_a_later_start_supersedes_an_earlier_one_and_never_the_other_way_round()
     assert receiver.senders == 1
 
 
-def test_a_new_start_is_granted_what_the_messages_of_the_old_one_leave() -> None:
-    """What an old start left behind is charged to its share until it is acknowledged."""
+def test_a_new_incarnation_gets_what_the_old_one_leaves_of_its_share() -> None:
+    """Messages of the old incarnation count until they are acknowledged."""
     sender, receiver = pair(Capacity(messages=4, steps=40))
     for index in range(3):
         sender.put(10, index)
@@ -172,7 +172,7 @@ def test_a_sender_beyond_the_number_waits_for_a_share() -> None:
     assert other.share_messages == 8
 
 
-def test_a_silent_sender_gives_its_share_back_and_may_return_without_repeating_anything() -> None:
+def test_a_silent_sender_loses_its_share_and_returns_without_repetition() -> None:
     sender, receiver = pair()
     sender.put(1, "once")
     exchange(sender, receiver, 0.0)
@@ -199,7 +199,7 @@ def test_no_sender_waits_for_more_than_one_round() -> None:
     assert all(sorted(one) == sorted(sender.sender for sender in senders) for one in rounds)
 
 
-def test_late_news_of_an_earlier_receiver_changes_nothing() -> None:
+def test_a_late_grant_of_an_earlier_receiver_changes_nothing() -> None:
     sender, old = pair()
     sender.put(1, "x")
     exchange(sender, old, 0.0)
@@ -212,7 +212,7 @@ def test_late_news_of_an_earlier_receiver_changes_nothing() -> None:
     assert (sender.receiver, sender.receivers, sender.unacknowledged_messages) == ("r.2#7~0", 2, 1)
 
 
-def test_a_receiver_that_takes_less_than_is_kept_for_it_is_told_apart_from_a_slow_one() -> None:
+def test_a_sender_reports_a_message_that_its_receiver_cannot_take() -> None:
     sender, _ = pair()
     sender.put(20, "large")
     exchange(sender, ReceiverState("r.2#7~0", Capacity(messages=8, steps=19), TIMING), 1.0)
@@ -234,17 +234,17 @@ def test_a_capacity_without_a_message_and_a_step_for_each_sender_is_refused(capa
 
 
 def test_ids_of_one_service_share_a_name_and_rise() -> None:
-    """Also of those that the supervisor names: with the session they belong to."""
+    """Ids from the supervisor, which include the session, do so too."""
     for label in ("", "5f3a-", "097867-", "57-"):
-        starts = (f"a-0.{label}1", 9), (f"a-0.{label}10", 3), (f"a-0.{label}10", 4, 1)
-        first, later, second_end = (parse_id(make_id(*given)) for given in starts)
+        incarnations = (f"a-0.{label}1", 9), (f"a-0.{label}10", 3), (f"a-0.{label}10", 4, 1)
+        first, later, second_end = (parse_id(make_id(*given)) for given in incarnations)
         assert first.name == later.name != second_end.name
         assert first.order < later.order
-        assert later.start == f"a-0.{label}10"
+        assert later.incarnation == f"a-0.{label}10"
 
 
 @pytest.mark.parametrize("text", ["", "a", "a#", "a#1", "a#x~0", "#1~0", "a#1~b"])
-def test_what_is_no_id_is_refused(text: str) -> None:
+def test_an_invalid_id_is_refused(text: str) -> None:
     receiver = ReceiverState("r.1#1~0", EIGHT, TIMING)
     receiver.on_hello(0.0, SenderHello(sender=text, serial=1, oldest=0, sent=0), "route")
     assert (receiver.senders, receiver.refused, receiver.outgoing(0.0)) == (0, 1, [])

@@ -18,7 +18,7 @@ TIMING = Timing(heartbeat=1.0, retry=0.25, peer_timeout=4.0, acknowledge=0.01)
 
 @dataclass(eq=False)
 class Sender:
-    """A sender's start, and what the receivers had acknowledged when each took over."""
+    """One incarnation of a sender, and the number of its next message."""
 
     state: SenderState
     next: int = 0
@@ -26,7 +26,7 @@ class Sender:
 
 @dataclass(eq=False)
 class Receiver:
-    """A receiver's start, and what it handed out by sender."""
+    """One incarnation of a receiver, and what it delivered by sender."""
 
     state: ReceiverState
     taken: dict[str, list[int]] = field(default_factory=dict)
@@ -34,11 +34,11 @@ class Receiver:
 
 
 class World:
-    """Senders, one receiver and a link that does as it is told."""
+    """Senders, one receiver and a link whose faults the test chooses."""
 
-    def __init__(self, capacity: Capacity, names: int, chance: random.Random) -> None:
+    def __init__(self, capacity: Capacity, names: int, rng: random.Random) -> None:
         self.capacity = capacity
-        self.chance = chance
+        self.rng = rng
         self.now = 0.0
         self.opened = 0
         self.senders: dict[str, Sender] = {}
@@ -59,7 +59,7 @@ class World:
         self.opened += 1
         return make_id(f"{name}.1", self.opened)
 
-    # ------------------------------------------------------------ what can happen
+    # ------------------------------------------------------------ events
 
     def restart_sender(self, name: str) -> None:
         if name in self.senders:
@@ -112,29 +112,29 @@ class World:
         self.now += seconds
 
     def step(self, *, restarts: bool, pauses: bool) -> None:
-        """Something at random."""
-        chance, roll = self.chance, self.chance.random()
-        name = chance.choice([*self.senders])
+        """Does one random event."""
+        rng, roll = self.rng, self.rng.random()
+        name = rng.choice([*self.senders])
         if roll < 0.25:
-            self.put(name, chance.randint(0, max(1, self.capacity.largest)))
+            self.put(name, rng.randint(0, max(1, self.capacity.largest)))
         elif roll < 0.45 and self.up:
-            self.arrive_up(chance.randrange(len(self.up)))
+            self.arrive_up(rng.randrange(len(self.up)))
         elif roll < 0.60 and self.down:
-            self.arrive_down(chance.randrange(len(self.down)))
+            self.arrive_down(rng.randrange(len(self.down)))
         elif roll < 0.65 and self.up:
-            self.up.pop(chance.randrange(len(self.up)))
+            self.up.pop(rng.randrange(len(self.up)))
         elif roll < 0.68 and self.up:
-            self.up.append(chance.choice(self.up))
+            self.up.append(rng.choice(self.up))
         elif roll < 0.71 and self.down:
-            self.down.append(chance.choice(self.down))
+            self.down.append(rng.choice(self.down))
         elif roll < 0.74 and self.down:
-            self.down.pop(chance.randrange(len(self.down)))
+            self.down.pop(rng.randrange(len(self.down)))
         elif roll < 0.82:
             self.take()
         elif roll < 0.90:
-            self.acknowledge(chance.randrange(100))
+            self.acknowledge(rng.randrange(100))
         elif roll < 0.985:
-            self.elapse(chance.random() * 0.3)
+            self.elapse(rng.random() * 0.3)
             self.flush()
         elif restarts and roll < 0.992:
             self.restart_sender(name)
@@ -145,7 +145,7 @@ class World:
             self.receiver.state.tick(self.now)
 
     def heal(self) -> None:
-        """The link delivers everything in order from now on, and the receiver takes what it gets."""
+        """Delivers everything in order, while the receiver takes and acknowledges all messages."""
         for _ in range(400):
             self.flush(lossless=True)
             while self.up:
@@ -158,7 +158,7 @@ class World:
                 self.acknowledge(0)
             self.elapse(0.05)
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ checks
 
     def check_capacity(self) -> None:
         state, capacity = self.receiver.state, self.capacity
@@ -166,7 +166,7 @@ class World:
         assert state.shares.steps <= capacity.steps
 
     def check_under_way(self) -> None:
-        """Held by the receiver, and sent or to be sent by living senders: together within the capacity."""
+        """Checks that messages held by the receiver and by live senders are together within the capacity."""
         messages, steps = self.receiver.state.shares.messages, self.receiver.state.shares.steps
         for sender in self.senders.values():
             peer = self.receiver.state._peers.get(sender.state.sender)
@@ -178,18 +178,18 @@ class World:
         assert steps <= self.capacity.steps
 
     def check_order(self) -> None:
-        """Each receiver start handed out each sender's messages once and in order."""
+        """Checks that each receiver incarnation delivered each sender's messages once and in order."""
         for receiver in self.receivers:
             for taken in receiver.taken.values():
                 assert taken == sorted(set(taken))
 
     def check_complete(self) -> None:
-        """Every message of a living sender was handed out and acknowledged."""
+        """Checks that every message of a live sender was delivered and acknowledged."""
         for sender in self.senders.values():
             assert not sender.state.unacknowledged_messages
             assert sender.state.acknowledged_messages == sender.next
-            seen = {value for receiver in self.receivers for value in receiver.taken.get(sender.state.sender, ())}
-            assert seen == set(range(sender.next))
+            delivered = {value for receiver in self.receivers for value in receiver.taken.get(sender.state.sender, ())}
+            assert delivered == set(range(sender.next))
 
 
 capacities = st.builds(
@@ -202,10 +202,10 @@ capacities = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(capacities, st.integers(1, 3), st.integers(0, 2**32), st.integers(1, 400))
-def test_one_receiver_gets_everything_once_and_in_order_whatever_the_link_does(
+def test_one_receiver_gets_every_message_once_and_in_order(
     capacity: Capacity, names: int, seed: int, steps: int
 ) -> None:
-    """Loss, duplication, delay and reordering change nothing; nothing stays behind once the link is good."""
+    """The link loses, duplicates, delays and reorders messages until it heals."""
     world = World(capacity, min(names, capacity.senders), random.Random(seed))
     for _ in range(steps):
         world.step(restarts=False, pauses=False)
@@ -220,18 +220,18 @@ def test_one_receiver_gets_everything_once_and_in_order_whatever_the_link_does(
 
 @settings(max_examples=150, deadline=None)
 @given(capacities, st.integers(1, 5), st.integers(0, 2**32), st.integers(1, 600))
-def test_restarts_and_silence_lose_nothing_of_the_living_and_never_exceed_the_capacity(
+def test_restarts_and_pauses_lose_no_message_of_live_senders(
     capacity: Capacity, names: int, seed: int, steps: int
 ) -> None:
-    """Whoever restarts or pauses, and with more senders than shares: held stays bounded, the living lose nothing."""
+    """Held messages stay within the capacity, also with more senders than shares."""
     world = World(capacity, names, random.Random(seed))
     for _ in range(steps):
         world.step(restarts=True, pauses=True)
         world.check_capacity()
     while len(world.senders) > capacity.senders:
-        gone = world.senders.pop(next(iter(world.senders)))
-        world.receiver.state.on_bye(SenderBye(sender=gone.state.sender))
-        world.retired.append(gone)
+        removed = world.senders.pop(next(iter(world.senders)))
+        world.receiver.state.on_bye(SenderBye(sender=removed.state.sender))
+        world.retired.append(removed)
     world.up = [(sender, message) for sender, message in world.up if sender not in world.retired]
     world.elapse(2 * TIMING.peer_timeout)
     world.flush()
@@ -242,25 +242,25 @@ def test_restarts_and_silence_lose_nothing_of_the_living_and_never_exceed_the_ca
 
 @settings(max_examples=100, deadline=None)
 @given(capacities, st.integers(0, 2**32), st.integers(1, 300))
-def test_a_receiver_restart_repeats_only_what_was_not_acknowledged(capacity: Capacity, seed: int, steps: int) -> None:
-    """Over a link in order, the next receiver starts exactly where the sender's acknowledgements ended."""
-    chance = random.Random(seed)
-    world = World(capacity, 1, chance)
+def test_a_receiver_restart_repeats_only_unacknowledged_messages(capacity: Capacity, seed: int, steps: int) -> None:
+    """Over an ordered link the next receiver starts exactly where the sender's acknowledgements ended."""
+    rng = random.Random(seed)
+    world = World(capacity, 1, rng)
     (sender,) = world.senders.values()
     for _ in range(steps):
-        world.put("sender-0", chance.randint(0, capacity.largest))
+        world.put("sender-0", rng.randint(0, capacity.largest))
         world.flush()
-        for _ in range(chance.randint(0, 3)):
+        for _ in range(rng.randint(0, 3)):
             if world.up:
                 world.arrive_up(0)
             if world.down:
                 world.arrive_down(0)
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             world.take()
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             world.acknowledge(0)
         world.elapse(0.02)
-        if chance.random() < 0.03:
+        if rng.random() < 0.03:
             world.up.clear()
             world.down.clear()
             world.restart_receiver()

@@ -1,4 +1,4 @@
-"""The rules of a board under any interleaving, loss and restart."""
+"""The rules of a topic under any interleaving, loss and restart."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TIMING = Timing(heartbeat=1.0, peer_timeout=5.0)
 
 
 class World:
-    """One board, its subscribers, and a link in order that may break."""
+    """One topic, its subscribers, and an ordered link that may break."""
 
     def __init__(self, seed: int, subscribers: int) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.now = 0.0
-        self.starts = 0
+        self.incarnations = 0
         self.routes = 0
         self.published: dict[str, int] = {}
         self.subscribers: dict[int, SubscriberState] = {}
@@ -31,14 +31,14 @@ class World:
             self.subscribe()
 
     def restart_publisher(self) -> None:
-        self.starts += 1
-        self.publisher = PublisherState(f"p.{self.starts}#{self.starts}~0", TIMING)
+        self.incarnations += 1
+        self.publisher = PublisherState(f"p.{self.incarnations}#{self.incarnations}~0", TIMING)
         self.published = {}
         self.up.clear()
 
     def subscribe(self) -> None:
         self.routes += 1
-        self.subscribers[self.routes] = SubscriberState(TIMING, pace=self.chance.choice([0.0, 0.0, 0.4, 3.0]))
+        self.subscribers[self.routes] = SubscriberState(TIMING, pace=self.rng.choice([0.0, 0.0, 0.4, 3.0]))
 
     def publish(self, key: str, number: int) -> None:
         self.publisher.publish(key, number)
@@ -46,40 +46,40 @@ class World:
 
     def flush(self) -> None:
         for route, subscriber in self.subscribers.items():
-            have = subscriber.outgoing(self.now)
-            if have is not None:
-                self.up.append((route, have))
+            status = subscriber.outgoing(self.now)
+            if status is not None:
+                self.up.append((route, status))
         self.down += self.publisher.outgoing(self.now)
 
     def arrive(self) -> None:
         if self.up:
-            route, have = self.up.pop(0)
-            self.publisher.on_have(self.now, have, route)
+            route, status = self.up.pop(0)
+            self.publisher.on_status(self.now, status, route)
         self.flush()
         if self.down:
             route, message, payload = self.down.pop(0)
             if route in self.subscribers:
                 if payload is None:
-                    self.subscribers[route].on_alive(self.now, message)
+                    self.subscribers[route].on_heartbeat(self.now, message)
                 else:
                     self.subscribers[route].on_update(self.now, message, payload)
 
     def step(self) -> None:
-        roll, chance = self.chance.random(), self.chance
+        roll, rng = self.rng.random(), self.rng
         if roll < 0.3:
-            self.publish(chance.choice("abc"), self.routes * 1000 + chance.randrange(1000))
+            self.publish(rng.choice("abc"), self.routes * 1000 + rng.randrange(1000))
         elif roll < 0.75:
             self.arrive()
         elif roll < 0.85:
-            self.now += chance.random()
+            self.now += rng.random()
         elif roll < 0.9 and self.down:
-            self.down.pop(chance.randrange(len(self.down)))
+            self.down.pop(rng.randrange(len(self.down)))
         elif roll < 0.95 and self.up:
-            self.up.pop(chance.randrange(len(self.up)))
+            self.up.pop(rng.randrange(len(self.up)))
         elif roll < 0.97:
             self.restart_publisher()
         elif self.subscribers:
-            del self.subscribers[chance.choice([*self.subscribers])]
+            del self.subscribers[rng.choice([*self.subscribers])]
             self.subscribe()
         self.flush()
 
@@ -94,7 +94,7 @@ class World:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 300))
 def test_every_subscriber_ends_with_the_latest_of_every_key(seed: int, subscribers: int, steps: int) -> None:
-    """Whatever is lost and whoever restarts, once the link is good everyone has what was published last."""
+    """After losses and restarts all subscribers get the latest records once the link is good."""
     world = World(seed, subscribers)
     for _ in range(steps):
         world.step()
@@ -104,61 +104,61 @@ def test_every_subscriber_ends_with_the_latest_of_every_key(seed: int, subscribe
         assert {key: subscriber.latest[key] for key in world.published} == world.published
 
 
-def meet(publisher: PublisherState, subscriber: SubscriberState, now: float = 0.0) -> int:
+def exchange(publisher: PublisherState, subscriber: SubscriberState, now: float = 0.0) -> int:
     """Carries everything both ways until nothing is due; returns the number of updates."""
     updates = 0
-    while (have := subscriber.outgoing(now)) is not None:
-        publisher.on_have(now, have, "route")
+    while (status := subscriber.outgoing(now)) is not None:
+        publisher.on_status(now, status, "route")
         for _, message, payload in publisher.outgoing(now):
             if payload is None:
-                subscriber.on_alive(now, message)
+                subscriber.on_heartbeat(now, message)
             else:
                 subscriber.on_update(now, message, payload)
                 updates += 1
     return updates
 
 
-def test_a_slow_subscriber_skips_what_was_replaced() -> None:
-    """At most one push of each key is under way to a subscriber, however much is published meanwhile."""
+def test_a_slow_subscriber_skips_replaced_records() -> None:
+    """At most one push of each key is under way to a subscriber."""
     publisher, subscriber = PublisherState("p.1#1~0", TIMING), SubscriberState(TIMING)
-    meet(publisher, subscriber)
+    exchange(publisher, subscriber)
     pushed = 0
     for number in range(100):
         publisher.publish("a", number)
         pushed += len(publisher.outgoing(0.0))
     assert pushed == 1
-    meet(publisher, subscriber, 1.0)
-    assert meet(publisher, subscriber, 2.0) + meet(publisher, subscriber, 3.0) >= 1
+    exchange(publisher, subscriber, 1.0)
+    assert exchange(publisher, subscriber, 2.0) + exchange(publisher, subscriber, 3.0) >= 1
     assert subscriber.latest == {"a": 99}
 
 
 def test_a_subscriber_with_a_pace_gets_one_push_in_that_time() -> None:
-    """A reader that only now and then looks is not woken by every change, and gets the latest all the same."""
+    """It is not woken by every change, and still gets the latest record."""
     timing = Timing(heartbeat=60.0)
     publisher, subscriber = PublisherState("p.1#1~0", timing), SubscriberState(timing, pace=0.5)
-    meet(publisher, subscriber)
+    exchange(publisher, subscriber)
     updates = 0
     for tick in range(1, 21):
         publisher.publish("a", tick)
         for _, message, payload in publisher.outgoing(tick / 10):
             updates += subscriber.on_update(tick / 10, message, payload)
-        updates += meet(publisher, subscriber, tick / 10)
+        updates += exchange(publisher, subscriber, tick / 10)
     assert updates == 4
     assert subscriber.deadline <= 2.5
-    meet(publisher, subscriber, 2.5)
+    exchange(publisher, subscriber, 2.5)
     assert subscriber.latest == {"a": 20}
 
 
-def test_the_last_words_do_not_wait_for_a_word_from_the_subscriber() -> None:
-    """What was published since the last push reaches a subscriber that has not confirmed that push."""
+def test_final_updates_do_not_wait_for_the_subscriber() -> None:
+    """Records published since the last push reach a subscriber that has not confirmed that push."""
     timing = Timing(heartbeat=60.0)
     publisher, subscriber = PublisherState("p.1#1~0", timing), SubscriberState(timing, pace=0.5)
-    meet(publisher, subscriber)
+    exchange(publisher, subscriber)
     sent = []
     for number in range(3):
         publisher.publish("a", number)
         sent += publisher.outgoing(0.0)
-    for _, message, payload in [*sent, *publisher.farewell()]:
+    for _, message, payload in [*sent, *publisher.final_updates()]:
         subscriber.on_update(0.1, message, payload)
     assert len(sent) == 1
     assert subscriber.latest == {"a": 2}
@@ -166,47 +166,47 @@ def test_the_last_words_do_not_wait_for_a_word_from_the_subscriber() -> None:
 
 def test_a_push_that_crossed_a_ping_is_not_sent_twice() -> None:
     publisher, subscriber = PublisherState("p.1#1~0", TIMING), SubscriberState(TIMING)
-    meet(publisher, subscriber)
+    exchange(publisher, subscriber)
     publisher.publish("a", 1)
     ((_, update, payload),) = publisher.outgoing(0.5)
     ping = subscriber.outgoing(1.0)
     assert ping is not None
-    publisher.on_have(1.0, ping, "route")
+    publisher.on_status(1.0, ping, "route")
     assert all(payload is None for _, _, payload in publisher.outgoing(1.0))
     assert subscriber.on_update(1.0, update, payload)
-    assert meet(publisher, subscriber, 1.0) == 0
+    assert exchange(publisher, subscriber, 1.0) == 0
 
 
 def test_a_silent_subscriber_is_dropped() -> None:
     publisher, subscriber = PublisherState("p.1#1~0", TIMING), SubscriberState(TIMING)
-    meet(publisher, subscriber)
+    exchange(publisher, subscriber)
     assert publisher.subscribers == 1
     publisher.publish("a", 1)
     assert publisher.outgoing(TIMING.peer_timeout) == []
     assert publisher.subscribers == 0
 
 
-def test_late_news_of_an_earlier_publisher_changes_nothing() -> None:
+def test_a_late_update_of_an_earlier_publisher_changes_nothing() -> None:
     old, new, subscriber = PublisherState("p.1#1~0", TIMING), PublisherState("p.2#2~0", TIMING), SubscriberState(TIMING)
-    meet(old, subscriber)
+    exchange(old, subscriber)
     old.publish("a", "old")
     ((_, late, payload),) = old.outgoing(0.0)
     new.publish("a", "new")
-    meet(new, subscriber, 1.0)
+    exchange(new, subscriber, 1.0)
     assert not subscriber.on_update(1.0, late, payload)
     assert (subscriber.latest, subscriber.publisher) == ({"a": "new"}, "p.2#2~0")
 
 
-def test_the_last_words_repeat_what_was_not_confirmed() -> None:
-    """A push that was lost shortly before the end leaves no gap that nobody would be there to fill."""
+def test_final_updates_repeat_unconfirmed_records() -> None:
+    """A push that was lost shortly before the end leaves no gap."""
     publisher, subscriber = PublisherState("p.1#1~0", TIMING), SubscriberState(TIMING)
-    have = subscriber.outgoing(0.0)
-    assert have is not None
-    publisher.on_have(0.0, have, 1)
+    status = subscriber.outgoing(0.0)
+    assert status is not None
+    publisher.on_status(0.0, status, 1)
     publisher.publish("state", 1)
-    assert len(publisher.outgoing(0.0)) == 1  # and it is lost
+    assert len(publisher.outgoing(0.0)) == 1  # the link loses it
     publisher.publish("state", 2)
     publisher.publish("end", 3)
-    for _, message, payload in publisher.farewell():
+    for _, message, payload in publisher.final_updates():
         subscriber.on_update(0.0, message, payload)
     assert subscriber.latest == {"state": 2, "end": 3}

@@ -1,4 +1,4 @@
-"""What only ZeroMQ can get wrong: addresses, malformed frames, foreign cancellation, failures in callbacks."""
+"""Rules of the ZeroMQ transport: addresses, malformed frames, native cancellation, failures in callbacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparring.pipeline.messages.simulator import BehaviorActions, Ping
 from sparring.pipeline.queues import frames as framing
 from sparring.pipeline.queues.interface import Capacity
 from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, SubscriberStatus, TopicUpdate
-from sparring.pipeline.queues.zmq import ZmqTransport
+from sparring.pipeline.queues.zmq_transport import ZmqTransport
 from tests.queues.queues_worlds import QUEUE, REAL, free_ports, short_folder
 
 TEN = Capacity(messages=10, steps=100)
@@ -33,8 +33,10 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def transport(endpoint: str, start: str, **options: object) -> ZmqTransport:
-    return ZmqTransport({QUEUE: endpoint, "topic:b": endpoint + "b"}, start, timing=REAL, reconnect=0.01, **options)  # type: ignore[arg-type]
+def transport(endpoint: str, incarnation: str, **options: object) -> ZmqTransport:
+    return ZmqTransport(
+        {QUEUE: endpoint, "topic:b": endpoint + "b"}, incarnation, timing=REAL, reconnect=0.01, **options
+    )  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- addresses
@@ -45,12 +47,12 @@ async def test_a_name_without_endpoint_is_refused_by_name(folder: Path) -> None:
     async with transport(f"ipc://{folder}/q", "a.1") as ours:
         with pytest.raises(QueueError, match=r"got 'nowhere'; expected one of \['steps', 'topic:b'\]"):
             await ours.sender("nowhere")
-        with pytest.raises(QueueError, match="topic:nobody"):
-            await ours.subscribe("nobody")
+        with pytest.raises(QueueError, match="topic:unknown"):
+            await ours.subscribe("unknown")
 
 
 @pytest.mark.asyncio
-async def test_an_ipc_path_that_is_taken_is_refused_and_its_owner_keeps_it(folder: Path) -> None:
+async def test_an_ipc_path_in_use_is_refused_and_its_owner_keeps_it(folder: Path) -> None:
     endpoint = f"ipc://{folder}/q"
     with anyio.fail_after(20):
         async with transport(endpoint, "a.1") as first, transport(endpoint, "b.1", bind=0.0) as second:
@@ -63,7 +65,7 @@ async def test_an_ipc_path_that_is_taken_is_refused_and_its_owner_keeps_it(folde
 
 
 @pytest.mark.asyncio
-async def test_a_tcp_port_that_is_taken_is_refused() -> None:
+async def test_a_tcp_port_in_use_is_refused() -> None:
     with socket.socket() as owner:
         owner.bind(("127.0.0.1", 0))
         owner.listen()
@@ -106,14 +108,14 @@ async def test_a_file_of_another_kind_is_left_alone(folder: Path) -> None:
         ("tcp://localhost:x", "correct the endpoint"),
     ],
 )
-async def test_an_address_that_can_not_be_is_refused(endpoint: str, problem: str) -> None:
+async def test_an_invalid_address_to_listen_on_is_refused(endpoint: str, problem: str) -> None:
     async with transport(endpoint, "a.1", bind=0.0) as ours:
         with pytest.raises(QueueError, match=problem):
             await ours.receiver(QUEUE, TEN)
 
 
 @pytest.mark.asyncio
-async def test_an_address_to_connect_to_that_can_not_be_is_refused() -> None:
+async def test_an_invalid_address_to_connect_to_is_refused() -> None:
     async with transport("nonsense", "a.1") as ours:
         with pytest.raises(QueueError, match="got endpoint nonsense"):
             await ours.sender(QUEUE)
@@ -127,19 +129,19 @@ async def test_a_refused_capacity_leaves_the_address_free(folder: Path) -> None:
         await ours.receiver(QUEUE, TEN)
 
 
-@pytest.mark.parametrize("start", ["", "a#1"])
-def test_a_start_that_is_no_name_is_refused(start: str) -> None:
-    with pytest.raises(QueueError, match="service start"):
-        transport("ipc:///tmp/q", start)
+@pytest.mark.parametrize("incarnation", ["", "a#1"])
+def test_an_invalid_incarnation_is_refused(incarnation: str) -> None:
+    with pytest.raises(QueueError, match="service incarnation"):
+        transport("ipc:///tmp/q", incarnation)
 
 
 # ---------------------------------------------------------------- malformed frames
 
 
 @pytest.mark.asyncio
-async def test_frames_that_are_no_message_are_counted_and_change_nothing(folder: Path) -> None:
+async def test_malformed_frames_are_counted_and_change_nothing(folder: Path) -> None:
     endpoint = f"ipc://{folder}/q"
-    chance = random.Random(0)
+    rng = random.Random(0)
     with anyio.fail_after(20):
         async with transport(endpoint, "a.1") as ours:
             receiver = await ours.receiver(QUEUE, TEN)
@@ -147,23 +149,25 @@ async def test_frames_that_are_no_message_are_counted_and_change_nothing(folder:
                 socket_.setsockopt(zmq.LINGER, 0)
                 socket_.connect(endpoint)
                 for size in range(40):
-                    socket_.send_multipart([chance.randbytes(size), b"x"][: 1 + size % 2])
+                    socket_.send_multipart([rng.randbytes(size), b"x"][: 1 + size % 2])
                 socket_.send(codec.encode(Ping())[0])
                 sender = await ours.sender(QUEUE)
                 await sender.put(Ping(number=1), 1)
                 assert (await receiver.get()).number == 1
-                while receiver.statistics().discarded + receiver._state.refused < 41:  # `D` and 17 bytes may be a head
+                while (
+                    receiver.statistics().discarded + receiver._state.refused < 41
+                ):  # `D` and 17 bytes may be a header
                     await anyio.lowlevel.checkpoint()
         assert receiver.statistics().senders == 1
 
 
 @pytest.mark.asyncio
-async def test_a_record_that_can_not_be_decoded_comes_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it reads: it is counted, and those after it wait for it."""
+async def test_an_undecodable_record_is_sent_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt is counted, and later records wait until it can be decoded."""
     copies = 0
     whole = framing.unpack
 
-    def harmed(payload: framing.Payload, limits: Limits) -> Any:
+    def damaged(payload: framing.Payload, limits: Limits) -> Any:
         nonlocal copies
         record = whole(payload, limits)
         copies += record.number == 2
@@ -171,7 +175,7 @@ async def test_a_record_that_can_not_be_decoded_comes_again(folder: Path, monkey
             raise CodecError(got="half of it", expected="all of it", remedy="send it again")
         return record
 
-    monkeypatch.setattr(framing, "unpack", harmed)
+    monkeypatch.setattr(framing, "unpack", damaged)
     with anyio.fail_after(20):
         async with transport(f"ipc://{folder}/q", "a.1") as ours:
             receiver, sender = await ours.receiver(QUEUE, TEN), await ours.sender(QUEUE)
@@ -199,7 +203,7 @@ async def test_a_record_beyond_the_limits_is_discarded_before_it_is_read(folder:
                 await sender.put(Ping(number=1), 1)
                 assert (await receiver.get()).number == 1
                 sender.put_nowait(big, 1)
-                while not sender.statistics().resent_messages:  # the connection was cut by the limit on frames
+                while not sender.statistics().resent_messages:  # the limit on frames has broken the connection
                     await anyio.lowlevel.checkpoint()
                 assert receiver.empty()
 
@@ -221,7 +225,7 @@ async def test_a_record_beyond_the_limits_is_discarded_before_it_is_read(folder:
         ),
     ],
 )
-def test_what_is_no_message_of_that_end_is_refused(frames: list[bytes], parse: object) -> None:
+def test_a_message_of_another_end_is_refused(frames: list[bytes], parse: object) -> None:
     with pytest.raises(CodecError):
         parse(frames)  # type: ignore[operator]
 
@@ -250,10 +254,10 @@ def test_control_messages_survive_their_frames() -> None:
     hello = framing.from_sender(framing.to_receiver(SenderHello(sender="a", serial=1, oldest=2, sent=3)))
     assert isinstance(hello, SenderHello)
     assert (hello.sender, hello.serial, hello.oldest, hello.sent) == ("a", 1, 2, 3)
-    have = framing.from_subscriber(
+    status = framing.from_subscriber(
         framing.to_publisher(SubscriberStatus(serial=1, publisher="p", revision=2, answer=True))
     )
-    assert (have.serial, have.publisher, have.revision, have.answer, have.leaving) == (1, "p", 2, True, False)
+    assert (status.serial, status.publisher, status.revision, status.answer, status.leaving) == (1, "p", 2, True, False)
     grant = Grant(receiver="r", echo=1, messages=2, steps=3, largest=4, whole=5, received=6, acknowledged=7)
     back = framing.from_receiver(framing.to_sender(grant))
     assert (back.messages, back.whole, back.missing, back.superseded) == (2, 5, False, False)
@@ -263,10 +267,10 @@ def test_control_messages_survive_their_frames() -> None:
 
 
 @pytest.mark.asyncio
-async def test_cancelling_a_pending_get_from_outside_anyio_loses_nothing(folder: Path) -> None:
-    """Native cancellations at every possible moment; every message is got once."""
+async def test_native_cancellation_of_a_pending_get_loses_nothing(folder: Path) -> None:
+    """Every message is received once, wherever a native cancellation interrupts `get`."""
     got: list[int] = []
-    chance = random.Random(1)
+    rng = random.Random(1)
 
     with anyio.fail_after(30):
         async with transport(f"ipc://{folder}/q", "a.1") as ours, anyio.create_task_group() as tasks:
@@ -283,7 +287,7 @@ async def test_cancelling_a_pending_get_from_outside_anyio_loses_nothing(folder:
             tasks.start_soon(produce)
             while len(got) < 300:
                 consumer = asyncio.create_task(consume())
-                for _ in range(chance.randrange(12)):
+                for _ in range(rng.randrange(12)):
                     await asyncio.sleep(0)
                 consumer.cancel()
                 await asyncio.wait([consumer])
@@ -291,8 +295,8 @@ async def test_cancelling_a_pending_get_from_outside_anyio_loses_nothing(folder:
 
 
 @pytest.mark.asyncio
-async def test_what_a_callback_raises_comes_out_of_the_transport(folder: Path) -> None:
-    """No failure ends in the event loop's log."""
+async def test_an_exception_of_a_callback_leaves_the_transport(folder: Path) -> None:
+    """No failure is only logged by the event loop."""
 
     def fail(messages: int, steps: int) -> None:
         raise ZeroDivisionError(messages, steps)

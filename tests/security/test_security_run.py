@@ -1,4 +1,4 @@
-"""A whole run on several addresses: two supervisors, CURVE between all services, and the books balance."""
+"""A whole run on several addresses: two supervisors, CURVE between all services, and balanced step accounting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAIN, RACK = "127.0.0.2", "127.0.0.3"
 
 
 def free_range(count: int) -> int:
-    """The first of so many ports that are free on both addresses."""
+    """Returns the first of `count` consecutive ports that are free on both addresses."""
     for first in range(20_000 + os.getpid() % 10_000, 60_000, count):
         try:
             for port in range(first, first + count):
@@ -56,8 +56,8 @@ def settings(folder: Path, port: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(sys.platform != "linux", reason="only there all of 127/8 is loopback")
-def test_a_run_on_two_machines_trains_its_books_balance_and_no_secret_is_in_its_files(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux is all of 127/8 loopback")
+def test_a_run_on_two_machines_trains_with_balanced_step_counts_and_no_secret_in_its_files(tmp_path: Path) -> None:
     make(tmp_path / "keys", [], [MAIN, RACK])
     port = free_range(20)
     config = tmp_path / "config.yaml"
@@ -82,10 +82,10 @@ def test_a_run_on_two_machines_trains_its_books_balance_and_no_secret_is_in_its_
         try:
             done = subprocess.run(train, capture_output=True, text=True, timeout=600, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
-            said, _ = joined.communicate(timeout=120)
+            output, _ = joined.communicate(timeout=120)
         finally:
             joined.kill()
-    assert joined.returncode == 0, said
+    assert joined.returncode == 0, output
     summary = json.loads((here / "r" / "summary.json").read_text())
     step_counts = summary["behaviors"]["Balance"]["step_counts"]
     assert step_counts["trained"] >= 3000
@@ -96,12 +96,12 @@ def test_a_run_on_two_machines_trains_its_books_balance_and_no_secret_is_in_its_
         for line in (folder / "r" / "logs" / f"simulator-{number}.stderr").read_text().splitlines()
         if line.startswith("{")
     ]
-    assert [one["number"] for one in simulators] == [0, 1]
-    assert sum(sum(one["steps"].values()) for one in simulators) == step_counts["produced"]
+    assert [simulator["number"] for simulator in simulators] == [0, 1]
+    assert sum(sum(simulator["steps"].values()) for simulator in simulators) == step_counts["produced"]
     assert (there / "r" / "logs" / "stepping-0.jsonl").exists()
     assert not (here / "r" / "logs" / "stepping-0.jsonl").exists()
     secrets = [token(tmp_path / "keys"), *(read_curve(tmp_path / "keys", role).secret for role in ROLES)]
     for path in (path for folder in (here, there) for path in folder.rglob("*") if path.is_file()):
         content = path.read_bytes()
         assert not any(secret.encode() in content for secret in secrets), path
-    assert not any(secret in done.stdout + done.stderr + said for secret in secrets)
+    assert not any(secret in done.stdout + done.stderr + output for secret in secrets)

@@ -1,4 +1,4 @@
-"""Curricula in the whole graph under a virtual clock: simulators that note which parameters they had when."""
+"""Runs with a curriculum in the whole graph, with simulators that record the parameters of each episode."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from sparring.pipeline.messages.state import LessonsState
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
 from tests.services.self_play_runs import Play
+from tests.services.services_helpers import balanced
 
 LENGTH = 6
-"""Decisions of an episode; each is paid with 1."""
+"""Decisions of an episode; the reward of each is 1 unless the test sets another."""
 
 
 @dataclass
 class Reset:
-    """What a simulator had when it was reset.
+    """A reset of a simulator.
 
     Attributes:
-        level: of the parameter.
-        steps: it had reported in all.
+        level: value of the parameter at the reset.
+        steps: outcomes that the simulator had reported before it.
     """
 
     level: float
@@ -33,17 +34,15 @@ class Reset:
 
 
 @dataclass
-class Pupil:
-    """Areas whose episodes begin one after the other, and which ask for a parameter when they begin.
+class LessonGame:
+    """A game whose agents read the parameter `level` when an episode begins, and start one after the other.
 
     Attributes:
-        areas: agents.
-        behavior: theirs.
-        pay: of each decision, by level.
-        resets: every one.
-        levels: of each episode that has begun, in order.
-        ended: episodes that were reported to have ended, by the level they began with.
-        steps: outcomes reported.
+        areas: number of agents.
+        pay: reward of a decision by level, 1 by default.
+        levels: level of each episode that has begun, in order.
+        ended: number of ended episodes by the level at their beginning.
+        steps: number of outcomes reported.
     """
 
     areas: int = 3
@@ -53,7 +52,7 @@ class Pupil:
     levels: list[float] = field(default_factory=list)
     ended: dict[float, int] = field(default_factory=dict)
     steps: int = 0
-    name: str = "pupil"
+    name: str = "lessons"
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         spec = BehaviorSpec(observations=(ObservationSpec(name="age", shape=(1,)),), actions=ActionSpec(continuous=1))
@@ -64,7 +63,7 @@ class Pupil:
         self.parameters = parameters
         self.resets.append(Reset(parameters["level"], self.steps))
         self.now = [0.0] * self.areas
-        self.ages = -np.arange(self.areas)  # their ends are apart
+        self.ages = -np.arange(self.areas)  # so that their episodes end at different steps
         for area in range(self.areas):
             self._begin(area)
         return self._report(np.zeros(self.areas), [])
@@ -98,7 +97,7 @@ class Pupil:
 
 
 def curriculum(*lessons: tuple[Any, Mapping[str, Any] | None], behavior: str = "Goal") -> dict[str, Any]:
-    """Plain settings of one; each lesson has a value and what its criteria say."""
+    """Returns the settings of a curriculum; each lesson is a value and its completion criteria."""
     return {
         "curriculum": [
             {"name": f"lesson{number}", "value": value}
@@ -111,7 +110,7 @@ def curriculum(*lessons: tuple[Any, Mapping[str, Any] | None], behavior: str = "
 def plain_settings(
     parameters: Mapping[str, Any], *, names: Sequence[str] = ("Goal",), mode: str = "overlap", **values: Any
 ) -> dict[str, Any]:
-    """A small configuration as plain values; `values` go to each behavior."""
+    """Returns a small configuration as plain values; `values` are settings of each behavior."""
     behavior = {
         "hyperparameters": {"batch_size": 16, "buffer_size": 64, "num_epoch": 1},
         "network_settings": {"hidden_units": 8, "num_layers": 1},
@@ -127,30 +126,28 @@ def plain_settings(
     }
 
 
-def told(play: Play) -> list[LessonsState]:
-    """What was published of the lessons, in order."""
-    return play.witness.records("coordination", "lessons")
+def published_lessons(play: Play) -> list[LessonsState]:
+    """Returns the lesson states that coordination published, in order."""
+    return play.recorder.records("coordination", "lessons")
 
 
-def check_lessons_only_go_on(play: Play) -> None:
-    """One at a time, and never back, also over restarts."""
-    for name in told(play)[0].numbers:
-        numbers = [state.numbers[name] for state in told(play)]
+def check_lessons_only_advance(play: Play) -> None:
+    """Lessons advance one at a time and never go back, even over restarts."""
+    states = published_lessons(play)
+    for name in states[0].numbers:
+        numbers = [state.numbers[name] for state in states]
         steps = [after - before for before, after in itertools.pairwise(numbers)]
         assert numbers[0] == 0
         assert set(steps) <= {0, 1}, numbers
-    serials = [state.serial for state in told(play)]
+    serials = [state.serial for state in states]
     assert serials == sorted(serials)
 
 
 def check_step_counts(play: Play) -> dict[str, int]:
-    """Every step is in one term, and the simulators have counted as many; returns the books of the first behavior."""
+    """The step counts of every behavior balance; returns those of the first."""
     for name in play.graph.names:
         step_counts = play.graph.step_counts(name)
-        assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced"), (
-            name,
-            step_counts,
-        )
+        assert balanced(step_counts), step_counts
         assert min(step_counts.values()) >= 0
     assert not play.graph.faults
     return play.graph.step_counts(play.graph.names[0])

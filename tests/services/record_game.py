@@ -1,13 +1,13 @@
-"""A simulator of a test, as a process: two agents that a person or a script plays, who tell what they did.
+"""A simulator process for tests: two agents that a person or a script controls, and that report their actions.
 
-Agent a has episodes of 3 + a steps. In the k-th Step it did the continuous action k / 100 and chose k % 2; its reward
-is k. `python record_game.py MODE`; modes:
+Episodes of agent a last 3 + a steps. In the k-th Step its continuous action is k / 100, its discrete action k % 2 and
+its reward k. `python record_game.py MODE`; modes:
 
-    tells    outcomes say what was done
-    silent   they do not
-    quits    says Bye in the 20th Step
-    dies     ends without a word in the 20th Step
-    wrong    ends an agent that it never had in the 20th Step
+    reports  outcomes contain the actions
+    silent   outcomes contain no actions
+    quits    sends Bye in the 20th Step
+    dies     exits without a message in the 20th Step
+    wrong    ends an unknown agent in the 20th Step
     absent   does not connect
 """
 
@@ -33,11 +33,11 @@ AGENTS = np.arange(2)
 LAST = 20
 
 
-class Played:
-    """The game.
+class ReportingGame:
+    """A game that reports the actions of its agents.
 
     Args:
-        mode: as the module's documentation lists them.
+        mode: one of the modes in the module's documentation.
     """
 
     name = "played"
@@ -58,8 +58,8 @@ class Played:
         return [BehaviorReport(behavior="Hand?team=0", decisions=decisions(AGENTS, self._seen(AGENTS)))]
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
-        asked = actions["Hand?team=0"].scripts
-        assert asked is None or asked.tolist() == [2, 2]
+        scripts = actions["Hand?team=0"].scripts
+        assert scripts is None or scripts.tolist() == [2, 2]
         self._time += 1
         self._ages += 1
         over = self._ages == 3 + AGENTS
@@ -92,4 +92,4 @@ class Played:
 if __name__ == "__main__":
     if sys.argv[1] == "absent":
         sys.exit("no display")
-    run(Played(sys.argv[1]))
+    run(ReportingGame(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The whole graph in one event loop: memory queues, memory sockets, any clock."""
+"""The whole graph in one event loop, with queues and sockets in memory and any clock."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class MemoryListener:
         self._send, self._receive = anyio.create_memory_object_stream[Any](100)
 
     def connect(self) -> MemoryStream:
-        """A new connection: returns its simulator end."""
+        """Opens a connection and returns the simulator's end."""
         there, here = anyio.create_memory_object_stream[bytes](100), anyio.create_memory_object_stream[bytes](100)
         try:
             self._send.send_nowait(MemoryStream(here[0], there[1]))
@@ -106,11 +106,11 @@ class Graph:
     """A run of one behavior or several.
 
     Attributes:
-        run: what the services are told.
-        frame_s: virtual seconds that a simulator takes for a frame.
+        run: description of the run that services read.
+        frame_s: virtual seconds per frame of a simulator.
         counts: steps that each simulator counted.
-        counted: the same, by behavior name.
-        faults: what simulators were told they did wrong.
+        counted: the same by behavior name.
+        faults: Fault messages that simulators received.
     """
 
     run: Run
@@ -129,7 +129,7 @@ class Graph:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The behaviors."""
+        """Names of the behaviors."""
         return tuple(self.run.settings.behaviors)
 
     @property
@@ -173,18 +173,18 @@ class Graph:
         return self.listener
 
     async def kill(self, name: str) -> None:
-        """Ends a service as a crash would, and starts it again a little later."""
+        """Crashes a service, and starts it again a little later."""
         self.scopes[name].cancel()
         await self.ended[name].wait()
         await anyio.sleep(0.05)
         self.start(name)
 
-    def cut_off(self, number: int) -> None:
-        """Breaks the link of a simulator, which comes back a little later."""
+    def disconnect(self, number: int) -> None:
+        """Breaks the connection of a simulator, which connects again a little later."""
         self.links[number].cancel()
 
     async def simulate(self, number: int, game: Game) -> None:
-        """Plays a game for ever, connecting anew whenever the link breaks."""
+        """Plays a game forever, and connects again whenever the connection breaks."""
         counter, parameters = StepCounter(), Parameters()
         while True:
             try:
@@ -197,7 +197,7 @@ class Graph:
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 pass
             self._note(number, counter)
-            counter.forget()
+            counter.discard_open()
             await anyio.sleep(0.02)
 
     def _note(self, number: int, counter: StepCounter) -> None:
@@ -228,29 +228,29 @@ class Graph:
                     self._note(number, counter)
                     return
                 if isinstance(message, Reset):
-                    counter.forget()
+                    counter.discard_open()
                     parameters.replace(message.parameters, message.samplers)
                     reports = game.reset(parameters, message.seed)
                 elif isinstance(message, Act):
                     parameters.update(message.parameters, message.samplers)
                     for entry in message.actions:
-                        counter.acted(entry.behavior, entry.agents)
+                        counter.add_open(entry.behavior, entry.agents)
                     await anyio.sleep(self.frame_s)
                     reports = game.step({entry.behavior: entry for entry in message.actions})
                 else:
                     continue
                 await stream.send(to_bytes(Step(sequence=sequence, reports=tuple(reports))))
-                counter.sent(reports)
+                counter.count_report(reports)
                 sequence += 1
 
     def latest(self, service: str, key: str) -> Any:
-        """What a service has published last."""
+        """Returns what a service published last under a key."""
         return self.seen[service].latest.get(key)
 
     seen: dict[str, Any] = field(default_factory=dict)
 
     async def until(self, name: str, reached: Callable[[LearnerState], bool]) -> LearnerState:
-        """Waits until the learner of a behavior says what is asked for."""
+        """Waits until `reached` is true for the state of a behavior's learner; returns the state."""
         while not (isinstance(state := self.latest(f"learning-{name}", "state"), LearnerState) and reached(state)):
             await self.seen[f"learning-{name}"].changed()
         return state
@@ -259,8 +259,8 @@ class Graph:
         state = self.latest("coordination", "run")
         return isinstance(state, RunState) and state.finished
 
-    def picture(self) -> str:
-        """What every service has published last, for a run that does not end."""
+    def describe(self) -> str:
+        """Returns the latest publications of every service as text, to explain a run that does not end."""
         return "\n".join(
             f"{name} {key}: {self.latest(name, key)}"
             for name in self.services
@@ -268,11 +268,11 @@ class Graph:
         )
 
     async def finish(self) -> dict[str, int]:
-        """Waits for the end, stops in order, and returns the books of the first behavior, as `step_counts` does."""
+        """Waits for the end, stops the services in order, and returns the step counts of the first behavior."""
         with anyio.move_on_after(600) as deadline:
             while not self._finished():
                 await self.seen["coordination"].changed()
-        assert not deadline.cancelled_caught, self.picture()
+        assert not deadline.cancelled_caught, self.describe()
         for name in self.services:
             self.stops[name].set()
             await self.ended[name].wait()
@@ -280,7 +280,7 @@ class Graph:
         return self.step_counts(self.names[0])
 
     def step_counts(self, name: str) -> dict[str, int]:
-        """The books of a behavior, once all have stopped, `open` counted in each stage."""
+        """Returns the step counts of a behavior after the end, with `open` counted in each stage."""
         run: RunState = self.latest("coordination", "run")
         learner: LearnerState = self.latest(f"learning-{name}", "state")
         held: AssemblyState = self.latest("assembly", "state")
@@ -294,7 +294,7 @@ class Graph:
 
 
 def settings_text(**values: Any) -> str:
-    """A small configuration, of the behavior "Goal" or of those that are named."""
+    """Returns a small configuration of the behavior "Goal", or of those in `names`."""
     defaults = {"buffer_size": 64, "max_steps": 1000, "horizon": 8, "mode": "overlap", "network": "", "trainer": "ppo"}
     values = {**defaults, "signals": "{extrinsic: {}}", "names": ("Goal",), **values}
     behaviors = "".join(BEHAVIOR.format(name=name, **values) for name in values["names"])

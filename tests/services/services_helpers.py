@@ -21,11 +21,11 @@ SAME_EVERYWHERE = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "OMP_NUM_THREADS": "1",
 }
-"""The arithmetic of the oldest processors: wider units round otherwise, and a short run that learned on one machine
-might not on the next."""
+"""Arithmetic of the oldest CPUs: wider vector units round differently, and a short run that learns on one machine
+might not learn on another."""
 
 HANG_S = 500.0
-"""Ends what hangs: a loaded machine of a fraction of the usual speed takes less."""
+"""Deadline for a run that hangs; a heavily loaded machine needs less."""
 
 EXPORTING = f"""
 import sys
@@ -34,7 +34,7 @@ from sparring.services.main import main
 exports.NICENESS, supervisor.EXPORT_S = 0, {HANG_S}
 sys.exit(main())
 """
-"""The command, with time for its exports: who lets all others go first may wait for them for ever."""
+"""The command, with exports at normal priority: at the lowest one they may never get the CPU."""
 
 CONFIG = """
 behaviors:
@@ -55,7 +55,7 @@ pipeline:
 
 
 def config(path: Path, **values: Any) -> Path:
-    """Writes a small configuration."""
+    """Writes a small configuration and returns its path."""
     defaults = {
         "buffer_size": 2048,
         "num_epoch": 3,
@@ -70,11 +70,11 @@ def config(path: Path, **values: Any) -> Path:
 
 
 class Training:
-    """One `sparring train`, its lines collected as they come.
+    """One `sparring train` process and the lines that it prints.
 
-    `apart`: in a session of its own, for Linux shares processors out among sessions (sched_autogroup).
-    `prefix`: what the command begins with.
-    `export`: with exports beside it.
+    `apart`: it has its own session, because Linux divides CPU time among sessions (sched_autogroup).
+    `prefix`: words before the command.
+    `export`: checkpoints are exported beside the run.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Training:
             self._arrived.notify_all()
 
     def wait_for(self, found: Callable[[list[str]], bool], timeout_s: float = HANG_S) -> None:
-        """Returns when `found(lines)`; fails at the end of the run or the deadline."""
+        """Returns when `found(lines)` is true; fails at the end of the run or at the deadline."""
         with self._arrived:
             held = self._arrived.wait_for(lambda: self._ended or found(self.lines), timeout_s)
             if not held or not found(self.lines):
                 self.process.kill()
-                raise AssertionError("not seen in time:\n" + "\n".join(self.lines))
+                raise AssertionError("not found in time:\n" + "\n".join(self.lines))
 
     def updates(self, count: int) -> None:
         """Returns after `count` more intervals of a behavior."""
@@ -131,20 +131,20 @@ class Training:
         self.wait_for(lambda lines: len(progress(lines)) >= before + count)
 
     def end(self, timeout_s: float = HANG_S) -> int:
-        """Waits for the end, and for all that was printed until then; returns the exit status."""
+        """Waits for the end and for all output until then; returns the exit status."""
         try:
             status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise AssertionError("did not end:\n" + "\n".join(self.lines)) from None
         self._collector.join(timeout_s)
-        assert not self._collector.is_alive(), "something outlives the run and holds its output:\n" + "\n".join(
+        assert not self._collector.is_alive(), "a process outlives the run and keeps its output open:\n" + "\n".join(
             self.lines
         )
         return status
 
     def pid(self, part: str) -> int:
-        """Process id of the present start of a part."""
+        """Returns the process id of the current incarnation of a part."""
         found = [entry["pid"] for entry in self.log() if entry["event"] == "started" and entry["part"] == part]
         return int(found[-1])
 
@@ -153,16 +153,16 @@ class Training:
         os.kill(self.pid(part), signal.SIGKILL)
 
     def log(self) -> list[dict[str, Any]]:
-        """The supervisor's log."""
+        """Returns the lines of the supervisor's log."""
         return json_lines(self.directory / "logs" / "supervisor.jsonl")
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The summary."""
+        """Content of `summary.json`."""
         return dict(json.loads((self.directory / "summary.json").read_text()))
 
     def simulator_steps(self) -> int:
-        """Steps that the built-in simulators have counted themselves."""
+        """Returns the number of steps that the built-in simulators counted themselves."""
         total = 0
         for path in sorted((self.directory / "logs").glob("simulator-*.stderr")):
             for line in path.read_text().splitlines():
@@ -172,7 +172,7 @@ class Training:
 
 
 def side_by_side(folder: Path, plain: Mapping[str, Any], seeds: Sequence[int]) -> list[Training]:
-    """Starts a run of a configuration, each in one process, for every seed."""
+    """Starts one run of a configuration per seed, each in one process."""
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(dict(plain)))
     return [
@@ -184,7 +184,7 @@ def side_by_side(folder: Path, plain: Mapping[str, Any], seeds: Sequence[int]) -
 
 
 def last_of(training: Training, behavior: str, key: str) -> float:
-    """What the last interval of a behavior in which there was any says of `key`; once the run has ended."""
+    """Waits for the end; returns the value of `key` in the last interval of a behavior that has one."""
     assert training.end() == 0, "\n".join(training.lines)
     lines = json_lines(training.directory / "metrics.jsonl")
     values = [line[key] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
@@ -192,15 +192,15 @@ def last_of(training: Training, behavior: str, key: str) -> float:
 
 
 def progress(lines: list[str], behavior: str = "Balance") -> list[str]:
-    """Console lines of intervals of a behavior, without those that only say that one takes long."""
+    """Returns the console lines of a behavior's intervals, without reports of unfinished ones."""
     return [line for line in lines if line.startswith(f"{behavior}  step ") and " produced in " not in line]
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that may be written to meanwhile, without one that is not complete yet."""
+    """Returns the complete lines of a file that is still being written."""
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def balanced(step_counts: dict[str, int]) -> bool:
-    """Whether produced is the sum of all other terms."""
+    """Returns whether produced is the sum of all other terms."""
     return step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced")

@@ -1,4 +1,4 @@
-"""A supervisor over the graph in memory: services as tasks, simulators as tasks, any clock."""
+"""A supervisor of the graph in memory: services and simulators are tasks, under any clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.services.services_graph import MemoryListener, settings_text
 
 
 def topology(folder: Path, **values: Any) -> Topology:
-    """A small graph without monitor; values beside those of `settings_text` go to the `pipeline` section."""
+    """Returns a small graph without monitor; values unknown to `settings_text` go to the section `pipeline`."""
     pipeline = {"export": False} | {
         name: values.pop(name) for name in ("stall_timeout_s", "stalls", "restarts") if name in values
     }
@@ -85,15 +85,15 @@ async def supervised(
     compute: Callable[[str], Callable[[Callable[[], Any]], Any]],
     **values: Any,
 ) -> tuple[Supervisor, TaskHost]:
-    """A supervisor of a graph in memory, to be told to supervise."""
+    """Returns a supervisor of a graph in memory, and its host."""
     made, hub = topology(folder, **values), MemoryHub()
     host = TaskHost(made, tasks, hub, compute)
     transport = await stack.enter_async_context(MemoryTransport(hub, start="supervisor.1"))
     return Supervisor(made, host, None, transport, clock=anyio.current_time), host  # type: ignore[arg-type]
 
 
-async def judged(stalls: Stalls, topics: Mapping[str, Subscription], seconds: float) -> list[Any]:
-    """What a judge who looks every second finds after some seconds."""
+async def stalls_after(stalls: Stalls, topics: Mapping[str, Subscription], seconds: float) -> list[Any]:
+    """Returns the stalls found after some seconds by checking every second."""
     found: list[Any] = []
     for _ in range(round(seconds)):
         await anyio.sleep(1)

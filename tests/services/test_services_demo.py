@@ -1,4 +1,4 @@
-"""`sparring demo info`: what files hold, for people and for programs."""
+"""`sparring demo info`: the content of demonstration files, for people and for programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write(path: Path, lengths: list[int], rewards: list[float], group_rewards: f
 
 
 def test_info_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Specs, episodes, steps, returns, lengths and how episodes ended, of each file in order."""
+    """The JSON lists specs, episodes, steps, returns, lengths and ends of each file, in order."""
     one = write(tmp_path / f"a{SUFFIX}", [1, 3], [4, 1, 1, 1], group_rewards=0.5)
     two = write(tmp_path / f"b{SUFFIX}", [2], [1, 1])
     assert main(["demo", "info", "--json", str(tmp_path), str(one)]) == 0
@@ -75,23 +75,23 @@ def test_info_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_info_as_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table for each file."""
+    """Each file has a table."""
     write(tmp_path / f"a{SUFFIX}", [1, 3], [4, 1, 1, 1])
     write(tmp_path / f"b{SUFFIX}", [], [])
     assert main(["demo", "info", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for text in (
         "eye: image, 3 x 4 x 4, uint8",
         "1 continuous; branches of 2, 3",
         "mean 3.5, deviation 0.707, from 3 to 4",
         "50% of the episodes",
     ):
-        assert text in said
-    assert said.count("behavior") == 2
+        assert text in output
+    assert output.count("behavior") == 2
 
 
-def test_a_bad_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With file and reason, and status 2; nothing of the others is shown."""
+def test_bad_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error contains file and reason, the status is 2, and the other files are not shown."""
     write(tmp_path / f"a{SUFFIX}", [1], [1])
     bad = tmp_path / f"b{SUFFIX}"
     bad.write_bytes(b"not at all")
@@ -102,4 +102,4 @@ def test_a_bad_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert "safetensors" in err
         assert out == ""
     assert main(["demo", "info", str(tmp_path / "none")]) == 2
-    assert "not there" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the doctor says of a machine."""
+"""`sparring doctor`: its findings about a machine and a configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def states(rows: list[Row]) -> dict[str, str]:
     return {row.what: row.state for row in rows}
 
 
-def test_a_library_that_is_needed_must_be_there_and_be_new_enough_and_others_may_be_missing() -> None:
+def test_needed_library_must_be_installed_and_new_enough_and_others_may_be_missing() -> None:
     there = {"msgpack": "1.2.4", "torch": "2.3.9+cu121"}
     rows = list(doctor.versions(DECLARED, frozenset({"train"}), there.get))
     assert states(rows) == {"msgpack": "ok", "torch (extra train)": "bad"}
@@ -50,7 +50,7 @@ def test_versions_are_compared_as_numbers(lower: str, higher: str) -> None:
     assert doctor.numbers("2.4.0") == doctor.numbers("2.4")
 
 
-def test_a_port_in_use_is_named_with_who_uses_it() -> None:
+def test_port_in_use_is_named_with_its_process() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -62,7 +62,7 @@ def test_a_port_in_use_is_named_with_who_uses_it() -> None:
     assert doctor.port("pipeline.address", "127.0.0.1", number).state == "ok"
 
 
-def test_a_socket_needs_a_short_path_in_a_folder_and_nobody_there(tmp_path: Path) -> None:
+def test_socket_needs_a_short_path_in_a_folder_without_a_listener(tmp_path: Path) -> None:
     assert doctor.socket_path("a", Path("/tmp") / ("x" * 120)).state == "bad"
     assert doctor.socket_path("a", tmp_path / "none" / "s").state == "bad"
     with socket.socket(socket.AF_UNIX) as taken:
@@ -70,20 +70,20 @@ def test_a_socket_needs_a_short_path_in_a_folder_and_nobody_there(tmp_path: Path
         taken.bind(os.fspath(path))
         taken.listen()
         assert doctor.socket_path("a", path).state == "bad"
-    assert doctor.socket_path("a", path).state == "ok"  # what was left there is in nobody's use
+    assert doctor.socket_path("a", path).state == "ok"  # a socket file that no process uses
 
 
-def test_cores_memory_descriptors_and_room_are_held_against_what_a_run_needs() -> None:
+def test_cores_memory_descriptors_and_disk_space_are_compared_with_the_needs_of_a_run() -> None:
     assert [doctor.cores(8, 4, quota).state for quota in (None, 4.0, 2.5)] == ["ok", "ok", "warn"]
     assert [doctor.memory(4 * GIB, limit, 2 * GIB).state for limit in (None, 3 * GIB, GIB)] == ["ok", "ok", "warn"]
     assert doctor.memory(None, None, GIB).state == "warn"
     assert [doctor.descriptors(limit, 300).state for limit in (300, 256)] == ["ok", "bad"]
-    found = [doctor.room("r", free, writable=True, enough=2 * GIB, least=GIB).state for free in (2 * GIB, GIB, 0)]
+    found = [doctor.free_space("r", free, writable=True, enough=2 * GIB, least=GIB).state for free in (2 * GIB, GIB, 0)]
     assert found == ["ok", "warn", "bad"]
-    assert doctor.room("r", 9 * GIB, writable=False, enough=1, least=1).state == "bad"
+    assert doctor.free_space("r", 9 * GIB, writable=False, enough=1, least=1).state == "bad"
 
 
-def test_a_control_group_s_limits_are_read(tmp_path: Path) -> None:
+def test_limits_of_a_control_group_are_read(tmp_path: Path) -> None:
     assert doctor.quota_of(tmp_path) == (None, None)
     for name, text in {"cpu.max": "150000 100000\n", "memory.max": "1000\n", "memory.current": "400\n"}.items():
         (tmp_path / name).write_text(text)
@@ -94,7 +94,7 @@ def test_a_control_group_s_limits_are_read(tmp_path: Path) -> None:
     assert doctor.available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n") == 2 * 2**20
 
 
-def test_keys_that_others_can_read_are_bad_and_each_has_its_remedy(tmp_path: Path) -> None:
+def test_keys_that_others_can_read_are_bad_with_a_remedy_each(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     assert [row.state for row in doctor.private(folder)] == ["bad"]
     folder.mkdir(mode=0o700)
@@ -112,8 +112,8 @@ _TLS = ("tls/authority.pem", "tls/server.pem", "tls/server.key")
 SOME = ("allowed.yaml", "token", "curve/stepping.public", "curve/stepping.secret", *_TLS)
 
 
-def refused(folder: Path) -> bool:
-    """Whether a run would refuse the keys."""
+def rejected(folder: Path) -> bool:
+    """Returns whether a run would reject the keys."""
     try:
         keys.read_curve(folder, "stepping")
         keys.allowed(folder, "steps")
@@ -124,7 +124,7 @@ def refused(folder: Path) -> bool:
     return False
 
 
-def test_the_doctor_refuses_the_keys_that_a_run_refuses_and_no_others(tmp_path: Path) -> None:
+def test_doctor_rejects_exactly_the_keys_that_a_run_rejects(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     make(folder, [])
     verdicts = []
@@ -132,41 +132,41 @@ def test_the_doctor_refuses_the_keys_that_a_run_refuses_and_no_others(tmp_path: 
         for mode in (0o600, 0o644, 0o664):
             (folder / name).chmod(mode)
             bad = doctor.worst(list(doctor.private(folder))) == "bad"
-            assert bad == refused(folder), f"{name} with mode {mode:o}"
+            assert bad == rejected(folder), f"{name} with mode {mode:o}"
             verdicts.append(bad)
         (folder / name).chmod(0o600)
-    assert sum(verdicts) == 3 * 2 + 4 * 1, "secrets that can be read, and all that can be changed"
+    assert sum(verdicts) == 3 * 2 + 4 * 1, "secrets that others can read, and any file that others can write"
 
 
-def test_the_worst_row_decides() -> None:
+def test_worst_row_decides() -> None:
     rows = [Row(what=state, state=state, got="") for state in ("ok", "warn", "bad")]
     assert [doctor.worst(rows[:n]) for n in range(4)] == ["ok", "ok", "warn", "bad"]
 
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port at which somebody listens."""
+    """A port with a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield int(listening.getsockname()[1])
 
 
 def endpoints(text: str) -> list[Row]:
-    """What the doctor says of the ports of a configuration."""
+    """Returns the findings about the ports of a configuration."""
     return list(
         sparring.services.commands.doctor._endpoints(parse_settings("behaviors: {Goal: {}}\n" + text, "test").settings)
     )
 
 
-def test_the_ports_between_machines_are_those_of_a_run_at_the_addresses_that_are_here(taken: int) -> None:
+def test_ports_between_machines_are_checked_at_addresses_of_this_machine_only(taken: int) -> None:
     hosts = "hosts: {here: {address: 127.0.0.1}, there: {address: 240.0.0.1, services: [learning]}}"
     rows = endpoints(f"pipeline: {{port: {taken - 2}, {hosts}}}\n")
     (row,) = [row for row in rows if f"127.0.0.1:{taken} is not free" in row.got]
     assert (row.what, row.state) == ("ports between machines", "bad")
     assert "set pipeline.port" in row.remedy
-    assert not any("240.0.0.1" in row.got for row in rows), "what another machine has free is for its own doctor"
+    assert not any("240.0.0.1" in row.got for row in rows), "ports of another machine are checked there"
 
 
-def test_a_machine_that_is_none_of_the_run_is_told_so() -> None:
+def test_machine_outside_the_run_is_warned() -> None:
     hosts = "{one: {address: 240.0.0.1}, other: {address: 240.0.0.2}}"
     (row,) = endpoints(f"simulators: [{{name: goal}}]\npipeline: {{hosts: {hosts}}}\n")
     assert (row.what, row.state) == ("ports between machines", "warn")
@@ -184,15 +184,13 @@ def test_a_machine_that_is_none_of_the_run_is_told_so() -> None:
         ("{name: unity, options: {port: 0, path: game}}", 0, None),
     ],
 )
-def test_the_ports_on_which_games_are_waited_for_are_looked_at(
-    taken: int, simulators: str, offset: int, found: str | None
-) -> None:
+def test_ports_that_games_connect_to_are_checked(taken: int, simulators: str, offset: int, found: str | None) -> None:
     rows = endpoints(f"simulators: [{simulators.replace('PORT', str(taken - offset))}]\n")
     named = [row.what for row in rows if f"127.0.0.1:{taken} is not free" in row.got]
     assert named == ([] if found is None else [found])
 
 
-def test_a_launched_godot_game_takes_another_port_where_the_usual_one_is_taken() -> None:
+def test_launched_godot_game_takes_another_port_if_the_usual_one_is_in_use() -> None:
     assert not [row for row in endpoints("simulators: [{name: godot, options: {path: game}}]\n") if "Godot" in row.what]
     (row,) = [row for row in endpoints("simulators: [{name: godot}]\n") if "Godot" in row.what]
     assert ":11008 is" in row.got
@@ -207,9 +205,7 @@ def configured(tmp_path: Path, port: int) -> Path:
     return file
 
 
-def test_the_command_exits_with_1_where_something_is_bad_and_says_what(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_exits_with_1_and_names_the_bad_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -222,6 +218,6 @@ def test_the_command_exits_with_1_where_something_is_bad_and_says_what(
     assert capsys.readouterr().out.splitlines()[-1].endswith("0 bad")
 
 
-def test_a_configuration_that_is_no_good_is_bad_input(tmp_path: Path) -> None:
+def test_invalid_configuration_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("behaviours: {}\n")
     assert main(["doctor", str(tmp_path / "c.yaml")]) == 2

@@ -1,4 +1,4 @@
-"""One exit status for each way to end, the same in every command."""
+"""Every outcome has one exit status, the same in all commands."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sparring.services.commands import evaluate, train
 from sparring.services.main import main
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
-"""All there are: a new one is asked for below."""
-KNOWN = {"FAILED": 1, "BAD_INPUT": 2, "UNUSABLE": 3, "BELOW": 4, "STALLED": 5, "NO_ROOM": 28, "CAN_NOT_START": 127}
-"""Scripts of users compare with these: they stay as they are."""
+STATUS_NUMBERS = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+"""All exit statuses of the code."""
+KNOWN = {"FAILED": 1, "BAD_INPUT": 2, "UNUSABLE": 3, "BELOW": 4, "STALLED": 5, "DISK_FULL": 28, "CANNOT_START": 127}
+"""Statuses that scripts of users compare with, so they must not change."""
 
 
-def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
+def test_documented_statuses_are_those_of_the_code() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
-    told = {name: int(status) for status, name in re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", text, re.MULTILINE)}
-    assert told == NAMES
-    assert {name: NAMES[name] for name in KNOWN} == KNOWN
-    assert len(set(NAMES.values())) == len(NAMES)
+    documented = {name: int(status) for status, name in re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", text, re.MULTILINE)}
+    assert documented == STATUS_NUMBERS
+    assert {name: STATUS_NUMBERS[name] for name in KNOWN} == KNOWN
+    assert len(set(STATUS_NUMBERS.values())) == len(STATUS_NUMBERS)
 
 
-def test_every_way_a_run_can_end_has_a_status_and_all_but_the_good_ones_need_a_cause() -> None:
+def test_every_outcome_of_a_run_has_a_status_and_every_failure_needs_a_cause() -> None:
     assert set(STATUSES) == set(get_args(Status))
     assert STATUSES == {"completed": 0, "stopped": 0, "failed": 1, "stalled": 5}
     for status, number in STATUSES.items():
@@ -48,7 +48,9 @@ def test_every_way_a_run_can_end_has_a_status_and_all_but_the_good_ones_need_a_c
         ("stalled", False, 1.0, errors.STALLED),
     ],
 )
-def test_an_evaluation_says_how_it_ended(status: str, complete: bool, reward: float, expected: int) -> None:
+def test_evaluation_exits_with_the_status_of_its_outcome(
+    status: str, complete: bool, reward: float, expected: int
+) -> None:
     found = {"status": status, "complete": complete, "behaviors": {"A": {"reward": {"mean": reward}}}}
     assert evaluate._exit_status(found, at_least=0.5) == expected
 
@@ -66,7 +68,7 @@ def test_train_exits_with_the_status_of_the_run(
     assert main(["train", str(config), "--run-id", "r"]) == STATUSES[status]
 
 
-def test_what_can_not_be_run_is_bad_input_and_starts_nothing(tmp_path: Path) -> None:
+def test_invalid_input_has_its_status_and_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("behaviors: {}\n")
     assert main(["train", str(tmp_path / "c.yaml"), "--results-dir", str(tmp_path / "r")]) == errors.BAD_INPUT
     assert main(["status", "none", "--results-dir", str(tmp_path)]) == errors.BAD_INPUT

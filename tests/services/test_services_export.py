@@ -1,4 +1,4 @@
-"""`sparring export`, and the exports beside a run."""
+"""`sparring export`, and exports beside a run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import anyio
 import onnx
@@ -28,7 +29,7 @@ SPEC = BehaviorSpec(observations=(ObservationSpec(name="x", shape=(3,)),), actio
 
 
 def save(run: Path, behavior: str, trained: int, keep: int = 5, **network) -> str:
-    """Writes a checkpoint as a learner does, and returns its name within the run's folder."""
+    """Writes a checkpoint as a learner does, and returns its path within the run's folder."""
     settings = TrainerSettings(network_settings=NetworkSettings(hidden_units=8, **network))
     checkpoint = dataclasses.replace(Learner(behavior, SPEC, settings, 1).checkpoint(), trained=trained)
     return CheckpointFolder(run, behavior).save(checkpoint, keep).relative_to(run).as_posix()
@@ -58,17 +59,17 @@ def steps(path: Path) -> str:
 # ---------------------------------------------------------------- the command
 
 
-def test_it_exports_the_newest_checkpoint_of_every_behavior(run, capsys):
+def test_newest_checkpoint_of_every_behavior_is_exported(run, capsys):
     assert main(["export", str(run)]) == 0
     assert files(run) == ["Goal.onnx", "Other.onnx"]
     assert steps(run / "Goal.onnx") == "2000"
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[:3] for line in said] == [["Goal", "2000", "steps"], ["Other", "1500", "steps"]]
-    assert all("largest difference" in line for line in said)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [["Goal", "2000", "steps"], ["Other", "1500", "steps"]]
+    assert all("largest difference" in line for line in lines)
 
 
-def test_a_named_checkpoint_goes_to_a_file_with_its_steps(run):
-    """Beside its checkpoints, as ML-Agents' users look for it; the newest has the place of the newest too."""
+def test_named_checkpoint_is_exported_to_a_file_with_its_steps(run):
+    """The file is beside the checkpoints, as in ML-Agents; the newest checkpoint also has the behavior's file."""
     assert main(["export", str(run), "--behavior", "Goal", "--checkpoint", "checkpoint-000000001000"]) == 0
     assert files(run) == ["Goal/Goal-1000.onnx"]
     assert main(["export", str(run), "--checkpoint", "checkpoint-000000002000"]) == 0
@@ -76,7 +77,7 @@ def test_a_named_checkpoint_goes_to_a_file_with_its_steps(run):
     assert (run / "Goal.onnx").read_bytes() == (run / "Goal/Goal-2000.onnx").read_bytes()
 
 
-def test_it_writes_to_another_folder_and_in_other_formats(run, tmp_path):
+def test_export_to_another_folder_in_other_formats(run, tmp_path):
     out = tmp_path / "models"
     for kind in ("safetensors", "torchscript"):
         assert main(["export", str(run), "--format", kind, "--out", str(out), "--behavior", "Other"]) == 0
@@ -84,10 +85,10 @@ def test_it_writes_to_another_folder_and_in_other_formats(run, tmp_path):
     assert files(run) == []
 
 
-def test_exports_of_checkpoints_that_are_gone_are_removed_where_that_is_asked_for(run):
+def test_prune_removes_exports_of_removed_checkpoints(run):
     for name in ("checkpoint-000000001000", "checkpoint-000000002000"):
         main(["export", str(run), "--checkpoint", name])
-    (run / "Goal" / "mine-1.onnx").write_bytes(b"somebody else's")
+    (run / "Goal" / "mine-1.onnx").write_bytes(b"another user's")
     save(run, "Goal", 3000, keep=2)
     main(["export", str(run), "--behavior", "Goal"])
     assert "Goal/Goal-1000.onnx" in files(run)
@@ -95,14 +96,14 @@ def test_exports_of_checkpoints_that_are_gone_are_removed_where_that_is_asked_fo
     assert files(run) == ["Goal.onnx", "Goal/Goal-2000.onnx", "Goal/mine-1.onnx"]
 
 
-def test_a_behavior_that_can_not_be_exported_does_not_keep_the_others_from_it(run, capsys):
+def test_failed_export_of_a_behavior_does_not_stop_the_others(run, capsys):
     save(run, "Blind", 10, previous_action=True)
     assert main(["export", str(run)]) == 1
     assert files(run) == ["Goal.onnx", "Other.onnx"]
     assert "Blind: got Blind, trained with network_settings.previous_action" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_is_named(run, capsys):
+def test_damaged_checkpoint_is_named(run, capsys):
     weights = run / "Other" / "checkpoint-000000001500" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert main(["export", str(run)]) == 1
@@ -111,20 +112,20 @@ def test_a_damaged_checkpoint_is_named(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "nothing"),
         (["--behavior", "Gaol"], "'Gaol'"),
         (["--checkpoint", "checkpoint-7"], "checkpoint-000000002000"),
     ],
 )
-def test_what_is_not_there_is_bad_input_that_names_what_is(run, capsys, arguments, said):
+def test_unknown_run_behavior_or_checkpoint_is_bad_input_with_suggestions(run, capsys, arguments, message):
     folder = run if arguments else run / "nothing"
     assert main(["export", str(folder), *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_missing_packages_are_named_with_how_to_install_them(run, capsys, monkeypatch):
+def test_missing_packages_are_named_with_their_installation_command(run, capsys, monkeypatch):
     monkeypatch.setattr(export_packages, "ONNX_PACKAGES", ("onnx_is_not_here",))
     assert main(["export", str(run)]) == 1
     assert install_command("onnx") in capsys.readouterr().err
@@ -135,29 +136,35 @@ def test_missing_packages_are_named_with_how_to_install_them(run, capsys, monkey
 
 
 class Log:
-    """Keeps what is told."""
+    """Records log events."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str, dict]] = []
 
-    def info(self, event: str, **said) -> None:
-        self.lines.append(("info", event, said))
+    def info(self, event: str, **fields) -> None:
+        self.lines.append(("info", event, fields))
 
-    def warning(self, event: str, **said) -> None:
-        self.lines.append(("warning", event, said))
+    def warning(self, event: str, **fields) -> None:
+        self.lines.append(("warning", event, fields))
 
     def of(self, event: str) -> list[dict]:
-        return [said for _, name, said in self.lines if name == event]
+        return [fields for _, name, fields in self.lines if name == event]
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request) -> str:
-    return request.param
+async def export_goal(exports: Exports) -> None:
+    """Exports the newest checkpoint of the behavior Goal."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(exports.run)
+        exports.saw("Goal", "Goal/checkpoint-000000002000")
+        await exports.finish(30)
+
+
+both_loops = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 
 
 @pytest.fixture
-def stand_in(tmp_path):
-    """An interpreter that does what a line of shell says instead; it waits for the pipe `gate` where it reads it."""
+def fake_python(tmp_path):
+    """Makes interpreters that run a line of shell, which can wait by reading from the pipe `gate`."""
     os.mkfifo(tmp_path / "gate")
 
     def make(line: str) -> str:
@@ -169,48 +176,50 @@ def stand_in(tmp_path):
     return make
 
 
-async def open_gate(tmp_path: Path) -> None:
-    """Waits until a child reads from the gate, and lets it pass."""
-    await anyio.to_thread.run_sync((tmp_path / "gate").write_bytes, b"\n")
+async def reach_gate(tmp_path: Path) -> BinaryIO:
+    """Waits until a child reads from the gate; returns the gate, and a line written to it lets the child continue."""
+    return await anyio.to_thread.run_sync((tmp_path / "gate").open, "wb")
 
 
 @pytest.mark.anyio
-async def test_a_checkpoint_is_exported_by_a_child_that_lets_others_go_first(run, stand_in):
+@both_loops
+async def test_checkpoint_is_exported_by_a_child_of_lowest_priority(run, fake_python):
     log = Log()
-    # Its niceness is raised once it runs: it waits for that.
+    # The child waits until its niceness is raised, which happens after its start.
     line = 'until test $(nice) = 19; do :; done; echo "$OMP_NUM_THREADS $*"'
-    exports = Exports(run, stand_in(line), log)
+    exports = Exports(run, fake_python(line), log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
-        exports.saw("Goal", "Goal/checkpoint-000000002000")
+        exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
         await exports.finish(30)
-    (said,) = log.of("exported")
-    assert said["checkpoint"] == "Goal/checkpoint-000000002000"
-    assert said["result"] == (
+    (fields,) = log.of("exported")
+    assert fields["checkpoint"] == "Goal/checkpoint-000000002000"
+    assert fields["result"] == (
         f"1 -P -m sparring export {run} --attached --prune --behavior=Goal --checkpoint=checkpoint-000000002000"
     )
     assert (exports.exported, exports.skipped, exports.failed) == (1, 0, 0)
 
 
 @pytest.mark.anyio
-async def test_checkpoints_that_were_overtaken_or_removed_are_skipped_and_counted(run, tmp_path, stand_in):
+@both_loops
+async def test_overtaken_and_removed_checkpoints_are_skipped_and_counted(run, tmp_path, fake_python):
     log = Log()
-    exports = Exports(run, stand_in('case "$9" in *3000) read passed < "$gate" ;; esac'), log)
+    exports = Exports(run, fake_python('case "$9" in *3000) read passed < "$gate" ;; esac'), log)
     paths = [save(run, "Goal", trained) for trained in (3000, 4000, 5000)]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
-        exports.saw("Goal", paths[0])
-        while exports._under_way is None:
-            await anyio.lowlevel.checkpoint()
-        exports.saw("Goal", paths[1])
-        exports.saw("Goal", paths[2])
-        exports.saw("Goal", paths[2])
-        exports.saw("Other", "Other/checkpoint-000000001500")
+        exports.on_checkpoint("Goal", paths[0])
+        gate = await reach_gate(tmp_path)
+        exports.on_checkpoint("Goal", paths[1])
+        exports.on_checkpoint("Goal", paths[2])
+        exports.on_checkpoint("Goal", paths[2])
+        exports.on_checkpoint("Other", "Other/checkpoint-000000001500")
         shutil.rmtree(run / "Other" / "checkpoint-000000001500")
-        await open_gate(tmp_path)
+        with gate:
+            gate.write(b"\n")
         await exports.finish(30)
-    assert [said["checkpoint"] for said in log.of("exported")] == [paths[0], paths[2]]
-    assert [(said["checkpoint"], said["why"]) for said in log.of("export_skipped")] == [
+    assert [fields["checkpoint"] for fields in log.of("exported")] == [paths[0], paths[2]]
+    assert [(fields["checkpoint"], fields["why"]) for fields in log.of("export_skipped")] == [
         (paths[1], "overtaken"),
         ("Other/checkpoint-000000001500", "removed"),
     ]
@@ -218,80 +227,86 @@ async def test_checkpoints_that_were_overtaken_or_removed_are_skipped_and_counte
 
 
 @pytest.mark.anyio
-async def test_a_child_that_fails_is_a_warning_with_its_last_line(run, stand_in):
+@both_loops
+async def test_failed_child_is_a_warning_with_its_last_line(run, fake_python):
     log = Log()
-    exports = Exports(run, stand_in("echo first >&2; echo 'the cause' >&2; exit 3"), log)
+    exports = Exports(run, fake_python("echo first >&2; echo 'the cause' >&2; exit 3"), log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
-        exports.saw("Goal", "Goal/checkpoint-000000002000")
+        exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
         await exports.finish(30)
-    (said,) = log.of("export_failed")
-    assert (said["cause"], said["status"]) == ("the cause", 3)
+    (fields,) = log.of("export_failed")
+    assert (fields["cause"], fields["status"]) == ("the cause", 3)
     assert exports.failed == 1
 
 
 @pytest.mark.anyio
-async def test_a_child_that_can_not_be_started_is_a_warning(run, tmp_path):
+@both_loops
+async def test_child_that_cannot_be_started_is_a_warning(run, tmp_path):
     log = Log()
     exports = Exports(run, str(tmp_path / "not-there"), log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
-        exports.saw("Goal", "Goal/checkpoint-000000002000")
+        exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
         await exports.finish(30)
     assert [level for level, event, _ in log.lines if event == "export_failed"] == ["warning"]
 
 
 @pytest.mark.anyio
-async def test_a_child_that_takes_too_long_at_the_end_is_killed_with_a_warning(run, stand_in):
+@both_loops
+async def test_child_that_is_too_slow_at_the_end_is_killed_with_a_warning(run, tmp_path, fake_python):
     log = Log()
-    exports = Exports(run, stand_in('read passed < "$gate"'), log)
+    exports = Exports(run, fake_python('read passed < "$gate"'), log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
-        exports.saw("Goal", "Goal/checkpoint-000000002000")
-        while exports._under_way is None:
-            await anyio.lowlevel.checkpoint()
-        exports.saw("Other", "Other/checkpoint-000000001500")
-        await exports.finish(0)
-    (said,) = log.of("exports_given_up")
-    assert said["checkpoints"] == ["Goal/checkpoint-000000002000", "Other/checkpoint-000000001500"]
+        exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
+        with await reach_gate(tmp_path):
+            exports.on_checkpoint("Other", "Other/checkpoint-000000001500")
+            await exports.finish(0)
+    (fields,) = log.of("exports_given_up")
+    assert fields["checkpoints"] == ["Goal/checkpoint-000000002000", "Other/checkpoint-000000001500"]
     (before,) = log.of("waiting_for_exports")
-    assert before["checkpoints"] == said["checkpoints"]
+    assert before["checkpoints"] == fields["checkpoints"]
     assert exports.exported == 0
 
 
 @pytest.mark.anyio
-async def test_a_child_that_an_interrupt_hit_is_started_again(run, tmp_path, stand_in):
-    """Ctrl-C at the terminal reaches all of its processes; the run goes on to its end in order."""
+@both_loops
+async def test_interrupted_child_is_restarted(run, tmp_path, fake_python):
+    """Ctrl-C reaches every process of the terminal, but the run still ends in order."""
     log = Log()
     line = f'test -e "{tmp_path}/again" || {{ touch "{tmp_path}/again"; kill -INT $$; }}; echo done'
-    exports = Exports(run, stand_in(line), log)
+    exports = Exports(run, fake_python(line), log)
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(exports.run)
-            exports.saw("Goal", "Goal/checkpoint-000000002000")
+            exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
             await exports.finish(30)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert [said["result"] for said in log.of("exported")] == ["done"]
+    assert [fields["result"] for fields in log.of("exported")] == ["done"]
 
 
 @pytest.mark.anyio
-async def test_without_the_packages_there_is_one_notice_and_nothing_else(run, monkeypatch):
+@both_loops
+async def test_missing_packages_are_reported_once_and_nothing_is_exported(run, monkeypatch):
     monkeypatch.setattr(export_packages, "ONNX_PACKAGES", ("onnx_is_not_here",))
     log = Log()
     exports = Exports(run, "/bin/false", log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
-        exports.saw("Goal", "Goal/checkpoint-000000002000")
-        exports.saw("Goal", "")
+        exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
+        exports.on_checkpoint("Goal", "")
         await exports.finish(30)
-    assert [(event, said["missing"]) for _, event, said in log.lines] == [("no_exports", ["onnx_is_not_here"])]
+    assert [(event, fields["missing"]) for _, event, fields in log.lines] == [
+        ("exports_disabled", ["onnx_is_not_here"])
+    ]
 
 
 @pytest.mark.slow
-def test_a_child_ends_when_the_run_it_belongs_to_is_gone(run, tmp_path):
-    """Here while it waits for a checkpoint to be read, which a pipe in the place of a file never ends."""
+def test_child_ends_with_its_run(run, tmp_path):
+    """The child reads a checkpoint at that time: a pipe, whose content never ends."""
     weights = run / "Goal" / "checkpoint-000000002000" / "weights.safetensors"
     weights.unlink()
     os.mkfifo(weights)
@@ -307,17 +322,17 @@ def test_a_child_ends_when_the_run_it_belongs_to_is_gone(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-async def test_a_real_child_writes_the_files_beside_the_run(run, monkeypatch):
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_real_child_writes_the_files_beside_the_run(run, monkeypatch):
     monkeypatch.setattr(
         "sparring.services.supervision.exports.NICENESS", 0
-    )  # who lets all others go first may wait for them for ever
+    )  # at the lowest priority it may never get the CPU
     log = Log()
     exports = Exports(run, sys.executable, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
-        exports.saw("Goal", "Goal/checkpoint-000000002000")
-        exports.saw("Other", "Other/checkpoint-000000001500")
+        exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
+        exports.on_checkpoint("Other", "Other/checkpoint-000000001500")
         await exports.finish(500)
     assert exports.exported == 2, log.lines
     assert files(run) == ["Goal.onnx", "Goal/Goal-2000.onnx", "Other.onnx", "Other/Other-1500.onnx"]

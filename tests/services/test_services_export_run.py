@@ -1,4 +1,4 @@
-"""A whole run exports its checkpoints beside the training, and an export that fails does not touch it."""
+"""A whole run exports its checkpoints during training, and a failed export does not affect it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def behavior(**network: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_exports_its_checkpoints_and_ends_well_though_one_behavior_can_not_be(tmp_path: Path) -> None:
-    """No game can feed the second one's model."""
+def test_run_exports_its_checkpoints_and_completes_despite_one_failed_export(tmp_path: Path) -> None:
+    """A model that needs its previous action cannot be exported, because no game can provide it."""
     plain = {
         "behaviors": {"Goal": behavior(), "Blind": behavior(previous_action=True)},
         "simulators": [{"name": "goal", "options": {"behavior": name}} for name in ("Goal", "Blind")],
@@ -36,12 +36,12 @@ def test_a_run_exports_its_checkpoints_and_ends_well_though_one_behavior_can_not
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
     training = Training(tmp_path, str(tmp_path / "config.yaml"), "--in-process", export=True)
     status, run = training.end(), training.directory
-    told: dict[str, list[dict[str, Any]]] = {}
+    events: dict[str, list[dict[str, Any]]] = {}
     for one in training.log():
-        told.setdefault(one["event"], []).append(one)
+        events.setdefault(one["event"], []).append(one)
 
     assert (status, training.summary["status"]) == (0, "completed"), "\n".join(training.lines)
-    exported = {one["checkpoint"]: RESULT.fullmatch(one["result"]) for one in told["exported"]}
+    exported = {one["checkpoint"]: RESULT.fullmatch(one["result"]) for one in events["exported"]}
     newest = Path(training.summary["behaviors"]["Goal"]["checkpoint"])
     assert newest.relative_to(run).as_posix() in exported
     steps = {int(found[1]) for found in exported.values() if found is not None}
@@ -53,7 +53,7 @@ def test_a_run_exports_its_checkpoints_and_ends_well_though_one_behavior_can_not
     assert (run / "Goal.onnx").read_bytes() == (run / "Goal" / f"Goal-{max(steps)}.onnx").read_bytes()
     assert compare(trained_policy(load(newest)), load_onnx((run / "Goal.onnx").read_bytes())) <= TOLERANCE
 
-    assert {(one["behavior"], one["level"]) for one in told["export_failed"]} == {("Blind", "warning")}
-    assert "trained with network_settings.previous_action" in told["export_failed"][-1]["cause"]
+    assert {(one["behavior"], one["level"]) for one in events["export_failed"]} == {("Blind", "warning")}
+    assert "trained with network_settings.previous_action" in events["export_failed"][-1]["cause"]
     assert any("warning  supervisor  export_failed  behavior=Blind" in line for line in training.lines)
     assert (run / training.summary["behaviors"]["Blind"]["checkpoint"]).is_dir()

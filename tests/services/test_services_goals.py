@@ -1,4 +1,4 @@
-"""Whatever an agent sees and does: it learns the goal game made of it, within the steps that ML-Agents allows."""
+"""Agents learn the goal game with every kind of observation and action, within ML-Agents' own number of steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENCODERS = {"simple": 20, "nature_cnn": 36, "resnet": 15, "match3": 5, "fully_co
 def learned(
     folder: Path, steps: int, options: dict[str, Any], seeds: Sequence[int] = SEEDS, **changes: dict[str, Any]
 ) -> list[float]:
-    """Mean reward of the episodes in the last tenth of the steps of a lockstep run, for each seed; side by side."""
+    """Returns the mean reward in the last tenth of a lockstep run for each seed; the runs are parallel."""
     schedules = {f"{name}_schedule": "constant" for name in ("learning_rate", "beta", "epsilon")}
     hyper = {"batch_size": 16, "buffer_size": 64, "learning_rate": 5e-3, **schedules} | changes["hyper"]
     plain = {
@@ -48,7 +48,7 @@ def learned(
             "Goal": {
                 "hyperparameters": hyper,
                 "network_settings": {"hidden_units": 32, "num_layers": 1} | changes["network"],
-                "max_steps": steps - hyper["buffer_size"],  # the last update may go over by less than a buffer
+                "max_steps": steps - hyper["buffer_size"],  # the last update may exceed it by less than a buffer
                 "time_horizon": 64,
                 "summary_freq": steps // 10,
             }
@@ -64,26 +64,26 @@ def learned(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_learns_what_it_sees_and_does(tmp_path: Path, case: str) -> None:
+def test_agent_learns_with_its_observations_and_actions(tmp_path: Path, case: str) -> None:
     options, network, hyper = CASES[case]
     assert min(learned(tmp_path, STEPS, options, network=network, hyper=hyper)) > 0.9
 
 
-def test_it_remembers_a_goal_that_is_shown_for_two_steps(tmp_path: Path) -> None:
+def test_agent_with_memory_reaches_a_goal_that_is_visible_for_two_steps(tmp_path: Path) -> None:
     assert min(learned(tmp_path, MEMORY_STEPS, {"memory": True}, **MEMORY)) > 0.9
 
 
-def test_without_memory_that_goal_can_not_be_learned(tmp_path: Path) -> None:
-    """Two steps are not enough to get there; so what the test above shows is memory."""
+def test_agent_without_memory_does_not_learn_that_goal(tmp_path: Path) -> None:
+    """Two steps are too few to reach the goal, so the test above proves memory."""
     (reward,) = learned(tmp_path, MEMORY_STEPS, {"memory": True}, SEEDS[:1], network={}, hyper=MEMORY["hyper"])
     assert reward < 0.7
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_every_encoder_reads_its_smallest_image(tmp_path: Path, encoder: str) -> None:
+def test_every_encoder_learns_from_its_smallest_image(tmp_path: Path, encoder: str) -> None:
     options: dict[str, Any] = {"observe": "image", "pixels": ENCODERS[encoder]}
     network: dict[str, Any] = {"vis_encode_type": encoder}
     hyper = {"learning_rate": 1e-3}
-    if encoder == "fully_connected":  # a single pixel: two layers, and one place to learn from
+    if encoder == "fully_connected":  # a single pixel
         network, hyper = network | {"hidden_units": 64}, {"learning_rate": 2e-3}
     assert min(learned(tmp_path, FIRST_STEPS, options, network=network, hyper=hyper)) > 0.5

@@ -1,4 +1,4 @@
-"""Groups learn what they earn together: within the steps that ML-Agents allows, and where PPO cannot."""
+"""Groups learn from shared rewards: within ML-Agents' own number of steps, and where PPO cannot."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 ROOMS_STEPS = 60_000
 ROOMS_LEARNED = 0.87
-"""Nine tenths of the most that a group can earn on average: 1, less 0.01 for each of three to four decisions."""
+"""Nine tenths of the best mean return of a group: 1, less 0.01 for each of three to four decisions."""
 ROOMS_MISSED = 0.43
-"""Less than half of it."""
+"""Less than half of `ROOMS_LEARNED`."""
 
 
 def learned(folder: Path, names: tuple[str, ...], max_steps: int, **options: Any) -> list[float]:
-    """Mean reward of the groups in the last tenth of the steps of a lockstep run, for each seed and behavior."""
+    """Returns the mean group reward in the last tenth of a lockstep run, for each seed and behavior."""
     schedules = {f"{name}_schedule": "constant" for name in ("learning_rate", "beta", "epsilon")}
     behavior = {
         "trainer_type": "poca",
@@ -46,7 +46,7 @@ def learned(folder: Path, names: tuple[str, ...], max_steps: int, **options: Any
 
 
 def rooms(folder: Path, trainer: str, mode: str, seeds: Sequence[int]) -> list[float]:
-    """Mean reward of the groups in the last interval of runs of the built-in configuration."""
+    """Returns the mean group reward in the last interval of a run of `configs/rooms.yaml`, for each seed."""
     plain = yaml.safe_load((CONFIGS / "rooms.yaml").read_text())
     plain["behaviors"]["Rooms"] |= {"trainer_type": trainer, "max_steps": ROOMS_STEPS}
     plain["pipeline"] = {"mode": mode}
@@ -54,24 +54,24 @@ def rooms(folder: Path, trainer: str, mode: str, seeds: Sequence[int]) -> list[f
 
 
 @pytest.mark.parametrize("discrete", [False, True])
-def test_a_group_whose_members_end_one_by_one_learns(tmp_path: Path, discrete: bool) -> None:
-    """Steps of agents, of which a step of the group has one or two, and the last update may go over the end."""
+def test_group_whose_members_end_one_by_one_learns(tmp_path: Path, discrete: bool) -> None:
+    """Steps are counted per agent, and the last update may exceed `max_steps` by less than a buffer."""
     assert min(learned(tmp_path, ("Goals",), STEPS - BUFFER, discrete=discrete)) > 0.9
 
 
-def test_a_group_of_two_behaviors_learns(tmp_path: Path) -> None:
-    """Each behavior has its own learner, observations and actions; both have to reach their goals."""
+def test_group_of_two_behaviors_learns(tmp_path: Path) -> None:
+    """Each behavior has its own learner, observations and actions, and both must reach their goals."""
     assert min(learned(tmp_path, ("Goals", "GoalsOdd"), STEPS, mixed=True)) > 0.9
 
 
-def test_who_opens_is_credited_with_what_comes_after_its_end(tmp_path: Path) -> None:
-    """Only a member that ends itself lets the others earn anything."""
+def test_member_is_credited_with_rewards_after_its_end(tmp_path: Path) -> None:
+    """The group earns a reward only if one member ends its own episode before."""
     assert min(rooms(tmp_path, "poca", "overlap", (1,))) > ROOMS_LEARNED
 
 
-def test_ppo_does_not_credit_who_opens(tmp_path: Path) -> None:
-    """PPO learns from the same rewards, up to an agent's end; so what the test above shows is the credit.
+def test_ppo_gives_no_credit_for_rewards_after_the_end(tmp_path: Path) -> None:
+    """PPO sees rewards up to an agent's end only, so the test above proves credit beyond it.
 
-    In lockstep, so that each seed has one outcome on a given processor; in the mean, since that outcome is chance.
+    Lockstep gives each seed one outcome on a given CPU; the mean is compared, because single outcomes vary.
     """
     assert mean(rooms(tmp_path, "ppo", "lockstep", (1, 2))) < ROOMS_MISSED

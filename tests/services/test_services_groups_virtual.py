@@ -1,8 +1,8 @@
-"""Groups in the whole graph under a virtual clock: members come and go, and behaviors share what they earn."""
+"""Groups in the whole graph under a virtual clock: members start and end, and behaviors share rewards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,6 @@ from typing import Any
 import anyio
 import pytest
 import structlog
-import torch
-from trio.testing import MockClock
 
 from sparring.pipeline.games.crowd import Crowd
 from sparring.pipeline.games.goal import Goal
@@ -21,6 +19,9 @@ from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring.metrics import highest, mean
 from sparring.pipeline.simulation.game import Game
 from tests.services.services_graph import Graph, begin
+from tests.services.services_helpers import balanced
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 POCA: dict[str, Any] = {"trainer": "poca"}
 CROWD = POCA | {"names": ("Crowd",)}
@@ -35,40 +36,25 @@ Games = Callable[[], Sequence[Game]]
 Reached = Callable[[LearnerState], bool]
 
 
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return ("trio", {"clock": MockClock(autojump_threshold=0)})
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def crowds() -> Sequence[Game]:
-    """Two simulators; in the second one, members decide at different steps."""
+    """Returns two simulators; members of the second one decide at different steps."""
     return [Crowd(areas=AREAS, members=MEMBERS), Crowd(members=MEMBERS, every=2)]
 
 
 def mixed(count: int = 2) -> Sequence[Game]:
-    """Simulators whose groups have members of two behaviors."""
+    """Returns simulators whose groups have members of two behaviors."""
     return [Goals(areas=AREAS, members=4, mixed=True) for _ in range(count)]
 
 
-def balanced(graph: Graph, name: str) -> dict[str, int]:
-    """The books of a behavior, whose terms have to add up."""
+def balanced_counts(graph: Graph, name: str) -> dict[str, int]:
+    """Checks that the step counts of a behavior balance; returns them."""
     step_counts = graph.step_counts(name)
-    assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced"), (
-        f"{name}: {step_counts}"
-    )
+    assert balanced(step_counts), step_counts
     return step_counts
 
 
 def counted(graph: Graph, name: str) -> int:
-    """Steps of a behavior that the simulators counted themselves."""
+    """Returns the number of steps of a behavior that the simulators counted themselves."""
     return sum(counts.get(name, 0) for counts in graph.counted.values())
 
 
@@ -77,7 +63,7 @@ def lag_of(graph: Graph, name: str) -> Any:
 
 
 async def run(folder: Path, games: Sequence[Game], **values: Any) -> Graph:
-    """A run from its beginning to its end."""
+    """Runs a graph from its beginning to its end."""
     frame_s = values.pop("frame_s", 0.001)
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await begin(tasks, stack, folder, list(games), **{"max_steps": STEPS, **values})
@@ -92,20 +78,20 @@ GAMES = [pytest.param(crowds, CROWD, id="crowd"), pytest.param(mixed, MIXED, id=
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("games", "values"), GAMES)
-async def test_every_behavior_trains_to_the_end_with_its_own_books(
+async def test_every_behavior_trains_to_the_end_with_its_own_step_counts(
     tmp_path: Path, games: Games, values: dict[str, Any]
 ) -> None:
-    """A step is counted once, for its own name; the simulators' own counts agree."""
+    """A step counts once, for its own behavior, as the simulators' own counts confirm."""
     graph = await run(tmp_path, games(), **values)
     stale = []
     for name in graph.names:
-        step_counts = balanced(graph, name)
+        step_counts = balanced_counts(graph, name)
         assert STEPS <= step_counts["trained"] < STEPS + 2 * BUFFER
         assert step_counts["lost"] == 0
         assert counted(graph, name) == step_counts["produced"]
         assert highest(lag_of(graph, name)) <= 2
         stale.append(step_counts["stale"])
-    assert min(stale) == 0  # who is done first goes on for the other, and learns nothing from that
+    assert min(stale) == 0  # the first to finish keeps acting for the other; those steps are stale
     assert not graph.faults
 
 
@@ -120,13 +106,13 @@ async def test_every_behavior_trains_to_the_end_with_its_own_books(
 async def test_lockstep_repeats_itself(
     tmp_path_factory: pytest.TempPathFactory, games: Games, values: dict[str, Any]
 ) -> None:
-    """Also when one behavior is done before another whose members are in the same groups."""
+    """The weights repeat even if one behavior finishes before another of the same groups."""
     digests = []
     for frame_s in (0.001, 0.03):
         folder = tmp_path_factory.mktemp("run")
         graph = await run(folder, games(), mode="lockstep", frame_s=frame_s, max_steps=3 * STEPS, **values)
         for name in graph.names:
-            balanced(graph, name)
+            balanced_counts(graph, name)
         digests.append([graph.latest(f"learning-{name}", "state").weights_sha256 for name in graph.names])
     assert digests[0] == digests[1]
     assert all(digests[0])
@@ -140,8 +126,8 @@ async def test_lockstep_repeats_itself(
         pytest.param(2, 1.0, id="some act for longer than the update takes"),
     ],
 )
-async def test_lockstep_has_no_lag_but_that_of_steps_under_way(tmp_path: Path, every: int, expected: float) -> None:
-    """A member that decides at every other step acts with what it chose before the update, once."""
+async def test_lockstep_has_no_lag_except_that_of_open_steps(tmp_path: Path, every: int, expected: float) -> None:
+    """A member that decides at every other step acts once on a decision from before the update."""
     games = [Crowd(members=MEMBERS, every=every) for _ in range(2)]
     lag = lag_of(await run(tmp_path, games, mode="lockstep", max_steps=STEPS, **CROWD), "Crowd")
     assert highest(lag) == expected
@@ -149,12 +135,12 @@ async def test_lockstep_has_no_lag_but_that_of_steps_under_way(tmp_path: Path, e
 
 
 def begun(state: LearnerState) -> bool:
-    """Some updates were made."""
+    """Returns whether at least two updates are complete."""
     return state.trained >= 2 * BUFFER
 
 
 def done(state: LearnerState) -> bool:
-    """It goes on for others only."""
+    """Returns whether the learner has finished and only its agents act."""
     return state.done
 
 
@@ -171,10 +157,10 @@ KILLS = [
     ("games", "values", "part", "when"),
     [pytest.param(*kill, id=f"{kill[2]}-{number}") for number, kill in enumerate(KILLS)],
 )
-async def test_a_killed_service_comes_back_and_all_books_balance(
+async def test_killed_service_restarts_and_all_step_counts_balance(
     tmp_path: Path, games: Games, values: dict[str, Any], part: str, when: Reached, mode: str
 ) -> None:
-    """While members come and go and end before their mates, and when one behavior is done and another is not."""
+    """It is killed while members start and end at different steps, or after one behavior has finished."""
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await begin(tasks, stack, tmp_path, list(games()), mode=mode, max_steps=STEPS, **values)
         trained = (await graph.until(graph.names[0], when)).trained
@@ -184,7 +170,7 @@ async def test_a_killed_service_comes_back_and_all_books_balance(
     in_flight = 2 * BUFFER + len(games()) * AGENTS
     bounds = {"stepping-0": in_flight, "assembly": in_flight, "coordination": 0}
     for name in graph.names:
-        step_counts = balanced(graph, name)
+        step_counts = balanced_counts(graph, name)
         assert step_counts["trained"] >= STEPS
         assert step_counts["lost"] <= bounds.get(part, trained + in_flight)
         if part in ("assembly", "coordination"):
@@ -199,19 +185,19 @@ def _updated(times: int, state: LearnerState) -> bool:
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["overlap", "lockstep"])
 @pytest.mark.parametrize(("games", "values"), GAMES)
-async def test_a_simulator_that_comes_back_changes_no_books(
+async def test_reconnecting_simulator_loses_no_steps(
     tmp_path: Path, games: Games, values: dict[str, Any], mode: str
 ) -> None:
-    """Its groups are interrupted and nothing is lost: it counts the same steps."""
+    """Its groups are interrupted, no step is lost, and the simulator counts the same steps."""
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await begin(tasks, stack, tmp_path, list(games()), mode=mode, max_steps=STEPS, **values)
         for updates in (1, 2, 4):
             await graph.until(graph.names[0], partial(_updated, updates))
-            graph.cut_off(0)
+            graph.disconnect(0)
         await graph.finish()
         tasks.cancel_scope.cancel()
     for name in graph.names:
-        step_counts = balanced(graph, name)
+        step_counts = balanced_counts(graph, name)
         assert step_counts["trained"] >= STEPS
         assert step_counts["lost"] == 0
         assert counted(graph, name) == step_counts["produced"]
@@ -220,7 +206,7 @@ async def test_a_simulator_that_comes_back_changes_no_books(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("game", "values", "said"),
+    ("game", "values", "event"),
     [
         pytest.param(Goal(areas=4), POCA, "no_groups", id="poca without groups"),
         pytest.param(Crowd(members=MEMBERS), {"names": ("Crowd",)}, "group_rewards_added", id="ppo with groups"),
@@ -234,12 +220,12 @@ async def test_a_simulator_that_comes_back_changes_no_books(
         pytest.param(Goal(areas=4), {}, None, id="ppo without groups"),
     ],
 )
-async def test_what_does_not_belong_together_trains_and_is_said_once(
-    tmp_path: Path, game: Game, values: dict[str, Any], said: str | None
+async def test_mismatch_of_trainer_and_groups_is_logged_once_and_trains(
+    tmp_path: Path, game: Game, values: dict[str, Any], event: str | None
 ) -> None:
     with structlog.testing.capture_logs() as logs:
         graph = await run(tmp_path, [game], **values)
     (name,) = graph.names
-    assert balanced(graph, name)["trained"] >= STEPS
+    assert balanced_counts(graph, name)["trained"] >= STEPS
     events = [entry["event"] for entry in logs if entry["event"] in ("no_groups", "group_rewards_added")]
-    assert events == ([] if said is None else [said])
+    assert events == ([] if event is None else [event])

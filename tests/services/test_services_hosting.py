@@ -1,4 +1,4 @@
-"""How a process ended, as it is told."""
+"""Reports of how a process ended."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sparring.pipeline.errors import NO_ROOM
+from sparring.pipeline.errors import DISK_FULL
 from sparring.services.process.hosting import Process, ProcessHost
 
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 
 @pytest.fixture
@@ -29,22 +26,19 @@ def start(host: ProcessHost, code: str) -> Process:
     return host.start("one", [sys.executable, "-c", code], {})
 
 
-@pytest.mark.anyio
-async def test_the_last_words_are_those_of_this_start(host: ProcessHost) -> None:
+async def test_final_report_is_that_of_the_current_incarnation(host: ProcessHost) -> None:
     assert await start(host, "raise SystemExit('no such file')").wait() == "exit status 1: no such file"
     assert await start(host, "import os; os.kill(os.getpid(), 9)").wait() == "signal SIGKILL"
 
 
-@pytest.mark.anyio
-async def test_a_simulators_end_is_told_as_if_nobody_watched_it(host: ProcessHost) -> None:
-    for code, told in (("os.kill(os.getpid(), 9)", "signal SIGKILL"), ("os._exit(3)", "exit status 3"), ("0", "")):
+async def test_ending_of_a_watched_simulator_is_its_own(host: ProcessHost) -> None:
+    for code, ending in (("os.kill(os.getpid(), 9)", "signal SIGKILL"), ("os._exit(3)", "exit status 3"), ("0", "")):
         process = host.watched("one", [sys.executable, "-c", f"import os; {code}"], {})
         with anyio.fail_after(30):
-            assert await process.wait() == told
+            assert await process.wait() == ending
 
 
-@pytest.mark.anyio
-async def test_one_that_is_stopped_before_it_listens_has_ended_as_asked(host: ProcessHost) -> None:
+async def test_process_stopped_before_it_handles_signals_has_not_failed(host: ProcessHost) -> None:
     process = start(host, "import time; time.sleep(50)")
     process.stop()
     with anyio.fail_after(30):
@@ -53,8 +47,7 @@ async def test_one_that_is_stopped_before_it_listens_has_ended_as_asked(host: Pr
     assert await other.wait() == "signal SIGTERM"
 
 
-@pytest.mark.anyio
-async def test_one_without_room_is_told_by_its_status_and_not_started_again(host: ProcessHost) -> None:
-    process = start(host, f"raise SystemExit({NO_ROOM})")
+async def test_process_without_disk_space_is_reported_and_not_restarted(host: ProcessHost) -> None:
+    process = start(host, f"raise SystemExit({DISK_FULL})")
     assert await process.wait() == "exit status 28, no room on the disk"
     assert process.hopeless

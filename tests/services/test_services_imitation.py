@@ -1,4 +1,4 @@
-"""Learning from demonstrations, in whole runs: 20 episodes of an expert of the goal game."""
+"""Learning from demonstrations in whole runs, with 20 episodes of an expert at the goal game."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.slow
 
 EPISODES = 20
 EXPERT = SUCCESS - 4 * 0.01
-"""Five decisions: the last one earns `SUCCESS`, each before it costs 0.01."""
+"""Return of five decisions: the last one earns `SUCCESS`, each other one costs 0.01."""
 SEEDS = (1, 2)
 EVEN = {f"{name}_schedule": "constant" for name in ("learning_rate", "beta", "epsilon")}
 
 
 def demonstrated(folder: Path, *, discrete: bool) -> str:
-    """A file of episodes in which every action goes to the goal at once."""
+    """Writes episodes in which every action moves straight to the goal; returns the path."""
     game = Goal(areas=4, discrete=discrete)
     ((behavior_id, spec),) = game.behaviors().items()
     tape = Tape("Goal", spec, wanted=EPISODES)
@@ -34,14 +34,14 @@ def demonstrated(folder: Path, *, discrete: bool) -> str:
         assert report.decisions is not None
         goal = report.decisions.observations[0]
         rows = len(goal)
-        told = BehaviorActions(
+        actions = BehaviorActions(
             behavior=behavior_id,
             agents=report.decisions.agents.copy(),
             continuous=np.zeros((rows, 0), np.float32) if discrete else goal.astype(np.float32),
             discrete=(goal > 0).astype(np.int32) if discrete else np.zeros((rows, 0), np.int32),
         )
-        tape.answer(told)
-        (report,) = game.step({behavior_id: told})
+        tape.answer(actions)
+        (report,) = game.step({behavior_id: actions})
         tape.report(report)
     path = folder / f"goal{SUFFIX}"
     path.write_bytes(encode(tape.recording()))
@@ -49,7 +49,7 @@ def demonstrated(folder: Path, *, discrete: bool) -> str:
 
 
 def rewards(folder: Path, steps: int, *, discrete: bool = False, areas: int = 8, **behavior: Any) -> list[float]:
-    """Mean reward of the episodes in the last tenth of a lockstep run, for each seed."""
+    """Returns the mean reward in the last tenth of a lockstep run, for each seed."""
     plain = {
         "behaviors": {"Goal": {"max_steps": steps, "summary_freq": steps // 10, "time_horizon": 32, **behavior}},
         "simulators": [{"name": "goal", "areas": areas, "options": {"discrete": discrete}}],
@@ -59,8 +59,8 @@ def rewards(folder: Path, steps: int, *, discrete: bool = False, areas: int = 8,
 
 
 @pytest.mark.parametrize("vail", [False, True], ids=["gail", "vail"])
-def test_gail_alone_does_what_the_expert_does(tmp_path: Path, vail: bool) -> None:
-    """Without any reward of the simulator, within a tenth of the expert's mean return."""
+def test_gail_alone_reaches_the_return_of_the_expert(tmp_path: Path, vail: bool) -> None:
+    """Without rewards of the simulator, the mean return is within a tenth of the expert's."""
     network = {"hidden_units": 64, "num_layers": 2}
     gail = {"demo_path": demonstrated(tmp_path, discrete=False), "use_actions": True, "use_vail": vail}
     found = rewards(
@@ -74,8 +74,8 @@ def test_gail_alone_does_what_the_expert_does(tmp_path: Path, vail: bool) -> Non
 
 
 @pytest.mark.parametrize("discrete", [False, True], ids=["continuous", "discrete"])
-def test_gail_with_cloning_learns_at_once(tmp_path: Path, discrete: bool) -> None:
-    """ML-Agents' own bar: above 0.9 within 500 steps, with cloning over 1,000."""
+def test_gail_with_cloning_learns_within_500_steps(tmp_path: Path, discrete: bool) -> None:
+    """The mean reward exceeds 0.9 within 500 steps, with cloning over 1,000: the limit of ML-Agents' own test."""
     path = demonstrated(tmp_path, discrete=discrete)
     found = rewards(
         tmp_path,
@@ -90,8 +90,8 @@ def test_gail_with_cloning_learns_at_once(tmp_path: Path, discrete: bool) -> Non
     assert min(found) > 0.9, found
 
 
-def test_cloning_alone_does_what_the_expert_does(tmp_path: Path) -> None:
-    """`trainer_type: bc`: nothing is learned from the simulator, which shows how well it does."""
+def test_cloning_alone_reaches_the_return_of_the_expert(tmp_path: Path) -> None:
+    """With `trainer_type: bc` the simulator only measures the cloned policy."""
     found = rewards(
         tmp_path,
         1_000,

@@ -1,4 +1,4 @@
-"""Real runs with a curriculum: the same seed gives the same weights to the bit, and lessons survive the supervisor."""
+"""Real runs with a curriculum: a seed repeats the weights bit for bit, and lessons survive a killed supervisor."""
 
 from __future__ import annotations
 
@@ -29,51 +29,50 @@ environment_parameters:
 """
 
 
-def taught(folder: Path, **values: Any) -> Path:
-    """A small configuration with a curriculum."""
+def with_curriculum(folder: Path, **values: Any) -> Path:
+    """Writes a small configuration with a curriculum and returns its path."""
     file = config(folder, **values)
     file.write_text(file.read_text() + CURRICULUM)
     return file
 
 
 def lessons(run: Training) -> list[str]:
-    """Lessons that were begun, in order, as the log tells them."""
+    """Returns the lessons that coordination logged, in order."""
     lines = json_lines(run.directory / "logs" / "coordination.jsonl")
     return [line["lesson"] for line in lines if line["event"] == "lesson"]
 
 
 def saved(run: Training) -> dict[str, Any]:
-    """What coordination has written."""
+    """Returns the content of `coordination.json`."""
     return dict(json.loads((run.directory / "coordination.json").read_text()))
 
 
 def lesson(run: Training) -> int:
-    """The present lesson, as it is saved."""
+    """Returns the number of the saved lesson."""
     return int(saved(run)["lessons"]["standings"]["gravity"]["number"])
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
-    """As processes and in one."""
-    file = taught(tmp_path, mode="lockstep", count=2, max_steps=12_000, buffer_size=512)
+    """A run of many processes and a run in one process have the same weights."""
+    file = with_curriculum(tmp_path, mode="lockstep", count=2, max_steps=12_000, buffer_size=512)
     digests = []
     for run_id, arguments in (("first", []), ("second", ["--in-process"])):
         run = Training(tmp_path, str(file), "--seed", "5", *arguments, run_id=run_id)
         assert run.end() == 0, "\n".join(run.lines)
-        figures = run.summary["behaviors"]["Balance"]
-        assert balanced(figures["step_counts"])
-        assert figures["step_counts"]["produced"] == run.simulator_steps()
+        result = run.summary["behaviors"]["Balance"]
+        assert balanced(result["step_counts"])
+        assert result["step_counts"]["produced"] == run.simulator_steps()
         assert lesson(run) == 2
-        digests.append(figures["weights_sha256"])
+        digests.append(result["weights_sha256"])
     assert len(set(digests)) == 1
 
 
-def test_a_killed_run_goes_on_in_its_lesson(tmp_path: Path) -> None:
-    """The supervisor is killed in the second lesson; the resumed run begins in it and comes to the third.
+def test_killed_run_resumes_in_its_lesson(tmp_path: Path) -> None:
+    """The supervisor is killed in the second lesson; the resumed run begins in it and reaches the third.
 
-    The second one lasts for half of the steps of a run: more than the first run can make before it is killed, and
-    more than it had made for the resumed one.
+    The second lesson lasts for half of `max_steps`, which the first run cannot reach before it is killed.
     """
-    file = taught(tmp_path, max_steps=10_000_000)
+    file = with_curriculum(tmp_path, max_steps=10_000_000)
     run = Training(tmp_path, str(file), "--seed", "5")
     run.wait_for(lambda lines: any("lesson gravity 1" in line for line in lines))
     os.kill(run.process.pid, signal.SIGKILL)
@@ -84,5 +83,5 @@ def test_a_killed_run_goes_on_in_its_lesson(tmp_path: Path) -> None:
     again = Training(tmp_path, str(file), "--resume", "--max-steps", str(steps))
     assert again.end() == 0, "\n".join(again.lines)
     assert lesson(again) == 2
-    assert lessons(again) == ["second", "third"]  # of both runs: neither lesson was begun twice
+    assert lessons(again) == ["second", "third"]  # of both runs: no lesson began twice
     assert balanced(again.summary["behaviors"]["Balance"]["step_counts"])

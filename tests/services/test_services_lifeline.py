@@ -1,4 +1,4 @@
-"""A service ends with its supervisor, also while it is still being loaded."""
+"""A service ends with its supervisor, even while it is still loading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparring.services import main as command
 from sparring.services.process.lifeline import PIPE_VARIABLE
 
 
-def test_a_service_is_tied_to_its_supervisor_before_it_loads_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_watches_its_supervisor_before_it_loads_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
     def load(name: str) -> None:
@@ -27,7 +27,7 @@ def test_a_service_is_tied_to_its_supervisor_before_it_loads_anything_else(monke
     assert order == ["tied", "sparring.services.commands.service"]
 
 
-def test_a_process_whose_supervisor_is_gone_ends_at_once(tmp_path: Path) -> None:
+def test_process_without_a_supervisor_ends_at_once(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(writer)
     code = "from sparring.services.process.lifeline import end_with_supervisor as tie; tie(); "

@@ -1,4 +1,4 @@
-"""Lockstep: the same seed gives the same weights to the bit, as processes or in one."""
+"""Lockstep repeats the weights of a seed bit for bit, as several processes or as one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ pytestmark = pytest.mark.slow
 
 
 def weights(results: Path, file: Path, run_id: str, *arguments: str, seed: int = 5) -> str:
-    """Hash of the final weights of a lockstep run."""
+    """Returns the hash of the final weights of a lockstep run."""
     training = Training(results, str(file), "--seed", str(seed), *arguments, run_id=run_id)
     assert training.end() == 0, "\n".join(training.lines)
-    figures = training.summary["behaviors"]["Balance"]
-    assert figures["lag"]["max"] == 0
-    assert balanced(figures["step_counts"])
-    assert figures["step_counts"]["lost"] == 0
+    result = training.summary["behaviors"]["Balance"]
+    assert result["lag"]["max"] == 0
+    assert balanced(result["step_counts"])
+    assert result["step_counts"]["lost"] == 0
     assert (results / run_id / "logs" / "stepping-0.jsonl").is_file() or "--in-process" in arguments
-    digest: str = figures["weights_sha256"]
+    digest: str = result["weights_sha256"]
     return digest
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
-    """As processes, twice, and in one; of four simulators, one is slowed at random. Another seed gives others."""
+    """Three runs of a seed agree although one simulator is slowed at random; another seed gives other weights."""
     file = config(tmp_path, mode="lockstep", count=4, max_steps=12_000, buffer_size=512)
     command = [sys.executable, "-m", "sparring", "simulator", "balance", "--areas", "8", "--slow", "4"]
     slow = f"- {{name: balance, count: 3, areas: 8}}\n  - {{command: {json.dumps(command)}}}"

@@ -1,4 +1,4 @@
-"""Agents that remember, through the whole graph under a virtual clock."""
+"""Agents with memory in the whole graph under a virtual clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import anyio
 import numpy as np
 import pytest
 import torch
-from trio.testing import MockClock
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.games.goal import Goal
@@ -20,6 +19,7 @@ from sparring.pipeline.learning.report import UpdateReport
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.recurrent import Layout
 from tests.services.services_graph import begin
+from tests.services.services_helpers import balanced
 
 MEMORY = ", memory: {sequence_length: 4, memory_size: 6}"
 NETWORKS = {
@@ -29,13 +29,8 @@ NETWORKS = {
 }
 
 
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return ("trio", {"clock": MockClock(autojump_threshold=0)})
-
-
 class Replay:
-    """Acts every batch again, from what agents carried at the start of each sequence, before it is trained on."""
+    """Acts on every batch again before training, from the recurrent state at the start of each sequence."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.errors: list[float] = []
@@ -45,14 +40,14 @@ class Replay:
         replay = self
 
         def update(ppo: PPO, batch: Batch, version: int, trained: int) -> UpdateReport:
-            replay.again(ppo, batch)
+            replay.act_again(ppo, batch)
             replay.versions.update((batch.versions - version).tolist())
             return replay._update(ppo, batch, version, trained)
 
         monkeypatch.setattr(PPO, "update", update)
 
     @torch.no_grad()
-    def again(self, ppo: PPO, batch: Batch) -> None:
+    def act_again(self, ppo: PPO, batch: Batch) -> None:
         networks, actor = ppo.networks, ppo.actor
         assert batch.carried is not None
         inputs = networks.prepare(batch).inputs
@@ -76,7 +71,7 @@ class Replay:
 @pytest.mark.anyio
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("actions", [{}, {"discrete": True, "actions": 2}, {"hybrid": True}])
-async def test_lockstep_segments_acted_again_have_the_log_probabilities_that_were_stored(
+async def test_acting_again_on_lockstep_segments_gives_the_stored_log_probabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, actions: dict[str, Any]
 ) -> None:
     replay = Replay(monkeypatch)
@@ -88,7 +83,7 @@ async def test_lockstep_segments_acted_again_have_the_log_probabilities_that_wer
         step_counts = await graph.finish()
         tasks.cancel_scope.cancel()
     assert step_counts["trained"] >= 600
-    assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced")
+    assert balanced(step_counts), step_counts
     assert replay.versions == {0}
     assert len(replay.errors) >= 5
     assert max(replay.errors) < 1e-5
@@ -97,7 +92,7 @@ async def test_lockstep_segments_acted_again_have_the_log_probabilities_that_wer
 
 
 @pytest.mark.anyio
-async def test_lockstep_with_memory_repeats_itself(tmp_path: Path) -> None:
+async def test_lockstep_with_memory_repeats_its_weights(tmp_path: Path) -> None:
     digests = set()
     for attempt, frame_s in enumerate((0.001, 0.03)):
         folder = tmp_path / str(attempt)
@@ -114,7 +109,7 @@ async def test_lockstep_with_memory_repeats_itself(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("part", ["stepping-0", "assembly", "coordination", "learning-Goal"])
-async def test_a_killed_service_costs_memories_and_nothing_else(tmp_path: Path, part: str) -> None:
+async def test_killed_service_loses_memories_only(tmp_path: Path, part: str) -> None:
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         games = [Goal(areas=3, memory=True) for _ in range(2)]
         graph = await begin(tasks, stack, tmp_path, games, network=NETWORKS["both"], horizon=10, max_steps=1500)
@@ -123,5 +118,5 @@ async def test_a_killed_service_costs_memories_and_nothing_else(tmp_path: Path, 
         step_counts = await graph.finish()
         tasks.cancel_scope.cancel()
     assert step_counts["trained"] >= 1500
-    assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced")
+    assert balanced(step_counts), step_counts
     assert not graph.faults

@@ -1,4 +1,4 @@
-"""A port that was found for somebody is his until the run ends."""
+"""A port found for a service stays reserved for it until the run ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparring.services.endpoint.listening import listen
 from sparring.services.supervision.ports import Ports
 
 HOST = "127.0.0.1"
-kept = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port that is kept cannot be listened on")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot listen on a reserved port")
 
 
 def bind(port: int) -> None:
@@ -22,8 +22,8 @@ def bind(port: int) -> None:
         one.bind((HOST, port))
 
 
-@kept
-def test_a_port_is_nobody_elses_until_the_run_ends() -> None:
+@linux_only
+def test_port_is_reserved_until_the_run_ends() -> None:
     with Ports() as ports:
         port = ports.find(HOST)
         with pytest.raises(OSError, match="in use"):
@@ -31,9 +31,9 @@ def test_a_port_is_nobody_elses_until_the_run_ends() -> None:
     bind(port)
 
 
-@kept
+@linux_only
 @pytest.mark.asyncio
-async def test_whoever_it_was_found_for_listens_there_again_and_again() -> None:
+async def test_owner_of_a_port_can_listen_on_it_repeatedly() -> None:
     with Ports() as ports:
         port = ports.find(HOST)
         for _ in range(2):
@@ -41,17 +41,17 @@ async def test_whoever_it_was_found_for_listens_there_again_and_again() -> None:
                 await (await anyio.connect_tcp(HOST, port)).aclose()
 
 
-@kept
-def test_a_queue_listens_there_too() -> None:
+@linux_only
+def test_queue_can_listen_on_its_port() -> None:
     with Ports() as ports, zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(f"tcp://{HOST}:{ports.find(HOST)}")
 
 
-def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
+def test_port_in_use_is_refused_with_a_remedy() -> None:
     with socket.create_server((HOST, 0)) as taken, Ports() as ports:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=rf"got port {port} .*expected a free port; stop what uses it"):
             ports.find(HOST, port)
-        with pytest.raises(SettingsError, match="not free"):  # and again: the first failure keeps nothing
+        with pytest.raises(SettingsError, match="not free"):  # again: the first failure reserves nothing
             ports.find(HOST, port)
     bind(port)

@@ -1,4 +1,4 @@
-"""`sparring record`: real simulator processes, and the files that come of them."""
+"""`sparring record` with real simulator processes, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sparring.services.commands import record as record_service
 from sparring.services.commands.players import actor_of, load_player
 from sparring.services.commands.record_actors import _Network
 from sparring.services.main import COMMANDS, main
-from tests.services.record_game import LAST, SPEC, Played
+from tests.services.record_game import LAST, SPEC, ReportingGame
 
 GAME = Path(__file__).parent / "record_game.py"
 SMALL: dict[str, Any] = {"hidden_units": 16, "num_layers": 1}
@@ -53,19 +53,19 @@ def played(folder: Path, mode: str) -> str:
 
 
 def checkpoint(folder: Path, game: Any, network: dict[str, Any], index: int = 0) -> Path:
-    """A checkpoint, untrained, for a behavior of a game."""
+    """Saves an untrained checkpoint for a behavior of a game; returns its folder."""
     text, spec = list(game.behaviors().items())[index]
     name = BehaviorId.parse(text).name
     settings = TrainerSettings(network_settings=NetworkSettings.model_validate(network))
     state = Learner(name, spec, settings, seed=3).checkpoint()
-    if "actor.body.head.bias" in state.weights:  # a memory: it walks to one side, so that its episodes end
+    if "actor.body.head.bias" in state.weights:  # a policy with memory moves to one side, so that its episodes end
         state.weights["actor.body.head.bias"] += 1
         state.weights["actor.body.head.weight"] *= 20
     return CheckpointFolder(folder, name).save(state, keep=1)
 
 
 def record(folder: Path, *arguments: str, status: int = 0) -> Recording | None:
-    """Runs the command; the one file that it has written."""
+    """Runs the command; returns the recording of its only file."""
     assert main(["record", *arguments, "--out", str(folder / "demos"), "--seed", "7"]) == status
     files = sorted((folder / "demos").glob("*"))
     assert len(files) < 2
@@ -75,8 +75,8 @@ def record(folder: Path, *arguments: str, status: int = 0) -> Recording | None:
 # ---------------------------------------------------------------- with a checkpoint
 
 
-def test_a_checkpoint_is_recorded_and_can_be_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each reward is that of the action beside it, which replaying the rules of the game proves."""
+def test_recorded_checkpoint_can_be_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each recorded reward belongs to its action, as the rules of the game prove."""
     path = checkpoint(tmp_path / "run", Goal(), SMALL)
     found = record(tmp_path, goal(tmp_path), "--policy", str(path), "--episodes", "6")
     assert found is not None
@@ -91,14 +91,14 @@ def test_a_checkpoint_is_recorded_and_can_be_learned_from(tmp_path: Path, capsys
         for action, reward in zip(found.columns["continuous"][rows, 0], found.columns["rewards"][rows], strict=True):
             place = min(max(place + float(np.clip(action, -0.2, 0.2)), -1.0), 1.0)
             assert reward == pytest.approx(1.06 * place * seen[0] if abs(place) > 0.99999 else -0.01)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     mean = found.columns["rewards"].sum() / 6
-    assert f"Goal: 6 episodes, {ends[-1]} steps; mean return {mean:.4g}, deviation" in said
+    assert f"Goal: 6 episodes, {ends[-1]} steps; mean return {mean:.4g}, deviation" in output
     assert load(tmp_path / "demos", "Goal", found.spec).episodes == 6
 
 
-def test_the_same_seed_records_the_same(tmp_path: Path) -> None:
-    """Simulator and sampling draw from the seed; a run folder stands for its newest checkpoint."""
+def test_same_seed_records_the_same_episodes(tmp_path: Path) -> None:
+    """The seed decides simulator and sampling; the folder of a run means its newest checkpoint."""
     checkpoint(tmp_path / "run", Goal(), SMALL)
     arguments = (goal(tmp_path), "--policy", str(tmp_path / "run"), "--episodes", "2")
     one, two = record(tmp_path, *arguments), record(tmp_path, *arguments, "--force")
@@ -108,8 +108,8 @@ def test_the_same_seed_records_the_same(tmp_path: Path) -> None:
         np.testing.assert_array_equal(column, two.columns[name], name)
 
 
-def test_files_are_not_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The files that are there are named, and stay as they are."""
+def test_files_are_not_replaced_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command names existing files and does not change them."""
     path = checkpoint(tmp_path / "run", Goal(), SMALL)
     arguments = (goal(tmp_path), "--policy", str(path), "--episodes", "1")
     record(tmp_path, *arguments)
@@ -120,8 +120,8 @@ def test_files_are_not_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFi
     assert file.read_bytes() == before
 
 
-def test_a_policy_that_remembers_remembers_each_agent_for_its_episode(tmp_path: Path) -> None:
-    """The recorded actions are those of a policy that is led through each episode by itself, from zeros."""
+def test_policy_with_memory_keeps_the_state_of_each_agent_for_its_episode(tmp_path: Path) -> None:
+    """The recorded actions are those of a policy that acts through each episode alone, from a state of zeros."""
     network = SMALL | {"memory": {"memory_size": 8, "sequence_length": 4}}
     path = checkpoint(tmp_path / "run", Goal(memory=True), network)
     arguments = ("--policy", str(path), "--episodes", "8", "--deterministic")
@@ -140,13 +140,11 @@ def test_a_policy_that_remembers_remembers_each_agent_for_its_episode(tmp_path: 
             chosen = policy.act((found.columns["observation.0"][at : at + 1],), None, carried)
             np.testing.assert_allclose(found.columns["continuous"][at], chosen.executed[0], atol=1e-5)
         row += length
-    assert len(set(found.columns["continuous"][:4, 0].tolist())) == 4  # memory shows
+    assert len(set(found.columns["continuous"][:4, 0].tolist())) == 4  # the actions depend on memory
 
 
-def test_a_checkpoint_of_another_spec_or_behavior_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing acts with weights that were trained for something else."""
+def test_checkpoint_of_another_spec_or_behavior_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights act only in the behavior and spec that they were trained for."""
     path = checkpoint(tmp_path / "run", Goal(actions=2), SMALL)
     record(tmp_path, goal(tmp_path), "--policy", str(path), status=2)
     assert "record with the simulator that it was trained in" in capsys.readouterr().err
@@ -157,8 +155,8 @@ def test_a_checkpoint_of_another_spec_or_behavior_is_refused(
     assert "not there" in capsys.readouterr().err
 
 
-def test_all_behaviors_act_and_those_asked_for_are_recorded(tmp_path: Path) -> None:
-    """A run folder has a checkpoint of each behavior; only the named ones get a file."""
+def test_all_behaviors_act_and_the_named_ones_are_recorded(tmp_path: Path) -> None:
+    """A run folder has a checkpoint of each behavior; only named behaviors are written."""
     tag = Tag()
     names = [checkpoint(tmp_path / "run", tag, SMALL, index).parent.name for index in range(2)]
     config = configuration(tmp_path, names[0], [{"name": "tag"}])
@@ -175,9 +173,9 @@ def test_all_behaviors_act_and_those_asked_for_are_recorded(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("how", [("--manual",), ("--script", "clever")])
-def test_what_a_person_or_a_script_did_is_recorded(tmp_path: Path, how: tuple[str, ...]) -> None:
-    """The action of a step is what the simulator says of it, not what it was told."""
-    found = record(tmp_path, played(tmp_path, "tells"), *how, "--episodes", "4")
+def test_actions_of_a_person_or_script_are_recorded(tmp_path: Path, how: tuple[str, ...]) -> None:
+    """The recorded action of a step is the one that the simulator reports, not the one sent to it."""
+    found = record(tmp_path, played(tmp_path, "reports"), *how, "--episodes", "4")
     assert found is not None
     assert found.spec == SPEC
     assert found.columns["lengths"].tolist() == [3, 4, 3, 4]
@@ -190,30 +188,30 @@ def test_what_a_person_or_a_script_did_is_recorded(tmp_path: Path, how: tuple[st
 
 
 @pytest.mark.parametrize("how", [("--manual",), ("--script", "clever")])
-def test_a_simulator_that_does_not_say_what_was_done_is_refused(
+def test_simulator_that_reports_no_actions_is_refused(
     tmp_path: Path, how: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Zeros that nobody chose are no demonstration."""
+    """Without reported actions there is no demonstration."""
     assert record(tmp_path, played(tmp_path, "silent"), *how, status=2) is None
     assert "did_continuous" in capsys.readouterr().err
 
 
-def test_a_script_of_a_built_in_game_that_does_not_say_what_it_did(
+def test_script_that_reports_no_actions_or_is_unknown_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Soccer plays by a script when asked, and does not tell of it."""
+    """Soccer plays scripts but does not report their actions."""
     soccer = configuration(tmp_path, "Soccer", [{"name": "soccer"}])
     assert record(tmp_path, soccer, "--script", "scripted", status=2) is None
-    assert "do not say what was done" in capsys.readouterr().err
+    assert "do not report what was done" in capsys.readouterr().err
     assert record(tmp_path, soccer, "--script", "brilliant", status=2) is None
     assert "['scripted', 'still']" in capsys.readouterr().err
 
 
-def test_a_simulator_that_dials_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without simulators in the configuration the command says where it waits."""
+def test_simulator_started_by_hand_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without simulators in the configuration the command prints the address at which it waits."""
     address = f"unix://{tmp_path}/socket"
     config = configuration(tmp_path, "Hand", [], address=address)
-    simulator = threading.Thread(target=play, args=(Played("tells"), address))
+    simulator = threading.Thread(target=play, args=(ReportingGame("reports"), address))
     simulator.start()
     found = record(tmp_path, config, "--manual", "--episodes", "1")
     simulator.join(20)
@@ -226,56 +224,56 @@ def test_a_simulator_that_dials_in(tmp_path: Path, capsys: pytest.CaptureFixture
 # ---------------------------------------------------------------- early ends
 
 
-def test_a_person_may_end_the_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What has ended by then is kept, and what is left out is counted; after a Bye that is no failure."""
+def test_person_can_end_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Complete episodes are written, and open ones are counted; after a Bye that is no failure."""
     found = record(tmp_path, played(tmp_path, "quits"), "--manual", "--episodes", "40")
     assert found is not None
     assert found.columns["lengths"].tolist().count(3) == 6
-    said = capsys.readouterr().out
-    assert "Hand: 2 episodes had not ended and are left out" in said
-    assert "said Bye" in said
+    output = capsys.readouterr().out
+    assert "Hand: 2 episodes had not ended and are left out" in output
+    assert "sent Bye" in output
     assert record(tmp_path, played(tmp_path, "quits"), "--script", "clever", "--force", status=1) is not None
 
 
-def test_ctrl_c_keeps_what_has_ended(
+def test_ctrl_c_keeps_complete_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The simulator hears a Bye, and the files are written."""
-    answer, told = record_service._Session.answer, []
+    """The simulator receives a Bye, and the files are written."""
+    answer, interrupted_steps = record_service._Session.answer, []
 
     def interrupted(session: Any, step: Any) -> Any:
         if step.sequence == LAST:
-            told.append(step)
+            interrupted_steps.append(step)
             raise KeyboardInterrupt
         return answer(session, step)
 
     monkeypatch.setattr(record_service._Session, "answer", interrupted)
-    found = record(tmp_path, played(tmp_path, "tells"), "--manual", "--episodes", "40")
+    found = record(tmp_path, played(tmp_path, "reports"), "--manual", "--episodes", "40")
     assert found is not None
     assert found.columns["lengths"].tolist().count(3) == 6
-    assert len(told) == 1
+    assert len(interrupted_steps) == 1
     assert "stopped by the user" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("mode", "says"), [("dies", "exit status 9"), ("wrong", "agent 77")])
-def test_a_simulator_that_fails_costs_no_episode_that_has_ended(
-    tmp_path: Path, mode: str, says: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("mode", "message"), [("dies", "exit status 9"), ("wrong", "agent 77")])
+def test_failed_simulator_loses_no_complete_episode(
+    tmp_path: Path, mode: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The status is 1 and says why; the episodes of before are written."""
+    """The status is 1, the message has the cause, and complete episodes are written."""
     found = record(tmp_path, played(tmp_path, mode), "--manual", "--episodes", "40", status=1)
     assert found is not None
     assert found.columns["lengths"].tolist().count(3) == 6
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_simulator_that_does_not_start_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its last words are in the message; nobody waits for a timeout."""
+def test_simulator_that_does_not_start_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its final report is in the message, and no timeout passes."""
     assert record(tmp_path, played(tmp_path, "absent"), "--manual", status=1) is None
     assert "exit status 1: no display" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("--episodes", "0"), "--episodes 0"),
         (("--timeout", "-1"), "--timeout -1"),
@@ -284,8 +282,8 @@ def test_a_simulator_that_does_not_start_is_named_at_once(tmp_path: Path, capsys
     ],
 )
 def test_bad_arguments_are_refused(
-    tmp_path: Path, arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With status 2, and what was got."""
-    assert record(tmp_path, played(tmp_path, "tells"), "--manual", *arguments, status=2) is None
-    assert says in capsys.readouterr().err
+    """The status is 2, and the message repeats the argument."""
+    assert record(tmp_path, played(tmp_path, "reports"), "--manual", *arguments, status=2) is None
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Whole runs of the command: real processes, real sockets."""
+"""Whole runs of the command in real processes with real sockets."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.slow
 AGENTS = 16
 BUFFER = 2048
 BUDGET = 2 * BUFFER
-IN_FLIGHT = BUDGET + AGENTS  # the frame that reaches the budget may go over it
+IN_FLIGHT = BUDGET + AGENTS  # the frame that reaches the budget may exceed it
 
 
 def finish(training: Training) -> dict[str, int]:
-    """Waits for the end of a run that completes, and returns its books."""
+    """Waits for the end of a run that completes, and returns its step counts."""
     assert training.end() == 0, "\n".join(training.lines)
     summary = training.summary
     assert summary["status"] == "completed", summary
@@ -35,13 +35,13 @@ def finish(training: Training) -> dict[str, int]:
 
 
 def kill_and_stop(training: Training, part: str) -> dict[str, int]:
-    """Kills a part of a run that would not end by itself, lets it come back, stops in order; returns the books."""
+    """Kills a part of an endless run, waits for its restart and stops in order; returns the step counts."""
     training.updates(2)
     training.wait_for(lambda _: recoverable(training))
     training.kill(part)
     training.wait_for(lambda lines: any("failed" in line and part in line for line in lines))
     versions = CheckpointFolder(training.directory, "Balance")
-    under_way = versions.noted_version() + BUDGET // BUFFER + 1  # what is in flight gives no more, nor does a restart
+    under_way = versions.noted_version() + BUDGET // BUFFER + 1  # at most: data in flight, and a restart
     training.wait_for(lambda _: versions.noted_version() > under_way)
     training.process.send_signal(signal.SIGINT)
     assert training.end() == 0, "\n".join(training.lines)
@@ -52,18 +52,18 @@ def kill_and_stop(training: Training, part: str) -> dict[str, int]:
     return step_counts
 
 
-def test_a_run_completes_with_balanced_books_and_all_its_files(tmp_path: Path) -> None:
+def test_run_completes_with_balanced_step_counts_and_all_files(tmp_path: Path) -> None:
     training = Training(tmp_path, str(config(tmp_path, max_steps=20_000)))
     step_counts = finish(training)
-    figures = training.summary["behaviors"]["Balance"]
-    assert figures["steps"] == step_counts["trained"] >= 20_000
+    result = training.summary["behaviors"]["Balance"]
+    assert result["steps"] == step_counts["trained"] >= 20_000
     assert step_counts["lost"] == step_counts["stale"] == step_counts["ghost"] == 0
     assert step_counts["produced"] == training.simulator_steps()
-    assert 0 <= figures["lag"]["mean"] <= 1.1
-    assert figures["lag"]["max"] <= 2
-    assert figures["episodes"] > 0
-    assert len(figures["weights_sha256"]) == 64
-    assert Path(figures["checkpoint"]).is_dir()
+    assert 0 <= result["lag"]["mean"] <= 1.1
+    assert result["lag"]["max"] <= 2
+    assert result["episodes"] > 0
+    assert len(result["weights_sha256"]) == 64
+    assert Path(result["checkpoint"]).is_dir()
     for name in ("curves.png", "metrics.jsonl", "status.json", "run.json", "config.yaml", "coordination.json"):
         assert (training.directory / name).is_file(), name
     assert list((training.directory / "Balance").glob("events.out.tfevents.*"))
@@ -72,14 +72,14 @@ def test_a_run_completes_with_balanced_books_and_all_its_files(tmp_path: Path) -
 
 
 def bounds(training: Training, part: str) -> tuple[int, int]:
-    """Least and most steps that the death of a part may take, from what the design says it may.
+    """Returns the least and most steps that may be lost with a part.
 
-    Whatever is not in a published update is in flight, so the budget bounds it wherever it is held:
+    The step budget bounds all steps that are not in a published update, wherever they are:
 
-    * stepping: the step in flight, and what assembly has not acknowledged. The step in flight of each agent
-      may have been counted by its simulator alone.
+    * stepping: open steps, and steps that assembly has not acknowledged. Only the simulator may have counted the
+      open step of an agent.
     * assembly: open segments, and finished ones that are not acknowledged.
-    * learning: the updates since its newest checkpoint, which is all of them, and what it held for the next one.
+    * learning: the updates since its newest checkpoint, and the segments for the next one.
     """
     if part == "learning-Balance":
         updates = rolled_back(training)
@@ -88,41 +88,41 @@ def bounds(training: Training, part: str) -> tuple[int, int]:
 
 
 def rolled_back(training: Training) -> int:
-    """Updates whose weights were given out and are not in what the learner's last start went on from."""
+    """Returns the number of published updates that the checkpoint of the last incarnation does not include."""
     (entry,) = [one for one in learner_log(training) if one["event"] in ("restored", "nothing_to_restore")]
     return int(entry["version"]) - 1 - int(entry["saved"])
 
 
 def recoverable(training: Training) -> bool:
-    """Whether the learner has saved what a restart goes on from."""
+    """Returns whether the learner has saved a recovery checkpoint."""
     return any((training.directory / "Balance").glob("recovery-*"))
 
 
-def incidents(training: Training) -> list[dict[str, Any]]:
-    """What coordination has found lost."""
+def lost_steps(training: Training) -> list[dict[str, Any]]:
+    """Returns the lost steps that coordination logged."""
     return [entry for entry in service_log(training, "coordination") if entry["event"] == "steps_lost"]
 
 
 @pytest.mark.parametrize("part", ["stepping-0", "assembly", "coordination", "learning-Balance", "monitor"])
-def test_a_killed_service_comes_back_and_the_books_count_what_it_took(tmp_path: Path, part: str) -> None:
+def test_killed_service_restarts_and_its_lost_steps_are_counted(tmp_path: Path, part: str) -> None:
     training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
     step_counts = kill_and_stop(training, part)
-    unheard = training.simulator_steps() - step_counts["produced"]  # died before anybody else had heard of them
-    assert unheard == 0 or (unheard > 0 and part == "stepping-0")
+    uncounted = training.simulator_steps() - step_counts["produced"]  # only their simulator counted them
+    assert uncounted == 0 or (uncounted > 0 and part == "stepping-0")
     least, most = bounds(training, part)
-    assert least <= step_counts["lost"] + unheard <= most
-    found = incidents(training)
+    assert least <= step_counts["lost"] + uncounted <= most
+    found = lost_steps(training)
     assert sum(entry["steps"] for entry in found) == step_counts["lost"]
     assert {entry["stage"] for entry in found} <= {part.partition("-")[0]}
 
 
-def test_a_killed_simulator_comes_back_and_nobody_else_notices(tmp_path: Path) -> None:
+def test_killed_simulator_restarts_without_lost_steps(tmp_path: Path) -> None:
     training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
     step_counts = kill_and_stop(training, "simulator-0")
     assert step_counts["lost"] == 0
 
 
-def test_nothing_outlives_a_killed_supervisor_and_resume_goes_on(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_supervisor_and_the_run_resumes(tmp_path: Path) -> None:
     file = str(config(tmp_path, max_steps=10_000_000))
     training = Training(tmp_path, file)
     training.updates(2)
@@ -133,30 +133,32 @@ def test_nothing_outlives_a_killed_supervisor_and_resume_goes_on(tmp_path: Path)
     training.process.wait()
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive
-    further = CheckpointFolder(training.directory, "Balance").noted_version() * BUFFER + 20_000  # than it came
+    further = (
+        CheckpointFolder(training.directory, "Balance").noted_version() * BUFFER + 20_000
+    )  # more than it has trained
     resumed = Training(tmp_path, file, "--resume", "--max-steps", str(further))
     step_counts = finish(resumed)
     assert step_counts["trained"] >= further
     assert any(entry["event"] == "restored" for entry in learner_log(resumed))
-    # Of each part what it held, which was all in flight. The books on disk are a moment old: of the update that had
-    # just ended they may not have known the steps.
+    # The steps that each part held are lost, all of them in flight. The saved step counts may be older than the last
+    # update.
     rolled = rolled_back(resumed) * BUFFER
     assert max(1, rolled - BUFFER) <= step_counts["lost"] <= rolled + IN_FLIGHT
 
 
-def test_the_first_interrupt_stops_in_order_and_keeps_a_checkpoint(tmp_path: Path) -> None:
+def test_first_interrupt_stops_in_order_with_a_checkpoint(tmp_path: Path) -> None:
     training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
     training.updates(2)
     training.process.send_signal(signal.SIGINT)
     assert training.end() == 0
     summary = training.summary
     assert summary["status"] == "stopped"
-    figures = summary["behaviors"]["Balance"]
-    assert Path(figures["checkpoint"]).is_dir()
-    assert balanced(figures["step_counts"])
+    result = summary["behaviors"]["Balance"]
+    assert Path(result["checkpoint"]).is_dir()
+    assert balanced(result["step_counts"])
 
 
-def test_the_second_interrupt_ends_everything_at_once(tmp_path: Path) -> None:
+def test_second_interrupt_ends_every_process_at_once(tmp_path: Path) -> None:
     training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
     training.updates(2)
     family = psutil.Process(training.process.pid).children(recursive=True)
@@ -168,7 +170,7 @@ def test_the_second_interrupt_ends_everything_at_once(tmp_path: Path) -> None:
     assert not alive
 
 
-def test_a_service_that_fails_for_good_ends_the_run_with_its_name(tmp_path: Path) -> None:
+def test_service_that_fails_repeatedly_ends_the_run_with_its_name(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     command = json.dumps([sys.executable, "-c", "exit(7)"])
     file.write_text(config(tmp_path).read_text().replace("name: balance", f"command: {command}"))
@@ -180,23 +182,23 @@ def test_a_service_that_fails_for_good_ends_the_run_with_its_name(tmp_path: Path
     assert "exit status 7" in training.summary["error"]
 
 
-def test_a_simulator_that_is_refused_for_good_ends_the_run_at_once(tmp_path: Path) -> None:
-    """The trainer's answer to it is the run's error: another start would hear the same."""
+def test_refused_simulator_ends_the_run_at_once(tmp_path: Path) -> None:
+    """The trainer's answer is the error of the run: another attempt would get the same one."""
     file = tmp_path / "small.yaml"
     simulator = "{name: goal, options: {observe: image, pixels: 10}}"
     file.write_text("behaviors: {Goal: {}}\nsimulators: [" + simulator + "]\n")
     training = Training(tmp_path, str(file))
     assert training.end() == 1
-    for said in ("'goal' of 10 x 10 pixels", "behavior Goal", "at least 20 x 20", "match3"):
-        assert said in training.summary["error"]
+    for text in ("'goal' of 10 x 10 pixels", "behavior Goal", "at least 20 x 20", "match3"):
+        assert text in training.summary["error"]
     assert [entry["part"] for entry in training.log() if entry["event"] == "failed"] == ["simulator-0"]
 
 
 def learner_log(training: Training) -> list[dict[str, Any]]:
-    """The learner's log."""
+    """Returns the lines of the learner's log."""
     return service_log(training, "learning-Balance")
 
 
 def service_log(training: Training, service: str) -> list[dict[str, Any]]:
-    """A service's log."""
+    """Returns the lines of a service's log."""
     return json_lines(training.directory / "logs" / f"{service}.jsonl")

@@ -1,27 +1,17 @@
-"""ML-Agents' own four self-play tests: who learns what from whom, in lockstep, one agent to a team."""
+"""ML-Agents' own four self-play tests, in lockstep with one agent per team."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from trio.testing import MockClock
 
-from sparring.pipeline.games.duel import Duel
-from tests.services.self_play_runs import (
-    KINDS,
-    Play,
-    check_no_resets,
-    check_step_counts,
-    plain_settings,
-    same_order,
-    whole,
-)
+from tests.games.duel import Duel
+from tests.services.self_play_checks import check_no_resets, check_step_counts
+from tests.services.self_play_runs import KINDS, Play, plain_settings, run_to_end
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fixed_order")]
 
 BUFFER = 64
 LEARNING = {
@@ -33,42 +23,28 @@ LEARNING = {
     "epsilon_schedule": "constant",
 }
 LEARNED = 0.9
-"""Mean return of the last episodes of a side that has learned; who knows nothing gets about 0."""
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return ("trio", {"clock": MockClock(autojump_threshold=0)})
-
-
-@pytest.fixture(autouse=True)
-def one_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    same_order(monkeypatch, 0)
-    yield
-    torch.set_num_threads(before)
+"""Mean return of the last episodes of a trained side; that of an untrained side is about 0."""
 
 
 async def returns(folder: Path, kind: str, discrete: bool, steps: int, **rules: Any) -> list[float]:
-    """Mean return of the last 20 episodes of each side, the lower first, after `steps` learner steps."""
+    """Returns the mean return of the last 20 episodes of each side, the lower first, after `steps` learner steps."""
     plain = plain_settings(
         KINDS[kind],
         mode="lockstep",
         self_play=rules,
         hyperparameters=LEARNING,
         network_settings={"hidden_units": 32, "num_layers": 1},
-        max_steps=steps - BUFFER,  # the last update goes beyond it
+        max_steps=steps - BUFFER,  # the last update exceeds it
         time_horizon=64,
     )
-    play = await whole(folder, [Duel(discrete=discrete, asymmetric=kind == "asymmetric")], plain, frame_s=0.0)
-    _check(play, steps)
+    play = await run_to_end(folder, [Duel(discrete=discrete, asymmetric=kind == "asymmetric")], plain, frame_s=0.0)
+    _check_step_counts(play, steps)
     means = [sum(ended[-20:]) / 20 for ended in play.games[0].returns.values()]
     assert len(means) == 2
     return sorted(means)
 
 
-def _check(play: Play, steps: int) -> None:
+def _check_step_counts(play: Play, steps: int) -> None:
     for step_counts in check_step_counts(play).values():
         assert step_counts["trained"] <= steps + BUFFER
         assert step_counts["lost"] == 0
@@ -80,8 +56,8 @@ both_actions = pytest.mark.parametrize("discrete", [False, True], ids=["continuo
 
 @pytest.mark.anyio
 @both_actions
-async def test_symmetric_both_teams_learn_when_opponents_are_swapped_in(tmp_path: Path, discrete: bool) -> None:
-    """What one team has learned, the other one plays with after the swap."""
+async def test_symmetric_both_teams_learn_when_opponents_are_swapped(tmp_path: Path, discrete: bool) -> None:
+    """After the swap each team plays with the weights that the other has learned."""
     rules = {"play_against_latest_model_ratio": 1.0, "save_steps": 2000, "swap_steps": 2000}
     lower, _ = await returns(tmp_path, "symmetric", discrete, 2500, **rules)
     assert lower > LEARNED
@@ -89,10 +65,8 @@ async def test_symmetric_both_teams_learn_when_opponents_are_swapped_in(tmp_path
 
 @pytest.mark.anyio
 @both_actions
-async def test_symmetric_the_ghost_stays_untrained_when_the_swap_is_beyond_the_end(
-    tmp_path: Path, discrete: bool
-) -> None:
-    """No weights leak from the team that learns to the one that does not."""
+async def test_symmetric_ghost_stays_untrained_without_a_swap(tmp_path: Path, discrete: bool) -> None:
+    """The team that does not learn never gets the weights of the one that does."""
     rules = {"play_against_latest_model_ratio": 1.0, "save_steps": 2000, "swap_steps": 4000}
     lower, higher = await returns(tmp_path, "symmetric", discrete, 2500, **rules)
     assert higher > LEARNED > lower
@@ -108,10 +82,10 @@ async def test_asymmetric_both_sides_learn_in_turns(tmp_path: Path, discrete: bo
 
 @pytest.mark.anyio
 @both_actions
-async def test_asymmetric_a_side_that_only_its_untrained_self_plays_shows_nothing_of_what_it_learned(
+async def test_asymmetric_a_side_whose_ghost_is_its_first_snapshot_looks_untrained(
     tmp_path: Path, discrete: bool
 ) -> None:
-    """The idle side is its first snapshot for ever, so one side looks untrained."""
+    """The idle side always plays its first snapshot, so one side looks untrained."""
     rules = {"play_against_latest_model_ratio": 0.0, "save_steps": 5000, "swap_steps": 5000, "team_change": 2000}
     lower, higher = await returns(tmp_path, "asymmetric", discrete, 3000, **rules)
     assert higher > LEARNED > lower

@@ -1,54 +1,41 @@
-"""Self-play in lockstep: the same seed gives the same weights to the bit, the same opponents and the same matches."""
+"""Self-play in lockstep: a seed repeats weights bit for bit, opponents and matches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from trio.testing import MockClock
 
+from tests.games.duel import simulator
+from tests.services.self_play_checks import check_all
 from tests.services.self_play_runs import (
     KINDS,
     SELF_PLAY,
     Play,
-    check_all,
+    fix_task_order,
     match_table,
     plain_settings,
-    same_order,
+    run_to_end,
     saved_rules,
-    whole,
 )
 from tests.services.services_helpers import Training, balanced
 
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return ("trio", {"clock": MockClock(autojump_threshold=0)})
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def assigned(play: Play) -> list[tuple[int, int, int, dict[str, int]]]:
-    """Serial, number, team and ghosts of every draw, in the order in which they were told."""
+    """Returns serial, number, team and ghosts of every matchup, in the order of publication."""
     return [
         (assignment.serial, matchup.number, matchup.team, matchup.ghosts)
-        for assignment in play.witness.assignments
+        for assignment in play.recorder.assignments
         for matchup in assignment.matchups
     ]
 
 
 def weights(play: Play) -> list[str]:
-    """Hashes of the final weights."""
+    """Returns the hashes of the final weights."""
     return [play.graph.latest(f"learning-{name}", "state").weights_sha256 for name in play.graph.names]
 
 
@@ -63,30 +50,30 @@ def weights(play: Play) -> list[str]:
         pytest.param("poca", 2, "uniform", marks=pytest.mark.slow),
     ],
 )
-async def test_the_same_seed_gives_the_same_weights_opponents_and_matches(
+async def test_same_seed_gives_the_same_weights_opponents_and_matches(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
     simulators: int,
     sampling: str,
 ) -> None:
-    """Whatever the simulators' pace, and in whatever order tasks run that are ready together."""
+    """Neither the pace of simulators nor the order of tasks that are ready together changes them."""
     one, found = KINDS[kind], []
     rules = SELF_PLAY | {"opponent_sampling": sampling}
     for order, frame_s in enumerate((0.001, 0.03)):
-        same_order(monkeypatch, order)
+        fix_task_order(monkeypatch, order)
         games = [one.game() for _ in range(simulators)]
         plain = plain_settings(one, mode="lockstep", max_steps=320, self_play=rules)
-        play = await whole(tmp_path_factory.mktemp("run"), games, plain, frame_s=frame_s)
+        play = await run_to_end(tmp_path_factory.mktemp("run"), games, plain, frame_s=frame_s)
         check_all(play)
         found.append((weights(play), assigned(play), play.table))
-    (first, matchups, table), (second, same_draws, same_table) = found
+    (first, matchups, table), (second, same_matchups, same_table) = found
     assert all(first)
     assert first == second
-    assert matchups == same_draws
+    assert matchups == same_matchups
     assert len({serial for serial, *_ in matchups}) >= 3
     for name in one.names:
-        compare(table, same_table, name)
+        check_same_matches(table, same_table, name)
 
 
 @pytest.mark.anyio
@@ -95,22 +82,22 @@ async def test_another_seed_gives_other_weights_and_opponents(tmp_path_factory: 
     found = []
     for seed in (1, 2):
         plain = plain_settings(KINDS["symmetric"], mode="lockstep")
-        play = await whole(tmp_path_factory.mktemp("run"), [KINDS["symmetric"].game()], plain, seed=seed)
+        play = await run_to_end(tmp_path_factory.mktemp("run"), [KINDS["symmetric"].game()], plain, seed=seed)
         found.append((weights(play), assigned(play)))
     assert found[0][0] != found[1][0]
     assert found[0][1] != found[1][1]
 
 
-def compare(table: list[dict[str, Any]], other: list[dict[str, Any]], name: str) -> None:
-    """The matches of a learner are the same, as far as both tables go: nobody promises when the last ones end."""
-    own, same = ([_unreported(line) for line in one if name in line["players"].values()] for one in (table, other))
+def check_same_matches(table: list[dict[str, Any]], other: list[dict[str, Any]], name: str) -> None:
+    """Checks that the matches of a learner agree as far as both tables go; the last ones may be unfinished in one."""
+    own, same = ([_without_source(line) for line in one if name in line["players"].values()] for one in (table, other))
     common = min(len(own), len(same))
     assert own[:common] == same[:common]
     assert common > 2
 
 
-def _unreported(line: dict[str, Any]) -> dict[str, Any]:
-    """A match without the name of the start that told of it."""
+def _without_source(line: dict[str, Any]) -> dict[str, Any]:
+    """Returns a match without the incarnation that reported it."""
     return {key: value for key, value in line.items() if key != "source"}
 
 
@@ -121,31 +108,31 @@ def process_settings(asymmetric: bool, simulators: int) -> dict[str, Any]:
     plain: dict[str, Any] = plain_settings(KINDS["asymmetric" if asymmetric else "symmetric"], mode="lockstep")
     plain["pipeline"] = {"mode": "lockstep"}
     options = {"asymmetric": asymmetric}
-    plain["simulators"] = [{"name": "duel", "count": simulators, "areas": 2, "options": options}]
+    plain["simulators"] = [simulator(areas=2, **options) | {"count": simulators}]
     return plain
 
 
 def outcome(folder: Path, file: Path, run_id: str, *arguments: str) -> tuple[list[str], list[Any], list[Any]]:
-    """Hashes of weights, draws and the match table of a run of the command."""
+    """Runs the command; returns the hashes of weights, the matchups and the match table."""
     training = Training(folder, str(file), "--seed", "5", *arguments, run_id=run_id)
     assert training.end() == 0, "\n".join(training.lines)
     behaviors = training.summary["behaviors"]
-    for figures in behaviors.values():
-        assert balanced(figures["step_counts"])
-        assert figures["step_counts"]["ghost"] > 0
+    for result in behaviors.values():
+        assert balanced(result["step_counts"])
+        assert result["step_counts"]["ghost"] > 0
     matchups = saved_rules(training.directory)["matchups"]
-    return [figures["weights_sha256"] for figures in behaviors.values()], matchups, match_table(training.directory)
+    return [result["weights_sha256"] for result in behaviors.values()], matchups, match_table(training.directory)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("asymmetric", "simulators"), [(False, 2), (True, 1)], ids=["symmetric-2", "asymmetric-1"])
-def test_a_run_repeats_itself_as_processes_and_in_one(tmp_path: Path, asymmetric: bool, simulators: int) -> None:
+def test_run_repeats_as_several_processes_and_as_one(tmp_path: Path, asymmetric: bool, simulators: int) -> None:
     file = tmp_path / "duel.yaml"
     file.write_text(yaml.safe_dump(process_settings(asymmetric, simulators)))
-    first, told, table = outcome(tmp_path, file, "first")
-    second, told_again, table_again = outcome(tmp_path, file, "second", "--in-process")
+    first, matchups, table = outcome(tmp_path, file, "first")
+    second, matchups_again, table_again = outcome(tmp_path, file, "second", "--in-process")
     assert first == second
-    assert told == told_again
-    assert len(told) >= 9  # an assignment has four draws
+    assert matchups == matchups_again
+    assert len(matchups) >= 9  # an assignment has four matchups
     for name in ("Goal", "GoalRival")[: 1 + asymmetric]:
-        compare(table, table_again, name)
+        check_same_matches(table, table_again, name)

@@ -1,11 +1,11 @@
-"""Self-play that goes on where it stood: after everything died at once, and after coordination alone did."""
+"""Self-play continues from its saved state after a crash of every process, or of coordination alone."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -13,43 +13,29 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-import torch
 import yaml
-from trio.testing import MockClock
 
 from sparring.pipeline.messages.state import PolicyWeights, RunState
+from tests.games.duel import simulator
 from tests.services.self_play_runs import (
     KINDS,
     SELF_PLAY,
     STEPS,
     Play,
-    Witness,
+    Recorder,
     begin,
     match_table,
     plain_settings,
     run_states,
-    same_order,
     saved_rules,
 )
 from tests.services.services_helpers import Training, balanced, json_lines
 
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return ("trio", {"clock": MockClock(autojump_threshold=0)})
-
-
-@pytest.fixture(autouse=True)
-def one_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    same_order(monkeypatch, 0)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("fixed_order")
 
 
 def snapshots(folder: Path, rules: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of the pool."""
+    """Returns the snapshot files of the rules, by player."""
     return {
         f"{name}@{version}": (folder / name / "snapshots" / f"{version:09d}.safetensors").read_bytes()
         for name, side in rules["sides"].items()
@@ -57,8 +43,8 @@ def snapshots(folder: Path, rules: Mapping[str, Any]) -> dict[str, bytes]:
     }
 
 
-def check_goes_on_from(state: RunState, rules: Mapping[str, Any]) -> None:
-    """The first state of a run that goes on is the last one that was saved."""
+def check_continues_from(state: RunState, rules: Mapping[str, Any]) -> None:
+    """The first state of a resumed run is the last saved one."""
     for name, side in rules["sides"].items():
         rated = state.ratings[name]
         assert rated.team == rules["queue"][0]
@@ -72,7 +58,7 @@ def check_goes_on_from(state: RunState, rules: Mapping[str, Any]) -> None:
 
 
 def check_lost_nothing(rules: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Counters of a later state are not below those of an earlier one."""
+    """No counter of the rules is below that of the earlier rules `before`."""
     for key in ("changes", "numbers", "matches"):
         assert rules[key] >= before[key], key
     assert rules["assignment"]["serial"] >= before["assignment"]["serial"]
@@ -82,11 +68,11 @@ def check_lost_nothing(rules: Mapping[str, Any], before: Mapping[str, Any]) -> N
         assert rules["sides"][name]["teams"] == side["teams"]
 
 
-# ---------------------------------------------------------------- everything dies at once, in virtual time
+# ---------------------------------------------------------------- crash of every process, in virtual time
 
 
-async def until_dead(folder: Path, kind: str, weights: int) -> Play:
-    """A run of which everything dies when the last learner has published so many weights."""
+async def crash_after(folder: Path, kind: str, weights: int) -> Play:
+    """Runs self-play until learners have published so many weights, and then crashes every service."""
     one = KINDS[kind]
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         play = await begin(tasks, stack, folder, [one.game(), one.game()], plain_settings(one))
@@ -97,19 +83,19 @@ async def until_dead(folder: Path, kind: str, weights: int) -> Play:
                 seen.append(record)
             return len(seen) >= weights
 
-        await play.witness.trap(enough).wait()
+        await play.recorder.event_at(enough).wait()
         tasks.cancel_scope.cancel()
     return play
 
 
 async def resumed(folder: Path, kind: str) -> Play:
-    """The same run, gone on with, to its end."""
+    """Resumes a run and plays it to its end."""
     one = KINDS[kind]
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
-        witness = Witness(session="b")
-        witness.install(stack.enter_context(pytest.MonkeyPatch.context()))
+        recorder = Recorder(session="b")
+        recorder.install(stack.enter_context(pytest.MonkeyPatch.context()))
         plain = plain_settings(one, max_steps=2 * STEPS)
-        play = await begin(tasks, stack, folder, [one.game(), one.game()], plain, witness=witness, resumed=True)
+        play = await begin(tasks, stack, folder, [one.game(), one.game()], plain, recorder=recorder, resumed=True)
         await play.graph.finish()
         tasks.cancel_scope.cancel()
     return play
@@ -127,17 +113,17 @@ async def resumed(folder: Path, kind: str) -> Play:
         pytest.param("poca", 7, marks=pytest.mark.slow),
     ],
 )
-async def test_a_run_goes_on_with_the_pool_ratings_team_and_counters_that_it_had_saved(
+async def test_resumed_run_has_the_saved_snapshots_ratings_team_and_counters(
     tmp_path: Path, kind: str, weights: int
 ) -> None:
-    """At whatever update it died; matches are not rated again, and the books balance at the end."""
-    await until_dead(tmp_path, kind, weights)
+    """Matches are not rated again, and the step counts balance at the end, whichever update was the last."""
+    await crash_after(tmp_path, kind, weights)
     before, table = saved_rules(tmp_path), match_table(tmp_path)
     pool = snapshots(tmp_path, before)
     assert pool
     play = await resumed(tmp_path, kind)
-    check_goes_on_from(run_states(play.witness)[0], before)
-    first = play.witness.assignments[0]
+    check_continues_from(run_states(play.recorder)[0], before)
+    first = play.recorder.assignments[0]
     assert first.serial >= before["assignment"]["serial"]
     check_lost_nothing(play.saved, before)
     assert play.table[: before["matches"]] == table[: before["matches"]]
@@ -155,7 +141,7 @@ ENDLESS = 100_000_000
 
 
 def configuration(folder: Path) -> Path:
-    """A duel of short matches that never ends by itself."""
+    """Writes the configuration of an endless run of short duels; returns its path."""
     plain = plain_settings(
         KINDS["symmetric"],
         self_play=SELF_PLAY | {"save_steps": 1024, "team_change": 3072, "swap_steps": 1024},
@@ -165,32 +151,32 @@ def configuration(folder: Path) -> Path:
         summary_freq=1024,
     )
     plain["pipeline"] = {"mode": "overlap", "recovery_interval": 0.2, "restarts": {"backoff_s": 0.1}}
-    plain["simulators"] = [{"name": "duel", "count": 2, "areas": 16}]
+    plain["simulators"] = [simulator(areas=16) | {"count": 2}]
     file = folder / "duel.yaml"
     file.write_text(yaml.safe_dump(plain))
     return file
 
 
-class Duels(Training):
+class DuelTraining(Training):
     """A run of duels."""
 
     def steps(self) -> int:
-        """Learner steps, as the console says."""
+        """Returns the learner steps that the console shows."""
         found = [re.search(r"^Goal\s+step\s+([\d,_]+)", line) for line in list(self.lines)]
         return max((int(re.sub(r"\D", "", one[1])) for one in found if one), default=0)
 
     def reaches(self, steps: int) -> None:
-        """Returns when the learner has made so many steps."""
+        """Waits until the learner has made so many steps."""
         self.wait_for(lambda _: self.steps() >= steps)
 
     def service_log(self, service: str, event: str) -> list[dict[str, Any]]:
-        """Lines of a service's log that tell of an event."""
+        """Returns the lines of a service's log with an event."""
         lines = json_lines(self.directory / "logs" / f"{service}.jsonl")
         return [entry for entry in lines if entry["event"] == event]
 
 
-def check_ended(training: Duels, status: str) -> dict[str, int]:
-    """It ended in order, and no match is rated twice; returns the books."""
+def check_ended(training: DuelTraining, status: str) -> dict[str, int]:
+    """Checks that a run ended in order and rated no match twice; returns its step counts."""
     assert training.end() == 0, "\n".join(training.lines)
     assert training.summary["status"] == status
     step_counts: dict[str, int] = training.summary["behaviors"]["Goal"]["step_counts"]
@@ -202,10 +188,10 @@ def check_ended(training: Duels, status: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_a_run_whose_processes_were_all_killed_goes_on_from_its_saved_state(tmp_path: Path) -> None:
-    """Nothing outlives the supervisor; `--resume` has the same pool, ratings, team and counters."""
+def test_run_whose_processes_were_all_killed_resumes_from_its_saved_state(tmp_path: Path) -> None:
+    """No process outlives the supervisor, and `--resume` has the same snapshots, ratings, team and counters."""
     file = configuration(tmp_path)
-    training = Duels(tmp_path, str(file), "--seed", "3")
+    training = DuelTraining(tmp_path, str(file), "--seed", "3")
     training.reaches(12_000)
     family = psutil.Process(training.process.pid).children(recursive=True)
     os.kill(training.process.pid, signal.SIGKILL)
@@ -213,26 +199,26 @@ def test_a_run_whose_processes_were_all_killed_goes_on_from_its_saved_state(tmp_
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive
     before, table = saved_rules(training.directory), match_table(training.directory)
-    told = training.service_log("coordination", "assigned")
+    assignments = training.service_log("coordination", "opponents_assigned")
     pool = snapshots(training.directory, before)
     assert pool
     assert before["changes"] >= 1
-    again = Duels(tmp_path, str(file), "--resume", "--max-steps", str(before["sides"]["Goal"]["trained"] + 8192))
+    again = DuelTraining(tmp_path, str(file), "--resume", "--max-steps", str(before["sides"]["Goal"]["trained"] + 8192))
     step_counts = check_ended(again, "completed")
     assert balanced(step_counts), str(step_counts)
     assert step_counts["trained"] >= before["sides"]["Goal"]["trained"]
     check_lost_nothing(saved_rules(again.directory), before)
     assert match_table(again.directory)[: before["matches"]] == table[: before["matches"]]
-    since = again.service_log("coordination", "assigned")[len(told) :]
+    since = again.service_log("coordination", "opponents_assigned")[len(assignments) :]
     assert since[0]["serial"] >= before["assignment"]["serial"]
     assert since[0]["changes"] >= before["changes"]
-    assert len(again.service_log("coordination", "books_restored")) == 1
+    assert len(again.service_log("coordination", "step_counts_restored")) == 1
 
 
 @pytest.mark.slow
-def test_coordination_that_was_killed_goes_on_by_itself(tmp_path: Path) -> None:
-    """No other service ends for it, nothing is lost, no match is rated twice, no number falls, the books balance."""
-    training = Duels(tmp_path, str(configuration(tmp_path)), "--seed", "4")
+def test_killed_coordination_continues_by_itself(tmp_path: Path) -> None:
+    """No other service restarts, no step is lost, no match is rated twice, and no counter falls."""
+    training = DuelTraining(tmp_path, str(configuration(tmp_path)), "--seed", "4")
     training.reaches(8_000)
     training.kill("coordination")
     training.wait_for(lambda lines: any("failed" in line and "coordination" in line for line in lines))
@@ -246,7 +232,7 @@ def test_coordination_that_was_killed_goes_on_by_itself(tmp_path: Path) -> None:
     assert [entry["part"] for entry in training.log() if entry["event"] == "failed"] == ["coordination"]
     assert not training.service_log("learning-Goal", "restored")
     check_lost_nothing(saved_rules(training.directory), before)
-    told = training.service_log("coordination", "assigned")
+    assignments = training.service_log("coordination", "opponents_assigned")
     for key in ("serial", "changes"):
-        numbers = [entry[key] for entry in told]
+        numbers = [entry[key] for entry in assignments]
         assert numbers == sorted(numbers)

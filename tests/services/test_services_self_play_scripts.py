@@ -1,4 +1,4 @@
-"""Opponents that the simulators play themselves, drawn for each match as any other opponent."""
+"""Scripted opponents, which the simulators play, are sampled for each match like other opponents."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import pytest
 from sparring.pipeline.games.soccer import Soccer
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.specs import BehaviorSpec
-from tests.services.self_play_runs import KINDS, SELF_PLAY, check_all, plain_settings, whole
+from tests.services.self_play_checks import check_all
+from tests.services.self_play_runs import KINDS, SELF_PLAY, plain_settings, run_to_end
 from tests.services.services_helpers import Training
 
 SCRIPTS = ["simulator/scripted", "simulator/still"]
 
 
-class Asked:
-    """Soccer that notes which script plays each seat of each match.
+class ScriptRecorder:
+    """Soccer that records which scripts play in each match.
 
     Attributes:
-        scripts_met: by match and seat, the numbers that were asked for in it.
+        script_numbers: numbers of the scripts, by match and behavior id.
     """
 
     def __init__(self, areas: int) -> None:
         self._game = Soccer(areas, every=50)
         self.name = "soccer"
-        self.scripts_met: dict[tuple[int, str], set[int]] = {}
+        self.script_numbers: dict[tuple[int, str], set[int]] = {}
         self._last: Sequence[BehaviorReport] = ()
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
@@ -46,20 +47,15 @@ class Asked:
         for report in self._last:
             assert report.decisions is not None
             assert report.decisions.matches is not None
-            asked = actions[report.behavior].scripts
-            numbers = np.zeros(len(report.decisions.agents), int) if asked is None else asked
+            scripts = actions[report.behavior].scripts
+            numbers = np.zeros(len(report.decisions.agents), int) if scripts is None else scripts
             for match, number in zip(report.decisions.matches.tolist(), numbers.tolist(), strict=True):
-                self.scripts_met.setdefault((match, report.behavior), set()).add(number)
+                self.script_numbers.setdefault((match, report.behavior), set()).add(number)
         self._last = self._game.step(actions)
         return self._last
 
     def close(self) -> None:
         """Holds nothing."""
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def rules(**values: Any) -> dict[str, Any]:
@@ -68,20 +64,21 @@ def rules(**values: Any) -> dict[str, Any]:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("mode", ["overlap", "lockstep"])
-async def test_a_script_plays_whole_matches_of_the_seats_it_is_drawn_for(tmp_path: Path, mode: str) -> None:
-    """Each seat of a match has one script or none to its end; the match table names it, and the books balance."""
-    games = [Asked(areas=2), Asked(areas=2)]
-    play = await whole(tmp_path, games, plain_settings(KINDS["poca"], mode=mode, self_play=rules()))
+async def test_script_plays_whole_matches_that_it_is_sampled_for(tmp_path: Path, mode: str) -> None:
+    """A behavior id has one script or none for a whole match, and the match table names it."""
+    games = [ScriptRecorder(areas=2), ScriptRecorder(areas=2)]
+    play = await run_to_end(tmp_path, games, plain_settings(KINDS["poca"], mode=mode, self_play=rules()))
     check_all(play)
-    met = [numbers for game in games for numbers in game.scripts_met.values()]
-    assert all(len(numbers) == 1 for numbers in met)
-    played = [number for numbers in met for number in numbers]
+    numbers_of_matches = [numbers for game in games for numbers in game.script_numbers.values()]
+    assert all(len(numbers) == 1 for numbers in numbers_of_matches)
+    played = [number for numbers in numbers_of_matches for number in numbers]
     named = [player for line in play.table for player in line["players"].values()]
     for number, player in enumerate(SCRIPTS, 1):
         ended, begun = named.count(player), played.count(number)
         assert ended > 3
-        assert ended <= begun <= ended + 4  # of each area, one match was under way at the end
+        assert ended <= begun <= ended + 4  # each of four areas had an unfinished match
     assert {"Soccer", *SCRIPTS} < set(named)
     assert {tuple(sorted(line["players"])) for line in play.table} == {("Soccer?team=0", "Soccer?team=1")}
     elo, records = play.saved["elo"], play.saved["sides"]["Soccer"]["records"]
@@ -91,12 +88,12 @@ async def test_a_script_plays_whole_matches_of_the_seats_it_is_drawn_for(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_simulator_without_the_script_ends_the_run_with_the_reason(tmp_path: Path) -> None:
-    """Real processes: what is missing, and what to do."""
+def test_simulator_without_the_script_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    """The error of a real run names the missing script."""
     file = tmp_path / "config.yaml"
     file.write_text(
         "behaviors: {Goal: {trainer_type: ppo, self_play: {opponents: [{scripted: keeper}]}}}\n"
-        "simulators: [{name: duel}]\n"
+        "simulators: [{name: goal}]\n"
     )
     training = Training(tmp_path, str(file))
     assert training.end() == 1

@@ -1,4 +1,4 @@
-"""What coordination keeps of the weights that ghosts play with, however fast a learner is."""
+"""Coordination keeps the snapshots that ghosts play with, however fast a learner is."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NAME = "Goal"
 SAVE = 10
 
 
-class Wall:
-    """A board that keeps the latest of each key."""
+class FakeTopic:
+    """A topic that keeps the latest record of each key."""
 
     def __init__(self) -> None:
         self.latest: dict[str, Any] = {}
@@ -32,13 +32,13 @@ class Wall:
 
 
 def weights(version: int) -> PolicyWeights:
-    """Weights that say which version they are of."""
+    """Returns weights whose values are their version."""
     arrays = {"bias": np.full(2, version, np.float32)}
     return PolicyWeights(behavior=NAME, version=version, arrays=arrays, trained=SAVE * (version - 1))
 
 
-def ghosts(folder: Path, topic: Wall) -> Ghosts:
-    """Self-play that saves at each version, and whose opponents are snapshots of a window of 3."""
+def ghosts(folder: Path, topic: FakeTopic) -> Ghosts:
+    """Returns self-play that saves every version and keeps a window of 3 snapshots."""
     settings = SelfPlaySettings(
         save_steps=SAVE, swap_steps=5, window=3, team_change=10**6, play_against_latest_model_ratio=0.0
     )
@@ -46,17 +46,17 @@ def ghosts(folder: Path, topic: Wall) -> Ghosts:
     return Ghosts(rules, folder, {}, topic)
 
 
-def behavior_id(one: Ghosts) -> None:
-    """A simulator has two teams."""
+def register_teams(one: Ghosts) -> None:
+    """Reports a simulator with two teams."""
     one.stepped({NAME: (0, 1)}, {NAME: 0})
 
 
 @pytest.mark.parametrize("burst", [1, 2, 3])
-def test_every_version_of_the_window_is_on_disk_whatever_came_after_it(tmp_path: Path, burst: int) -> None:
-    """Several updates may end before the state is written next: each snapshot is of its own weights."""
-    topic = Wall()
+def test_every_version_of_the_window_is_on_disk(tmp_path: Path, burst: int) -> None:
+    """Each snapshot has the weights of its version, even if several updates end before the next save."""
+    topic = FakeTopic()
     one = ghosts(tmp_path, topic)
-    behavior_id(one)
+    register_teams(one)
     for swaps, first in enumerate(range(1, 8, burst), 1):
         for version in range(first, first + burst):
             one.weights(weights(version))
@@ -72,15 +72,15 @@ def test_every_version_of_the_window_is_on_disk_whatever_came_after_it(tmp_path:
     assert all(version == value for version, value in playing.items())
 
 
-def test_a_start_that_goes_on_keeps_what_an_earlier_one_has_saved(tmp_path: Path) -> None:
-    """Before any learner is heard of, it can write its state and publish what the assignment names."""
-    one = ghosts(tmp_path, Wall())
-    behavior_id(one)
+def test_restored_coordination_keeps_the_saved_rules_and_ghosts(tmp_path: Path) -> None:
+    """It can save its state and publish the ghosts of its assignment before any learner reports."""
+    one = ghosts(tmp_path, FakeTopic())
+    register_teams(one)
     for version in (1, 2, 3):
         one.weights(weights(version))
         one.keep()
     plain = one.keep()
-    topic = Wall()
+    topic = FakeTopic()
     other = ghosts(tmp_path, topic)
     other.restore(plain)
     assert other.keep()["rules"] == plain["rules"]

@@ -1,4 +1,4 @@
-"""A real run that does not go on is ended for it, with a status of its own and its cause."""
+"""A real run that stalls ends with its own exit status and its cause."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Hanging(Goal):
 
 run(Hanging(areas=4))
 """
-"""Its heartbeat goes on: nobody would miss it but those who wait for its steps."""
+"""A simulator that keeps its heartbeat: only the services that wait for its steps can notice."""
 
 
 @pytest.mark.slow
-def test_a_run_whose_simulator_answers_no_more_exits_with_the_status_of_a_stall_and_says_why(tmp_path: Path) -> None:
+def test_run_whose_simulator_hangs_exits_with_the_status_and_cause_of_a_stall(tmp_path: Path) -> None:
     plain = {
         "behaviors": {"Goal": {"network_settings": {"hidden_units": 8, "num_layers": 1}}},
         "simulators": [{"command": [sys.executable, "-c", HANGS]}],
@@ -37,7 +37,7 @@ def test_a_run_whose_simulator_answers_no_more_exits_with_the_status_of_a_stall_
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
     training = Training(tmp_path, str(tmp_path / "config.yaml"), "--in-process")
     training.wait_for(lambda lines: any("  run_stalled  " in line for line in lines))
-    os.kill(training.pid("simulator-0"), signal.SIGKILL)  # else its end would be waited for
+    os.kill(training.pid("simulator-0"), signal.SIGKILL)  # otherwise the run would wait for its end
     assert training.end() == STALLED == 5, "\n".join(training.lines)
     assert training.summary["status"] == "stalled"
     assert training.summary["error"].startswith("simulators: nothing has moved for ")

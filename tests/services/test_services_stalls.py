@@ -1,44 +1,31 @@
-"""Stalls of the whole graph under a virtual clock: each has one root, named with the chain that leads to it."""
+"""Stalls of the whole graph under a virtual clock: each has one root and the chain of waits that leads to it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-import torch
 from structlog.testing import capture_logs
-from trio.testing import MockClock
 
 from sparring.pipeline.games.goal import Goal
 from sparring.pipeline.monitoring.overview import STEP_COUNTS
 from sparring.pipeline.monitoring.stalls import Stalls
 from sparring.services.process.runtime import inline
 from tests.services.services_graph import Graph, begin
-from tests.services.stalls_runs import judged, supervised
+from tests.services.stalls_runs import stalls_after, supervised
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TIMEOUT_S = 12.0
 
 
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return ("trio", {"clock": MockClock(autojump_threshold=0)})
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-class Hanging(Goal):
-    """A game that falls silent after so many steps: its simulator says neither Step nor Ping."""
+class HangingGame(Goal):
+    """A game that hangs after so many steps: its simulator sends neither Step nor Ping."""
 
     graph: Graph
 
@@ -55,28 +42,26 @@ class Hanging(Goal):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["overlap", "lockstep"])
-async def test_a_healthy_run_is_no_stall_at_any_moment(tmp_path: Path, mode: str) -> None:
+async def test_healthy_run_never_stalls(tmp_path: Path, mode: str) -> None:
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await begin(tasks, stack, tmp_path, [Goal(areas=4)], mode=mode, max_steps=10**9)
         graph.frame_s = 0.25  # slow: an update takes a while
         stalls = Stalls(graph.run.sinks, TIMEOUT_S)
         for _ in range(18):
-            assert await judged(stalls, graph.seen, 1) == []
+            assert await stalls_after(stalls, graph.seen, 1) == []
         tasks.cancel_scope.cancel()
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["overlap", "lockstep"])
-async def test_simulators_that_do_not_answer_are_the_root_and_the_chain_leads_to_them(
-    tmp_path: Path, mode: str
-) -> None:
+async def test_simulators_that_do_not_answer_are_the_root_of_the_chain(tmp_path: Path, mode: str) -> None:
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
-        game = Hanging(40)
+        game = HangingGame(40)
         graph = await begin(tasks, stack, tmp_path, [game], mode=mode, max_steps=10**9)
         game.graph = graph
         stalls = Stalls(graph.run.sinks, TIMEOUT_S)
-        assert await judged(stalls, graph.seen, TIMEOUT_S - 2) == []
-        (stall,) = await judged(stalls, graph.seen, 8)
+        assert await stalls_after(stalls, graph.seen, TIMEOUT_S - 2) == []
+        (stall,) = await stalls_after(stalls, graph.seen, 8)
         assert (stall.root, stall.kind) == ("simulators", "outside")
         assert stall.chain == (
             "learning-Goal waits for segments of Goal from coordination",
@@ -88,10 +73,10 @@ async def test_simulators_that_do_not_answer_are_the_root_and_the_chain_leads_to
 
 
 @pytest.mark.anyio
-async def test_without_any_simulator_it_is_said_that_one_is_missing(tmp_path: Path) -> None:
+async def test_stall_without_simulators_names_the_missing_simulator(tmp_path: Path) -> None:
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await begin(tasks, stack, tmp_path, [])
-        (stall,) = await judged(Stalls(graph.run.sinks, TIMEOUT_S), graph.seen, TIMEOUT_S + 5)
+        (stall,) = await stalls_after(Stalls(graph.run.sinks, TIMEOUT_S), graph.seen, TIMEOUT_S + 5)
         assert stall.root == "simulators"
         assert stall.chain[-1] == "stepping-0 waits for a simulator of Goal from outside"
         tasks.cancel_scope.cancel()
@@ -100,7 +85,10 @@ async def test_without_any_simulator_it_is_said_that_one_is_missing(tmp_path: Pa
 def hanging_learner(
     updates: int, released: anyio.Event, *, shielded: bool
 ) -> Callable[[str], Callable[[Callable[[], Any]], Any]]:
-    """The thread of the first start of a learner hangs after so much work; shielded: as no kill can end it."""
+    """Returns `compute` for services: that of a learner's first incarnation hangs after so many updates.
+
+    Cancellation does not end it if it is shielded.
+    """
     starts: list[str] = []
 
     def of(service: str) -> Callable[[Callable[[], Any]], Any]:
@@ -123,14 +111,14 @@ def hanging_learner(
 
 
 async def play(graph_like: Any, tasks: Any) -> None:
-    """A simulator for the services of a host."""
+    """Starts a simulator for the services of a host."""
     await anyio.sleep(1)
     graph = Graph(run=graph_like.topology.run, tasks=tasks, frame_s=0.05, listener=graph_like.listener)
     tasks.start_soon(graph.simulate, 0, Goal(areas=4))
 
 
 @pytest.mark.anyio
-async def test_a_learner_whose_thread_hangs_is_named_restarted_and_the_run_completes(tmp_path: Path) -> None:
+async def test_learner_whose_thread_hangs_is_restarted_and_the_run_completes(tmp_path: Path) -> None:
     with capture_logs() as lines:
         async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
             supervisor, host = await supervised(
@@ -146,17 +134,17 @@ async def test_a_learner_whose_thread_hangs_is_named_restarted_and_the_run_compl
             tasks.cancel_scope.cancel()
     (stalled,) = [line for line in lines if line["event"] == "stalled"]
     assert (stalled["root"], status) == ("learning-Goal", "completed")
-    assert "learning-Goal answers, but gets no further; " in stalled["cause"]
+    assert "learning-Goal answers, but makes no progress; " in stalled["cause"]
     assert "messages wait for it" in stalled["cause"]
     assert [line["part"] for line in lines if line["event"] == "failed"] == ["learning-Goal"]
 
 
 @pytest.mark.anyio
-async def test_beyond_the_budget_the_run_ends_with_its_cause_and_the_newest_checkpoint(tmp_path: Path) -> None:
+async def test_stall_beyond_the_budget_ends_the_run_with_its_cause_and_newest_checkpoint(tmp_path: Path) -> None:
     released = anyio.Event()
-    figures = {"steps": 0, "steps_per_s": 0.0, "updates": 0, "episodes": 0, "reward_mean_last100": None}
-    figures |= {"step_counts": dict.fromkeys(STEP_COUNTS, 0), "lag_mean": None, "lag_max": None}
-    (tmp_path / "status.json").write_text(json.dumps({"behaviors": {"Goal": {"figures": figures}}}))
+    numbers = {"steps": 0, "steps_per_s": 0.0, "updates": 0, "episodes": 0, "reward_mean_last100": None}
+    numbers |= {"step_counts": dict.fromkeys(STEP_COUNTS, 0), "lag_mean": None, "lag_max": None}
+    (tmp_path / "status.json").write_text(json.dumps({"behaviors": {"Goal": {"figures": numbers}}}))
     with capture_logs() as lines:
         async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
             supervisor, host = await supervised(
@@ -182,7 +170,7 @@ async def test_beyond_the_budget_the_run_ends_with_its_cause_and_the_newest_chec
 
 
 @pytest.mark.anyio
-async def test_simulators_that_come_when_they_like_are_reported_and_end_nothing(tmp_path: Path) -> None:
+async def test_late_simulators_are_reported_and_do_not_end_the_run(tmp_path: Path) -> None:
     with capture_logs() as lines:
         async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
             supervisor, host = await supervised(
@@ -202,8 +190,8 @@ async def test_simulators_that_come_when_they_like_are_reported_and_end_nothing(
             tasks.start_soon(late)
             status = await supervisor.supervise()
             tasks.cancel_scope.cancel()
-    told = [line for line in lines if line["event"] == "stalled"]
+    stalled = [line for line in lines if line["event"] == "stalled"]
     assert status == "completed"
-    assert [line["root"] for line in told] == ["simulators"] * len(told)
-    assert len(told) in (1, 2)
-    assert [line["root"] for line in lines if line["event"] == "goes_on"] == ["simulators"]
+    assert [line["root"] for line in stalled] == ["simulators"] * len(stalled)
+    assert len(stalled) in (1, 2)
+    assert [line["root"] for line in lines if line["event"] == "stall_resolved"] == ["simulators"]

@@ -1,4 +1,4 @@
-"""What a configuration becomes: services, queues, cores."""
+"""The topology of a configuration: services, queues, cores."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.pipeline.bridges.unity.channels import ANALYTICS, received
+from sparring.pipeline.bridges.unity.channels import ANALYTICS, parse_messages
 from sparring.pipeline.queues.wire import make_id, parse_id
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.load import parse_settings
-from sparring.services.commands.service import own_start
+from sparring.services.commands.service import own_incarnation
 from sparring.services.process.runtime import Run
-from sparring.services.supervision.topology import (
-    Topology,
-    build,
-    cores_beside_learners,
-    service_plans,
-    simulator_plans,
-)
+from sparring.services.supervision.simulators import simulator_plans
+from sparring.services.supervision.topology import Topology, build, cores_beside_learners, service_plans
 
 LEARNERS = {"learning-Striker", "learning-Goalie"}
 
@@ -46,10 +41,10 @@ def topology(settings: Settings, folder: Path) -> Topology:
     processes=st.integers(1, 3),
     usable=st.sets(st.integers(0, 127), max_size=40),
 )
-def test_all_but_the_learners_keep_off_as_many_cores_as_these_have_threads(
+def test_services_leave_as_many_cores_to_learners_as_these_have_threads(
     learning: int, processes: int, usable: set[int]
 ) -> None:
-    """Only where a core is left; else all share all. Learners may run on every core."""
+    """Without a free core every service may use all cores; learners always may."""
     settings = settings_of(learning, processes)
     stepping = {f"stepping-{index}": "" for index in range(processes)}
     run = Run(id="r", directory=Path(), settings=settings, seed=0, capacities={}, addresses=stepping, simulators={})
@@ -64,12 +59,12 @@ def test_all_but_the_learners_keep_off_as_many_cores_as_these_have_threads(
     assert len(set(found.values())) == 1
 
 
-def test_all_share_all_cores_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_all_services_share_all_cores_if_configured(tmp_path: Path) -> None:
     assert topology(settings_of(leave=False), tmp_path).cores == {}
 
 
-def test_who_waits_for_nobody_lets_the_others_go_first(tmp_path: Path) -> None:
-    """Stepping runs at the normal priority, learners a little below it, and the services behind them further."""
+def test_services_that_no_simulator_waits_for_have_lower_priority(tmp_path: Path) -> None:
+    """Stepping has normal priority, learners a lower one, and all other services the lowest."""
     niceness = {plan.name: plan.niceness for plan in topology(settings_of(), tmp_path).services}
     assert {name for name, value in niceness.items() if value == 0} == {"stepping-0"}, "simulators wait for it"
     assert {niceness[name] for name in LEARNERS} == {3}
@@ -77,9 +72,9 @@ def test_who_waits_for_nobody_lets_the_others_go_first(tmp_path: Path) -> None:
     assert min(niceness.values()) == 0, "raising the priority needs rights"
 
 
-def test_a_service_started_alone_takes_the_place_of_its_former_start() -> None:
-    """Also where the random part of its name ends in a lower number."""
-    starts = [parse_id(make_id(own_start("assembly"), opened=1)) for _ in range(20)]
+def test_service_started_alone_replaces_its_earlier_incarnation() -> None:
+    """The order does not depend on the random part of its name."""
+    starts = [parse_id(make_id(own_incarnation("assembly"), opened=1)) for _ in range(20)]
     assert {start.name for start in starts} == {"assembly~0"}
     assert starts == sorted(starts, key=lambda start: start.order)
 
@@ -93,21 +88,21 @@ pipeline: {PIPELINE}
 
 
 def options(pipeline: str, folder: Path, *, learns: bool = True) -> list[list[str]]:
-    """Those options of each simulator that are not its own."""
+    """Returns the options of each simulator that the run adds."""
     settings = parse_settings(PLAYERS.replace("PIPELINE", pipeline), "test.yaml").settings
     plans = simulator_plans(settings, 1, {"stepping-0": "unix:///s"}, folder, learns=learns)
-    return [[word for word in plan.command if word.startswith(("host=", "told="))] for plan in plans]
+    return [[word for word in plan.command if word.startswith(("host=", "side_channel="))] for plan in plans]
 
 
-def test_unity_players_are_told_of_the_training_where_that_is_asked_for(tmp_path: Path) -> None:
-    """Of a training, not of what is only played."""
+def test_unity_players_get_training_analytics_if_configured(tmp_path: Path) -> None:
+    """They get analytics of training runs, not of runs that only play."""
     assert options("training_analytics: false", tmp_path) == [[], []]
     assert options("training_analytics: true", tmp_path, learns=False) == [[], []]
     first, second = options("training_analytics: true", tmp_path)
     assert first == second
-    told = bytes.fromhex(first[0].removeprefix("told="))
-    assert [channel for channel, _ in received(told)] == [ANALYTICS] * 2
+    analytics = bytes.fromhex(first[0].removeprefix("side_channel="))
+    assert [channel for channel, _ in parse_messages(analytics)] == [ANALYTICS] * 2
 
 
-def test_unity_players_call_where_the_settings_say(tmp_path: Path) -> None:
+def test_unity_players_connect_to_the_configured_host(tmp_path: Path) -> None:
     assert options('player_host: "::1"', tmp_path) == [["host=::1"]] * 2

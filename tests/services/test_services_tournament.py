@@ -1,4 +1,4 @@
-"""`sparring tournament`: trained policies meet, and nobody learns."""
+"""`sparring tournament`: trained policies play each other without learning."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from sparring.pipeline.games.duel import Duel
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import BehaviorId
 from sparring.services.main import main
 from sparring.services.supervision.topology import build
+from tests.games.duel import Duel, simulator
 from tests.services.self_play_runs import KINDS, plain_settings
 from tests.services.services_helpers import HANG_S
 
@@ -28,13 +28,13 @@ Refusal = Callable[..., str]
 
 
 def finished_run(folder: Path, kind: str = "symmetric", behavior: str = "Goal", checkpoints: int = 2) -> Path:
-    """The folder of a run with so many checkpoints of each behavior, as training leaves it."""
+    """Writes the folder of a run with so many checkpoints of each behavior, as training leaves it."""
     plain: dict[str, Any] = plain_settings(KINDS[kind])
     one = plain["behaviors"]["Goal"]
     asymmetric = kind == "asymmetric"
     plain["behaviors"] = dict.fromkeys([behavior, f"{behavior}Rival"][: 1 + asymmetric], one)
     options = {"asymmetric": asymmetric, "behavior": behavior}
-    plain["simulators"] = [{"name": "duel", "count": 2, "areas": 8, "options": options}]
+    plain["simulators"] = [simulator(areas=8, **options) | {"count": 2}]
     plain["pipeline"] = {"mode": "overlap"}
     settings = parse_settings(yaml.safe_dump(plain), "test").settings
     folder.mkdir(parents=True)
@@ -49,54 +49,54 @@ def finished_run(folder: Path, kind: str = "symmetric", behavior: str = "Goal", 
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Refusal:
-    """Runs a tournament that is refused, and returns what it says."""
+def error_of(capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Runs a tournament that is refused, and returns its error message."""
 
     def run(*arguments: object) -> str:
         assert main(["tournament", *map(str, arguments)]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
+        output = capsys.readouterr()
+        assert output.out == ""
         for word in ("got", "expected"):
-            assert word in said.err
-        return said.err
+            assert word in output.err
+        return output.err
 
     return run
 
 
-def test_a_single_player_is_refused_with_the_remedy(tmp_path: Path, refused: Refusal) -> None:
-    said = refused(finished_run(tmp_path / "lonely", checkpoints=1))
-    assert "single player" in said
+def test_single_player_is_refused_with_a_remedy(tmp_path: Path, error_of: Refusal) -> None:
+    output = error_of(finished_run(tmp_path / "lonely", checkpoints=1))
+    assert "single player" in output
     for remedy in ("another run", "--untrained", "--checkpoints"):
-        assert remedy in said
+        assert remedy in output
 
 
-def test_a_run_without_checkpoints_is_refused(tmp_path: Path, refused: Refusal) -> None:
+def test_tournament_needs_a_checkpoint(tmp_path: Path, error_of: Refusal) -> None:
     folder = finished_run(tmp_path / "fresh", checkpoints=0)
-    said = refused(folder)
-    assert "no checkpoint of Goal" in said
-    assert str(folder) in said
+    output = error_of(folder)
+    assert "no checkpoint of Goal" in output
+    assert str(folder) in output
 
 
-def test_a_run_with_other_behaviors_is_refused_by_name(tmp_path: Path, refused: Refusal) -> None:
-    """Its policies see and do something else, or have no policy for a side."""
+def test_run_with_other_behaviors_is_refused_by_name(tmp_path: Path, error_of: Refusal) -> None:
+    """Its policies have other observations and actions, or none for a side."""
     duel, race = finished_run(tmp_path / "duel"), finished_run(tmp_path / "race", behavior="Race")
-    said = refused(duel, race)
-    assert "Goal" in said
-    assert str(race) in said
+    output = error_of(duel, race)
+    assert "Goal" in output
+    assert str(race) in output
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, refused: Refusal) -> None:
-    assert str(tmp_path / "nothing") in refused(tmp_path / "nothing", "--untrained")
+def test_folder_without_a_run_is_refused(tmp_path: Path, error_of: Refusal) -> None:
+    assert str(tmp_path / "nothing") in error_of(tmp_path / "nothing", "--untrained")
 
 
 @pytest.mark.parametrize("arguments", [("--matches", 0), ("--checkpoints", 0), ("--timeout", 0)])
-def test_impossible_numbers_are_refused(tmp_path: Path, refused: Refusal, arguments: tuple[str, int]) -> None:
-    assert str(arguments[1]) in refused(finished_run(tmp_path / "run"), *arguments)
+def test_impossible_numbers_are_refused(tmp_path: Path, error_of: Refusal, arguments: tuple[str, int]) -> None:
+    assert str(arguments[1]) in error_of(finished_run(tmp_path / "run"), *arguments)
 
 
-def test_a_refusal_leaves_no_folder(tmp_path: Path, refused: Refusal) -> None:
+def test_refused_tournament_leaves_no_folder(tmp_path: Path, error_of: Refusal) -> None:
     folder = finished_run(tmp_path / "lonely", checkpoints=1)
-    refused(folder)
+    error_of(folder)
     assert not list(folder.glob("tournament-*"))
 
 
@@ -104,7 +104,7 @@ def test_a_refusal_leaves_no_folder(tmp_path: Path, refused: Refusal) -> None:
 
 
 def played(folder: Path, *arguments: str) -> tuple[str, Path, dict[str, Any]]:
-    """What a tournament prints, its folder, and `tournament.json`."""
+    """Runs a tournament; returns its output, its folder and `tournament.json`."""
     command = [sys.executable, "-m", "sparring", "tournament", *arguments, "--seed", "1", "--matches", str(MATCHES)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -113,7 +113,7 @@ def played(folder: Path, *arguments: str) -> tuple[str, Path, dict[str, Any]]:
 
 
 def check_standings(content: dict[str, Any], players: set[str]) -> None:
-    """Every pair has met often enough, both tell the same of it, and intervals hold what they are of."""
+    """Checks that every pair has played enough matches, results agree, and intervals contain their values."""
     standings = {one["player"]: one for one in content["players"]}
     assert standings.keys() == players
     ratings = [one["rating"] for one in content["players"]]
@@ -131,16 +131,16 @@ def check_standings(content: dict[str, Any], players: set[str]) -> None:
 
 
 @pytest.mark.slow
-def test_checkpoints_of_a_run_meet_and_the_result_is_shown_and_kept(tmp_path: Path) -> None:
-    """A table on the console, `tournament.json` and a heat map; the run itself stays as it was."""
+def test_tournament_between_checkpoints_prints_and_saves_its_result(tmp_path: Path) -> None:
+    """It prints a table, writes `tournament.json` and a heat map, and does not change the run."""
     folder = finished_run(tmp_path / "duel")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     players = {"untrained", "duel@100", "duel@200"}
-    said, own, content = played(folder, str(folder), "--checkpoints", "2", "--untrained")
+    output, own, content = played(folder, str(folder), "--checkpoints", "2", "--untrained")
     assert content["status"] == "completed"
     check_standings(content, players)
     for word in ("player", "rating", *players, str(own / "tournament.json")):
-        assert word in said
+        assert word in output
     assert (own / "tournament.png").read_bytes().startswith(PNG)
     assert all(path.read_bytes() == content for path, content in before.items())
     table = [json.loads(line) for line in (own / "matches.jsonl").read_text().splitlines()]
@@ -149,8 +149,8 @@ def test_checkpoints_of_a_run_meet_and_the_result_is_shown_and_kept(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_players_of_two_asymmetric_runs_meet_on_both_sides_in_one_process(tmp_path: Path) -> None:
-    """Each player has a policy for each behavior name, and plays every side against every other."""
+def test_players_of_two_asymmetric_runs_play_both_sides_in_one_process(tmp_path: Path) -> None:
+    """Each player has a policy for each behavior, and plays both sides against every other."""
     first = finished_run(tmp_path / "first", "asymmetric", checkpoints=1)
     second = finished_run(tmp_path / "second", "asymmetric", checkpoints=1)
     players = {"first@100", "second@100"}

@@ -1,41 +1,22 @@
-"""The whole graph under a virtual clock: no process, no socket, no waiting."""
+"""The whole graph under a virtual clock, without processes, sockets or waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-import torch
-from trio.testing import MockClock
 
 from sparring.pipeline.games.goal import Goal
 from sparring.pipeline.monitoring.metrics import highest, mean
 from tests.services.services_graph import Graph, begin
+from tests.services.services_helpers import balanced
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 AGENTS = 4
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return ("trio", {"clock": MockClock(autojump_threshold=0)})
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def balance(step_counts: dict[str, int]) -> None:
-    assert step_counts["produced"] == sum(value for term, value in step_counts.items() if term != "produced"), str(
-        step_counts
-    )
 
 
 def lag_of(graph: Graph) -> Any:
@@ -44,11 +25,11 @@ def lag_of(graph: Graph) -> Any:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("count", [1, 3])
-async def test_overlap_trains_to_the_end_with_balanced_books(tmp_path: Path, count: int) -> None:
+async def test_overlap_trains_to_the_end_with_balanced_step_counts(tmp_path: Path, count: int) -> None:
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS) for _ in range(count)])
         step_counts = await graph.finish()
-        balance(step_counts)
+        assert balanced(step_counts), step_counts
         assert step_counts["trained"] >= 1000
         assert step_counts["lost"] == step_counts["stale"] == 0
         assert sum(graph.counts.values()) == step_counts["produced"]
@@ -58,7 +39,7 @@ async def test_overlap_trains_to_the_end_with_balanced_books(tmp_path: Path, cou
 
 
 @pytest.mark.anyio
-async def test_lockstep_has_no_lag_and_repeats_itself(tmp_path: Path) -> None:
+async def test_lockstep_has_no_lag_and_repeats_its_weights(tmp_path: Path) -> None:
     digests = []
     for attempt, frame_s in enumerate((0.001, 0.03)):
         folder = tmp_path / str(attempt)
@@ -67,9 +48,9 @@ async def test_lockstep_has_no_lag_and_repeats_itself(tmp_path: Path) -> None:
             graph = await begin(tasks, stack, folder, [Goal(areas=AGENTS) for _ in range(3)], mode="lockstep")
             graph.frame_s = frame_s
             step_counts = await graph.finish()
-            balance(step_counts)
+            assert balanced(step_counts), step_counts
             assert mean(lag_of(graph)) == 0
-            assert step_counts["open"] <= 3 * AGENTS  # the round that went over the end
+            assert step_counts["open"] <= 3 * AGENTS  # of the last round of decisions
             digests.append(graph.latest("learning-Goal", "state").weights_sha256)
             tasks.cancel_scope.cancel()
     assert digests[0] == digests[1]
@@ -79,7 +60,7 @@ async def test_lockstep_has_no_lag_and_repeats_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["overlap", "lockstep"])
 @pytest.mark.parametrize("part", ["stepping-0", "assembly", "coordination", "learning-Goal"])
 @pytest.mark.parametrize("after_s", [0.21, 1.0])
-async def test_a_killed_service_comes_back_and_the_books_balance(
+async def test_killed_service_restarts_and_the_step_counts_balance(
     tmp_path: Path, part: str, mode: str, after_s: float
 ) -> None:
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
@@ -87,8 +68,8 @@ async def test_a_killed_service_comes_back_and_the_books_balance(
         await anyio.sleep(after_s)
         await graph.kill(part)
         step_counts = await graph.finish()
-        print(graph.picture())
-        balance(step_counts)
+        print(graph.describe())
+        assert balanced(step_counts), step_counts
         assert step_counts["trained"] >= 4000
         bound = {
             "stepping-0": 2 * AGENTS * 66,

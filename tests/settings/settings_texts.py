@@ -1,4 +1,4 @@
-"""Configurations that several tests read."""
+"""Configurations that several tests share."""
 
 from __future__ import annotations
 
@@ -274,12 +274,12 @@ pipeline:
 
 
 def loaded(text: str, overrides: Overrides | None = None) -> LoadedSettings:
-    """What an indented text holds."""
+    """Returns the settings of an indented text."""
     return parse_settings(textwrap.dedent(text), NAME, overrides)
 
 
 def problems(text: str, overrides: Overrides | None = None) -> Sequence[str]:
-    """The lines of the refusal of an indented text, the count aside."""
+    """Returns the problems of an indented text, one line each, without the count."""
     try:
         accepted = loaded(text, overrides)
     except SettingsError as error:
@@ -290,6 +290,6 @@ def problems(text: str, overrides: Overrides | None = None) -> Sequence[str]:
 
 
 def only_problem(text: str, overrides: Overrides | None = None) -> str:
-    """The one line of a refusal."""
+    """Returns the only problem of an indented text."""
     (line,) = problems(text, overrides)
     return line

@@ -1,4 +1,4 @@
-"""`sparring check`."""
+"""`sparring check` summarizes a valid file and reports every problem of another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _file(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_valid_file_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_file_is_summarized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _file(
         tmp_path,
         """
@@ -35,11 +35,12 @@ pipeline: {mode: lockstep}
         "behavior Goal: ppo, 3,000 steps, updates of 64 steps in 3 x minibatches of 16, at most 64 in flight",
         "simulator: 2 x goal with 3 areas, discrete True",
         "simulator: 1 x ./game --fast",
-        "not found: simulators: command './game', which is no program here: give its path, or start it by hand",
+        "not found: simulators: command './game', which is no program on this machine: give its path, or "
+        "start it by hand",
     ]
 
 
-def test_a_valid_file_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_a_valid_file_shows_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "behaviors: {A: {self_play: {play_against_current_self_ratio: 0.2}}}\n"
         "environment_parameters: {size: {sampler_type: uniform}}\n"
@@ -53,7 +54,7 @@ def test_a_valid_file_says_what_would_run(tmp_path: Path, capsys: pytest.Capture
     assert f"notice: {path}:1: " in out
 
 
-def test_a_file_that_is_wrong_gives_1_and_all_problems_on_stderr(
+def test_an_invalid_file_gives_status_1_and_all_problems_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = _file(tmp_path, "behaviors:\n  A: {max_step: 3}\n  B: {time_horizon: 0}\n")
@@ -63,33 +64,34 @@ def test_a_file_that_is_wrong_gives_1_and_all_problems_on_stderr(
     assert [line.split(": ")[0] for line in err.splitlines()] == [f"2 problems in {path}", f"{path}:2", f"{path}:3"]
 
 
-def test_a_file_that_is_missing_gives_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_gives_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none.yaml")]) == 1
     assert "expected a configuration file; check the path" in capsys.readouterr().err
 
 
-def test_demonstrations_that_are_not_there_are_named_before_a_run_needs_them(
+def test_missing_demonstrations_are_reported_before_a_run_needs_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("behaviors: {Ball: {reward_signals: {gail: {demo_path: demos/nowhere.demo}}}}\n")
     assert main([str(path)]) == 0
-    said = capsys.readouterr().out
-    assert "not found: behaviors.Ball.reward_signals.gail.demo_path: got demos/nowhere.demo, which is not there" in said
+    output = capsys.readouterr().out
+    refused = "not found: behaviors.Ball.reward_signals.gail.demo_path: got demos/nowhere.demo, which does not exist"
+    assert refused in output
 
 
-# ---------------------------------------------------------------- the device to train on
+# ---------------------------------------------------------------- training device
 
-ON_THE_RACK = """
+TWO_HOSTS = """
 behaviors: {Ball: , Goal: }
 torch_settings: {device: cuda:77}
 pipeline: {port: 5100, hosts: {desk: {address: 10.0.0.1}, rack: {address: 10.0.0.2, services: [learning-Ball]}}}
 """
-ON_ONE = "behaviors: {Ball: }\ntorch_settings: {device: cuda:77}\n"
+ONE_HOST = "behaviors: {Ball: }\ntorch_settings: {device: cuda:77}\n"
 
 
-class Trial:
-    """In place of the process in which a device is tried."""
+class FakeProbe:
+    """A replacement for the process that tests a device."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, status: int = 0, out: str = "", err: str = "") -> None:
         self.devices: list[str] = []
@@ -103,50 +105,50 @@ class Trial:
         return self.ended
 
 
-def test_a_device_is_tried_where_a_learner_is_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Trial(monkeypatch)
+def test_a_device_is_tested_only_on_hosts_with_a_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = FakeProbe(monkeypatch)
     for text in ("behaviors: {A: }", "behaviors: {A: }\ntorch_settings: {device: cpu}"):
         assert no_device(parse_settings(text, "test").settings) is None
-    assert trial.devices == []
-    assert no_device(parse_settings(ON_ONE, "test").settings) is None
-    assert trial.devices == ["cuda:77"]
-    both = parse_settings(ON_THE_RACK, "test").settings
-    moved = parse_settings(ON_THE_RACK.replace("learning-Ball", "learning"), "test").settings
+    assert probe.devices == []
+    assert no_device(parse_settings(ONE_HOST, "test").settings) is None
+    assert probe.devices == ["cuda:77"]
+    both = parse_settings(TWO_HOSTS, "test").settings
+    moved = parse_settings(TWO_HOSTS.replace("learning-Ball", "learning"), "test").settings
     for settings, host, tried in ((both, None, 1), (both, "rack", 1), (moved, None, 0), (moved, "rack", 1)):
-        trial.devices.clear()
+        probe.devices.clear()
         assert no_device(settings, host) is None
-        assert len(trial.devices) == tried
+        assert len(probe.devices) == tried
 
 
 @pytest.mark.parametrize(
-    ("status", "out", "said"),
+    ("status", "out", "text"),
     [
         (1, '["this card", "another", "buy one"]', "got this card; expected another; buy one"),
-        (-11, "", "whose trial ended with status -11: last words"),
-        (99, "", "which has not answered for"),
+        (-11, "", "whose test ended with status -11: the cause"),
+        (99, "", "which did not answer within"),
     ],
 )
-def test_why_a_device_can_not_be_used_is_said(
+def test_the_cause_of_an_unusable_device_is_reported(
     status: int,
     out: str,
-    said: str,
+    text: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Trial(monkeypatch, status, out, "first\nlast words\n")
-    assert main([_file(tmp_path, ON_ONE)]) == 0
-    assert said in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("not usable: got "))
+    FakeProbe(monkeypatch, status, out, "first\nthe cause\n")
+    assert main([_file(tmp_path, ONE_HOST)]) == 0
+    assert text in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("not usable: got "))
 
 
 @pytest.mark.slow
-def test_a_run_on_a_device_that_is_not_there_is_refused_before_it_starts(
+def test_a_run_on_a_missing_device_is_refused_before_it_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results"
     options = ["--torch-device", "cuda:77", "--results-dir", str(results)]
     assert sparring(["train", _file(tmp_path, "behaviors: {Ball: }"), *options]) == 2
-    said = capsys.readouterr().err
-    assert "torch_settings.device 'cuda:77', which PyTorch" in said
-    assert "leave torch_settings.device out" in said
+    error = capsys.readouterr().err
+    assert "torch_settings.device 'cuda:77', which PyTorch" in error
+    assert "leave torch_settings.device out" in error
     assert not results.exists()

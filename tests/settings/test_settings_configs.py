@@ -1,4 +1,4 @@
-"""The configurations that are shipped, and ones as ML-Agents ships them."""
+"""The configurations that we ship, and configurations of ML-Agents, are valid."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_shipped_configuration_names_the_behaviors_of_its_simulators(path: Pat
         game.close()
 
 
-def test_the_demo_and_the_bars_have_a_configuration_each() -> None:
+def test_each_demo_and_benchmark_has_a_configuration() -> None:
     assert {path.stem for path in CONFIGS} == {
         *("balance", "cartpole", "connect-four", "crowd", "goal", "goals-mixed", "minigrid-empty", "minigrid-memory"),
         "balance-curriculum",
@@ -149,21 +149,21 @@ debug: false
 """
 
 
-def test_a_configuration_that_ml_agents_has_written_is_taken_without_a_word() -> None:
-    """Its `results/RUN/configuration.yaml`: all keys with their defaults, numbers as constant samplers with seeds."""
+def test_a_configuration_that_ml_agents_has_written_is_accepted_without_notices() -> None:
+    """Its `results/RUN/configuration.yaml` has all keys with their defaults, and numbers as constant samplers."""
     result = loaded(WRITTEN_BY_ML_AGENTS)
     assert not result.notices
     assert not [line for line in without_effect(result.settings) if "extrinsic" in line]
-    told = in_lessons(result.settings.environment_parameters)
-    assert told["mass"] == (2.5,)
-    (low, high), (wind,) = told["wall"], told["wind"]
+    lessons = in_lessons(result.settings.environment_parameters)
+    assert lessons["mass"] == (2.5,)
+    (low, high), (wind,) = lessons["wall"], lessons["wind"]
     assert low == 0.5
-    drawn = [(one.kind, one.values, one.seed) for one in (high, wind) if isinstance(one, Sampler)]
-    assert drawn == [("uniform", (1.0, 4.0), 613), ("multirangeuniform", (0.0, 1.0), -1)]
+    samplers = [(one.kind, one.values, one.seed) for one in (high, wind) if isinstance(one, Sampler)]
+    assert samplers == [("uniform", (1.0, 4.0), 613), ("multirangeuniform", (0.0, 1.0), -1)]
     assert curricula(result.settings.environment_parameters)["wall"][0].value == "0.5"
 
 
-def test_a_network_of_the_simulators_own_reward_is_said_to_have_no_effect() -> None:
+def test_a_network_of_the_extrinsic_reward_is_reported_to_have_no_effect() -> None:
     text = WRITTEN_BY_ML_AGENTS.replace("{<<: *network, normalize: false}", "*network")
     lines = [line for line in without_effect(loaded(text).settings) if "extrinsic" in line]
     assert lines == [

@@ -1,4 +1,4 @@
-"""Configurations that somebody has spoilt: settings, or a refusal whose every line says where, what and what to do."""
+"""A damaged configuration gives settings or an error whose every line has a place, a cause and a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORT = sorted(TEXTS, key=len)[:8]
 
 PROBLEM = re.compile(rf"{re.escape(NAME)}(:\d+)?: .*(got|expected)", re.DOTALL)
 
-STRANGE = st.sampled_from(
+UNUSUAL = st.sampled_from(
     [
         *("", "~", "null", "[]", "{}", "[[]]", "{a: {b: c}}", "-1", "0", "1e400", "-.inf", ".nan", "0x10", "9" * 30),
         *("'", '"', "&a", "*a", "&a [*a]", "!!python/object:os.system x", "!!binary aa", "? x", "| \n  x", "- - -"),
@@ -28,7 +28,7 @@ STRANGE = st.sampled_from(
 
 
 def edit(lines: list[str], kind: int, at: int, other: int, value: str) -> None:
-    """One change to a text."""
+    """Applies one change to a text."""
     at, other = at % len(lines), other % len(lines)
     head, colon, _ = lines[at].partition(":")
     if kind == 0:
@@ -51,17 +51,17 @@ def edit(lines: list[str], kind: int, at: int, other: int, value: str) -> None:
         lines.append("")
 
 
-EDITS = st.tuples(st.integers(0, 7), st.integers(0, 300), st.integers(0, 300), STRANGE)
+EDITS = st.tuples(st.integers(0, 7), st.integers(0, 300), st.integers(0, 300), UNUSUAL)
 
 
 @settings(max_examples=80)
 @given(st.sampled_from(SHORT), st.lists(EDITS, min_size=1, max_size=4))
-def test_a_spoilt_configuration_is_read_or_refused_with_line_and_remedy(
+def test_a_damaged_configuration_is_read_or_refused_with_line_and_remedy(
     text: str, edits: list[tuple[int, int, int, str]]
 ) -> None:
     lines = text.splitlines()
-    for one in edits:
-        edit(lines, *one)
+    for change in edits:
+        edit(lines, *change)
     try:
         found = parse_settings("\n".join(lines), NAME)
     except SettingsError as error:

@@ -1,4 +1,4 @@
-"""Rules that hold for every key there is."""
+"""Rules that hold for every key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Line:
     value: str
 
     def replaced(self, key: str, value: str) -> str:
-        """The whole text with another key and value in this line, and what was below the key gone."""
+        """Returns the whole text with another key and value in this line and nothing below the key."""
         lines = EVERY_KEY.splitlines()
         head = re.sub(rf"\b{self.key}:.*", f"{key}: {value}", lines[self.number - 1])
         return "\n".join([*lines[: self.number - 1], head, *lines[self.number :]])
@@ -52,7 +52,7 @@ def _is_at(line: Line, problem: str) -> bool:
 
 
 def _written(entry: Entry, section: str = "") -> set[tuple[str, str]]:
-    """Every (section, key) of a document, in the words of `all_keys`."""
+    """Returns every (section, key) of a document with the section names of `all_keys`."""
     found = set()
     for key, child in entry.mapping.items():
         known = bool({(section, key)} & set(all_keys()))
@@ -63,7 +63,7 @@ def _written(entry: Entry, section: str = "") -> set[tuple[str, str]]:
     return found
 
 
-def test_the_text_that_these_tests_vary_holds_every_key() -> None:
+def test_the_sample_text_contains_every_key() -> None:
     networks = [f"{name}.network_settings" for name in ("extrinsic", "curiosity", "rnd")]
     alike = (*networks, "value.sampler_parameters")
     expected = {(section, key) for section, key in all_keys() if not any(part in section for part in alike)}
@@ -75,7 +75,7 @@ def test_every_key_is_accepted_and_survives_json() -> None:
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
 
 
-def test_no_value_of_that_text_is_a_default_so_each_is_read() -> None:
+def test_no_value_of_the_sample_text_is_a_default() -> None:
     settings = loaded(EVERY_KEY).settings
     ball = settings.behaviors["Ball"]
     same = {"trainer_type", "beta_schedule", "train_model", "load_model", "resume", "inference"}
@@ -86,7 +86,7 @@ def test_no_value_of_that_text_is_a_default_so_each_is_read() -> None:
 
 @st.composite
 def misspellings(draw: st.DrawFn) -> tuple[Line, str]:
-    """A key with one letter lost, doubled, or exchanged with the next."""
+    """Samples a key with one letter missing, doubled, or swapped with the next."""
     line = draw(st.sampled_from(KEYS))
     at = draw(st.integers(0, len(line.key) - 2))
     key = line.key
@@ -97,7 +97,7 @@ def misspellings(draw: st.DrawFn) -> tuple[Line, str]:
                 key[: at + 1] + key[at:],
                 key[:at] + key[at + 1] + key[at] + key[at + 2 :],
             ]
-        ).filter(lambda word: word != key)
+        ).filter(lambda text: text != key)
     )
     return line, wrong
 
@@ -148,7 +148,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def _documented() -> dict[tuple[str, str], str]:
-    """Default by heading and key, as the tables of the document say."""
+    """Returns the defaults in the tables of the document by heading and key."""
     rows: dict[tuple[str, str], str] = {}
     heading = ""
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
@@ -172,7 +172,7 @@ def _default(value: object) -> str:
 
 
 def _fields() -> list[tuple[str, str, object]]:
-    """Heading, key and default of every key."""
+    """Returns heading, key and default of every key."""
     found: list[tuple[str, str, object]] = []
     for section, model in models():
         heading = re.sub(r"(\.\*|\[\])$", "", section).rpartition(".")[2] or "Top level"
@@ -182,7 +182,7 @@ def _fields() -> list[tuple[str, str, object]]:
 
 
 @pytest.mark.parametrize(("heading", "key", "default"), _fields())
-def test_every_key_is_in_the_document_with_its_default(heading: str, key: str, default: object) -> None:
+def test_every_key_is_documented_with_its_default(heading: str, key: str, default: object) -> None:
     documented = _documented()[heading, key]
     assert documented.replace(" ", "") in (_default(default).replace(" ", ""), "[[0,1]]")
 

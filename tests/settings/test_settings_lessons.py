@@ -1,4 +1,4 @@
-"""Curricula and samplers, as the services get them."""
+"""Services receive curricula and samplers as the configuration describes them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def test_every_parameter_has_its_value_in_each_lesson() -> None:
     assert found["alone"] == (4.0,)
     assert (found["wall"][0], found["wall"][2]) == (1.5, 9.0)
     (wind,), (size,), uniform = found["wind"], found["size"], found["wall"][1]
-    told = [(one.kind, one.values) for one in (wind, size, uniform) if isinstance(one, Sampler)]
-    assert told == [
+    samplers = [(one.kind, one.values) for one in (wind, size, uniform) if isinstance(one, Sampler)]
+    assert samplers == [
         ("gaussian", (2.0, 0.5)),
         ("multirangeuniform", (1.0, 2.0, 5.0, 8.0)),
         ("uniform", (2.0, 4.0)),
     ]
 
 
-def test_coordination_decides_on_what_has_more_than_one_lesson() -> None:
+def test_coordination_gets_only_parameters_with_several_lessons() -> None:
     found = curricula(loaded(TEXT).settings.environment_parameters)
     assert list(found) == ["wall"]
     assert [(lesson.name, lesson.value) for lesson in found["wall"]] == [
@@ -69,15 +69,15 @@ def test_a_rating_needs_self_play() -> None:
     assert line.startswith("run.yaml:12: environment_parameters.wall.curriculum[0].low.completion_criteria.measure: ")
 
 
-@pytest.mark.parametrize("word", ["Elo", "elo"])
-def test_ml_agents_word_for_a_rating_is_understood(word: str) -> None:
-    settings = loaded(TEXT.replace("measure: rating", f"measure: {word}")).settings
+@pytest.mark.parametrize("name", ["Elo", "elo"])
+def test_the_ml_agents_name_of_a_rating_is_accepted(name: str) -> None:
+    settings = loaded(TEXT.replace("measure: rating", f"measure: {name}")).settings
     criterion = curricula(settings.environment_parameters)["wall"][1].criterion
     assert criterion is not None
     assert criterion.measure == "rating"
 
 
-def test_criteria_of_the_last_lesson_are_accepted_and_said_to_be_ignored() -> None:
+def test_criteria_of_the_last_lesson_are_accepted_with_a_notice() -> None:
     last = "- highest: {value: 9, completion_criteria: {behavior: Bo, threshold: 1}}"
     (notice,) = loaded(TEXT.replace("- highest: {value: 9}", last)).notices
     assert notice == (

@@ -1,4 +1,4 @@
-"""What a configuration file means."""
+"""A configuration file gives the settings that ML-Agents' format and our additions define."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_default_settings_are_merged_under_each_behavior_mapping_by_mapping() ->
     assert b.network_settings.memory.memory_size == 64
 
 
-def test_default_settings_alone_count_for_any_name() -> None:
+def test_default_settings_alone_apply_to_any_behavior() -> None:
     settings = loaded("default_settings: {max_steps: 7}\n").settings
     assert (settings.behaviors, settings.unnamed) == ({}, settings.default_settings)
     assert [*settings.sections] == ["default_settings"]
@@ -72,7 +72,7 @@ def test_default_settings_alone_count_for_any_name() -> None:
     assert Settings.model_validate_json(json.dumps(named.written)) == named
 
 
-def test_the_command_line_wins_over_default_settings_too() -> None:
+def test_the_command_line_overrides_default_settings_too() -> None:
     overrides = Overrides(max_steps=9, deterministic=True)
     settings = loaded("default_settings: {max_steps: 7}\nbehaviors: {A: }\n", overrides).settings
     for behavior in (settings.behaviors["A"], settings.unnamed):
@@ -80,8 +80,8 @@ def test_the_command_line_wins_over_default_settings_too() -> None:
         assert (behavior.max_steps, behavior.network_settings.deterministic) == (9, True)
 
 
-def test_the_mode_stays_what_it_was_when_behaviors_come() -> None:
-    """What `threaded` of the defaults says counts as long as nobody says otherwise."""
+def test_added_behaviors_do_not_change_the_mode() -> None:
+    """`threaded` of the defaults applies unless a behavior overrides it."""
     alone = loaded("default_settings: {threaded: false}\n").settings
     beside = loaded("default_settings: {threaded: false}\nbehaviors: {A: {threaded: true}}\n").settings
     for settings, mode in ((alone, "lockstep"), (beside, "overlap")):
@@ -89,7 +89,7 @@ def test_the_mode_stays_what_it_was_when_behaviors_come() -> None:
         assert Settings.model_validate_json(json.dumps(settings.naming(["B"]).written)).mode == mode
 
 
-def test_defaults_that_a_behavior_completes_count_for_no_other_name() -> None:
+def test_incomplete_defaults_do_not_apply_to_other_behaviors() -> None:
     text = """
         default_settings: {reward_signals: {gail: {strength: 0.5}}}
         behaviors: {A: {reward_signals: {gail: {demo_path: a.demo}}}}
@@ -97,7 +97,7 @@ def test_defaults_that_a_behavior_completes_count_for_no_other_name() -> None:
     assert loaded(text).settings.unnamed is None
 
 
-def test_lessons_may_wait_for_a_behavior_that_only_the_game_names() -> None:
+def test_lessons_may_depend_on_a_behavior_that_only_the_game_names() -> None:
     curriculum = """
         environment_parameters:
           size:
@@ -111,12 +111,12 @@ def test_lessons_may_wait_for_a_behavior_that_only_the_game_names() -> None:
 
 
 @pytest.mark.parametrize("number", ["500000", "5.0e5", "5e5", "5E+5", "500_000", "500000.0", "+500000"])
-def test_a_whole_number_may_be_written_in_any_usual_way(number: str) -> None:
+def test_a_whole_number_may_have_any_usual_notation(number: str) -> None:
     assert loaded(f"behaviors: {{A: {{max_steps: {number}}}}}").settings.behaviors["A"].max_steps == 500_000
 
 
 @pytest.mark.parametrize(("number", "value"), [("3e-4", 3e-4), (".5", 0.5), ("1", 1.0), ("1.", 1.0), ("2.5E-2", 0.025)])
-def test_a_number_may_be_written_in_any_usual_way(number: str, value: float) -> None:
+def test_a_number_may_have_any_usual_notation(number: str, value: float) -> None:
     text = f"behaviors: {{A: {{hyperparameters: {{learning_rate: {number}}}}}}}"
     assert loaded(text).settings.behaviors["A"].hyperparameters.learning_rate == value
 
@@ -156,7 +156,7 @@ def test_team_change_is_five_times_save_steps_unless_it_is_written() -> None:
     assert changes == [1500, 7]
 
 
-def test_old_names_are_accepted_and_it_is_said() -> None:
+def test_old_names_are_accepted_with_a_notice() -> None:
     result = loaded(
         """
         behaviors:
@@ -190,7 +190,7 @@ def test_old_names_are_accepted_and_it_is_said() -> None:
         ("{encoding_size: null}", "{network_settings: {hidden_units: 32}, encoding_size: null}", 32),
     ],
 )
-def test_an_encoding_size_counts_where_no_network_is_written_beside_it(default: str, own: str, units: int) -> None:
+def test_an_encoding_size_applies_unless_a_network_is_configured_beside_it(default: str, own: str, units: int) -> None:
     signals = "{reward_signals: {rnd: %s}}"
     result = loaded(f"default_settings: {signals % default}\nbehaviors: {{A: {signals % own}}}")
     rnd = result.settings.behaviors["A"].reward_signals.rnd
@@ -200,7 +200,7 @@ def test_an_encoding_size_counts_where_no_network_is_written_beside_it(default: 
     assert any("encoding_size: has no effect beside network_settings" in one for one in result.notices) == both
 
 
-def test_an_encoding_size_is_checked_where_it_was_written() -> None:
+def test_an_invalid_encoding_size_is_reported_with_its_line() -> None:
     line = only_problem("behaviors:\n  A:\n    reward_signals:\n      rnd:\n        encoding_size: wide\n")
     assert line.startswith(
         "run.yaml:5: behaviors.A.reward_signals.rnd.encoding_size: got 'wide'; expected a whole number"
@@ -255,7 +255,7 @@ def test_an_option_keeps_the_type_that_was_written() -> None:
     assert [repr(value) for value in simulator.options.values()] == ["'X-v0'", "1.0", "1", "True", "'1'"]
 
 
-def test_overrides_go_before_the_file_and_its_defaults() -> None:
+def test_overrides_take_precedence_over_the_file_and_its_defaults() -> None:
     overrides = Overrides(max_steps=7, seed=3, run_id="r", results_dir="out", resume=True, inference=True)
     text = "behaviors: {A: {max_steps: 5}, B: }\ncheckpoint_settings: {run_id: x}\nenv_settings: {seed: 9}"
     settings = loaded(text, overrides).settings
@@ -274,13 +274,13 @@ def test_resume_and_force_on_the_command_line_replace_the_other_in_the_file(word
     assert (checkpoints.resume, checkpoints.force) == (bool(override.resume), bool(override.force))
 
 
-def test_a_bad_override_is_reported_as_part_of_the_command_line() -> None:
+def test_an_invalid_override_is_reported_as_part_of_the_command_line() -> None:
     lines = problems("behaviors: {A: }", Overrides(max_steps=0, run_id="../x"))
     assert lines[0].startswith("command line: --max-steps: got 0; expected at least 1")
     assert lines[1].startswith("command line: --run-id: got '../x'; expected the name of a folder")
 
 
-def test_a_file_is_read_as_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
+def test_a_file_is_read_as_utf_8_with_or_without_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "ball.yaml"
     path.write_text("behaviors: {球: }", encoding="utf-8-sig")
     assert list(load(path).behaviors) == ["球"]
@@ -288,7 +288,7 @@ def test_a_file_is_read_as_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"#" * 2**21], ids=["missing", "not UTF-8", "too large"])
-def test_a_file_that_can_not_be_read_is_a_settings_error_with_its_name(tmp_path: Path, content: bytes | None) -> None:
+def test_an_unreadable_file_raises_a_settings_error_with_its_name(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "ball.yaml"
     if content is not None:
         path.write_bytes(content)
@@ -301,7 +301,7 @@ def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_what_has_no_effect_is_listed() -> None:
+def test_settings_without_effect_are_listed() -> None:
     text = (
         "behaviors: {A: {time_horizon: 20000}}\nengine_settings: {width: 3}\nenv_settings: {seed: 1, num_areas: 2}\n"
         "simulators: [{name: goal}]"

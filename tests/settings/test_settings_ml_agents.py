@@ -1,4 +1,4 @@
-"""What a file of ML-Agents means without being written: schedules, completed defaults, keys that are ignored."""
+"""Implicit rules of ML-Agents' files: schedules, completed defaults, ignored keys."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ KEYS = ("learning_rate_schedule", "beta_schedule", "epsilon_schedule")
 
 
 def schedules(behavior: BehaviorSettings) -> tuple[str, ...]:
-    """Of learning rate, beta and epsilon."""
+    """Returns the schedules of learning rate, beta and epsilon."""
     return tuple(getattr(behavior.hyperparameters, key) for key in KEYS)
 
 
 def followed(*written: str | None) -> tuple[str, ...]:
-    """What ML-Agents makes of the three, of which those that are None are not written."""
+    """Returns the three schedules that ML-Agents uses if those that are None are left out."""
     rate = written[0] or "linear"
     return tuple(one or rate for one in written)
 
@@ -29,12 +29,12 @@ CASES = [pytest.param(case, id="-".join(map(str, case))) for case in product((No
 
 
 def written(case: tuple[str | None, ...]) -> str:
-    """The hyperparameters of a case."""
+    """Returns the hyperparameters of a case as YAML."""
     return str({key: value for key, value in zip(KEYS, case, strict=True) if value is not None}).replace("'", "")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_schedules_that_are_not_written_follow_the_written_one_of_the_learning_rate(
+def test_schedules_that_are_left_out_follow_that_of_the_learning_rate(
     case: tuple[str | None, ...],
 ) -> None:
     settings = loaded(f"behaviors: {{A: {{hyperparameters: {written(case)}}}}}").settings
@@ -43,7 +43,7 @@ def test_schedules_that_are_not_written_follow_the_written_one_of_the_learning_r
 
 @pytest.mark.parametrize("case", CASES)
 def test_default_settings_are_completed_before_a_behavior_adds_to_them(case: tuple[str | None, ...]) -> None:
-    """In ML-Agents the schedule of a behavior's learning rate moves no other, once there are `default_settings`."""
+    """As in ML-Agents, with `default_settings` the learning rate schedule of a behavior changes no other schedule."""
     text = (
         f"default_settings: {{hyperparameters: {written(case)}}}\n"
         "behaviors: {A: {}, B: {hyperparameters: {learning_rate_schedule: constant}},"
@@ -63,7 +63,7 @@ def test_default_settings_without_hyperparameters_are_completed_too() -> None:
     assert schedules(loaded(text).settings.behaviors["A"]) == ("constant", "linear", "linear")
 
 
-def test_default_settings_hold_the_extrinsic_signal_and_the_team_change_that_they_imply() -> None:
+def test_default_settings_include_the_implied_extrinsic_signal_and_team_change() -> None:
     text = (
         "default_settings: {{self_play: {{save_steps: 50000}}{signals}}}\n"
         "behaviors: {{A: {{self_play: {{save_steps: 1000}}, reward_signals: {{rnd: {{}}}}}}}}"
@@ -84,7 +84,7 @@ def test_default_settings_hold_the_extrinsic_signal_and_the_team_change_that_the
         "default_settings: {}\nbehaviors: {A: {hyperparameters: {learning_rate_schedule: constant}}}",
     ],
 )
-def test_schedules_are_explicit_in_the_configuration_as_used_and_kept_by_every_service(text: str) -> None:
+def test_schedules_are_explicit_in_the_saved_configuration(text: str) -> None:
     own = loaded(text).settings
     again = parse_settings(yaml.safe_dump(own.used, sort_keys=False), "configuration.yaml").settings
     assert again == own
@@ -93,19 +93,19 @@ def test_schedules_are_explicit_in_the_configuration_as_used_and_kept_by_every_s
         assert set(KEYS) <= behavior["hyperparameters"].keys()
 
 
-def test_a_wrong_schedule_is_one_problem_with_its_line() -> None:
+def test_an_invalid_schedule_is_one_problem_with_its_line() -> None:
     (line,) = problems("behaviors:\n  A:\n    hyperparameters: {learning_rate_schedule: liner}")
     assert line.startswith("run.yaml:3: behaviors.A.hyperparameters.learning_rate_schedule: got 'liner'; expected ")
     (line,) = problems("default_settings:\n  hyperparameters: {learning_rate_schedule: [1]}\nbehaviors: {A: {}}")
     assert line.startswith("run.yaml:2: default_settings.hyperparameters.learning_rate_schedule: got a list; expected ")
 
 
-def test_schedules_follow_where_settings_are_made_without_a_file() -> None:
+def test_schedules_follow_the_learning_rate_in_settings_without_a_file() -> None:
     made = Hyperparameters(learning_rate_schedule="constant", beta_schedule="linear")
     assert (made.beta_schedule, made.epsilon_schedule) == ("linear", "constant")
 
 
-# ---------------------------------------------------------------- keys that are ignored
+# ---------------------------------------------------------------- ignored keys
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_schedules_follow_where_settings_are_made_without_a_file() -> None:
         ),
     ],
 )
-def test_a_key_that_is_ignored_is_named_once_with_its_line(text: str, place: str, got: str) -> None:
+def test_an_ignored_key_is_reported_once_with_its_line(text: str, place: str, got: str) -> None:
     (notice,) = loaded(text).notices
     assert notice.startswith(f"{place}: {got}")
 
@@ -160,11 +160,11 @@ def test_a_key_that_is_ignored_is_named_once_with_its_line(text: str, place: str
         "behaviors: {A: {reward_signals: {rnd: {network_settings: {memory: null}}}, network_settings: {memory: {}}}}",
     ],
 )
-def test_what_is_followed_is_not_named(text: str) -> None:
+def test_a_key_with_effect_is_not_reported(text: str) -> None:
     assert loaded(text).notices == ()
 
 
-def test_steps_of_the_command_line_count_too() -> None:
+def test_steps_of_the_command_line_apply_too() -> None:
     text = "behaviors:\n  A:\n    self_play: {team_change: 400000}"
     assert not loaded(text).notices
     (notice,) = loaded(text, Overrides(max_steps=1000)).notices

@@ -1,4 +1,4 @@
-"""Which mode a configuration asks for, and what it allows in flight."""
+"""A configuration selects the mode and with it the step budget."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _text(threaded: list[str], mode: str | None) -> str:
         (["false"], "lockstep", 0),
     ],
 )
-def test_threaded_and_mode_say_the_same_thing(threaded: list[str], mode: str | None, overlap: int) -> None:
+def test_threaded_and_mode_select_the_same_mode(threaded: list[str], mode: str | None, overlap: int) -> None:
     settings = loaded(_text(threaded, mode)).settings
     assert settings.overlap == overlap
     assert settings.mode == ("lockstep", "overlap")[overlap]
@@ -44,13 +44,13 @@ def test_threaded_that_contradicts_itself_or_the_mode_is_refused(
 
 
 @pytest.mark.parametrize("threaded", ["true", ""])
-def test_several_stepping_processes_are_for_overlap_only(threaded: str) -> None:
+def test_several_stepping_processes_need_overlap(threaded: str) -> None:
     assert loaded(_text([threaded], None) + "pipeline: {stepping_processes: 2}").settings.overlap == 1
     problem = only_problem(_text(["false"], None) + "pipeline:\n  stepping_processes: 2\n")
     assert problem.startswith("run.yaml:4: pipeline.stepping_processes: got 2 stepping processes in lockstep")
 
 
 @pytest.mark.parametrize(("mode", "budget"), [("overlap", 24_000), ("lockstep", 12_000)])
-def test_the_budget_is_a_buffer_and_one_more_for_overlap(mode: str, budget: int) -> None:
+def test_the_step_budget_is_one_buffer_or_two_with_overlap(mode: str, budget: int) -> None:
     text = f"behaviors: {{A: {{hyperparameters: {{buffer_size: 12000}}}}}}\npipeline: {{mode: {mode}}}"
     assert loaded(text).settings.budget("A") == budget

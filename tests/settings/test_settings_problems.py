@@ -1,4 +1,4 @@
-"""What is refused, and how it is told."""
+"""Invalid settings are refused with their line, the cause and a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparring.pipeline.settings import parse_settings
 from tests.settings.settings_texts import NAME, loaded, only_problem, problems
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_their_lines() -> None:
+def test_all_problems_are_reported_at_once_in_the_order_of_their_lines() -> None:
     lines = problems(
         """
         behaviors:
@@ -46,29 +46,29 @@ def test_all_problems_are_told_at_once_in_the_order_of_their_lines() -> None:
     ]
 
 
-def test_a_contradiction_is_told_beside_other_problems() -> None:
+def test_a_contradiction_is_reported_beside_other_problems() -> None:
     lines = problems("behaviors:\n  A: {threaded: true, max_step: 3}\n  B: {threaded: false}\n")
     assert len(lines) == 2
     assert "got threaded true for A, false for B" in lines[1]
 
 
-def test_a_contradiction_that_may_follow_from_another_problem_is_not_told() -> None:
+def test_a_contradiction_that_may_follow_from_another_problem_is_not_reported() -> None:
     line = only_problem("behaviors: {A: {hyperparameters: {batch_size: 20480, bufer_size: 40960}}}")
     assert "did you mean buffer_size?" in line
 
 
-def test_a_key_in_the_wrong_section_is_told_where_it_belongs() -> None:
+def test_a_key_in_the_wrong_section_is_reported_with_the_right_one() -> None:
     assert "move it: batch_size belongs to behaviors.*.hyperparameters" in only_problem(
         "behaviors: {A: {batch_size: 3}}"
     )
 
 
-def test_a_misspelt_word_is_told_the_nearest_one() -> None:
+def test_a_misspelt_value_is_reported_with_the_nearest_one() -> None:
     text = "behaviors: {A: {hyperparameters: {beta_schedule: liner}}}"
     assert "got 'liner'; expected 'linear' or 'constant'; did you mean linear?" in only_problem(text)
 
 
-def test_a_problem_of_the_defaults_is_told_once_and_where_it_was_written() -> None:
+def test_a_problem_of_the_defaults_is_reported_once_with_its_line() -> None:
     line = only_problem("behaviors: {A: , B: }\ndefault_settings:\n  hyperparameters:\n    num_epoch: 0\n")
     assert line.startswith("run.yaml:4: default_settings.hyperparameters.num_epoch: got 0; expected at least 1")
 
@@ -106,7 +106,7 @@ def test_a_minibatch_must_hold_a_sequence() -> None:
     assert loaded(text.replace("63", "64")).settings.behaviors["A"].hyperparameters.batch_size == 64
 
 
-def test_the_critic_of_a_group_divides_its_units_among_its_heads() -> None:
+def test_a_group_critic_needs_hidden_units_divisible_by_its_heads() -> None:
     text = "behaviors:\n  A:\n    max_steps: 3\n    trainer_type: poca\n    network_settings: {hidden_units: 30}\n"
     line = only_problem(text)
     assert line.startswith("run.yaml:4: behaviors.A.trainer_type: got trainer_type poca with")
@@ -116,7 +116,7 @@ def test_the_critic_of_a_group_divides_its_units_among_its_heads() -> None:
     assert loaded(text.replace("poca", "ppo")).settings.behaviors["A"].network_settings.hidden_units == 30
 
 
-def test_a_critic_of_a_group_is_not_shared_with_the_actor() -> None:
+def test_a_group_critic_cannot_share_the_network_of_the_actor() -> None:
     text = "behaviors:\n  A:\n    trainer_type: poca\n    hyperparameters:\n      shared_critic: true\n"
     line = only_problem(text)
     assert line.startswith("run.yaml:3: behaviors.A.trainer_type: got trainer_type poca with")
@@ -125,8 +125,8 @@ def test_a_critic_of_a_group_is_not_shared_with_the_actor() -> None:
     assert loaded(text.replace("poca", "ppo")).settings.behaviors["A"].hyperparameters.shared_critic
 
 
-def test_what_a_behavior_adds_to_the_algorithm_of_the_defaults_is_where_a_reader_should_look() -> None:
-    """Both lines take part; the behavior's own is what does not fit the others' algorithm."""
+def test_a_contradiction_with_the_defaults_is_reported_at_the_line_of_the_behavior() -> None:
+    """Both lines take part; that of the behavior is the one to correct."""
     text = """\
         default_settings: {trainer_type: poca}
         behaviors:
@@ -158,7 +158,7 @@ def test_what_a_behavior_adds_to_the_algorithm_of_the_defaults_is_where_a_reader
         ("hyperparameters: {beta: .nan}", "got .nan; expected"),
     ],
 )
-def test_a_behavior_is_refused(section: str, text: str) -> None:
+def test_an_invalid_behavior_is_refused(section: str, text: str) -> None:
     assert text in only_problem(f"behaviors:\n  A:\n    {section}\n")
 
 
@@ -188,7 +188,7 @@ def test_a_behavior_is_refused(section: str, text: str) -> None:
         ),
     ],
 )
-def test_an_environment_parameter_is_refused(value: str, text: str) -> None:
+def test_an_invalid_environment_parameter_is_refused(value: str, text: str) -> None:
     lines = problems(f"behaviors: {{Ali: }}\nenvironment_parameters:\n  size: {value}\n")
     assert any(text in line and line.startswith(f"{NAME}:3: ") for line in lines), lines
 
@@ -200,7 +200,7 @@ def test_an_environment_parameter_is_refused(value: str, text: str) -> None:
         ("{name: goal, command: [x]}", "got name and command together"),
         (
             "{name: gaol}",
-            "got 'gaol'; expected one of balance, crowd, duel, goal, goals, key-door, rooms, scramble, soccer, tag, "
+            "got 'gaol'; expected one of balance, crowd, goal, goals, key-door, rooms, scramble, soccer, tag, "
             "gymnasium, unity, pettingzoo, godot; did you mean goal?",
         ),
         ("{name: goal, options: {descrete: true}}", "got the unknown option 'descrete' of goal"),
@@ -215,7 +215,7 @@ def test_an_environment_parameter_is_refused(value: str, text: str) -> None:
         ("goal", "got 'goal'; expected a mapping"),
     ],
 )
-def test_a_simulator_is_refused(simulator: str, text: str) -> None:
+def test_an_invalid_simulator_is_refused(simulator: str, text: str) -> None:
     line = only_problem(f"behaviors: {{A: }}\nsimulators:\n  - {simulator}\n")
     assert text in line
     assert line.startswith(f"{NAME}:3: simulators[0]")
@@ -224,7 +224,7 @@ def test_a_simulator_is_refused(simulator: str, text: str) -> None:
 @pytest.mark.parametrize(
     "address", ["tcp://127.0.0.1:0", "tcp://[::1]:5005", "tcp://0.0.0.0:5005", "unix:///tmp/run.sock"]
 )
-def test_an_address_is_accepted(address: str) -> None:
+def test_a_valid_address_is_accepted(address: str) -> None:
     text = f"behaviors: {{A: }}\npipeline: {{address: '{address}'}}"
     assert loaded(text).settings.pipeline.address == address
 
@@ -239,7 +239,7 @@ def test_an_address_is_accepted(address: str) -> None:
         ("5005", "expected tcp://HOST:PORT"),
     ],
 )
-def test_another_address_is_refused(address: str, text: str) -> None:
+def test_an_invalid_address_is_refused(address: str, text: str) -> None:
     assert text in only_problem(f"behaviors: {{A: }}\npipeline: {{address: '{address}'}}")
 
 
@@ -250,7 +250,7 @@ def test_a_heartbeat_must_be_shorter_than_the_timeout() -> None:
 
 @pytest.mark.parametrize("name", ["Ball?team=0", "a/b", "..", "' '", '"a\\tb"', "'a:b'", "'a#1'", "logs"])
 def test_a_behavior_name_must_be_able_to_name_a_folder(name: str) -> None:
-    assert "expected one that can also name a folder" in only_problem(f"behaviors:\n  {name}: {{}}\n")
+    assert "expected a valid name of a folder" in only_problem(f"behaviors:\n  {name}: {{}}\n")
 
 
 def test_resume_and_force_exclude_each_other() -> None:
@@ -258,7 +258,7 @@ def test_resume_and_force_exclude_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "told"),
+    ("text", "line", "message"),
     [
         ("", 1, "got an empty file"),
         ("# nothing\n", 1, "got an empty file"),
@@ -293,44 +293,29 @@ def test_resume_and_force_exclude_each_other() -> None:
         ("default_settings: {}\nbehaviors: [A]\n", 2, "behaviors: got a list; expected a mapping"),
     ],
 )
-def test_a_document_is_refused_with_its_line(text: str, line: int, told: str) -> None:
+def test_an_invalid_document_is_refused_with_its_line(text: str, line: int, message: str) -> None:
     found = only_problem(text)
     assert found.startswith(f"{NAME}:{line}: ")
-    assert told in found
+    assert message in found
 
 
-def test_anchors_that_multiply_are_refused_before_they_grow() -> None:
+def test_exponentially_growing_anchors_are_refused_before_they_expand() -> None:
     levels = "\n".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9)}]" for i in range(1, 12))
     assert "larger than 100000 entries" in only_problem(f"x0: &x0 [a]\n{levels}\nbehaviors: {{A: }}")
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("default:\n  trainer: ppo\n  batch_size: 3\n", "a format before ML-Agents 1.0"),
-        ("Ball:\n  trainer: ppo\n", "got the trainer 'Ball' at the top of the file; expected it below behaviors"),
-        ("Ball:\n  hyperparameters: {}\n", "write `behaviors:` above it and indent it"),
-        ("behaviors: {A: }\nparameter_randomization: {}\n", "of an older format; expected environment_parameters"),
-        (
-            "Ball:\n  measure: progress\n  thresholds: [0.1]\n  parameters: {size: [1, 2]}\n",
-            "1: Ball: got a curriculum",
-        ),
-        ('{"measure": "reward", "thresholds": [1], "parameters": {"size": [1, 2]}}', "measure, threshold) each there"),
-        (
-            "resampling-interval: 5000\nmass: {sampler-type: uniform, min_value: 1}\n",
-            "got samplers as before ML-Agents",
-        ),
-        ("behaviors: {A: }\nresampling-interval: 5000\n", "2: resampling-interval: got samplers as before"),
-        ("behaviors: {A: }\nmeasure: reward\n", "got the unknown key 'measure'"),
-        ("mass: {sampler-type: uniform, min_value: 1, max_value: 2}\n", "write for each parameter sampler_type"),
-    ],
-)
-def test_an_older_format_is_refused_with_what_to_change(text: str, told: str) -> None:
-    assert told in only_problem(text)
+@pytest.mark.parametrize("text", ["Ball:\n  trainer_type: ppo\n", "Ball:\n  hyperparameters: {}\n"])
+def test_trainer_outside_of_behaviors_is_refused_with_the_line_to_write(text: str) -> None:
+    expected = "got the trainer 'Ball' at the top of the file; expected it below behaviors; write `behaviors:` above it"
+    assert expected in only_problem(text)
 
 
-def test_a_mistake_is_not_told_twice_as_a_contradiction() -> None:
-    """A value that was refused is out: what its default contradicts is no mistake of the user's."""
+def test_sections_of_formats_before_ml_agents_1_are_unknown_keys() -> None:
+    assert "unknown key 'parameter_randomization'" in only_problem("behaviors: {A: }\nparameter_randomization: {}\n")
+
+
+def test_a_refused_value_is_not_reported_again_as_a_contradiction() -> None:
+    """Its default replaces a refused value, and contradictions of that default are not the user's mistake."""
     text = 'behaviors: {A: {hyperparameters: {batch_size: "32", buffer_size: 16}}}'
     assert "batch_size" in only_problem(text)
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""A Godot game with the Godot RL Agents plugin, as far as a trainer can tell: written from the protocol's description.
+"""A stand-in for a Godot game with the Godot RL Agents plugin, written from the description of the protocol.
 
-It dials in to 127.0.0.1 at --port, is asked who it is, and plays the goal game with --agents agents of the --kinds, in
-turn. What a kind sees and does is in `KINDS`. An agent that is done begins its next episode at once: the observation
-beside its `done` is that episode's first.
+It connects to 127.0.0.1 at --port, introduces itself on request, and plays the goal game with --agents agents of the
+--kinds in turn. `KINDS` holds observations and actions of each kind. An agent that is done begins its next episode at
+once: the observation beside its `done` is that episode's first.
 
-    --generation=1      the spaces once for all agents, and no policy names (one kind only)
-    --late              begin the next episode one frame later: the observation beside `done` is the old episode's last
-    --old_sizes         sizes of images as [width, height, channels]
-    --fault=F --at=N    do F in place of the answer number N; 0 is env_info, 1 the first reset
-    --dribble           send byte by byte
-    --started=FILE      write the command line there
+    --generation=1      sends the spaces once for all agents and no policy names (one kind only)
+    --late              begins the next episode one frame later: the observation beside `done` is the old episode's last
+    --old_sizes         sends sizes of images as [width, height, channels]
+    --fault=F --at=N    does F in place of answer number N; 0 is env_info, 1 the first reset
+    --dribble           sends byte by byte
+    --started=FILE      writes the command line to FILE
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[Spaces, Spaces]] = {
             "jump": {"size": 2, "action_type": "discrete"},
         },
     ),
-    # As the published games have them: BallChase, and the two policies of MultiAgentSimple.
+    # The spaces of published games: BallChase, and the two policies of MultiAgentSimple.
     "ball": (
         {"obs": {"size": [RAYS], "space": "box"}},
         {"move": {"size": 2, "action_type": "continuous"}},
@@ -67,11 +67,11 @@ BYTES = {
 
 
 class Agent:
-    """One walk to the goal."""
+    """An agent that walks to its goal."""
 
     def __init__(self, kind: str, source: random.Random, late: bool) -> None:
         self.kind = kind
-        self.seen, self.done = KINDS[kind]
+        self.space, self.done = KINDS[kind]
         self._source = source
         self._late = late
         self._over = False
@@ -89,22 +89,22 @@ class Agent:
         if self.kind == "walker":
             return {"obs": [self.goal]}
         if self.kind in ("ball", "runner", "chaser"):
-            size: int = self.seen["obs"]["size"][0]
+            size: int = self.space["obs"]["size"][0]
             return {"obs": [self.goal, *self.positions, *[0.0] * (size - 1 - len(self.positions))]}
         if self.kind == "hopper":
             return {"obs": [self.goal, self.age / 100], "lane": self.age % LANES}
         return {"empty": [], "camera_2d": picture(self.goal, self.age)}
 
     def called(self, method: str) -> Any:
-        """What a method returns; None where it returns nothing, or there is none."""
+        """Returns the result of a method, or None if it has none or does not exist."""
         if method == "get_obs_space":
-            return self.seen
+            return self.space
         if method == "face_left":
             self._goals = [-1]
         return None
 
     def act(self, action: dict[str, Any]) -> tuple[float, bool]:
-        """Moves; the reward, and whether the episode has ended."""
+        """Moves and returns the reward and whether the episode has ended."""
         if self._over:
             self.begin()
         moves: list[float] = []
@@ -129,14 +129,14 @@ class Agent:
 
 
 def picture(goal: int, age: int) -> str:
-    """Row by row, pixel by pixel: red for -1 and green for +1, and blue counts up with the pixels."""
+    """Returns pixels in rows: red for -1, green for +1, and blue counts the pixels."""
     colour = [255, 0] if goal < 0 else [0, 255]
     pixels = [[*colour, (row * WIDTH + at + age) % 256] for row in range(HEIGHT) for at in range(WIDTH)]
     return bytes(byte for pixel in pixels for byte in pixel).hex()
 
 
 class Game:
-    """The conversation."""
+    """The conversation with the trainer."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self.options = options
@@ -148,23 +148,23 @@ class Game:
         self.answers = 0
         self.actions = 0
 
-    def dial(self) -> None:
+    def connect(self) -> None:
         self.line = socket.create_connection(("127.0.0.1", int(self.options.get("port", "11008"))))
         self.line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def hear(self) -> dict[str, Any] | None:
-        """The next message; None at the end of the line."""
+    def receive(self) -> dict[str, Any] | None:
+        """Returns the next message, or None at the end of the stream."""
         head = self.line.recv(4, socket.MSG_WAITALL)
         if len(head) < 4:
             return None
         message: dict[str, Any] = json.loads(self.line.recv(struct.unpack("<I", head)[0], socket.MSG_WAITALL))
         return message
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         fault = self.options.get("fault") if self.answers == int(self.options.get("at", "-1")) else None
         self.answers += 1
         if fault is not None:
-            message = self.hurt(fault, message)
+            message = self.inject(fault, message)
         self.write(json.dumps(message, separators=(",", ":")).encode())
 
     def write(self, text: bytes) -> None:
@@ -175,8 +175,8 @@ class Game:
         else:
             self.line.sendall(data)
 
-    def hurt(self, fault: str, message: dict[str, Any]) -> dict[str, Any]:
-        """Does what a game should not; some faults are in the message, the others never return."""
+    def inject(self, fault: str, message: dict[str, Any]) -> dict[str, Any]:
+        """Injects a fault; some change the message, others never return."""
         if fault in BYTES:
             self.write(BYTES[fault])
         elif fault == "huge":
@@ -192,57 +192,57 @@ class Game:
             self.write(json.dumps(message).replace(": [1", ": [nan").replace(": [-1", ": [-nan").encode())
         elif fault != "stall":
             return wrong(fault, message)
-        threading.Event().wait()  # until somebody ends this process
+        threading.Event().wait()  # until a test ends this process
         return {}
 
     def play(self) -> None:
-        while (message := self.hear()) is not None and message["type"] != "close":
+        while (message := self.receive()) is not None and message["type"] != "close":
             if message["type"] == "handshake":
                 assert (message["major_version"], message["minor_version"]) == ("0", "7")
             elif message["type"] == "env_info":
-                self.say(self.introduction())
+                self.send(self.introduction())
             elif message["type"] == "reset":
                 for agent in self.agents:
                     agent.begin()
-                self.say({"type": "reset", "obs": [agent.observe() for agent in self.agents]})
+                self.send({"type": "reset", "obs": [agent.observe() for agent in self.agents]})
             elif message["type"] == "action":
-                self.say(self.frame(message["action"]))
+                self.send(self.frame(message["action"]))
             elif message["type"] == "call":
-                self.say({"type": "call", "returns": [agent.called(message["method"]) for agent in self.agents]})
+                self.send({"type": "call", "returns": [agent.called(message["method"]) for agent in self.agents]})
             else:
                 raise AssertionError(message)
-        sys.stdout.write(f"heard {self.actions} actions and {message}\n")
+        sys.stdout.write(f"received {self.actions} actions and {message}\n")
 
     def frame(self, actions: list[dict[str, Any]]) -> dict[str, Any]:
         self.actions += 1
-        came = [agent.act(action) for agent, action in zip(self.agents, actions, strict=True)]
+        outcomes = [agent.act(action) for agent, action in zip(self.agents, actions, strict=True)]
         return {
             "type": "step",
             "obs": [agent.observe() for agent in self.agents],
-            "reward": [reward for reward, _ in came],
-            "done": [done for _, done in came],
-            "info": [{}] * len(came),
+            "reward": [reward for reward, _ in outcomes],
+            "done": [done for _, done in outcomes],
+            "info": [{}] * len(outcomes),
         }
 
     def introduction(self) -> dict[str, Any]:
-        seen = json.loads(json.dumps([agent.seen for agent in self.agents]))
+        spaces = json.loads(json.dumps([agent.space for agent in self.agents]))
         if "old_sizes" in self.options:
-            for space in seen:
+            for space in spaces:
                 space["camera_2d"]["size"].reverse()
-        info: dict[str, Any] = {"type": "env_info", "observation_space": seen}
+        info: dict[str, Any] = {"type": "env_info", "observation_space": spaces}
         info["action_space"] = [agent.done for agent in self.agents]
         info["n_agents"] = len(self.agents)
         if self.options.get("generation") == "1":
-            return info | {"observation_space": seen[0], "action_space": self.agents[0].done}
+            return info | {"observation_space": spaces[0], "action_space": self.agents[0].done}
         return info | {"agent_policy_names": [agent.kind for agent in self.agents]}
 
 
 def wrong(fault: str, message: dict[str, Any]) -> dict[str, Any]:
-    """The message with one thing wrong: `key` is missing, or `key=JSON` instead, or `key.2=JSON` for agent 2."""
-    key, given, text = fault.partition("=")
+    """Returns the message without `key`, with `key=JSON` changed, or with `key.2=JSON` changed for agent 2."""
+    key, equals, text = fault.partition("=")
     name, _, agent = key.partition(".")
-    if not given:
-        return {one: value for one, value in message.items() if one != name}
+    if not equals:
+        return {field: value for field, value in message.items() if field != name}
     value = json.loads(text)
     if agent:
         values = list(message[name])
@@ -253,8 +253,8 @@ def wrong(fault: str, message: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     options = {}
-    for word in sys.argv[1:]:
-        key, _, value = word.lstrip("-").partition("=")
+    for argument in sys.argv[1:]:
+        key, _, value = argument.lstrip("-").partition("=")
         options[key] = value
     if "started" in options:
         with open(options["started"], "w") as file:  # noqa: PTH123
@@ -265,7 +265,7 @@ def main() -> None:
     if options.get("fault") == "no_call":
         threading.Event().wait()
     game = Game(options)
-    game.dial()
+    game.connect()
     game.play()
 
 

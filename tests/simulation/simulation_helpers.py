@@ -1,4 +1,4 @@
-"""A scripted trainer, and what the tests of games share."""
+"""A scripted trainer, and helpers that tests of games share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Peer:
         self._reader = FrameReader()
 
     def next(self) -> Any:
-        """The next message of any kind, None at the end of the stream."""
+        """Returns the next message of any kind, or None at the end of the stream."""
         while (message := self._reader.next()) is None:
             data = self.socket.recv(65536)
             if not data:
@@ -47,7 +47,7 @@ class Peer:
         return message
 
     def receive(self, kind: type[Any]) -> Any:
-        """The next message, Pings answered."""
+        """Returns the next message and answers Pings before it."""
         while isinstance(message := self.next(), Ping):
             self.pings += 1
             self.send(Pong(number=message.number))
@@ -70,7 +70,7 @@ class Peer:
 
 
 class Trainer:
-    """A listener whose script runs in a thread of its own."""
+    """A listener whose script runs in its own thread."""
 
     def __init__(self, listener: socket.socket, address: str) -> None:
         self.address = address
@@ -86,7 +86,7 @@ class Trainer:
         return self._peers[-1]
 
     def play(self, script: Callable[[Trainer], Any]) -> str:
-        """Starts the script; returns the address to connect to."""
+        """Starts the script and returns the address to connect to."""
         self._script = self._pool.submit(self._play, script)
         return self.address
 
@@ -98,7 +98,7 @@ class Trainer:
                 peer.close()
 
     def result(self) -> Any:
-        """What the script returned, or its failure."""
+        """Returns the result of the script, or raises its failure."""
         assert self._script is not None
         return self._script.result(DEADLINE_S)
 
@@ -110,7 +110,7 @@ class Trainer:
 def actions_for(
     report: BehaviorReport, spec: BehaviorSpec, random: np.random.Generator | None = None
 ) -> BehaviorActions:
-    """Zero actions, or random ones, for the decisions of a report."""
+    """Returns zero or random actions for the decisions of a report."""
     assert report.decisions is not None
     agents = report.decisions.agents
     shape = (agents.size, spec.actions.continuous)
@@ -124,7 +124,7 @@ def actions_for(
 
 
 def act_for(step: Step, hello: Hello) -> Act:
-    """Zero actions for every decision of a step."""
+    """Returns zero actions for every decision of a Step."""
     reports = [report for report in step.reports if report.decisions is not None]
     return Act(
         sequence=step.sequence,
@@ -133,9 +133,9 @@ def act_for(step: Step, hello: Hello) -> Act:
 
 
 def check_report(report: BehaviorReport, specs: dict[str, BehaviorSpec]) -> None:
-    """A report fits its spec: shapes, dtypes, finite numbers, each agent id at most once per column."""
+    """Checks that a report fits its spec: shapes, dtypes, finite numbers, unique agent ids."""
     spec = specs[report.behavior]
-    assert from_bytes(to_bytes(report)).behavior == report.behavior  # the codec takes every column
+    assert from_bytes(to_bytes(report)).behavior == report.behavior  # the codec accepts every column
     for rows in (report.decisions, report.ends):
         if rows is None:
             continue

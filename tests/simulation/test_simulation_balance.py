@@ -1,4 +1,4 @@
-"""Balance: its physics against a scalar twin, and how long policies last."""
+"""Balance has the physics of a scalar twin, and policies last as long as expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Policy = Callable[[np.ndarray], np.ndarray]
 
 
 def twin(state: list[float], action: list[float]) -> list[float]:
-    """One plate, one step, axis by axis, from the description of the game."""
+    """Returns the next state of one plate, axis by axis, from the description of the game."""
     tilt, position, velocity = state[0:2], [state[2], state[4]], [state[5], state[7]]
     height = 0.0
     for axis in (0, 1):
@@ -29,8 +29,8 @@ def twin(state: list[float], action: list[float]) -> list[float]:
     return [*tilt, position[0], height, position[1], velocity[0], climb, velocity[1]]
 
 
-def test_every_step_is_that_of_the_twin() -> None:
-    """Observations, rewards, falls and interruptions of all areas, under random actions out of bounds too."""
+def test_every_step_equals_that_of_the_twin() -> None:
+    """Observations, rewards, falls and interruptions are equal, also for random actions out of bounds."""
     game, random = Balance(4), np.random.default_rng(0)
     (report,) = game.reset({}, 3)
     falls = 0
@@ -57,11 +57,11 @@ def test_every_step_is_that_of_the_twin() -> None:
 
 
 def lengths(policy: Policy, areas: int, steps: int) -> tuple[list[int], list[bool]]:
-    """Lengths and interruptions of all episodes that end within `steps`."""
+    """Returns lengths and interruptions of all episodes that end within `steps`."""
     game, ages = Balance(areas), np.zeros(areas, int)
     (report,) = game.reset({}, 1)
     lasted: list[int] = []
-    cut: list[bool] = []
+    interrupted: list[bool] = []
     for _ in range(steps):
         act = actions_for(report, game.behaviors()[ID])
         act.continuous[:] = policy(report.decisions.observations[0])
@@ -69,62 +69,61 @@ def lengths(policy: Policy, areas: int, steps: int) -> tuple[list[int], list[boo
         ages += 1
         if report.ends is not None:
             lasted += ages[report.ends.agents].tolist()
-            cut += report.ends.interrupted.tolist()
+            interrupted += report.ends.interrupted.tolist()
             assert (report.ends.rewards == np.where(report.ends.interrupted, 0.1, -1).astype(np.float32)).all()
             ages[report.ends.agents] = 0
-    return lasted, cut
+    return lasted, interrupted
 
 
 def test_a_proportional_derivative_controller_reaches_the_time_limit() -> None:
-    """Every start can be held for 1000 decisions; the cut is an interruption."""
+    """Every start can be held for 1000 decisions, after which the episode is interrupted."""
 
-    def controller(seen: np.ndarray) -> np.ndarray:
-        wanted = np.clip(0.15 * seen[:, [2, 4]] + 0.2 * seen[:, [5, 7]], -MAX_TILT, MAX_TILT)
-        return np.asarray((wanted - seen[:, :2]) / TILT_PER_STEP)
+    def controller(observed: np.ndarray) -> np.ndarray:
+        wanted = np.clip(0.15 * observed[:, [2, 4]] + 0.2 * observed[:, [5, 7]], -MAX_TILT, MAX_TILT)
+        return np.asarray((wanted - observed[:, :2]) / TILT_PER_STEP)
 
-    lasted, cut = lengths(controller, 32, MAX_STEPS)
+    lasted, interrupted = lengths(controller, 32, MAX_STEPS)
     assert lasted == [MAX_STEPS] * 32
-    assert all(cut)
+    assert all(interrupted)
 
 
 def test_an_untrained_policy_falls_soon() -> None:
-    """Samples of a unit Gaussian, as the trainer sends them at the start, last 20 to 60 decisions on average."""
+    """Samples of a unit Gaussian, which the trainer sends at the start, last 20 to 60 decisions on average."""
     random = np.random.default_rng(2)
-    lasted, cut = lengths(lambda seen: np.clip(random.normal(size=(len(seen), 2)), -3, 3) / 3, 32, 400)
+    lasted, interrupted = lengths(lambda observed: np.clip(random.normal(size=(len(observed), 2)), -3, 3) / 3, 32, 400)
     assert 20 < np.mean(lasted) < 60
-    assert not any(cut)
+    assert not any(interrupted)
 
 
 def test_the_seed_decides_everything() -> None:
-    """The same seed and actions give the same reports to the bit; a reset without seed goes on."""
+    """The same seed and actions give identical reports; a reset without seed continues with the random source."""
 
     def play(seed: int) -> list[bytes]:
         game, random = Balance(5), np.random.default_rng(4)
         (report,) = game.reset({}, seed)
-        seen = []
+        observed = []
         for _ in range(100):
             (report,) = game.step({ID: actions_for(report, game.behaviors()[ID], random)})
-            seen.append(report.decisions.observations[0].tobytes())
+            observed.append(report.decisions.observations[0].tobytes())
         (report,) = game.reset({}, None)
-        return [*seen, report.decisions.observations[0].tobytes()]
+        return [*observed, report.decisions.observations[0].tobytes()]
 
     assert play(1) == play(1)
     assert play(1)[-1] not in (play(2)[-1], Balance(5).reset({}, 1)[0].decisions.observations[0].tobytes())
 
 
-def test_reports_of_earlier_steps_are_not_changed_by_later_ones() -> None:
-    """A report may be kept: its observations are its own."""
+def test_later_steps_do_not_change_earlier_reports() -> None:
     game = Balance(3)
     (first,) = game.reset({}, 0)
-    kept = first.decisions.observations[0].copy()
+    copy = first.decisions.observations[0].copy()
     game.step({ID: actions_for(first, game.behaviors()[ID])})
-    np.testing.assert_array_equal(first.decisions.observations[0], kept)
+    np.testing.assert_array_equal(first.decisions.observations[0], copy)
 
 
 @pytest.mark.parametrize("areas", [1, 2])
-def test_the_height_is_where_the_plate_is_under_the_ball(areas: int) -> None:
-    """At the start too."""
+def test_the_height_of_the_ball_is_that_of_the_plate_below(areas: int) -> None:
+    """This includes the start."""
     (report,) = Balance(areas).reset({}, 0)
-    seen = report.decisions.observations[0].astype(np.float64)
-    expected = np.sin(seen[:, 0]) * seen[:, 2] + np.sin(seen[:, 1]) * seen[:, 4]
-    np.testing.assert_allclose(seen[:, 3], expected, atol=1e-6)
+    observed = report.decisions.observations[0].astype(np.float64)
+    expected = np.sin(observed[:, 0]) * observed[:, 2] + np.sin(observed[:, 1]) * observed[:, 4]
+    np.testing.assert_allclose(observed[:, 3], expected, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The client's conversation with a scripted trainer over real sockets, to its orderly end."""
+"""A client talks to a scripted trainer over real sockets, to an orderly end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPEC = BehaviorSpec(observations=(ObservationSpec(name="one", shape=(1,)),), act
 
 
 class Counting:
-    """Three agents that always decide; records how it was called and does what it is told in `step`."""
+    """A game of three agents that always decide, which records its calls and runs `in_step` in each step."""
 
     name = "counting"
 
@@ -75,7 +75,7 @@ def exchange(peer: Peer, hello: Hello, rounds: int) -> None:
 
 
 def test_hello_welcome_reset_then_steps_and_acts_until_bye(trainer: Trainer) -> None:
-    """The conversation runs in the order of the table, and the trainer's Bye ends it."""
+    """The conversation follows the order of the table, and the trainer's Bye ends it."""
 
     def script(trainer: Trainer) -> list[Any]:
         peer = trainer.accept()
@@ -101,8 +101,8 @@ def test_hello_welcome_reset_then_steps_and_acts_until_bye(trainer: Trainer) -> 
     assert (result.steps, result.reason, game.closed) == ({"One": 9}, "enough", 1)
 
 
-def test_the_same_over_a_unix_socket(unix_trainer: Trainer) -> None:
-    """A Unix socket serves like TCP."""
+def test_the_conversation_works_over_a_unix_socket(unix_trainer: Trainer) -> None:
+    """A Unix socket works like TCP."""
 
     def script(trainer: Trainer) -> None:
         peer = trainer.accept()
@@ -115,7 +115,7 @@ def test_the_same_over_a_unix_socket(unix_trainer: Trainer) -> None:
 
 
 def test_a_reset_in_place_of_an_act_starts_new_episodes_and_counts_nothing(trainer: Trainer) -> None:
-    """Decisions that got no action are no steps."""
+    """Decisions without an action are not steps."""
 
     def script(trainer: Trainer) -> None:
         peer = trainer.accept()
@@ -133,7 +133,7 @@ def test_a_reset_in_place_of_an_act_starts_new_episodes_and_counts_nothing(train
     assert [call for call in game.calls if isinstance(call, tuple)] == [({}, 7), ({"wind": 1.0}, None)]
 
 
-def test_one_byte_at_a_time_is_understood(trainer: Trainer) -> None:
+def test_messages_may_arrive_one_byte_at_a_time(trainer: Trainer) -> None:
     """Frames may arrive in any pieces."""
 
     def script(trainer: Trainer) -> None:
@@ -151,7 +151,7 @@ def test_one_byte_at_a_time_is_understood(trainer: Trainer) -> None:
 
 
 def test_pings_are_answered_while_waiting(trainer: Trainer) -> None:
-    """A Ping gets the Pong of its number, and the wait goes on."""
+    """A Ping gets the Pong with its number, and the wait continues."""
 
     def script(trainer: Trainer) -> None:
         peer = trainer.accept()
@@ -168,9 +168,9 @@ def test_pings_are_answered_while_waiting(trainer: Trainer) -> None:
     trainer.result()
 
 
-def test_a_long_step_is_bridged_by_pings(trainer: Trainer) -> None:
-    """While the game computes, the heartbeat speaks for it."""
-    heard = threading.Event()
+def test_pings_are_sent_during_a_long_step(trainer: Trainer) -> None:
+    """The heartbeat continues while the game computes."""
+    received = threading.Event()
 
     def script(trainer: Trainer) -> None:
         peer = trainer.accept()
@@ -178,17 +178,17 @@ def test_a_long_step_is_bridged_by_pings(trainer: Trainer) -> None:
         peer.send(act_for(peer.receive(Step), hello))
         for _ in range(3):
             assert isinstance(peer.next(), Ping)
-        heard.set()
+        received.set()
         peer.receive(Step)
         peer.send(Bye())
 
-    game = Counting(in_step=lambda: heard.wait(20))
+    game = Counting(in_step=lambda: received.wait(20))
     assert run(game, trainer.play(script)).steps == {"One": 3}
     trainer.result()
 
 
-def test_a_long_wait_for_an_act_is_no_fault_while_pings_are_answered(trainer: Trainer) -> None:
-    """Withheld actions are legitimate: only silence after a Ping ends a connection."""
+def test_a_long_wait_for_an_act_is_allowed_while_pings_are_answered(trainer: Trainer) -> None:
+    """A simulator may be backpressured; only silence after a Ping ends a connection."""
 
     def script(trainer: Trainer) -> int:
         peer = trainer.accept()
@@ -207,8 +207,8 @@ def test_a_long_wait_for_an_act_is_no_fault_while_pings_are_answered(trainer: Tr
 
 
 def test_a_bye_sent_while_the_game_computes_is_read_before_the_loss(trainer: Trainer) -> None:
-    """A trainer that ends the run and closes is no lost connection."""
-    gone = threading.Event()
+    """A trainer that ends the run and closes does not count as a lost connection."""
+    closed = threading.Event()
 
     def script(trainer: Trainer) -> None:
         peer = trainer.accept()
@@ -216,16 +216,16 @@ def test_a_bye_sent_while_the_game_computes_is_read_before_the_loss(trainer: Tra
         peer.send(act_for(peer.receive(Step), hello))
         peer.send(Bye(reason="run completed"))
         peer.close()
-        gone.set()
+        closed.set()
 
-    result = run(Counting(in_step=lambda: gone.wait(20)), trainer.play(script))
+    result = run(Counting(in_step=lambda: closed.wait(20)), trainer.play(script))
     trainer.result()
     assert result.reason == "run completed"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_mid_step_ends_with_a_bye_that_says_the_count(trainer: Trainer, number: signal.Signals) -> None:
-    """The first signal lets the step end, says Bye with the steps, and leaves the handlers as they were."""
+def test_a_signal_during_a_step_ends_with_a_bye_that_has_the_count(trainer: Trainer, number: signal.Signals) -> None:
+    """The first signal lets the step end, sends Bye with the steps, and restores the signal handlers."""
 
     def script(trainer: Trainer) -> Bye:
         peer = trainer.accept()
@@ -244,7 +244,7 @@ def test_a_signal_in_mid_step_ends_with_a_bye_that_says_the_count(trainer: Train
 
 
 def test_a_signal_while_waiting_ends_with_a_bye(trainer: Trainer) -> None:
-    """A wait for an act, however long, ends at once."""
+    """A wait for an Act ends at once."""
 
     def script(trainer: Trainer) -> Bye:
         peer = trainer.accept()
@@ -259,8 +259,8 @@ def test_a_signal_while_waiting_ends_with_a_bye(trainer: Trainer) -> None:
     assert trainer.result().steps == result.steps == {"One": 6}
 
 
-def test_the_own_seed_serves_the_first_episodes_only(trainer: Trainer) -> None:
-    """A Reset without seed takes the given seed once, then goes on with the random source."""
+def test_the_clients_own_seed_is_used_for_the_first_episodes_only(trainer: Trainer) -> None:
+    """A Reset without seed uses the given seed once; later ones continue with the random source."""
 
     def script(trainer: Trainer) -> None:
         peer = trainer.accept()
@@ -276,8 +276,8 @@ def test_the_own_seed_serves_the_first_episodes_only(trainer: Trainer) -> None:
     assert game.calls == [({}, 11), ({}, None)]
 
 
-def test_a_client_for_own_loops_adds_behaviors_and_rejects_unknown_ones(trainer: Trainer) -> None:
-    """`Client` gives actions, resets and the Bye to an author's loop, and announces new behaviors in time."""
+def test_a_client_in_an_own_loop_adds_behaviors_and_rejects_unknown_ones(trainer: Trainer) -> None:
+    """`Client` passes actions, resets and the Bye to the loop of an author, and announces new behaviors in time."""
 
     def script(trainer: Trainer) -> Behaviors:
         peer = trainer.accept()
@@ -306,7 +306,7 @@ def test_a_client_for_own_loops_adds_behaviors_and_rejects_unknown_ones(trainer:
 
 
 def test_stop_from_another_thread_ends_a_wait(trainer: Trainer) -> None:
-    """`stop` wakes a waiting client, which says Bye; later calls give the same Bye."""
+    """`stop` wakes a waiting client, which sends Bye; later calls return the same Bye."""
     client_of: list[Client] = []
 
     def script(trainer: Trainer) -> Bye:

@@ -1,4 +1,4 @@
-"""The simulator's own step count against a slow twin."""
+"""The simulator's own step count equals that of a slow twin."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ def report(behavior: str, decided: list[int], ended: list[int]) -> BehaviorRepor
 
 
 @given(FRAMES)
-def test_a_step_is_an_acted_decision_whose_outcome_was_sent(frames: list) -> None:
-    """Counted once per open agent with a row in a report, over any order of decisions, ends and resets."""
+def test_a_step_is_a_decision_with_an_action_whose_outcome_was_sent(frames: list) -> None:
+    """It counts once per open agent with a row in a report, for any order of decisions, ends and resets."""
     counter, waiting, expected = StepCounter(), set(), 0
     for answer, *rows in frames:
         reports = [report(key, *columns) for key, columns in zip(BEHAVIORS, rows, strict=True)]
-        counter.sent(reports)
+        counter.count_report(reports)
         for key, (decided, ended) in zip(BEHAVIORS, rows, strict=True):
-            seen = {(key, agent) for agent in (*decided, *ended)}
-            expected += len(waiting & seen)
-            waiting -= seen
+            reported = {(key, agent) for agent in (*decided, *ended)}
+            expected += len(waiting & reported)
+            waiting -= reported
         if answer == "reset":
-            counter.forget()
+            counter.discard_open()
             waiting = set()
             continue
         for key, (decided, _) in zip(BEHAVIORS, rows, strict=True):
-            counter.acted(key, np.array(decided, np.int64))
+            counter.add_open(key, np.array(decided, np.int64))
             waiting |= {(key, agent) for agent in decided}
     assert counter.steps.get("A", 0) == expected
 
 
-def test_ids_in_arrays_that_a_game_reuses_are_remembered() -> None:
-    """The counter keeps a copy of the ids that got an action."""
+def test_a_game_may_reuse_its_arrays_of_ids() -> None:
+    """The counter copies the ids that got an action."""
     counter, ids = StepCounter(), np.array([1, 2])
-    counter.acted("A?team=0", ids)
+    counter.add_open("A?team=0", ids)
     ids[:] = 7
-    counter.sent([report("A?team=0", [1], [2])])
+    counter.count_report([report("A?team=0", [1], [2])])
     assert counter.steps == {"A": 2}

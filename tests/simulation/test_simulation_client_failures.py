@@ -1,4 +1,4 @@
-"""The client when trainer, link, game or user fail, over real sockets."""
+"""A client handles failures of trainer, link, game or user over real sockets."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.simulation.simulation_helpers import Trainer, act_for
 from tests.simulation.test_simulation_client import Counting, exchange
 
 
-def test_a_silent_trainer_is_given_up(trainer: Trainer) -> None:
-    """Nothing heard for `timeout_s` although it was pinged: the link is dead."""
+def test_a_silent_trainer_is_disconnected(trainer: Trainer) -> None:
+    """The link is dead if nothing arrives for `timeout_s` after a Ping."""
     lost = threading.Event()
 
     def script(trainer: Trainer) -> int:
@@ -45,14 +45,14 @@ def test_a_silent_trainer_is_given_up(trainer: Trainer) -> None:
             pings += 1
         return pings
 
-    with pytest.raises(LinkLost, match=r"nothing heard for 0\.1 s"):
+    with pytest.raises(LinkLost, match=r"nothing received for 0\.1 s"):
         run(Counting(), trainer.play(script), reconnect=False)
     lost.set()
     assert trainer.result() >= 1
 
 
-def test_a_message_that_never_ends_is_no_sign_of_life(trainer: Trainer) -> None:
-    """A trainer that answers every Ping, in the middle of a message of which the rest does not come."""
+def test_a_message_that_never_ends_does_not_count_as_a_heartbeat(trainer: Trainer) -> None:
+    """The trainer answers every Ping amid a message that it never completes."""
 
     def script(trainer: Trainer) -> None:
         peer = trainer.accept()
@@ -63,13 +63,13 @@ def test_a_message_that_never_ends_is_no_sign_of_life(trainer: Trainer) -> None:
             while isinstance(peer.next(), Ping):
                 peer.socket.sendall(b"x")
 
-    with pytest.raises(LinkLost, match=r"bytes of a message heard for 0\.2 s"):
+    with pytest.raises(LinkLost, match=r"bytes of a message received for 0\.2 s"):
         run(Counting(), trainer.play(script), reconnect=False)
     trainer.result()
 
 
-def test_after_a_loss_it_connects_again_and_the_count_goes_on(trainer: Trainer) -> None:
-    """A dropped simulator comes back with a Hello that says its steps, and starts new episodes."""
+def test_after_a_lost_connection_the_client_reconnects_and_continues_its_count(trainer: Trainer) -> None:
+    """The second Hello reports its steps, and new episodes begin."""
 
     def script(trainer: Trainer) -> list[Hello]:
         hellos = []
@@ -91,8 +91,8 @@ def test_after_a_loss_it_connects_again_and_the_count_goes_on(trainer: Trainer) 
     assert sum(isinstance(call, tuple) for call in game.calls) == 3
 
 
-def test_a_trainer_lost_in_mid_handshake_is_tried_again(trainer: Trainer) -> None:
-    """A connection without Welcome counts as no connection."""
+def test_a_handshake_that_breaks_is_retried(trainer: Trainer) -> None:
+    """A connection without Welcome does not count as a connection."""
 
     def script(trainer: Trainer) -> None:
         first = trainer.accept()
@@ -111,8 +111,8 @@ def test_a_trainer_lost_in_mid_handshake_is_tried_again(trainer: Trainer) -> Non
     trainer.result()
 
 
-def test_attempts_back_off_and_end_with_the_last_cause(trainer: Trainer) -> None:
-    """Delays double up to 2 s, their sum is the given time, and the error says what stood in the way."""
+def test_connection_attempts_back_off_and_fail_with_the_last_cause(trainer: Trainer) -> None:
+    """Delays double up to 2 s, their sum is the given time, and the error has the last cause."""
     address = trainer.address
     trainer.close()
     now = [0.0]
@@ -129,8 +129,8 @@ def test_attempts_back_off_and_end_with_the_last_cause(trainer: Trainer) -> None
     assert sum(delays) == pytest.approx(10)
 
 
-def test_a_trainer_that_drops_after_each_welcome_is_given_up(trainer: Trainer) -> None:
-    """Connections that break before the first request are one attempt, with growing delays and one deadline."""
+def test_a_trainer_that_disconnects_after_each_welcome_is_given_up(trainer: Trainer) -> None:
+    """Connections that break before the first request share one deadline, with growing delays."""
     now = [0.0]
 
     def script(trainer: Trainer) -> None:
@@ -151,7 +151,7 @@ def test_a_trainer_that_drops_after_each_welcome_is_given_up(trainer: Trainer) -
 
 @pytest.mark.parametrize("when", ["hello", "step"])
 def test_a_fault_is_raised_with_its_text_and_not_retried(trainer: Trainer, when: str) -> None:
-    """What the trainer says this side did wrong reaches the user."""
+    """The user reads what this side did wrong."""
     fault = Fault(code="bad_credential", got="none", expected="a token", remedy="give it")
 
     def script(trainer: Trainer) -> Any:
@@ -193,8 +193,8 @@ def wrong_acts(act: Act) -> list[Act]:
 
 
 @pytest.mark.parametrize("index", range(7))
-def test_an_act_that_does_not_fit_is_refused_and_told(trainer: Trainer, index: int) -> None:
-    """An act for other agents, shapes, behaviors or steps never reaches the game."""
+def test_an_act_that_does_not_fit_is_answered_with_a_fault(trainer: Trainer, index: int) -> None:
+    """An Act for other agents, shapes, behaviors or steps never reaches the game."""
 
     def script(trainer: Trainer) -> Fault:
         peer = trainer.accept()
@@ -220,8 +220,8 @@ def test_an_act_that_does_not_fit_is_refused_and_told(trainer: Trainer, index: i
         (Reset(), "unexpected_message"),
     ],
 )
-def test_a_bad_greeting_is_refused_and_told(trainer: Trainer, answer: Any, code: str) -> None:
-    """Malformed bytes, another version, impossible times and messages out of turn end the conversation."""
+def test_an_invalid_handshake_is_answered_with_a_fault(trainer: Trainer, answer: Any, code: str) -> None:
+    """Malformed bytes, another version, invalid times and messages out of turn end the conversation."""
 
     def script(trainer: Trainer) -> Fault:
         peer = trainer.accept()
@@ -238,16 +238,15 @@ def test_a_bad_greeting_is_refused_and_told(trainer: Trainer, answer: Any, code:
     assert (raised.value.code, trainer.result().code) == (code, code)
 
 
-def test_a_signal_while_nobody_listens_ends_at_once(trainer: Trainer) -> None:
-    """A simulator without trainer can be stopped."""
+def test_a_signal_ends_a_client_without_trainer_at_once(trainer: Trainer) -> None:
     address = trainer.address
     trainer.close()
     result = run(Counting(), address, sleep=lambda _: signal.raise_signal(signal.SIGTERM))
     assert result.reason == "stopped by SIGTERM"
 
 
-def test_a_game_that_fails_says_so_and_is_closed(trainer: Trainer) -> None:
-    """The game's own exception comes out; the trainer reads it in the Bye."""
+def test_a_game_that_fails_is_closed_and_reported_in_the_bye(trainer: Trainer) -> None:
+    """The game's own exception is raised."""
 
     def script(trainer: Trainer) -> Bye:
         peer = trainer.accept()
@@ -266,7 +265,7 @@ def test_a_game_that_fails_says_so_and_is_closed(trainer: Trainer) -> None:
 
 
 def test_a_column_of_wrong_dtype_is_refused_before_it_is_sent(trainer: Trainer) -> None:
-    """An author's mistake is an error here, not a broken connection there."""
+    """A mistake of the author is a local error, not a broken connection."""
 
     class Wrong(Counting):
         def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
@@ -291,7 +290,7 @@ def _with_double_rewards(report: BehaviorReport) -> Any:
 @pytest.mark.parametrize(
     "text", ["", "localhost:1", "tcp://host", "tcp://host:x", "tcp://h:99999", "unix://", "udp://h:1"]
 )
-def test_an_address_that_can_not_be_read_is_refused_at_once(text: str) -> None:
-    """A typing mistake is not tried for a minute."""
+def test_an_invalid_address_is_refused_at_once(text: str) -> None:
+    """A typing mistake is not retried for a minute."""
     with pytest.raises(SettingsError, match="tcp://HOST:PORT or unix:///PATH"):
         run(Counting(), text)

@@ -1,4 +1,4 @@
-"""The simulator as a process and what it loads."""
+"""A simulator runs as a process, and loads nothing of the trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparring.pipeline.games.goal import Goal
 from sparring.pipeline.messages.simulator import Bye, Hello, Reset, Step
 from sparring.pipeline.specs import SpecError
 from sparring.services.stages import simulator
-from sparring.services.stages.simulator import Slow, main
+from sparring.services.stages.simulator import SlowGame, main
 from tests.simulation.simulation_helpers import Trainer, act_for
 
 HEAVY = ("torch", "zmq", "anyio", "pydantic", "structlog")
@@ -24,7 +24,7 @@ HEAVY = ("torch", "zmq", "anyio", "pydantic", "structlog")
     "module", ["sparring.pipeline.simulation", "sparring.pipeline.games.registry", "sparring.services.stages.simulator"]
 )
 def test_a_simulator_loads_nothing_of_the_trainer(module: str) -> None:
-    """A fresh interpreter that imports the client kit has none of the trainer's libraries."""
+    """A new interpreter that imports the client library has none of the trainer's libraries."""
     code = f"import {module}, sys; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -42,8 +42,8 @@ def script(trainer: Trainer) -> tuple[Hello, list[Step]]:
     return hello, steps
 
 
-def test_it_plays_until_bye_and_prints_its_count(trainer: Trainer, capsys: Any, monkeypatch: Any) -> None:
-    """Status 0, and one JSON line for the books; what the line leaves out comes from the environment."""
+def test_a_simulator_plays_until_bye_and_prints_its_count(trainer: Trainer, capsys: Any, monkeypatch: Any) -> None:
+    """It exits with status 0 and one JSON line of step counts; missing options come from the environment."""
     monkeypatch.setenv("SPARRING_ADDRESS", trainer.play(script))
     monkeypatch.setenv("SPARRING_NUMBER", "3")
     monkeypatch.setenv("SPARRING_SEED", "5")
@@ -56,8 +56,8 @@ def test_it_plays_until_bye_and_prints_its_count(trainer: Trainer, capsys: Any, 
     assert json.loads(out[-1]) == {"simulator": "goal", "number": 3, "steps": {"Goal": 8}, "reason": "enough"}
 
 
-def test_the_seed_decides_what_it_reports(trainer: Trainer) -> None:
-    """Two processes with one seed start with the same episodes."""
+def test_the_seed_determines_the_reports(trainer: Trainer) -> None:
+    """Two processes with the same seed start with the same episodes."""
 
     def twice(trainer: Trainer) -> list[Any]:
         return [script(trainer)[1][0].reports[0].decisions.observations[0].tolist() for _ in range(2)]
@@ -78,10 +78,10 @@ def test_the_seed_decides_what_it_reports(trainer: Trainer) -> None:
         (["goal", "--connect", "tcp://127.0.0.1:1", "--option", "discret=1"], 3, "did you mean 'discrete'?"),
     ],
 )
-def test_a_failure_is_one_line_and_a_status_that_says_if_another_start_may_help(
+def test_a_failure_prints_one_line_and_its_status_shows_whether_a_restart_may_help(
     arguments: list[str], status: int, expected: str, capsys: Any
 ) -> None:
-    """Nothing that a user can do wrong ends in a traceback."""
+    """No mistake of a user ends in a traceback."""
     assert main(arguments) == status
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -100,10 +100,10 @@ def test_a_failure_is_one_line_and_a_status_that_says_if_another_start_may_help(
     ],
     ids=lambda value: getattr(value, "code", str(value)),
 )
-def test_only_what_another_start_would_meet_again_is_final(
+def test_only_failures_that_a_restart_would_repeat_are_final(
     error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A simulator that was silent for a while, or sent a NaN once, may come back."""
+    """A simulator that was silent for a while, or sent a NaN once, may be restarted."""
 
     def play(*_: Any, **__: Any) -> None:
         raise error
@@ -112,13 +112,13 @@ def test_only_what_another_start_would_meet_again_is_final(
     assert main(["goal", "--connect", "tcp://127.0.0.1:1"]) == status
 
 
-def test_slow_waits_at_random_and_changes_nothing_else() -> None:
-    """The delays are within the bound, repeat with the seed, and the game's reports are the game's."""
+def test_slow_adds_random_delays_and_changes_nothing_else() -> None:
+    """Delays stay within the bound and repeat with the seed, and reports do not change."""
     delays: list[list[float]] = []
     reports = []
     for _ in range(2):
         delays.append([])
-        game = Slow(Goal(areas=3), 0.02, 4, delays[-1].append)
+        game = SlowGame(Goal(areas=3), 0.02, 4, delays[-1].append)
         (report,) = game.reset({}, 1)
         for _ in range(5):
             (report,) = game.step({"Goal?team=0": _still(report)})

@@ -1,4 +1,4 @@
-"""Crowd against a slow twin, member by member; and that it takes more than chance."""
+"""Crowd equals a slow twin member by member, and random play earns little."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulation.simulation_helpers import check_report
 CROWD = "Crowd?team=0"
 Reports = Sequence[BehaviorReport]
 Policy = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""From what the deciding members see to their choices."""
+"""Returns choices for the observations of the deciding members."""
 
 
 def act(agents: Any, chosen: Any) -> dict[str, BehaviorActions]:
@@ -32,42 +32,42 @@ def deciding(reports: Reports) -> Decisions | None:
     return reports[0].decisions if reports else None
 
 
-def at_random(seen: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    return random.integers(0, 3, len(seen))
+def at_random(observed: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    return random.integers(0, 3, len(observed))
 
 
-def to_the_right(seen: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def to_the_right(observed: np.ndarray, random: np.random.Generator) -> np.ndarray:
     del random
-    return np.full(len(seen), 2)
+    return np.full(len(observed), 2)
 
 
-def nearest_holds(seen: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Whoever has nobody between itself and the wall behind the plate goes there and stays; the others leave."""
+def nearest_holds(observed: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The member nearest to the wall behind the plate goes there and stays; the others leave."""
     del random
-    place, crowd = seen[:, :8].argmax(1), seen[:, 8:16]
+    place, crowd = observed[:, :8].argmax(1), observed[:, 8:16]
     nearer = (crowd * (np.arange(8) < place[:, None])).sum(1)
     return np.where((place <= 4) & (nearer == 0), 0, 2)
 
 
 def play(game: Crowd, policy: Policy, steps: int) -> list[Reports]:
-    """The first reports and those of so many steps."""
+    """Returns the first reports and those of `steps` steps."""
     random = np.random.default_rng(0)
     reports = game.reset({}, 0)
     played = [reports]
     for _ in range(steps):
-        seen = deciding(reports)
-        reports = game.step({} if seen is None else act(seen.agents, policy(seen.observations[0], random)))
+        observed = deciding(reports)
+        reports = game.step({} if observed is None else act(observed.agents, policy(observed.observations[0], random)))
         played.append(reports)
     return played
 
 
 class Member:
     def __init__(self, place: int, every: int) -> None:
-        self.place, self.every, self.life, self.held, self.earned = place, every, 0, 0, 0.0
+        self.place, self.every, self.age, self.held, self.earned = place, every, 0, 0, 0.0
 
 
 class Twin:
-    """One area, from the rules; who appears and where is read off the reports."""
+    """One area by the rules; appearing members and their places are taken from the reports."""
 
     def __init__(self, numbers: list[int], every: int) -> None:
         self.numbers, self.every = numbers, {n: every if i % 2 else 1 for i, n in enumerate(numbers)}
@@ -76,7 +76,7 @@ class Twin:
         self.age = 0
 
     def appear(self, places: dict[int, int]) -> None:
-        """Members that decide and were absent; nobody may be absent for longer."""
+        """Adds members that decide and were absent; no member may be absent for longer."""
         for number, place in places.items():
             assert 1 <= place <= 4
             self.here[number] = Member(place, self.every[number])
@@ -85,16 +85,16 @@ class Twin:
         assert all(pause < LONGEST_PAUSE for pause in self.absent.values())
 
     def step(self, chosen: dict[int, int]) -> tuple[dict[int, tuple[float, bool]], bool]:
-        """Reward and whether it was interrupted for each that ends; whether the episode is over."""
+        """Returns reward and interruption of each member that ends, and whether the episode is over."""
         self.age += 1
         open_ = any(member.place == 0 for member in self.here.values())
         for number, member in self.here.items():
             low, high = (0, 7) if open_ else (0, 4) if member.place <= 4 else (5, 7)
-            if member.life % member.every == 0:
+            if member.age % member.every == 0:
                 member.place = max(low, min(high, member.place + chosen.pop(number) - 1))
             member.held = min(member.held + 1, 4) if member.place == 0 else 0
-            member.life += 1
-        assert not chosen  # nobody else decided
+            member.age += 1
+        assert not chosen  # no other member decided
         leaving = [n for n, member in sorted(self.here.items()) if member.place == 7 or member.held == 4]
         if len(leaving) == len(self.here):
             del leaving[0]
@@ -104,11 +104,11 @@ class Twin:
         over = self.age == LIMIT
         ended = sorted(self.here) if over else leaving
         self.absent = {number: pause + 1 for number, pause in self.absent.items()}
-        told = {number: (self.here[number].earned, number not in leaving) for number in ended}
+        rewards = {number: (self.here[number].earned, number not in leaving) for number in ended}
         for number in leaving:
             self.absent[number] = 0
             del self.here[number]
-        return told, over
+        return rewards, over
 
     def restart(self) -> None:
         self.here, self.age = {}, 0
@@ -127,31 +127,31 @@ class Twin:
 
 
 class Twins:
-    """All areas of a game, checked against its reports."""
+    """Twins of all areas, which check the reports of a game."""
 
     def __init__(self, areas: int, members: int, every: int) -> None:
         self.areas = [Twin(list(range(area * members, (area + 1) * members)), every) for area in range(areas)]
         self.ended = self.slow = 0
 
     def check(self, reports: Reports, chosen: dict[int, int] | None) -> None:
-        """`chosen` by all that decided before, None after a reset."""
+        """Checks reports after the choices of all members that decided before, or None after a reset."""
         rows, ends = deciding(reports), reports[0].ends if reports else None
         now = {} if rows is None else dict(zip(rows.agents.tolist(), range(len(rows.agents)), strict=True))
         last = {} if ends is None else dict(zip(ends.agents.tolist(), range(len(ends.agents)), strict=True))
         self.ended += len(last)
         for index, twin in enumerate(self.areas):
-            told: dict[int, tuple[float, bool]] = {}
+            rewards: dict[int, tuple[float, bool]] = {}
             if chosen is not None:
-                told, over = twin.step({number: chosen[number] for number in twin.numbers if number in chosen})
+                rewards, over = twin.step({number: chosen[number] for number in twin.numbers if number in chosen})
                 if over:
                     twin.restart()
-            assert {number for number in twin.numbers if number in last} == told.keys()
-            for number, (earned, interrupted) in told.items():
+            assert {number for number in twin.numbers if number in last} == rewards.keys()
+            for number, (earned, interrupted) in rewards.items():
                 assert ends.group_rewards[last[number]] == pytest.approx(earned, abs=1e-6)
                 assert ends.interrupted[last[number]] == interrupted
             newcomers = [number for number in twin.numbers if number in now and number in twin.absent]
             twin.appear({number: int(rows.observations[0][now[number], :8].argmax()) for number in newcomers})
-            due = {number for number, member in twin.here.items() if member.life % member.every == 0}
+            due = {number for number, member in twin.here.items() if member.age % member.every == 0}
             self.slow += len(twin.here) - len(due)
             assert {number for number in twin.numbers if number in now} == due
             for number in due:
@@ -168,18 +168,18 @@ class Twins:
     every=st.integers(1, 3),
     skilled=st.floats(0, 1),
 )
-def test_every_report_is_that_of_the_twin(seed: int, areas: int, members: int, every: int, skilled: float) -> None:
+def test_every_report_equals_that_of_the_twin(seed: int, areas: int, members: int, every: int, skilled: float) -> None:
     game, twins, random = Crowd(areas, members, every=every), Twins(areas, members, every), np.random.default_rng(seed)
     specs = dict(game.behaviors())
     reports = game.reset({}, seed)
     twins.check(reports, None)
     for _ in range(LIMIT + 30):
-        seen, chosen = deciding(reports), dict[int, int]()
-        if seen is not None:
-            rows = seen.observations[0]
+        observed, chosen = deciding(reports), dict[int, int]()
+        if observed is not None:
+            rows = observed.observations[0]
             able = random.random(len(rows)) < skilled
             choices = np.where(able, nearest_holds(rows, random), at_random(rows, random)).tolist()
-            chosen = dict(zip(seen.agents.tolist(), choices, strict=True))
+            chosen = dict(zip(observed.agents.tolist(), choices, strict=True))
         reports = game.step(act(list(chosen), list(chosen.values())) if chosen else {})
         for report in reports:
             check_report(report, specs)
@@ -188,26 +188,28 @@ def test_every_report_is_that_of_the_twin(seed: int, areas: int, members: int, e
     assert (twins.slow > 0) == (every > 1)
 
 
-def told(report: BehaviorReport) -> dict[int, float]:
-    """What each agent hears of its group's reward; at an end and the next start, the end's."""
-    heard: dict[int, float] = {}
+def group_rewards(report: BehaviorReport) -> dict[int, float]:
+    """Returns the group reward that each agent receives; an end takes precedence over the next start."""
+    received: dict[int, float] = {}
     for rows in (report.decisions, report.ends):
         if rows is not None:
-            heard |= dict(zip(rows.agents.tolist(), rows.group_rewards.tolist(), strict=True))
-    return heard
+            received |= dict(zip(rows.agents.tolist(), rows.group_rewards.tolist(), strict=True))
+    return received
 
 
 def returns(policy: Policy) -> float:
-    """Mean return of a group for an episode."""
+    """Returns the mean return of a group in an episode."""
     areas, members = 8, 20
     total = 0.0
     for reports in play(Crowd(areas, members), policy, LIMIT)[1:]:
-        total += sum({agent // members: reward for agent, reward in told(reports[0]).items() if reward}.values())
+        total += sum(
+            {agent // members: reward for agent, reward in group_rewards(reports[0]).items() if reward}.values()
+        )
     return total / areas
 
 
-def test_it_takes_one_who_stays_behind() -> None:
-    """A script that reads the observation alone earns more than 4 times what chance does; all to the exit earn none."""
+def test_a_group_needs_one_member_that_stays_behind() -> None:
+    """A script that reads only observations earns over 4 times as much as chance; all at the exit earn nothing."""
     chance, skilled = returns(at_random), returns(nearest_holds)
     assert returns(to_the_right) == 0
     assert 2 < chance < 4
@@ -215,8 +217,8 @@ def test_it_takes_one_who_stays_behind() -> None:
     assert skilled > 15
 
 
-def test_groups_shrink_and_grow_and_ids_come_again() -> None:
-    """Within one episode of 200 steps there are never none, and every id dies and lives again."""
+def test_groups_shrink_and_grow_and_ids_are_reused() -> None:
+    """Within one episode of 200 steps a group is never empty, and every id ends and returns."""
     played = play(Crowd(), nearest_holds, LIMIT - 1)
     sizes = [reports[0].decisions.agents.size for reports in played]
     assert min(sizes) >= 1
@@ -226,8 +228,8 @@ def test_groups_shrink_and_grow_and_ids_come_again() -> None:
     assert ends.min() > 2
 
 
-def test_after_200_steps_the_episode_of_all_is_cut() -> None:
-    """Whoever is there is interrupted, except who ends in that very step; the next one begins in the same report."""
+def test_after_200_steps_all_episodes_are_interrupted() -> None:
+    """Members that end in that step are not interrupted; the next episode begins in the same report."""
     played = play(Crowd(2), at_random, LIMIT)
     assert not any(reports[0].ends.interrupted.any() for reports in played[:-1] if reports[0].ends is not None)
     before, last = played[-2][0].decisions, played[-1][0]
@@ -241,27 +243,27 @@ def test_after_200_steps_the_episode_of_all_is_cut() -> None:
     assert not last.decisions.group_rewards.any()
 
 
-def test_slow_members_get_the_sum_of_what_their_group_earned_meanwhile() -> None:
-    """The others hear of it step by step."""
+def test_slow_members_get_the_sum_of_their_groups_rewards_since_their_decision() -> None:
+    """The others receive it step by step."""
     earned: list[float] = []
     decided: dict[int, int] = {}
     sums = 0
     for at, (report,) in enumerate(play(Crowd(every=3), nearest_holds, LIMIT - 1)):
-        heard = told(report)
-        earned.append(max(reward for agent, reward in heard.items() if agent % 2 == 0))
-        for agent in [agent for agent in heard if agent % 2 == 1]:
+        received = group_rewards(report)
+        earned.append(max(reward for agent, reward in received.items() if agent % 2 == 0))
+        for agent in [agent for agent in received if agent % 2 == 1]:
             if agent in decided:
-                assert heard[agent] == pytest.approx(sum(earned[decided[agent] + 1 :]), abs=1e-6)
+                assert received[agent] == pytest.approx(sum(earned[decided[agent] + 1 :]), abs=1e-6)
                 assert at - decided[agent] <= 3
-                sums += heard[agent] > earned[-1]
+                sums += received[agent] > earned[-1]
         ended = set() if report.ends is None else set(report.ends.agents.tolist())
-        decided = {agent: life for agent, life in decided.items() if agent not in ended}
+        decided = {agent: age for agent, age in decided.items() if agent not in ended}
         decided |= dict.fromkeys(report.decisions.agents.tolist(), at)
     assert sums > 100
 
 
-def test_a_step_in_which_nobody_decides_or_ends_has_no_report() -> None:
-    """With slow members alone there; the game goes on without actions."""
+def test_a_step_without_decisions_and_ends_has_no_report() -> None:
+    """With slow members alone the game continues without actions."""
     played = play(Crowd(1, 2, every=4), at_random, 2 * LIMIT)
     assert any(not reports for reports in played)
     assert any(reports and reports[0].decisions is None for reports in played)  # one ends, the other is slow
@@ -269,29 +271,29 @@ def test_a_step_in_which_nobody_decides_or_ends_has_no_report() -> None:
     assert played[LIMIT][0].ends is not None
 
 
-def test_the_seed_decides_everything() -> None:
-    """The same seed and actions give the same reports to the bit."""
+def test_the_seed_determines_everything() -> None:
+    """The same seed and actions give identical reports."""
 
     def observed(seed: int) -> bytes:
         game, random = Crowd(3), np.random.default_rng(1)
-        reports, seen = game.reset({}, seed), b""
+        reports, observed = game.reset({}, seed), b""
         for _ in range(60):
             rows = deciding(reports)
             assert rows is not None
-            seen += rows.agents.tobytes() + rows.observations[0].tobytes()
+            observed += rows.agents.tobytes() + rows.observations[0].tobytes()
             reports = game.step(act(rows.agents, random.integers(0, 3, rows.agents.size)))
-        return seen
+        return observed
 
     assert observed(3) == observed(3) != observed(4)
 
 
-def test_one_behavior_with_three_choices() -> None:
+def test_crowd_has_one_behavior_with_three_choices() -> None:
     (spec,) = Crowd().behaviors().values()
     assert [(one.name, one.shape) for one in spec.observations] == [("corridor", (OBSERVATION_SIZE,))]
     assert (spec.actions.continuous, spec.actions.discrete) == (0, (3,))
 
 
 @pytest.mark.parametrize(("option", "value", "expected"), [("members", 1, "2 or more"), ("every", 0, "1 or more")])
-def test_what_can_not_be_played_is_refused(option: str, value: int, expected: str) -> None:
+def test_invalid_options_are_refused(option: str, value: int, expected: str) -> None:
     with pytest.raises(SettingsError, match=f"expected {expected}"):
         Crowd(**{option: value})

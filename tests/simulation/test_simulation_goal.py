@@ -1,4 +1,4 @@
-"""The goal game against a scalar twin."""
+"""The goal game equals a scalar twin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ID = "Goal?team=0"
 
 
 class Twin:
-    """One game of one agent, written down from the rules."""
+    """One game of one agent by the rules."""
 
     def __init__(self, goal: float, actions: int, shown: int) -> None:
         self.goal, self.positions, self.age, self.shown = goal, [0.0] * actions, 0, shown
@@ -33,8 +33,8 @@ class Twin:
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("discrete", [False, True])
 @pytest.mark.parametrize("actions", [1, 2])
-def test_rewards_ends_and_observations_are_those_of_the_twin(actions: int, discrete: bool, memory: bool) -> None:
-    """Step for step, over several episodes of every area."""
+def test_rewards_ends_and_observations_equal_those_of_the_twin(actions: int, discrete: bool, memory: bool) -> None:
+    """They are equal in each step of several episodes in every area."""
     game, random = Goal(3, actions, discrete, memory), np.random.default_rng(0)
     shown = 2 if memory else 10**9
     (report,) = game.reset({}, 5)
@@ -65,8 +65,8 @@ def test_rewards_ends_and_observations_are_those_of_the_twin(actions: int, discr
 
 
 @pytest.mark.parametrize("discrete", [False, True])
-def test_walking_to_the_goal_takes_five_steps_and_pays_the_most(discrete: bool) -> None:
-    """Straight there: reward 1.06 at the end, 4 times -0.01 before."""
+def test_walking_to_the_goal_takes_five_steps_and_earns_the_most(discrete: bool) -> None:
+    """The reward is 1.06 at the end, after 4 times -0.01."""
     game = Goal(8, discrete=discrete)
     (report,) = game.reset({}, 0)
     for _ in range(5):
@@ -79,7 +79,7 @@ def test_walking_to_the_goal_takes_five_steps_and_pays_the_most(discrete: bool) 
     assert report.decisions.rewards.tolist() == [0.0] * 8
 
 
-def test_the_seed_decides_the_goals() -> None:
+def test_the_seed_determines_the_goals() -> None:
     """Both sides occur, and the same seed gives the same goals."""
     first, second, other = (Goal(64).reset({}, seed)[0].decisions.observations[0].tolist() for seed in (1, 1, 2))
     assert first == second != other

@@ -1,4 +1,4 @@
-"""Goals against a slow twin, member by member."""
+"""Goals equals a slow twin member by member."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS: dict[str, dict[str, Any]] = {"continuous": {}, "discrete": {"discrete": T
 
 
 class Twin:
-    """One area, from the rules."""
+    """One area by the rules."""
 
     def __init__(self, goals: dict[int, float]) -> None:
         self.goals = goals
@@ -29,7 +29,7 @@ class Twin:
         self.here = set(goals)
 
     def step(self, moves: dict[int, float]) -> tuple[set[int], float, bool]:
-        """Who ends, the group's reward, and whether the episode is over."""
+        """Returns the members that end, the group reward, and whether the episode is over."""
         for member, move in moves.items():
             self.positions[member] = max(-1.0, min(1.0, self.positions[member] + max(-0.2, min(0.2, move))))
         ended = {member for member in self.here if abs(self.positions[member]) >= 1}
@@ -39,8 +39,8 @@ class Twin:
         return ended, share - (0.01 if self.here else 0), not self.here
 
 
-def seen(rows: Decisions | Ends | None, mixed: bool) -> dict[int, tuple[float, float | None]]:
-    """Goal and, where it is shown, position by agent."""
+def observed(rows: Decisions | Ends | None, mixed: bool) -> dict[int, tuple[float, float | None]]:
+    """Returns goal and, if observed, position by agent."""
     if rows is None:
         return {}
     first = rows.observations[0].tolist()
@@ -63,8 +63,8 @@ def rewards(rows: Decisions | Ends | None) -> dict[int, float]:
     return dict(zip(rows.agents.tolist(), rows.group_rewards.tolist(), strict=True))
 
 
-def shown(reports: Sequence[BehaviorReport], mixed: bool) -> dict[int, tuple[float, float | None]]:
-    return {agent: row for report in reports for agent, row in seen(report.decisions, mixed).items()}
+def first_observed(reports: Sequence[BehaviorReport], mixed: bool) -> dict[int, tuple[float, float | None]]:
+    return {agent: row for report in reports for agent, row in observed(report.decisions, mixed).items()}
 
 
 def act_on(
@@ -75,7 +75,7 @@ def act_on(
 
 
 def chosen_by(actions: dict[str, BehaviorActions]) -> dict[int, float]:
-    """How far each agent's action moves."""
+    """Returns the distance of each agent's action."""
     moves: dict[int, float] = {}
     for entry in actions.values():
         discrete = entry.discrete.shape[1] == 1
@@ -85,19 +85,19 @@ def chosen_by(actions: dict[str, BehaviorActions]) -> dict[int, float]:
 
 
 @given(seed=st.integers(0, 2**32), areas=st.integers(1, 4), members=st.integers(2, 5), kind=st.sampled_from([*KINDS]))
-def test_every_report_is_that_of_the_twin(seed: int, areas: int, members: int, kind: str) -> None:
+def test_every_report_equals_that_of_the_twin(seed: int, areas: int, members: int, kind: str) -> None:
     mixed, random = kind == "mixed", np.random.default_rng(seed)
     game = Goals(areas, members, **KINDS[kind])
     specs = dict(game.behaviors())
     reports = game.reset({}, seed)
     numbers = [range(area * members, (area + 1) * members) for area in range(areas)]
-    twins = [Twin({member: shown(reports, mixed)[member][0] for member in own}) for own in numbers]
+    twins = [Twin({member: first_observed(reports, mixed)[member][0] for member in own}) for own in numbers]
     for _ in range(60):
         actions = act_on(reports, specs, random)
         moves = chosen_by(actions)
         reports = game.step(actions)
-        now = shown(reports, mixed)
-        last = {agent: row for report in reports for agent, row in seen(report.ends, mixed).items()}
+        now = first_observed(reports, mixed)
+        last = {agent: row for report in reports for agent, row in observed(report.ends, mixed).items()}
         at_end = {agent: reward for report in reports for agent, reward in rewards(report.ends).items()}
         going_on = {agent: reward for report in reports for agent, reward in rewards(report.decisions).items()}
         for report in reports:
@@ -130,8 +130,8 @@ def discrete_act(report: BehaviorReport, up: dict[int, bool]) -> dict[str, Behav
     return {EVEN: act}
 
 
-def test_who_arrives_first_is_gone_and_the_group_earns_the_share_of_each() -> None:
-    """Member 0 ends after 5 steps and brings its half, less the cost of time; member 1 dithers twice first."""
+def test_a_member_that_arrives_ends_and_the_group_earns_its_share() -> None:
+    """Member 0 ends after 5 steps with its half, less the cost of time; member 1 first hesitates twice."""
     game = Goals(discrete=True)
     (report,) = game.reset({}, 0)
     assert report.decisions is not None
@@ -154,15 +154,15 @@ def test_who_arrives_first_is_gone_and_the_group_earns_the_share_of_each() -> No
 
 
 @pytest.mark.parametrize("kind", [*KINDS])
-def test_all_straight_to_their_goals_is_the_most_that_a_group_can_earn(kind: str) -> None:
-    """5 steps: 4 times -0.01, then 1.06, told to every member."""
+def test_a_group_earns_the_most_if_all_walk_straight_to_their_goals(kind: str) -> None:
+    """In 5 steps every member receives 4 times -0.01, then 1.06."""
     game = Goals(4, 4, **KINDS[kind])
     specs, reports, returns = game.behaviors(), game.reset({}, 1), np.zeros(16)
     for _ in range(5):
         actions = {}
         for report in reports:
             act = actions_for(report, specs[report.behavior])
-            goals = np.array([goal for goal, _ in seen(report.decisions, True).values()])
+            goals = np.array([goal for goal, _ in observed(report.decisions, True).values()])
             act.continuous[:] = goals[:, None]
             act.discrete[:] = goals[:, None] > 0
             actions[report.behavior] = act
@@ -174,7 +174,7 @@ def test_all_straight_to_their_goals_is_the_most_that_a_group_can_earn(kind: str
 
 
 def test_mixed_groups_have_two_behaviors_with_their_own_observations_and_actions() -> None:
-    """Even numbers act continuously on the goal alone; odd ones choose, and see the side and where they are."""
+    """Even members act continuously and observe the goal; odd members choose and observe side and position."""
     game = Goals(2, 3, mixed=True)
     specs = game.behaviors()
     assert [[(one.name, one.shape) for one in spec.observations] for spec in specs.values()] == [
@@ -194,8 +194,8 @@ def test_mixed_groups_have_two_behaviors_with_their_own_observations_and_actions
     assert odd.decisions.groups.tolist() == [1, 2]
 
 
-def test_a_behavior_whose_members_are_all_gone_has_no_report_and_needs_no_actions() -> None:
-    """The odd member arrives first; the even one plays on alone, and both are there in the next episode."""
+def test_a_behavior_whose_members_have_all_ended_has_no_report_and_needs_no_actions() -> None:
+    """The odd member arrives first; the even one continues alone, and both are present in the next episode."""
     game = Goals(mixed=True)
     specs, reports = game.behaviors(), game.reset({}, 0)
     behaviors = []
@@ -211,9 +211,9 @@ def test_a_behavior_whose_members_are_all_gone_has_no_report_and_needs_no_action
     assert reports[1].decisions is not None
 
 
-def test_the_seed_decides_the_goals() -> None:
+def test_the_seed_determines_the_goals() -> None:
     """Both sides occur, members differ, and the same seed gives the same goals."""
-    first, again, other = (shown(Goals(16).reset({}, seed), False) for seed in (1, 1, 2))
+    first, again, other = (first_observed(Goals(16).reset({}, seed), False) for seed in (1, 1, 2))
     assert first == again != other
     assert {goal for goal, _ in first.values()} == {-1.0, 1.0}
     assert any(first[2 * area] != first[2 * area + 1] for area in range(16))
@@ -227,6 +227,6 @@ def test_the_seed_decides_the_goals() -> None:
         ({"members": 1, "mixed": True}, "expected 2 or more"),
     ],
 )
-def test_what_makes_no_group_is_refused(options: dict[str, Any], expected: str) -> None:
+def test_invalid_group_options_are_refused(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(SettingsError, match=expected):
         Goals(**options)

@@ -1,4 +1,4 @@
-"""A scripted Godot game trains the goal game end to end: the command, the bridge and the game as processes."""
+"""A scripted Godot game trains the goal game end to end, with command, bridge and game as processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 GAME = str(Path(__file__).with_name("godot_game.py"))
 STEPS = 3_000
 BUFFER = 128
-# Wider units of a processor round otherwise, and a short run that learned on one machine might not on the next.
+# CPUs with wider vector units round differently, so a short run might learn on one machine and not on another.
 SAME_EVERYWHERE = {
     "ATEN_CPU_CAPABILITY": "default",
     "MKL_CBWR": "COMPATIBLE",
@@ -28,12 +28,12 @@ SAME_EVERYWHERE = {
 
 
 def train(folder: Path, behaviors: list[str], **options: Any) -> tuple[int, str]:
-    """A lockstep run in `folder`; its exit status and what it printed."""
+    """Runs a lockstep training in `folder` and returns its exit status and output."""
     schedules = {f"{name}_schedule": "constant" for name in ("learning_rate", "beta", "epsilon")}
     behavior = {
         "hyperparameters": {"batch_size": 32, "buffer_size": BUFFER, "learning_rate": 5e-3, **schedules},
         "network_settings": {"hidden_units": 32, "num_layers": 1},
-        "max_steps": STEPS - BUFFER,  # the last update may go over by less than a buffer
+        "max_steps": STEPS - BUFFER,  # the last update may exceed it by less than a buffer
         "summary_freq": STEPS // 10,
     }
     plain = {
@@ -51,7 +51,7 @@ def train(folder: Path, behaviors: list[str], **options: Any) -> tuple[int, str]
 
 
 def last_reward(folder: Path, behavior: str) -> float:
-    """Mean reward of the episodes in the last interval in which there were any."""
+    """Returns the mean reward of the last interval that has episodes."""
     lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
     values = [line["reward"] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
     return float([value for value in values if value is not None][-1])
@@ -63,20 +63,20 @@ def last_reward(folder: Path, behavior: str) -> float:
         (["Godot"], {"generation": 1}),
         (["walker", "hopper"], {"kinds": "walker,hopper", "late": True}),
     ],
-    ids=["one policy of the first generation", "two policies with spaces of their own"],
+    ids=["one policy of the first generation", "two policies with different spaces"],
 )
-def test_it_learns_the_goal_game(tmp_path: Path, behaviors: list[str], options: dict[str, Any]) -> None:
-    """Mean reward above 0.9 within 3000 steps of each policy; at best it is 1.02."""
-    status, said = train(tmp_path, behaviors, **options)
-    assert status == 0, said
+def test_a_godot_game_learns_the_goal_game(tmp_path: Path, behaviors: list[str], options: dict[str, Any]) -> None:
+    """The mean reward exceeds 0.9 within 3000 steps of each policy; 1.02 is the best possible."""
+    status, output = train(tmp_path, behaviors, **options)
+    assert status == 0, output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     for behavior in behaviors:
         assert summary["behaviors"][behavior]["steps"] <= STEPS
         assert last_reward(tmp_path, behavior) > 0.9
 
 
-def test_a_game_that_always_crashes_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    """It is started again as often as the settings say, and then the run says why it gave up."""
-    status, said = train(tmp_path, ["walker"], fault="crash", at=3)
+def test_a_game_that_always_crashes_fails_the_run_with_its_name(tmp_path: Path) -> None:
+    """It is restarted as often as the settings allow, and then the run fails with the cause."""
+    status, output = train(tmp_path, ["walker"], fault="crash", at=3)
     assert status != 0
-    assert "Godot game 0, stepping: the end of the game by exit status 9" in said
+    assert "Godot game 0, stepping: the end of the game by exit status 9" in output

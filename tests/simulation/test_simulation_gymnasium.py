@@ -1,4 +1,4 @@
-"""The Gymnasium bridge: what a report says is what the environments did."""
+"""Reports of the Gymnasium bridge equal what the environments return."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from gymnasium import spaces
 
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
-from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden
+from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions
 from sparring.pipeline.specs import ActionSpec, SpecError
 
 
 def act(report: BehaviorReport, discrete: Any = (), continuous: Any = ()) -> Mapping[str, BehaviorActions]:
-    """Actions for all decisions of a report; columns [n, k]."""
+    """Returns actions [n, k] for all decisions of a report."""
     decisions = report.decisions
     assert decisions is not None
     n = len(decisions.agents)
@@ -38,16 +38,16 @@ def only(reports: Any) -> BehaviorReport:
     return report
 
 
-def seen(rows: Any) -> np.ndarray[Any, Any]:
+def observed(rows: Any) -> np.ndarray[Any, Any]:
     return rows.observations[0]
 
 
-def test_each_area_is_the_bare_environment_with_the_seed_of_its_number() -> None:
+def test_each_area_equals_the_bare_environment_with_its_seed() -> None:
     areas, random = 3, np.random.default_rng(0)
     game = make_gymnasium("CartPole-v1", areas)
     bare = [gymnasium.make("CartPole-v1") for _ in range(areas)]
     report = only(game.reset({}, 7))
-    np.testing.assert_array_equal(seen(report.decisions), [env.reset(seed=7 + i)[0] for i, env in enumerate(bare)])
+    np.testing.assert_array_equal(observed(report.decisions), [env.reset(seed=7 + i)[0] for i, env in enumerate(bare)])
     for _ in range(150):
         choices = random.integers(0, 2, areas)
         report = only(game.step(act(report, choices)))
@@ -59,23 +59,23 @@ def test_each_area_is_the_bare_environment_with_the_seed_of_its_number() -> None
                 assert report.ends.agents[ended] == area
                 assert report.ends.rewards[ended] == reward
                 assert report.ends.interrupted[ended] == (not terminated)
-                np.testing.assert_array_equal(seen(report.ends)[ended], observation)
+                np.testing.assert_array_equal(observed(report.ends)[ended], observation)
                 ended, reward = ended + 1, 0.0
                 observation, _ = env.reset()
-            np.testing.assert_array_equal(seen(report.decisions)[area], observation)
+            np.testing.assert_array_equal(observed(report.decisions)[area], observation)
             assert report.decisions is not None
             assert report.decisions.rewards[area] == reward
         assert ended == (0 if report.ends is None else len(report.ends.agents))
 
 
 def test_the_native_form_reports_the_same_episodes_as_the_bare_vector_environment() -> None:
-    """An area that ended decides nothing in that frame, and begins anew in the next."""
+    """An area that ends has no decision in that frame and restarts in the next."""
     areas, random = 8, np.random.default_rng(0)
     game = make_gymnasium("CartPole-v1", areas)
     assert isinstance(game, NativeGame)
     bare = gymnasium.make_vec("CartPole-v1", areas, vectorization_mode="vector_entry_point")
     report = only(game.reset({}, 3))
-    np.testing.assert_array_equal(seen(report.decisions), bare.reset(seed=3)[0])
+    np.testing.assert_array_equal(observed(report.decisions), bare.reset(seed=3)[0])
     ended = 0
     for _ in range(100):
         assert report.decisions is not None
@@ -86,12 +86,12 @@ def test_the_native_form_reports_the_same_episodes_as_the_bare_vector_environmen
         observations, rewards, terminated, truncated, _ = bare.step(full)
         over = terminated | truncated
         np.testing.assert_array_equal(report.decisions.agents, np.flatnonzero(~over))
-        np.testing.assert_array_equal(seen(report.decisions), observations[~over])
+        np.testing.assert_array_equal(observed(report.decisions), observations[~over])
         np.testing.assert_array_equal(report.decisions.rewards, rewards[~over])
         if over.any():
             assert report.ends is not None
             np.testing.assert_array_equal(report.ends.agents, np.flatnonzero(over))
-            np.testing.assert_array_equal(seen(report.ends), observations[over])
+            np.testing.assert_array_equal(observed(report.ends), observations[over])
             ended += len(report.ends.agents)
     assert ended > areas
 
@@ -109,36 +109,38 @@ def test_truncation_interrupts_and_a_report_always_holds_decisions(vectorization
             assert report.ends.interrupted.tolist() == [True, True]
             assert report.ends.rewards.tolist() == [1.0, 1.0]
             assert report.decisions.rewards.tolist() == [0.0, 0.0]
-            assert np.abs(seen(report.decisions)).max() <= 0.05
+            assert np.abs(observed(report.decisions)).max() <= 0.05
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "native"])
 def test_the_same_seed_gives_the_same_first_observations(vectorization: str) -> None:
     game = make_gymnasium("CartPole-v1", 2, vectorization=vectorization)
-    first = seen(only(game.reset({}, 5)).decisions).copy()
-    other = seen(only(game.reset({}, 6)).decisions).copy()
-    np.testing.assert_array_equal(seen(only(game.reset({}, 5)).decisions), first)
+    first = observed(only(game.reset({}, 5)).decisions).copy()
+    other = observed(only(game.reset({}, 6)).decisions).copy()
+    np.testing.assert_array_equal(observed(only(game.reset({}, 5)).decisions), first)
     assert not np.array_equal(other, first)
     game.close()
 
 
-def test_parameters_go_to_the_environment_as_reset_options_in_every_episode() -> None:
+def test_parameters_reach_the_environment_as_reset_options_in_every_episode() -> None:
     game = make_gymnasium("CartPole-v1", 1, max_episode_steps=2)
     report = only(game.reset({"low": 0.01, "high": 0.02}, 1))
     for _ in range(6):
-        assert ((seen(report.decisions) >= 0.01) & (seen(report.decisions) <= 0.02)).all() or report.ends is None
+        assert (
+            (observed(report.decisions) >= 0.01) & (observed(report.decisions) <= 0.02)
+        ).all() or report.ends is None
         report = only(game.step(act(report, [0])))
     assert report.ends is not None
 
 
-def test_the_auto_form_is_native_from_eight_areas_on_and_without_options() -> None:
+def test_auto_vectorization_is_native_for_eight_areas_or_more_without_options() -> None:
     assert isinstance(make_gymnasium("CartPole-v1", 7), GymnasiumGame)
     assert isinstance(make_gymnasium("CartPole-v1", 8, vectorization="sync"), GymnasiumGame)
     assert isinstance(make_gymnasium("CartPole-v1", 8, sutton_barto_reward=True), GymnasiumGame)
     assert isinstance(make_gymnasium("MountainCar-v0", 8), GymnasiumGame)
 
 
-def test_the_behavior_is_named_after_the_environment_or_as_asked() -> None:
+def test_the_behavior_has_the_name_of_the_environment_or_the_given_one() -> None:
     assert list(make_gymnasium("CartPole-v1").behaviors()) == ["CartPole?team=0"]
     assert list(make_gymnasium("CartPole-v1", behavior="Pole").behaviors()) == ["Pole?team=0"]
 
@@ -155,9 +157,9 @@ def test_masks_in_the_infos_forbid_choices() -> None:
         assert decisions.masks.any()
         assert not decisions.masks.all(axis=1).any()
         choices = [int(random.choice(np.flatnonzero(~mask))) for mask in decisions.masks]
-        before = seen(decisions).argmax(axis=1)
+        before = observed(decisions).argmax(axis=1)
         report = only(game.step(act(report, choices)))
-        assert (seen(report.decisions).argmax(axis=1) != before).all(), "a legal move in Taxi changes the state"
+        assert (observed(report.decisions).argmax(axis=1) != before).all(), "a legal move in Taxi changes the state"
 
 
 def test_continuous_actions_are_rescaled_to_the_bounds() -> None:
@@ -167,7 +169,7 @@ def test_continuous_actions_are_rescaled_to_the_bounds() -> None:
     bare = gymnasium.make("Pendulum-v1")
     bare.reset(seed=0)
     report = only(game.step(act(report, continuous=[0.5, -1.0])))
-    np.testing.assert_allclose(seen(report.decisions)[0], bare.step(np.array([1.0], np.float32))[0])
+    np.testing.assert_allclose(observed(report.decisions)[0], bare.step(np.array([1.0], np.float32))[0])
 
 
 # ---------------------------------------------------------------- spaces
@@ -210,8 +212,8 @@ def test_observation_spaces_become_specs_and_columns(space: spaces.Space[Any], e
         assert column.shape == (3, *spec.shape)
         assert column.dtype == spec.dtype
     batched = gymnasium.vector.utils.concatenate(space, samples, gymnasium.vector.utils.create_empty_array(space, 3))
-    for one, other in zip(reader.rows(samples), reader.batch(batched), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for row_column, batch_column in zip(reader.rows(samples), reader.batch(batched), strict=True):
+        np.testing.assert_array_equal(row_column, batch_column)
 
 
 def test_one_hot_and_channel_order_hold_the_values() -> None:
@@ -247,18 +249,18 @@ def test_every_action_of_the_spec_is_in_the_space(space: spaces.Space[Any], expe
         np.testing.assert_allclose(writer.rows(-9 * continuous, discrete)[0], space.low)
 
 
-class Odd(spaces.Box):
-    """A space that somebody derived from Box."""
+class CustomBox(spaces.Box):
+    """A subclass of Box in user code."""
 
 
-def test_derived_spaces_read_as_their_base() -> None:
-    assert Observations(Odd(-1, 1, (2,))).specs[0].shape == (2,)
+def test_subclasses_of_spaces_are_read_as_their_base() -> None:
+    assert Observations(CustomBox(-1, 1, (2,))).specs[0].shape == (2,)
 
 
 @pytest.mark.parametrize(
     "space", [spaces.Text(5), spaces.Sequence(spaces.Discrete(2)), spaces.Box(-1, 1, (2, 2, 2, 2))], ids=str
 )
-def test_an_observation_space_without_a_form_is_refused(space: spaces.Space[Any]) -> None:
+def test_an_unsupported_observation_space_is_refused(space: spaces.Space[Any]) -> None:
     with pytest.raises(SpecError, match="wrap the environment"):
         Observations(spaces.Dict({"odd": space}))
 
@@ -273,22 +275,22 @@ def test_an_observation_space_without_a_form_is_refused(space: spaces.Space[Any]
     ],
     ids=["unbounded", "integers", "tuple", "text"],
 )
-def test_an_action_space_without_a_form_is_refused(space: spaces.Space[Any]) -> None:
+def test_an_unsupported_action_space_is_refused(space: spaces.Space[Any]) -> None:
     with pytest.raises(SpecError, match="expected"):
         Actions(space)
 
 
-def test_masks_of_branches_stand_side_by_side_and_must_have_the_right_size() -> None:
+def test_masks_of_branches_are_joined_and_must_have_the_right_size() -> None:
     spec = ActionSpec(discrete=(3, 2))
     one = (np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8))
     expected = [[False, True, False, True, False], [False] * 5]
-    np.testing.assert_array_equal(forbidden([one, None], spec), expected)
-    assert forbidden([None, None], spec) is None
+    np.testing.assert_array_equal(forbidden_choices([one, None], spec), expected)
+    assert forbidden_choices([None, None], spec) is None
     with pytest.raises(SpecError, match="correct the mask"):
-        forbidden([np.ones(4)], spec)
+        forbidden_choices([np.ones(4)], spec)
 
 
-# ---------------------------------------------------------------- bad input
+# ---------------------------------------------------------------- invalid input
 
 
 @pytest.mark.parametrize(
@@ -302,7 +304,7 @@ def test_masks_of_branches_stand_side_by_side_and_must_have_the_right_size() -> 
     ],
     ids=str,
 )
-def test_what_gymnasium_can_not_make_is_refused_with_a_remedy(wrong: dict[str, Any]) -> None:
+def test_an_environment_that_gymnasium_cannot_make_is_refused_with_a_remedy(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=r"got .*; expected .*; "):
         make_gymnasium(**wrong)
 
@@ -316,7 +318,7 @@ def test_the_bridges_import_their_packages_only_when_used() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 
 
-def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(SettingsError, match=r"pip install 'gymnasium"):
         make_gymnasium("CartPole-v1")

@@ -1,4 +1,4 @@
-"""Environment parameters as a game sees them, by themselves and through a conversation."""
+"""A game reads environment parameters, alone and in a conversation."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def parameters(numbers: Mapping[str, float], **samplers: Sampler) -> Parameters:
     return made
 
 
-def test_a_number_stays_and_a_sampler_draws_anew_beginning_with_what_was_sent() -> None:
+def test_a_number_is_constant_and_a_sampler_begins_with_the_sent_value() -> None:
     made = parameters({"mass": 2.0, "wind": FIRST[0]}, wind=UNIFORM)
     assert [made["mass"], made["mass"]] == [2.0, 2.0]
     assert [made["wind"] for _ in range(4)] == FIRST[:4]
 
 
-def test_it_is_a_mapping_that_draws_only_where_a_value_is_asked_for() -> None:
+def test_parameters_are_a_mapping_that_samples_only_when_a_value_is_read() -> None:
     made = parameters({"mass": 2.0, "wind": FIRST[0]}, wind=UNIFORM)
     assert "wind" in made
     assert "rain" not in made
@@ -43,11 +43,11 @@ def test_it_is_a_mapping_that_draws_only_where_a_value_is_asked_for() -> None:
     assert made.get("rain", 7.0) == 7.0
     with pytest.raises(KeyError):
         made["rain"]
-    assert dict(made) == {"mass": 2.0, "wind": FIRST[0]}, "a copy has the first draws"
+    assert dict(made) == {"mass": 2.0, "wind": FIRST[0]}, "a copy has the first samples"
     assert made["wind"] == FIRST[1]
 
 
-def test_a_change_shows_up_in_the_same_object_and_raises_the_revision() -> None:
+def test_a_change_appears_in_the_same_object_and_raises_the_revision() -> None:
     made = parameters({"mass": 2.0, "wind": FIRST[0]}, wind=UNIFORM)
     before = made.revision
     made.update({}, {})
@@ -63,46 +63,46 @@ def test_a_change_shows_up_in_the_same_object_and_raises_the_revision() -> None:
     assert made.revision == before + 3
 
 
-def test_a_sampler_that_stays_the_same_goes_on_with_its_draws() -> None:
-    """A lesson of another parameter resets the game, or a connection is mended."""
+def test_an_unchanged_sampler_continues_its_sequence() -> None:
+    """A lesson of another parameter may reset the game, or the simulator may reconnect."""
     made = parameters({"mass": 2.0, "wind": FIRST[0]}, wind=UNIFORM)
-    drawn = [made["wind"], made["wind"]]
+    first_two = [made["wind"], made["wind"]]
     before = made.revision
     made.replace({"mass": 2.0, "wind": FIRST[0]}, {"wind": replace(UNIFORM)})
     assert made.revision == before
     made.replace({"wind": FIRST[0]}, {"wind": replace(UNIFORM)})
     assert made.revision == before + 1
-    assert [*drawn, made["wind"]] == FIRST[:3]
+    assert [*first_two, made["wind"]] == FIRST[:3]
     assert "mass" not in made
     made.replace({"wind": 0.1}, {"wind": replace(UNIFORM, seed=5)})
     assert made["wind"] == next(samples(replace(UNIFORM, seed=5)))
 
 
-class Asking(Goal):
-    """Asks for its parameters in each frame."""
+class ReadsParameters(Goal):
+    """A game that reads its parameters in each frame."""
 
     def __init__(self) -> None:
         super().__init__(areas=1)
-        self.seen: list[tuple[float, ...]] = []
-        self.given: list[Mapping[str, float]] = []
+        self.values: list[tuple[float, ...]] = []
+        self.mappings: list[Mapping[str, float]] = []
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
-        self.given.append(parameters)
-        self.seen.append(tuple(parameters[name] for name in ("mass", "wind")))
+        self.mappings.append(parameters)
+        self.values.append(tuple(parameters[name] for name in ("mass", "wind")))
         return super().reset(parameters, seed)
 
     def step(self, actions: Mapping[str, Any]) -> tuple[BehaviorReport]:
-        self.seen.append(tuple(self.given[0][name] for name in ("mass", "wind")))
+        self.values.append(tuple(self.mappings[0][name] for name in ("mass", "wind")))
         return super().step(actions)
 
 
 def test_a_lesson_reaches_a_game_that_keeps_its_parameters_without_a_reset(trainer: Trainer) -> None:
-    """One object for the conversation, also across a Reset in place of an Act."""
-    told = {"mass": 2.0, "wind": FIRST[0]}
+    """One object serves the whole conversation, also across a Reset in place of an Act."""
+    numbers = {"mass": 2.0, "wind": FIRST[0]}
 
     def script(trainer: Trainer) -> None:
         peer = trainer.accept()
-        hello = peer.greet(Reset(parameters=told, samplers={"wind": UNIFORM}, seed=1))
+        hello = peer.greet(Reset(parameters=numbers, samplers={"wind": UNIFORM}, seed=1))
         peer.send(act_for(peer.receive(Step), hello))
         peer.send(replace(act_for(peer.receive(Step), hello), parameters={"mass": 3.0}))
         peer.send(replace(act_for(peer.receive(Step), hello), parameters={"wind": 0.5}))
@@ -111,36 +111,34 @@ def test_a_lesson_reaches_a_game_that_keeps_its_parameters_without_a_reset(train
         peer.receive(Step)
         peer.send(Bye())
 
-    game = Asking()
+    game = ReadsParameters()
     run(game, trainer.play(script))
     trainer.result()
-    assert game.seen == [(2.0, FIRST[0]), (2.0, FIRST[1]), (3.0, FIRST[2]), (3.0, 0.5), (4.0, 0.5)]
-    assert game.given[0] is game.given[1]
+    assert game.values == [(2.0, FIRST[0]), (2.0, FIRST[1]), (3.0, FIRST[2]), (3.0, 0.5), (4.0, 0.5)]
+    assert game.mappings[0] is game.mappings[1]
 
 
-SENSELESS = {
-    "nothing to draw from": {"wind": replace(UNIFORM, values=())},
+INVALID = {
+    "no values": {"wind": replace(UNIFORM, values=())},
     "half a range": {"wind": Sampler(kind="multirangeuniform", values=(1.0, 2.0, 3.0))},
     "two ranges": {"wind": replace(UNIFORM, values=(1.0, 2.0, 3.0, 4.0))},
     "no number": {"rain": UNIFORM},
 }
 
 
-@pytest.mark.parametrize("samplers", SENSELESS.values(), ids=SENSELESS.keys())
+@pytest.mark.parametrize("samplers", INVALID.values(), ids=INVALID.keys())
 @pytest.mark.parametrize("with_act", [False, True])
-def test_a_sampler_that_makes_no_sense_is_refused(
-    trainer: Trainer, samplers: dict[str, Sampler], with_act: bool
-) -> None:
+def test_an_invalid_sampler_is_refused(trainer: Trainer, samplers: dict[str, Sampler], with_act: bool) -> None:
     def script(trainer: Trainer) -> Any:
         peer = trainer.accept()
-        told = {"parameters": {"mass": 1.0, "wind": 1.0}, "samplers": samplers}
-        hello = peer.greet(Reset(parameters={"mass": 1.0, "wind": 1.0}) if with_act else Reset(**told))
+        fields = {"parameters": {"mass": 1.0, "wind": 1.0}, "samplers": samplers}
+        hello = peer.greet(Reset(parameters={"mass": 1.0, "wind": 1.0}) if with_act else Reset(**fields))
         if with_act:
-            peer.send(replace(act_for(peer.receive(Step), hello), **told))
+            peer.send(replace(act_for(peer.receive(Step), hello), **fields))
         return peer.receive(Fault)
 
     with pytest.raises(RemoteProtocolError, match="sampler"):
-        run(Asking(), trainer.play(script))
+        run(ReadsParameters(), trainer.play(script))
     assert trainer.result().code == "malformed"
 
 
@@ -148,7 +146,7 @@ def test_a_sampler_that_makes_no_sense_is_refused(
 
 
 def falls(gravity: Any, episodes: int = 40) -> list[int]:
-    """Lengths of episodes in which nobody tilts the plate."""
+    """Returns the lengths of episodes in which the plate is not tilted."""
     game, ages, lasted = Balance(areas=8), [0] * 8, list[int]()
     (report,) = game.reset(gravity, 5)
     spec = game.behaviors()[report.behavior]
@@ -175,7 +173,7 @@ def test_the_ball_falls_later_under_less_gravity() -> None:
     assert mean(falls({"gravity": 1.62})) > 1.3 * mean(falls({}))
 
 
-def test_each_episode_has_a_gravity_of_its_own() -> None:
+def test_each_episode_has_its_own_gravity() -> None:
     sampled = parameters({"gravity": 5.0}, gravity=Sampler(kind="uniform", values=(1.0, 20.0), seed=1))
     game = Balance(areas=6)
     game.reset(sampled, 1)

@@ -1,4 +1,4 @@
-"""The PettingZoo bridge: parallel and turn-based environments, masks, teams and groups."""
+"""The PettingZoo bridge handles parallel and turn-based environments, masks, teams and groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reports = Sequence[BehaviorReport]
 
 
 def random_actions(game: Game, reports: Reports, random: np.random.Generator) -> dict[str, BehaviorActions]:
-    """Legal random actions for all decisions."""
+    """Returns legal random actions for all decisions."""
     actions = {}
     for report in reports:
         if (decisions := report.decisions) is None:
@@ -44,7 +44,7 @@ def random_actions(game: Game, reports: Reports, random: np.random.Generator) ->
 
 
 def rows(reports: Reports, part: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Behavior, agent and its columns, for each row of `decisions` or `ends`."""
+    """Yields behavior, agent and its columns for each row of `decisions` or `ends`."""
     for report in reports:
         columns = getattr(report, part)
         if columns is not None:
@@ -52,20 +52,20 @@ def rows(reports: Reports, part: str) -> Iterator[tuple[str, int, dict[str, Any]
                 names = ("rewards", "group_rewards", "groups", "matches", "masks", "interrupted")
                 values = {name: getattr(columns, name, None) for name in names}
                 picked = {name: None if value is None else value[row] for name, value in values.items()}
-                yield report.behavior, agent, picked | {"seen": columns.observations[0][row]}
+                yield report.behavior, agent, picked | {"observed": columns.observations[0][row]}
 
 
 # ---------------------------------------------------------------- parallel
 
 
-def test_each_area_is_the_bare_environment_with_the_seed_of_its_number() -> None:
+def test_each_area_equals_the_bare_environment_with_its_seed() -> None:
     random, areas = np.random.default_rng(0), 2
     game = make_pettingzoo("mpe2.simple_spread_v3", areas)
     bare = [simple_spread_v3.parallel_env() for _ in range(areas)]
     reports = game.reset({}, 4)
     first = [env.reset(seed=4 + area)[0] for area, env in enumerate(bare)]
     for _, agent, row in rows(reports, "decisions"):
-        np.testing.assert_array_equal(row["seen"], first[agent // 3][f"agent_{agent % 3}"])
+        np.testing.assert_array_equal(row["observed"], first[agent // 3][f"agent_{agent % 3}"])
     for _ in range(24):
         actions = random_actions(game, reports, random)
         choices = actions["simple_spread?team=0"].discrete[:, 0].reshape(areas, 3)
@@ -73,7 +73,7 @@ def test_each_area_is_the_bare_environment_with_the_seed_of_its_number() -> None
         outcomes = [env.step(dict(zip(env.agents, choices[a].tolist(), strict=True))) for a, env in enumerate(bare)]
         for _, agent, row in rows(reports, "decisions"):
             observations, rewards, *_ = outcomes[agent // 3]
-            np.testing.assert_array_equal(row["seen"], observations[f"agent_{agent % 3}"])
+            np.testing.assert_array_equal(row["observed"], observations[f"agent_{agent % 3}"])
             assert row["rewards"] == np.float32(rewards[f"agent_{agent % 3}"])
 
 
@@ -102,7 +102,7 @@ def test_simple_spread_has_one_behavior_with_its_spaces() -> None:
     ].actions == ActionSpec(continuous=5)
 
 
-def test_groups_are_the_agents_of_one_area_and_a_shared_reward_is_the_groups() -> None:
+def test_agents_of_an_area_form_a_group_and_a_shared_reward_is_a_group_reward() -> None:
     random = np.random.default_rng(0)
     own = make_pettingzoo("mpe2.simple_spread_v3", 2)
     shared = make_pettingzoo("mpe2.simple_spread_v3", 2, groups=True, shared_reward=True)
@@ -120,7 +120,7 @@ def test_groups_are_the_agents_of_one_area_and_a_shared_reward_is_the_groups() -
         assert row["group_rewards"] == pytest.approx(mean, rel=1e-5)
 
 
-def test_types_become_behaviors_and_teams_as_asked() -> None:
+def test_agent_types_become_the_given_behaviors_and_teams() -> None:
     adversary = make_pettingzoo("mpe2.simple_adversary_v3", behaviors="per_type")
     assert set(adversary.behaviors()) == {"adversary?team=0", "agent?team=0"}
     assert adversary.behaviors()["adversary?team=0"] != adversary.behaviors()["agent?team=0"]
@@ -138,7 +138,7 @@ def test_agents_of_one_behavior_must_share_their_spaces() -> None:
 
 
 class Shrinking(ParallelEnv[str, Any, Any]):
-    """Three agents; agent i ends after i + 1 steps, the last one by truncation. Observes the frame."""
+    """Three agents that observe the frame; agent i ends after i + 1 steps, the last one by truncation."""
 
     def __init__(self) -> None:
         self.possible_agents = ["a_0", "a_1", "a_2"]
@@ -151,17 +151,17 @@ class Shrinking(ParallelEnv[str, Any, Any]):
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.agents, self.frame = list(self.possible_agents), 0
-        return self._seen(), {agent: {} for agent in self.agents}
+        return self._observe(), {agent: {} for agent in self.agents}
 
     def step(self, actions: Mapping[str, Any]) -> Any:
         assert set(actions) == set(self.agents)
         assert all(action.tolist() == [1, 0] for action in actions.values())
         self.frame += 1
-        seen = self._seen()
+        observations = self._observe()
         over = {agent: int(agent[-1]) < self.frame for agent in self.agents}
         last = {agent: agent == "a_2" for agent in self.agents}
         result = (
-            seen,
+            observations,
             {agent: float(self.frame) for agent in self.agents},
             {agent: over[agent] and not last[agent] for agent in self.agents},
             {agent: over[agent] and last[agent] for agent in self.agents},
@@ -170,18 +170,18 @@ class Shrinking(ParallelEnv[str, Any, Any]):
         self.agents = [agent for agent in self.agents if not over[agent]]
         return result
 
-    def _seen(self) -> dict[str, Any]:
+    def _observe(self) -> dict[str, Any]:
         mask = np.array([0, 1, 1, 0], np.int8)
         return {a: {"observation": np.array([self.frame], np.float32), "action_mask": mask} for a in self.agents}
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing."""
 
 
 class Relay(AECEnv[str, Any, Any]):
-    """Three agents in turn, masks in the infos; each action pays 1 to every other agent.
+    """Three agents in turn with masks in the infos; each action earns 1 for every other agent.
 
-    The second action ends `late`, before it ever had a turn; the fifth truncates the rest.
+    The second action ends `late` before it had a turn; the fifth truncates the others.
     """
 
     metadata: dict[str, Any] = {"name": "relay_v0"}  # noqa: RUF012  as PettingZoo has it
@@ -226,7 +226,7 @@ class Relay(AECEnv[str, Any, Any]):
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environments under module names, as PettingZoo has them."""
+    """Registers environments under module names, as PettingZoo does."""
     for name, attribute, factory in (("shrinking_v0", "parallel_env", Shrinking), ("relay_v0", "env", Relay)):
         module = ModuleType(name)
         setattr(module, attribute, factory)
@@ -244,17 +244,17 @@ def test_agents_of_a_parallel_environment_end_one_by_one_and_begin_together() ->
             reports = game.step(random_actions(game, reports, random))
             assert [agent for _, agent, _ in rows(reports, "decisions")] == deciding
             assert [(agent, row["interrupted"]) for _, agent, row in rows(reports, "ends")] == ended
-            assert all(row["rewards"] == frame and row["seen"] == frame for _, _, row in rows(reports, "ends"))
+            assert all(row["rewards"] == frame and row["observed"] == frame for _, _, row in rows(reports, "ends"))
             for _, _, row in rows(reports, "decisions"):
                 assert row["rewards"] == (frame if frame < 3 else 0)
                 assert row["masks"].tolist() == [True, False, False, True]
 
 
-# ---------------------------------------------------------------- turn by turn
+# ---------------------------------------------------------------- turn-based
 
 
 @pytest.mark.usefixtures("modules")
-def test_in_turns_rewards_accrue_and_who_never_decided_does_not_end() -> None:
+def test_turn_based_rewards_accumulate_and_an_agent_that_never_decided_does_not_end() -> None:
     game, random = make_pettingzoo("relay_v0", 2), np.random.default_rng(0)
     reports = game.reset({}, 0)
     turns = [
@@ -274,15 +274,15 @@ def test_in_turns_rewards_accrue_and_who_never_decided_does_not_end() -> None:
 
 
 def test_tictactoe_is_played_by_its_rules() -> None:
-    """Legal moves only, both sides end at once and in order, the winner's reward is the loser's loss."""
+    """Only legal moves are possible, both sides end together, and the winner earns what the loser loses."""
     game, random = make_pettingzoo("pettingzoo.classic.tictactoe_v3", 4, teams="each"), np.random.default_rng(0)
     assert set(game.behaviors()) == {"tictactoe?team=0", "tictactoe?team=1"}
     reports = game.reset({}, 0)
     results = []
     for _ in range(200):
         for _, _, row in rows(reports, "decisions"):
-            board = row["seen"].reshape(3, 3, 2).sum(axis=2).astype(bool)
-            np.testing.assert_array_equal(row["masks"], board.reshape(9), "taken squares are forbidden")
+            board = row["observed"].reshape(3, 3, 2).sum(axis=2).astype(bool)
+            np.testing.assert_array_equal(row["masks"], board.reshape(9), "occupied squares are forbidden")
         reports = game.step(random_actions(game, reports, random))
         ended: dict[int, dict[str, float]] = {}
         for behavior, _, row in rows(reports, "ends"):
@@ -298,8 +298,8 @@ def test_tictactoe_is_played_by_its_rules() -> None:
     assert {-1.0, 1.0} <= set(results)
 
 
-def test_connect_four_is_two_teams_of_one_name_that_play_for_an_outcome() -> None:
-    """Full columns are forbidden, both sides end in one Step, and the last reward is told as 1, 0.5 or 0."""
+def test_connect_four_has_two_teams_of_one_behavior_with_outcomes() -> None:
+    """Full columns are forbidden, both sides end in one Step, and the outcome is 1, 0.5 or 0."""
     game = make_pettingzoo("pettingzoo.classic.connect_four_v3", 4, behavior="ConnectFour", teams="each", outcomes=True)
     assert list(game.behaviors()) == ["ConnectFour?team=0", "ConnectFour?team=1"]
     assert len(set(map(repr, game.behaviors().values()))) == 1
@@ -307,7 +307,7 @@ def test_connect_four_is_two_teams_of_one_name_that_play_for_an_outcome() -> Non
     reports = game.reset({}, 0)
     for _ in range(150):
         for _, _, row in rows(reports, "decisions"):
-            full = row["seen"].reshape(6, 7, 2)[0].any(axis=1)
+            full = row["observed"].reshape(6, 7, 2)[0].any(axis=1)
             np.testing.assert_array_equal(row["masks"], full)
             assert row["matches"] not in over, "the next contest is another match"
         reports = game.step(random_actions(game, reports, random))
@@ -335,7 +335,7 @@ def test_the_turn_based_form_of_a_parallel_game_gives_the_same_first_observation
     reports = game.reset({}, 3)
     bare = simple_spread_v3.parallel_env()
     first = bare.reset(seed=3)[0]["agent_0"]
-    np.testing.assert_array_equal(next(rows(reports, "decisions"))[2]["seen"], first)
+    np.testing.assert_array_equal(next(rows(reports, "decisions"))[2]["observed"], first)
     ends = []
     for _ in range(4 * 3 * 2):
         reports = game.step(random_actions(game, reports, random))
@@ -344,7 +344,7 @@ def test_the_turn_based_form_of_a_parallel_game_gives_the_same_first_observation
     assert sorted(ends) == sorted([(agent, True) for agent in range(6)] * 2)
 
 
-# ---------------------------------------------------------------- bad input
+# ---------------------------------------------------------------- invalid input
 
 
 @pytest.mark.usefixtures("modules")
@@ -363,6 +363,6 @@ def test_the_turn_based_form_of_a_parallel_game_gives_the_same_first_observation
     ],
     ids=str,
 )
-def test_what_can_not_be_made_is_refused_with_a_remedy(wrong: dict[str, Any]) -> None:
+def test_an_environment_that_cannot_be_made_is_refused_with_a_remedy(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=r"got .*; expected .*; "):
         make_pettingzoo(**wrong)

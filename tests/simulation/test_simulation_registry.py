@@ -1,4 +1,4 @@
-"""Simulators by name, and their options from a command line."""
+"""The registry makes simulators by name with options of a command line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sparring.pipeline.games.registry import NAMES, make, parse_options
 from sparring.pipeline.messages.simulator import Step
 from sparring.pipeline.simulation import run
 from sparring.pipeline.specs import BehaviorId
-from tests.simulation.test_simulation_compliance import verdicts_of
+from tests.simulation.compliance_simulator import verdicts_of
 
-BUILT_IN = ("balance", "crowd", "duel", "goal", "goals", "key-door", "rooms", "scramble", "soccer")
-PAIRS = ("balance", "duel", "goal", "key-door", "scramble")
+BUILT_IN = ("balance", "crowd", "goal", "goals", "key-door", "rooms", "scramble", "soccer")
+PAIRS = ("balance", "goal", "key-door", "scramble")
 STEPS = 600
 GROUPS: list[tuple[str, dict[str, Any]]] = [
     ("goals", {"mixed": True}),
@@ -37,15 +37,14 @@ VARIANTS = [
     ("rooms", {"members": 3}),
     ("goal", {}),
     ("balance", {}),
-    ("duel", {"asymmetric": True}),
     ("scramble", {"teams": 2, "pellets": 1}),
     ("scramble", {}),
     ("tag", {}),
 ]
 
 
-def test_the_built_in_games_are_made_by_name() -> None:
-    """Each has its own behaviors, and takes areas and options."""
+def test_built_in_games_are_made_by_name() -> None:
+    """Each has its own behaviors and accepts areas and options."""
     assert (*BUILT_IN, "tag", "gymnasium", "unity", "pettingzoo", "godot") == NAMES
     for name in BUILT_IN:
         game = make(name, 2, behavior="Other")
@@ -58,8 +57,8 @@ def test_the_built_in_games_are_made_by_name() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
-def test_a_built_in_game_keeps_every_rule_of_the_protocol(name: str, options: dict[str, Any]) -> None:
-    """Random play over many episodes, Step by Step, with a reset on the way: nothing found, not even a warning."""
+def test_a_built_in_game_follows_every_rule_of_the_protocol(name: str, options: dict[str, Any]) -> None:
+    """Random play over many episodes with a reset gives no violation and no warning."""
     game, random, watch = make(name, 3, **options), np.random.default_rng(0), StepWatch()
     specs = dict(game.behaviors())
     watch.connected(specs)
@@ -81,14 +80,14 @@ def test_a_built_in_game_keeps_every_rule_of_the_protocol(name: str, options: di
 
 
 @pytest.mark.parametrize(("name", "options"), GROUPS, ids=str)
-def test_a_game_of_groups_passes_the_compliance_examination(name: str, options: dict[str, Any]) -> None:
-    """Over a socket, as `sparring compliance` does it."""
+def test_a_game_with_groups_passes_the_compliance_test(name: str, options: dict[str, Any]) -> None:
+    """It connects over a socket, as with `sparring compliance`."""
     verdicts = verdicts_of(lambda address: run(make(name, 2, **options), address, connect_timeout_s=1.0))
     assert {rule: verdict.status for rule, verdict in verdicts.items() if verdict.status != "PASS"} == {}
 
 
-def test_options_take_the_type_that_the_simulator_wants() -> None:
-    """Texts become bool, int or str by name; a bridge passes others on as what they look like."""
+def test_options_get_the_type_that_the_simulator_expects() -> None:
+    """Texts become bool, int or str by name; bridges infer the types of other options."""
     assert parse_options("goal", ["discrete=true", "actions=2", "memory=False", "behavior=7"]) == {
         "discrete": True,
         "actions": 2,
@@ -115,8 +114,7 @@ def test_options_take_the_type_that_the_simulator_wants() -> None:
         ("golf", [], "did you mean 'goal'"),
     ],
 )
-def test_a_wrong_option_is_refused_with_what_is_allowed(name: str, texts: list[str], expected: str) -> None:
-    """Got, expected, remedy."""
+def test_an_invalid_option_is_refused_with_the_allowed_ones(name: str, texts: list[str], expected: str) -> None:
     with pytest.raises(SettingsError, match=expected):
         parse_options(name, texts)
 
@@ -129,15 +127,15 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(name: str, texts: list[s
         ("gymnasium", 1, {}, "'env_id'"),
     ],
 )
-def test_make_refuses_what_can_not_be_made(name: str, areas: int, options: dict[str, Any], expected: str) -> None:
+def test_make_refuses_an_invalid_simulator(name: str, areas: int, options: dict[str, Any], expected: str) -> None:
     """A simulator that cannot run is refused before it connects."""
     with pytest.raises(SettingsError, match=expected):
         make(name, areas, **options)
 
 
 @pytest.mark.parametrize("name", ["gymnasium", "pettingzoo"])
-def test_a_missing_package_is_refused_with_the_extra_that_brings_it(name: str, monkeypatch: Any) -> None:
-    """Bridges are extras: without one the command to install it is in the message."""
+def test_a_missing_package_is_reported_with_its_extra(name: str, monkeypatch: Any) -> None:
+    """Bridges are optional; the message has the command that installs one."""
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SettingsError, match=rf"pip install '{name}>="):
         make(name, 1, env_id="CartPole-v1")

@@ -1,4 +1,4 @@
-"""Rooms against a slow twin, rule by rule."""
+"""Rooms equals a slow twin."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Member:
 
 
 class Twin:
-    """One area, member by member."""
+    """One area, computed member by member."""
 
     def __init__(self, numbers: list[int]) -> None:
         self.numbers = numbers
@@ -39,7 +39,7 @@ class Twin:
         self.open, self.age = False, 0
 
     def step(self, chosen: dict[int, int]) -> tuple[dict[int, tuple[float, bool]], float, bool]:
-        """Who ends (reward, interrupted), the group's reward, and whether the episode is over."""
+        """Returns reward and interruption of members that end, the group reward, and whether the episode is over."""
         self.age += 1
         for member in self.members:
             if member.here:
@@ -60,14 +60,14 @@ class Twin:
 
 def places(report: BehaviorReport) -> dict[int, int]:
     assert report.decisions is not None
-    seen = report.decisions.observations[0][:, 0] * 6
-    return dict(zip(report.decisions.agents.tolist(), seen.round().astype(int).tolist(), strict=True))
+    observed = report.decisions.observations[0][:, 0] * 6
+    return dict(zip(report.decisions.agents.tolist(), observed.round().astype(int).tolist(), strict=True))
 
 
 @given(
     seed=st.integers(0, 2**32), areas=st.integers(1, 4), members=st.integers(2, 4), towards=st.sampled_from([0, 1, 2])
 )
-def test_every_report_is_that_of_the_twin(seed: int, areas: int, members: int, towards: int) -> None:
+def test_every_report_equals_that_of_the_twin(seed: int, areas: int, members: int, towards: int) -> None:
     random, game = np.random.default_rng(seed), Rooms(areas, members)
     (report,) = game.reset({}, seed)
     twins = [Twin([area * members + member for member in range(members)]) for area in range(areas)]
@@ -82,8 +82,8 @@ def test_every_report_is_that_of_the_twin(seed: int, areas: int, members: int, t
         ends = {} if report.ends is None else dict(zip(report.ends.agents.tolist(), range(99), strict=False))
         rewards = dict(zip(report.decisions.agents.tolist(), report.decisions.group_rewards, strict=True))
         for twin in twins:
-            said = dict(zip(agents, chosen, strict=True))
-            ended, reward, over = twin.step(said)
+            choices = dict(zip(agents, chosen, strict=True))
+            ended, reward, over = twin.step(choices)
             assert {number for number in twin.numbers if number in ends} == ended.keys()
             for number, (earned, interrupted) in ended.items():
                 assert report.ends is not None
@@ -109,8 +109,8 @@ def walk(game: Rooms, report: BehaviorReport, direction: dict[int, int], steps: 
     return reports
 
 
-def test_who_opens_ends_and_the_group_earns_after_that() -> None:
-    """Member 0 gives itself up for a cost; what its group wins comes later, and it has no part in it."""
+def test_a_member_that_opens_the_door_ends_and_the_group_earns_later() -> None:
+    """Member 0 ends at a cost, before its group earns its reward."""
     game = Rooms()
     (report,) = game.reset({}, 3)
     reports = walk(game, report, {0: 0, 1: 2}, 12)
@@ -129,7 +129,7 @@ def test_who_opens_ends_and_the_group_earns_after_that() -> None:
     assert later.decisions.agents.tolist() == [0, 1]  # the next episode has both
 
 
-def test_without_one_who_gives_itself_up_nobody_passes_and_time_runs_out() -> None:
+def test_without_a_member_that_opens_the_door_the_episode_is_interrupted() -> None:
     game = Rooms()
     (report,) = game.reset({}, 3)
     reports = walk(game, report, {0: 2, 1: 2}, LIMIT)
@@ -146,15 +146,15 @@ def test_members_have_one_group_for_each_area() -> None:
     assert report.decisions.groups.tolist() == [1, 1, 2, 2, 3, 3]
 
 
-def test_what_a_member_sees_of_itself_and_the_others() -> None:
+def test_a_member_observes_itself_and_the_others() -> None:
     game = Rooms(1, 3)
     (report,) = game.reset({}, 5)
     at = places(report)
     assert report.decisions is not None
-    seen = report.decisions.observations[0]
+    observed = report.decisions.observations[0]
     for member in range(3):
         others = [value for other in range(3) if other != member for value in (1, at[other] / 6)]
-        np.testing.assert_allclose(seen[member], [at[member] / 6, 0, 0, *others], rtol=1e-6)
+        np.testing.assert_allclose(observed[member], [at[member] / 6, 0, 0, *others], rtol=1e-6)
     reports = walk(game, report, {0: 0, 1: 1, 2: 1}, at[0])
     last = reports[-1].decisions
     assert last is not None
@@ -163,6 +163,6 @@ def test_what_a_member_sees_of_itself_and_the_others() -> None:
     np.testing.assert_allclose(last.observations[0][0], expected, rtol=1e-6)
 
 
-def test_one_member_is_too_few() -> None:
+def test_a_single_member_is_refused() -> None:
     with pytest.raises(SettingsError, match="expected 2 or more"):
         Rooms(1, 1)

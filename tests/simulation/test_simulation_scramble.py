@@ -1,4 +1,4 @@
-"""Scramble: reports, rules, one view for all seats, and that playing well pays."""
+"""Scramble: reports, rules, equal views for all behavior ids, and better results for better play."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.games.scramble import ARENA, BODY, LEAD, MAX_STEPS, PELLET_REWARD, REACH, Scramble, _outcomes
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation import run
+from tests.simulation.compliance_simulator import verdicts_of
 from tests.simulation.simulation_helpers import check_report
-from tests.simulation.test_simulation_compliance import verdicts_of
 
 Policy = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 Reports = tuple[BehaviorReport, ...]
 
 
 def actions(chosen: np.ndarray) -> dict[str, BehaviorActions]:
-    """By behavior id, from choices [areas, teams, 2]."""
+    """Returns actions by behavior id for choices [areas, teams, 2]."""
     areas, teams, _ = chosen.shape
     return {
         f"Scramble?team={team}": BehaviorActions(
@@ -35,12 +35,12 @@ def actions(chosen: np.ndarray) -> dict[str, BehaviorActions]:
 
 
 def views(reports: Reports) -> np.ndarray:
-    """[areas, teams, numbers]."""
+    """Returns observations [areas, teams, numbers]."""
     return np.stack([report.decisions.observations[0] for report in reports], 1)
 
 
 def copied(game: Scramble, places: np.ndarray, behavior_ids: list[int]) -> Scramble:
-    """Another game in the same state, with [2, 2] `places` applied to the arena, and agents moved to other seats."""
+    """Returns a game in the same state, with matrix `places` [2, 2] applied and agents on other behavior ids."""
     other = Scramble(len(game._areas), teams=len(behavior_ids))
     other.reset({}, 0)
     for name in ("_places", "_velocities"):
@@ -54,7 +54,7 @@ def copied(game: Scramble, places: np.ndarray, behavior_ids: list[int]) -> Scram
 
 
 def quiet(areas: int = 1, teams: int = 3) -> Scramble:
-    """A game in which nobody comes near a pellet."""
+    """Returns a game in which no agent is near a pellet."""
     game = Scramble(areas, teams=teams)
     game.reset({}, 0)
     game._pellets[:] = [0, 50]
@@ -74,14 +74,14 @@ def test_each_agent_is_a_team_of_one_behavior_name() -> None:
     assert list(two) == ["Rush?team=0", "Rush?team=1"]
     assert two["Rush?team=0"].observations[0].shape == (6 + 2 + 5,)
     for wrong in ({"teams": 1}, {"pellets": 0}):
-        with pytest.raises(SettingsError, match="expected 2 or more teams and a pellet at least"):
+        with pytest.raises(SettingsError, match="expected 2 or more teams and 1 or more pellets"):
             Scramble(1, **wrong)
 
 
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), areas=st.integers(1, 3), teams=st.integers(2, 5))
-def test_random_play_keeps_the_rules(seed: int, areas: int, teams: int) -> None:
-    """Rewards are pellets and the final rank, matches end together after 100 steps, ids are never used twice."""
+def test_random_play_follows_the_rules(seed: int, areas: int, teams: int) -> None:
+    """Rewards are pellets and the final rank, matches end after 100 steps, and ids are unique."""
     game, random = Scramble(areas, teams=teams), np.random.default_rng(seed)
     specs, over = dict(game.behaviors()), set[int]()
     reports = game.reset({}, seed)
@@ -104,7 +104,7 @@ def test_random_play_keeps_the_rules(seed: int, areas: int, teams: int) -> None:
 
 
 def check_ends(reports: Reports, matches: np.ndarray, taken: np.ndarray) -> set[int]:
-    """Of all areas at once; `taken` is without the pellets of the last step. Returns the ids of the matches."""
+    """Checks the ends of all areas and returns the ids of the matches; `taken` excludes pellets of the last step."""
     scores, rewards = (np.stack([getattr(r.ends, name) for r in reports], 1) for name in ("outcomes", "rewards"))
     last = (rewards - (2 * scores - 1)) / PELLET_REWARD
     np.testing.assert_allclose(last, np.round(last), atol=1e-4)
@@ -116,7 +116,7 @@ def check_ends(reports: Reports, matches: np.ndarray, taken: np.ndarray) -> set[
         assert not report.ends.interrupted.any()
         assert (report.decisions.rewards == 0).all()
         assert (report.ends.observations[0][:, 4] == 0).all(), "no time is left"
-        assert (report.decisions.observations[0][:, 4] == 1).all(), "all of it is"
+        assert (report.decisions.observations[0][:, 4] == 1).all(), "the whole match is left"
     return set(matches.tolist())
 
 
@@ -131,12 +131,12 @@ def check_ends(reports: Reports, matches: np.ndarray, taken: np.ndarray) -> set[
         ([3, 2], [1, 0]),
     ],
 )
-def test_outcomes_are_ranks_and_equal_ranks_share(taken: list[int], outcomes: list[float]) -> None:
+def test_outcomes_are_ranks_and_equal_ranks_share_theirs(taken: list[int], outcomes: list[float]) -> None:
     assert _outcomes(np.array([taken])).tolist() == [outcomes]
 
 
-def test_the_seed_decides_everything() -> None:
-    """The same seed and actions give the same reports to the bit."""
+def test_the_seed_determines_everything() -> None:
+    """The same seed and actions give identical reports."""
 
     def play(seed: int) -> bytes:
         game, random = Scramble(4), np.random.default_rng(1)
@@ -157,7 +157,7 @@ def test_a_reset_begins_other_matches() -> None:
 # ---------------------------------------------------------------- rules
 
 
-def test_a_pellet_belongs_to_the_nearest_that_reaches_it_and_another_appears() -> None:
+def test_the_nearest_agent_in_reach_gets_a_pellet_and_another_appears() -> None:
     game = quiet()
     game._places[0] = [[0, 0], [1.0, 0], [-3, 0]]
     game._velocities[:] = 0
@@ -174,7 +174,7 @@ def test_a_pellet_belongs_to_the_nearest_that_reaches_it_and_another_appears() -
 
 
 def test_agents_push_each_other_apart_and_stay_inside() -> None:
-    """Two that run into each other end up side by side at the distance of their bodies."""
+    """Two agents that collide end at the distance of their bodies."""
     game = quiet(teams=2)
     game._places[0] = [[-1, 0], [1, 0]]
     game._headings[0] = [0, np.pi]
@@ -186,18 +186,18 @@ def test_agents_push_each_other_apart_and_stay_inside() -> None:
     np.testing.assert_allclose(game._places[0], [[BODY - ARENA, 0], [ARENA - BODY, 0]], atol=1e-6)
 
 
-def test_what_an_agent_sees_is_in_its_own_frame_with_the_nearest_first() -> None:
+def test_observations_are_in_the_agents_own_frame_with_the_nearest_first() -> None:
     game = quiet()
     game._places[0] = [[2, 0], [2, 1], [2, -3]]
     game._headings[0] = np.pi / 2  # faces +y: ahead is y, left is -x
     game._velocities[0] = [[0, 3], [-3, 0], [0, 0]]
     game._pellets[0] = [[2, -1], [0, 0], [2, 0.5], [4, 0]]
     game._taken[0] = [4, 3, 1]
-    seen = game._observe()[0, 0]
-    np.testing.assert_allclose(seen[:6], [0, 0.4, 1, 0, 1, 1 / LEAD], atol=1e-6)
-    np.testing.assert_allclose(seen[6:14] * ARENA, [0.5, 0, -1, 0, 0, 2, 0, -2], atol=1e-6)
-    np.testing.assert_allclose(seen[14:18] * ARENA, [1, 0, -3, 0], atol=1e-6)
-    np.testing.assert_allclose(seen[18:], [0, 1, 0, 0, 1 / LEAD, 3 / LEAD], atol=1e-6)
+    observed = game._observe()[0, 0]
+    np.testing.assert_allclose(observed[:6], [0, 0.4, 1, 0, 1, 1 / LEAD], atol=1e-6)
+    np.testing.assert_allclose(observed[6:14] * ARENA, [0.5, 0, -1, 0, 0, 2, 0, -2], atol=1e-6)
+    np.testing.assert_allclose(observed[14:18] * ARENA, [1, 0, -3, 0], atol=1e-6)
+    np.testing.assert_allclose(observed[18:], [0, 1, 0, 0, 1 / LEAD, 3 / LEAD], atol=1e-6)
 
 
 @settings(max_examples=20, deadline=None)
@@ -207,8 +207,10 @@ def test_what_an_agent_sees_is_in_its_own_frame_with_the_nearest_first() -> None
     behavior_ids=st.permutations([0, 1, 2]),
     mirrored=st.booleans(),
 )
-def test_every_seat_sees_the_same_game(seed: int, angle: float, behavior_ids: list[int], mirrored: bool) -> None:
-    """The arena turned, mirrored, seats exchanged: whoever stands there sees what was seen there, and goes on so."""
+def test_every_behavior_id_observes_the_same_game(
+    seed: int, angle: float, behavior_ids: list[int], mirrored: bool
+) -> None:
+    """With the arena rotated or mirrored and ids exchanged, observations stay those of the agent's place."""
     random = np.random.default_rng(seed)
     game = Scramble(2)
     game.reset({}, seed)
@@ -228,37 +230,37 @@ def test_every_seat_sees_the_same_game(seed: int, angle: float, behavior_ids: li
         other.step(actions(theirs))
         np.testing.assert_array_equal(other._taken, game._taken[:, behavior_ids])
         if game._taken.sum() > before:
-            return  # another pellet appears wherever chance has it
+            return  # another pellet appears at random
 
 
-def greedy(seen: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Turns to the nearest pellet and runs."""
+def greedy(observed: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Returns choices that turn to the nearest pellet and run."""
     del random
-    angle = np.arctan2(seen[:, 7], seen[:, 6])
+    angle = np.arctan2(observed[:, 7], observed[:, 6])
     turn = np.where(angle > 0.25, 1, np.where(angle < -0.25, 2, 0))
     return np.stack([np.abs(angle) < 1, turn], 1)
 
 
-def at_random(seen: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    return random.integers(0, 3, (len(seen), 2))
+def at_random(observed: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    return random.integers(0, 3, (len(observed), 2))
 
 
 @pytest.mark.parametrize("behavior_id", [0, 1, 2])
-def test_who_runs_for_pellets_beats_who_does_not(behavior_id: int) -> None:
-    """From every seat, nearly always."""
+def test_an_agent_that_runs_for_pellets_beats_random_ones(behavior_id: int) -> None:
+    """It nearly always wins with every behavior id."""
     game, random = Scramble(64), np.random.default_rng(0)
     policies: list[Policy] = [at_random] * 3
     policies[behavior_id] = greedy
-    seen = views(game.reset({}, 0))
+    observed = views(game.reset({}, 0))
     for _ in range(MAX_STEPS):
-        chosen = np.stack([policy(seen[:, team], random) for team, policy in enumerate(policies)], 1)
+        chosen = np.stack([policy(observed[:, team], random) for team, policy in enumerate(policies)], 1)
         reports = game.step(actions(chosen))
-        seen = views(reports)
+        observed = views(reports)
     assert reports[behavior_id].ends.outcomes.mean() > 0.95
     assert np.mean([report.ends.outcomes.mean() for report in reports]) == pytest.approx(0.5)
 
 
-def test_the_game_passes_the_compliance_examination() -> None:
-    """Over a socket, as `sparring compliance` does it."""
+def test_scramble_passes_the_compliance_test() -> None:
+    """It connects over a socket, as with `sparring compliance`."""
     verdicts = verdicts_of(lambda address: run(Scramble(2), address, connect_timeout_s=1.0))
     assert {rule: verdict.status for rule, verdict in verdicts.items() if verdict.status != "PASS"} == {}

@@ -1,4 +1,4 @@
-"""Soccer: reports, symmetry, bounds, and that playing well pays."""
+"""Soccer: reports, symmetry, bounds, and better results for better play."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reports = tuple[BehaviorReport, ...]
 
 
 def actions(chosen: list[np.ndarray]) -> dict[str, BehaviorActions]:
-    """By behavior id, from [n, 3] choices per team; of one list, for team 0 alone."""
+    """Returns actions by behavior id for choices [n, 3] per team; one list is for team 0 alone."""
     return {
         key: BehaviorActions(
             behavior=key,
@@ -35,14 +35,14 @@ def actions(chosen: list[np.ndarray]) -> dict[str, BehaviorActions]:
     }
 
 
-def at_random(seen: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    return random.integers(0, 3, (len(seen), 3))
+def at_random(observed: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    return random.integers(0, 3, (len(observed), 3))
 
 
-def chase(seen: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Runs to the far side of the ball and pushes it towards the rivals' goal."""
+def chase(observed: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Returns choices that run behind the ball and push it towards the rivals' goal."""
     del random
-    ball, shot = seen[:, 0:2] * GOAL_X, (seen[:, 8:10] - seen[:, 0:2]) * GOAL_X
+    ball, shot = observed[:, 0:2] * GOAL_X, (observed[:, 8:10] - observed[:, 0:2]) * GOAL_X
     shot /= np.maximum(np.linalg.norm(shot, axis=1, keepdims=True), 1e-6)
     across = np.stack([-shot[:, 1], shot[:, 0]], 1)
     behind, aside = (ball * shot).sum(1), (ball * across).sum(1)
@@ -55,7 +55,7 @@ def chase(seen: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def outcomes(policies: tuple[Policy, Policy], areas: int, steps: int) -> np.ndarray:
-    """Results of all matches for team 0."""
+    """Returns the results of all matches for team 0."""
     game, random = Soccer(areas), np.random.default_rng(1)
     reports = game.reset({}, 0)
     results: list[float] = []
@@ -70,8 +70,8 @@ def outcomes(policies: tuple[Policy, Policy], areas: int, steps: int) -> np.ndar
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_scripted_team_beats_a_random_one_by_far(side: int) -> None:
-    """On either side, from the agents' own observations."""
+def test_a_scripted_team_clearly_beats_a_random_one(side: int) -> None:
+    """It wins on either side, from the agents' own observations."""
     results = outcomes((chase, at_random) if side == 0 else (at_random, chase), 16, 400)
     won = results if side == 0 else 1 - results
     assert len(won) > 50
@@ -80,7 +80,7 @@ def test_a_scripted_team_beats_a_random_one_by_far(side: int) -> None:
 
 
 class Rules:
-    """Checks every report of a game against the rules, agent by agent."""
+    """Checks reports of a game against the rules, agent by agent."""
 
     def __init__(self, game: Soccer, areas: int) -> None:
         self.game, self.areas = game, areas
@@ -136,8 +136,8 @@ class Rules:
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), areas=st.integers(1, 3), stubborn=st.integers(1, 20))
-def test_random_play_keeps_the_rules_and_stays_on_the_pitch(seed: int, areas: int, stubborn: int) -> None:
-    """Ids, groups, matches, outcomes and rewards are consistent, and nobody leaves the pitch."""
+def test_random_play_follows_the_rules_and_stays_on_the_pitch(seed: int, areas: int, stubborn: int) -> None:
+    """Ids, groups, matches, outcomes and rewards are consistent, and no player leaves the pitch."""
     game, random = Soccer(areas), np.random.default_rng(seed)
     rules = Rules(game, areas)
     rules.first(game.reset({}, seed))
@@ -153,7 +153,7 @@ def test_random_play_keeps_the_rules_and_stays_on_the_pitch(seed: int, areas: in
 
 
 def test_goals_and_the_time_limit_end_matches() -> None:
-    """A chase against standing players scores; two standing teams are cut after 500 decisions."""
+    """A chase against standing players scores; two standing teams are interrupted after 500 decisions."""
     game = Soccer(2)
     rules = Rules(game, 2)
     reports = game.reset({}, 0)
@@ -171,16 +171,16 @@ def test_goals_and_the_time_limit_end_matches() -> None:
     assert reports[0].ends.interrupted.all()
 
 
-def test_both_teams_see_the_same_game() -> None:
-    """The pitch turned by half a circle, teams exchanged: team 1 sees what team 0 saw, and goes on seeing it."""
+def test_both_teams_observe_the_same_game() -> None:
+    """With the pitch rotated by half a turn and teams exchanged, team 1 observes what team 0 observed."""
     games, random = (Soccer(3), Soccer(3)), np.random.default_rng(0)
     for game in games:
         game.reset({}, 5)
-    one, two = (game._pitch for game in games)
+    pitch, rotated = (game._pitch for game in games)
     other = [2, 3, 0, 1]
-    two.positions[:], two.velocities[:] = -one.positions[:, other], -one.velocities[:, other]
-    two.headings[:] = one.headings[:, other] + np.pi
-    two.ball[:], two.ball_velocity[:] = -one.ball, -one.ball_velocity
+    rotated.positions[:], rotated.velocities[:] = -pitch.positions[:, other], -pitch.velocities[:, other]
+    rotated.headings[:] = pitch.headings[:, other] + np.pi
+    rotated.ball[:], rotated.ball_velocity[:] = -pitch.ball, -pitch.ball_velocity
     for _ in range(40):
         chosen = [random.integers(0, 3, (6, 3)) for _ in IDS]
         first, second = games[0].step(actions(chosen)), games[1].step(actions(chosen[::-1]))
@@ -189,8 +189,8 @@ def test_both_teams_see_the_same_game() -> None:
             np.testing.assert_allclose(mine.decisions.observations[0], theirs.decisions.observations[0], atol=1e-4)
 
 
-def test_the_seed_decides_everything() -> None:
-    """The same seed and actions give the same reports to the bit."""
+def test_the_seed_determines_everything() -> None:
+    """The same seed and actions give identical reports."""
 
     def play(seed: int) -> bytes:
         game, random = Soccer(4), np.random.default_rng(1)
@@ -202,8 +202,8 @@ def test_the_seed_decides_everything() -> None:
     assert play(3) == play(3) != play(4)
 
 
-def test_a_touch_of_the_ball_pays_where_the_parameter_says_so() -> None:
-    """`ball_touch` is added to the toucher's own reward."""
+def test_a_touch_of_the_ball_earns_the_parameter_ball_touch() -> None:
+    """It is added to the player's own reward."""
     game = Soccer(1)
     game.reset({"ball_touch": 0.5}, 0)
     game._pitch.positions[0, 0] = game._pitch.ball[0] - [0.4, 0]
@@ -211,8 +211,8 @@ def test_a_touch_of_the_ball_pays_where_the_parameter_says_so() -> None:
     assert reports[0].decisions.rewards.tolist() == pytest.approx([0.5 + EXISTENCE, EXISTENCE])
 
 
-def test_a_ball_in_play_loses_speed_and_never_leaves_through_a_wall() -> None:
-    """Shot from anywhere in any direction it stays inside, except through a goal's mouth."""
+def test_the_ball_loses_speed_and_leaves_only_through_a_goal() -> None:
+    """This holds for shots from any place in any direction."""
     pitch, random = Pitch(500), np.random.default_rng(0)
     pitch.positions[:] = [(-6, 3.4), (-6, -3.4), (6, 3.4), (6, -3.4)]
     pitch.ball[:] = random.uniform(-1, 1, (500, 2)) * [GOAL_X - 0.4, SIDE_Y - 0.4]
@@ -228,7 +228,7 @@ def test_a_ball_in_play_loses_speed_and_never_leaves_through_a_wall() -> None:
 
 
 def against(policy: Policy, rivals: str, areas: int, steps: int) -> np.ndarray:
-    """Results of all matches of team 0 with rivals that the simulator moves."""
+    """Returns the results of all matches of team 0 against rivals that the simulator moves."""
     game, random = Soccer(areas, rivals=rivals), np.random.default_rng(1)
     assert list(game.behaviors()) == [IDS[0]]
     (report,) = game.reset({}, 0)
@@ -247,8 +247,8 @@ def against(policy: Policy, rivals: str, areas: int, steps: int) -> np.ndarray:
     return np.array(results)
 
 
-def test_the_scripted_rivals_beat_a_random_team_by_far() -> None:
-    """Goals of some matches: at least 9 of 10 are theirs; a team that chases with both players holds out longer."""
+def test_the_scripted_rivals_clearly_beat_a_random_team() -> None:
+    """They score at least 9 of 10 goals; a team that chases with both players does better."""
     results = against(at_random, "scripted", 16, 400)
     assert len(results) > 50
     assert (results == 0).mean() > 0.9
@@ -257,7 +257,7 @@ def test_the_scripted_rivals_beat_a_random_team_by_far() -> None:
 
 
 def test_still_rivals_never_score() -> None:
-    """They stand where they began unless they are pushed; whoever can play wins."""
+    """They stay unless they are pushed, so a team that chases wins."""
     results = against(chase, "still", 16, 400)
     assert len(results) > 50
     assert (results == 1).mean() > 0.9
@@ -269,8 +269,8 @@ def test_still_rivals_never_score() -> None:
     np.testing.assert_allclose(game._pitch.positions[:, 2:], before, atol=1e-9)
 
 
-def test_rivals_that_the_simulator_moves_see_the_same_game_as_learning_ones() -> None:
-    """The reports of team 0 are those of a game in which the trainer moves team 1 in the same way."""
+def test_rivals_of_the_simulator_play_the_same_game_as_learning_ones() -> None:
+    """Reports of team 0 equal those of a game in which the trainer moves team 1 alike."""
     alone, both, random = Soccer(4, rivals="still"), Soccer(4), np.random.default_rng(0)
     (one,), (two, _) = alone.reset({}, 3), both.reset({}, 3)
     for _ in range(80):
@@ -282,7 +282,7 @@ def test_rivals_that_the_simulator_moves_see_the_same_game_as_learning_ones() ->
 
 
 def test_the_script_is_a_function_of_the_pitch() -> None:
-    """One attacks and one keeps, by who is nearer to the ball; each command is -1, 0 or 1."""
+    """The player nearer to the ball attacks and the other keeps; each command is -1, 0 or 1."""
     pitch, random = Pitch(200), np.random.default_rng(0)
     pitch.place(np.arange(200), random)
     pitch.ball[:] = random.uniform(-1, 1, (200, 2)) * [GOAL_X, SIDE_Y]
@@ -292,11 +292,11 @@ def test_the_script_is_a_function_of_the_pitch() -> None:
     np.testing.assert_array_equal(moves, scripted(pitch, 1))
     for array in (pitch.positions, pitch.velocities, pitch.headings):
         array[:, 2:] = array[:, [3, 2]]
-    np.testing.assert_array_equal(moves[:, ::-1], scripted(pitch, 1))  # whoever stands there does the same
+    np.testing.assert_array_equal(moves[:, ::-1], scripted(pitch, 1))  # the place alone decides
 
 
-def test_the_script_plays_both_sides_alike() -> None:
-    """On the pitch turned by half a circle, team 0 does what team 1 does here."""
+def test_the_script_is_symmetric() -> None:
+    """With the pitch rotated by half a turn, team 0 acts as team 1."""
     pitch, turned, random = Pitch(100), Pitch(100), np.random.default_rng(1)
     pitch.place(np.arange(100), random)
     pitch.ball[:] = random.uniform(-1, 1, (100, 2)) * [GOAL_X, SIDE_Y]
@@ -307,25 +307,25 @@ def test_the_script_plays_both_sides_alike() -> None:
     np.testing.assert_array_equal(scripted(pitch, 1), scripted(turned, 0))
 
 
-def test_a_seat_that_is_asked_for_is_played_by_the_script_whatever_its_actions_say() -> None:
-    """Seat by seat: as if the trainer had sent what the script does; others as they were told."""
-    asked, twin, random = Soccer(4), Soccer(4), np.random.default_rng(2)
-    assert asked.scripts() == {"Soccer": ("scripted", "still")}
-    asked.reset({}, 3)
+def test_a_script_plays_a_requested_behavior_id_whatever_its_actions_are() -> None:
+    """It acts as if the trainer had sent the script's actions; other ids follow their own actions."""
+    scripted_game, twin, random = Soccer(4), Soccer(4), np.random.default_rng(2)
+    assert scripted_game.scripts() == {"Soccer": ("scripted", "still")}
+    scripted_game.reset({}, 3)
     twin.reset({}, 3)
     which = [np.repeat([0, 1, 2, 0], 2), np.repeat([1, 0, 0, 2], 2)]  # of each team, by area
     for _ in range(60):
         chosen = [random.integers(0, 3, (8, 3)) for _ in IDS]
-        told = [branch.copy() for branch in chosen]
+        expected_actions = [branch.copy() for branch in chosen]
         for team in (0, 1):
             moves = scripted(twin._pitch, team).reshape(8, 3)
-            told[team][which[team] == 1] = np.where(moves < 0, 2, moves)[which[team] == 1]
-            told[team][which[team] == 2] = 0
-        given = {
+            expected_actions[team][which[team] == 1] = np.where(moves < 0, 2, moves)[which[team] == 1]
+            expected_actions[team][which[team] == 2] = 0
+        requests = {
             one.behavior: replace(one, scripts=scripts.astype(np.int32))
             for one, scripts in zip(actions(chosen).values(), which, strict=True)
         }
-        for one, two in zip(asked.step(given), twin.step(actions(told)), strict=True):
+        for one, two in zip(scripted_game.step(requests), twin.step(actions(expected_actions)), strict=True):
             np.testing.assert_array_equal(one.decisions.observations[0], two.decisions.observations[0])
 
 

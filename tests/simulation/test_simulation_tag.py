@@ -1,4 +1,4 @@
-"""Tag: reports, rules, motion, and that neither side is without hope."""
+"""Tag: reports, rules, motion, and a chance for both sides."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from sparring.pipeline.games.tag import (
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation import run
 from sparring.pipeline.specs import ActionSpec
+from tests.simulation.compliance_simulator import verdicts_of
 from tests.simulation.simulation_helpers import check_report
-from tests.simulation.test_simulation_compliance import verdicts_of
 
 IDS = ("Chaser?team=0", "Runner?team=1")
 FASTEST = SPEEDS[1] * SPRINT
@@ -37,7 +37,7 @@ Reports = tuple[BehaviorReport, ...]
 
 
 def actions(chaser: Any, runner: Any, sprint: Any = 0) -> dict[str, BehaviorActions]:
-    """By behavior id: where each goes [areas, 2], and which runners sprint."""
+    """Returns actions by behavior id: directions [areas, 2], and which runners sprint."""
     places = [np.asarray(rows, np.float32).reshape(-1, 2) for rows in (chaser, runner)]
     n = len(places[0])
     branches = (np.zeros((n, 0), np.int32), np.broadcast_to(np.asarray(sprint, np.int32), n)[:, None].copy())
@@ -48,7 +48,7 @@ def actions(chaser: Any, runner: Any, sprint: Any = 0) -> dict[str, BehaviorActi
 
 
 def started(areas: int, parameters: dict[str, float] | None = None, **places: Any) -> Tag:
-    """A game whose players stand where the test wants them, at rest."""
+    """Returns a game whose players rest at the given places."""
     game = Tag(areas)
     game.reset(parameters or {}, 0)
     for index, name in enumerate(("chaser", "runner")):
@@ -57,14 +57,14 @@ def started(areas: int, parameters: dict[str, float] | None = None, **places: An
     return game
 
 
-def at_random(seen: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndarray:
-    return random.normal(size=(len(seen[0]), 2)) / 3
+def at_random(observed: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndarray:
+    return random.normal(size=(len(observed[0]), 2)) / 3
 
 
-def pursue(seen: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndarray:
-    """Goes to where the other will be; round the pillar where that is in the way."""
+def pursue(observed: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndarray:
+    """Returns directions to the expected place of the other, around the pillar if it is in the way."""
     del random
-    place, to = seen[0][:, 0:2] * HALF, seen[0][:, 4:6] * HALF + 0.3 * FASTEST * seen[0][:, 6:8]
+    place, to = observed[0][:, 0:2] * HALF, observed[0][:, 4:6] * HALF + 0.3 * FASTEST * observed[0][:, 6:8]
     far = np.linalg.norm(to, axis=1) + 1e-6
     ahead = to / far[:, None]
     along, aside = -(place * ahead).sum(1), place[:, 0] * ahead[:, 1] - place[:, 1] * ahead[:, 0]
@@ -74,11 +74,11 @@ def pursue(seen: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndar
     return np.where(blocked[:, None], round_it, ahead)
 
 
-def flee(seen: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndarray:
-    """Of 16 directions the one that leads farthest from the other, and not into a corner."""
+def flee(observed: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndarray:
+    """Returns the one of 16 directions that leads farthest from the other and not into a corner."""
     del random
-    place, limit = seen[0][:, 0:2] * HALF, HALF - BODY
-    other = place + seen[0][:, 4:6] * HALF
+    place, limit = observed[0][:, 0:2] * HALF, HALF - BODY
+    other = place + observed[0][:, 4:6] * HALF
     angles = np.arange(16) * np.pi / 8
     ways = np.stack([np.cos(angles), np.sin(angles)], 1)
     there = np.clip(place[:, None] + 1.2 * ways, -limit, limit)
@@ -89,14 +89,14 @@ def flee(seen: tuple[np.ndarray, ...], random: np.random.Generator) -> np.ndarra
 
 
 def chaser_wins(chaser: Policy, runner: Policy, areas: int = 64) -> float:
-    """Share of the first matches of all areas, and of those that followed them in their time."""
+    """Returns the chaser's share of wins in the first matches of all areas and those that followed in their time."""
     game, random = Tag(areas), np.random.default_rng(1)
-    seen = [report.decisions.observations for report in game.reset({}, 0)]
+    observed = [report.decisions.observations for report in game.reset({}, 0)]
     won: list[float] = []
     for _ in range(MAX_STEPS):
-        near = np.linalg.norm(seen[1][0][:, 4:6], axis=1) * HALF < 1.5
-        reports = game.step(actions(chaser(seen[0], random), runner(seen[1], random), near))
-        seen = [report.decisions.observations for report in reports]
+        near = np.linalg.norm(observed[1][0][:, 4:6], axis=1) * HALF < 1.5
+        reports = game.step(actions(chaser(observed[0], random), runner(observed[1], random), near))
+        observed = [report.decisions.observations for report in reports]
         won += [] if reports[0].ends is None else reports[0].ends.outcomes.tolist()
     assert len(won) >= areas
     return float(np.mean(won))
@@ -105,7 +105,7 @@ def chaser_wins(chaser: Policy, runner: Policy, areas: int = 64) -> float:
 # ---------------------------------------------------------------- reports
 
 
-def test_the_sides_are_behaviors_of_their_own_that_see_and_do_different_things() -> None:
+def test_the_sides_are_two_behaviors_with_different_specs() -> None:
     chaser, runner = Tag(2).behaviors().items()
     assert (chaser[0], runner[0]) == IDS
     assert [(one.name, one.shape) for one in chaser[1].observations] == [("view", (9,))]
@@ -119,8 +119,8 @@ def test_the_sides_are_behaviors_of_their_own_that_see_and_do_different_things()
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), areas=st.integers(1, 4), stubborn=st.integers(1, 30))
-def test_random_play_keeps_the_rules(seed: int, areas: int, stubborn: int) -> None:
-    """Both sides of a match begin and end together, one wins, ids are never used twice, nobody is in a wall."""
+def test_random_play_follows_the_rules(seed: int, areas: int, stubborn: int) -> None:
+    """Both sides of a match begin and end together, one wins, ids are unique, and no player is in a wall."""
     game, random = Tag(areas), np.random.default_rng(seed)
     specs = dict(game.behaviors())
     reports = game.reset({"approach": 0.1}, seed)
@@ -139,7 +139,7 @@ def test_random_play_keeps_the_rules(seed: int, areas: int, stubborn: int) -> No
 
 
 def check_pair(reports: Reports, before: np.ndarray, over: set[int]) -> set[int]:
-    """The matches that ended in a Step."""
+    """Checks a Step and returns the matches that ended."""
     chaser, runner = reports
     np.testing.assert_array_equal(chaser.decisions.agents, runner.decisions.agents)
     np.testing.assert_array_equal(chaser.decisions.matches, runner.decisions.matches)
@@ -160,8 +160,8 @@ def check_pair(reports: Reports, before: np.ndarray, over: set[int]) -> set[int]
     return set(ended)
 
 
-def test_the_seed_decides_everything() -> None:
-    """The same seed and actions give the same reports to the bit."""
+def test_the_seed_determines_everything() -> None:
+    """The same seed and actions give identical reports."""
 
     def play(seed: int) -> bytes:
         game, random = Tag(4), np.random.default_rng(1)
@@ -184,8 +184,8 @@ def test_a_reset_begins_other_matches() -> None:
 # ---------------------------------------------------------------- rules
 
 
-def test_the_chaser_wins_by_coming_near() -> None:
-    """One step into reach ends the match there and then, and no other one."""
+def test_the_chaser_wins_within_reach() -> None:
+    """A step into reach ends that match at once, and no other."""
     game = started(2, chaser=[-3, 0], runner=[[-3, TAG_REACH + 0.05], [3, 3]])
     chaser, runner = game.step(actions([[0, 1], [0, 1]], [[0, 0], [0, 0]]))
     assert chaser.ends.agents.tolist() == runner.ends.agents.tolist() == [0]
@@ -194,8 +194,8 @@ def test_the_chaser_wins_by_coming_near() -> None:
     assert chaser.decisions.rewards.tolist() == pytest.approx([0, -STEP_COST])
 
 
-def test_the_runner_wins_when_the_time_is_over_and_both_see_it_coming() -> None:
-    """After 120 steps; that is the end by the rules, no interruption."""
+def test_the_runner_wins_at_the_time_limit_which_both_observe() -> None:
+    """The match ends by the rules after 120 steps, without interruption."""
     game = started(1, chaser=[-3, 0], runner=[3, 0])
     for step in range(1, MAX_STEPS):
         reports = game.step(actions([0, 0], [0, 0]))
@@ -210,8 +210,8 @@ def test_the_runner_wins_when_the_time_is_over_and_both_see_it_coming() -> None:
     assert runner.decisions.observations[0][0, 8] == 1
 
 
-def test_coming_nearer_pays_where_the_parameter_says_so() -> None:
-    """`approach` per metre to the chaser, and the runner loses as much."""
+def test_an_approach_earns_the_parameter_approach() -> None:
+    """The chaser earns it per meter, and the runner loses as much."""
     game = started(1, {"approach": 2.0}, chaser=[-3, 0], runner=[-3, 3])
     before = game._apart()[0]
     chaser, runner = game.step(actions([0, 1], [0, 0]))
@@ -220,8 +220,8 @@ def test_coming_nearer_pays_where_the_parameter_says_so() -> None:
     assert (chaser.decisions.rewards[0], runner.decisions.rewards[0]) == pytest.approx((gained, -gained))
 
 
-def test_the_chaser_is_faster_in_the_end_and_the_runner_at_once() -> None:
-    """Runner: quicker off the mark, and faster still while it sprints; a third of a full action is full speed."""
+def test_the_chaser_has_the_higher_speed_and_the_runner_the_higher_acceleration() -> None:
+    """The runner is fastest while it sprints; a third of the action range is full speed."""
     game = started(2, chaser=[-3.5, -3.5], runner=[-3.5, 3.5])
     game.step(actions([[1, 0], [0.34, 0]], [[1, 0], [1, 0]], [0, 1]))
     speed = game._velocities[..., 0]
@@ -235,7 +235,7 @@ def test_the_chaser_is_faster_in_the_end_and_the_runner_at_once() -> None:
     assert speed[0, 1] < speed[0, 0] < speed[1, 1]
 
 
-def test_stamina_ends_a_sprint_and_comes_back() -> None:
+def test_a_sprint_ends_without_stamina_which_recovers() -> None:
     game = started(1, chaser=[-3.5, 0], runner=[3.5, 0])
     for left in range(RESTED - TIRES, -1, -TIRES):
         reports = game.step(actions([0, 0], [0, 1], 1))
@@ -247,8 +247,8 @@ def test_stamina_ends_a_sprint_and_comes_back() -> None:
     assert game._stamina[0] == 9
 
 
-def test_what_both_see_is_where_they_are() -> None:
-    """Relative places are each other's opposites; the runner sees its free way to walls and pillar."""
+def test_both_sides_observe_their_places() -> None:
+    """Relative places are opposite; the runner also observes distances to walls and pillar."""
     game = started(1, chaser=[-2, 1], runner=[3, -1])
     game._velocities[0] = [[1, 0], [0, 2]]
     (chaser,), (runner, around) = game._observe(np.arange(1))
@@ -259,15 +259,15 @@ def test_what_both_see_is_where_they_are() -> None:
     np.testing.assert_allclose(around[0], [*(np.array(free) / HALF), 1], rtol=1e-6)
 
 
-def test_neither_side_is_without_hope() -> None:
-    """Who can play beats who cannot; and where both can, either may win."""
+def test_both_sides_can_win() -> None:
+    """A skilled side beats a random one, and two skilled sides both win matches."""
     assert 0.05 < chaser_wins(at_random, at_random) < 0.5
     assert chaser_wins(pursue, at_random) > 0.95
     assert chaser_wins(at_random, flee) < 0.05
     assert 0.3 < chaser_wins(pursue, flee) < 0.98
 
 
-def test_the_game_passes_the_compliance_examination() -> None:
-    """Over a socket, as `sparring compliance` does it."""
+def test_tag_passes_the_compliance_test() -> None:
+    """It connects over a socket, as with `sparring compliance`."""
     verdicts = verdicts_of(lambda address: run(Tag(2), address, connect_timeout_s=1.0))
     assert {rule: verdict.status for rule, verdict in verdicts.items() if verdict.status != "PASS"} == {}

@@ -1,4 +1,4 @@
-"""The stand-in of a Unity player against a minimal trainer: order, side channels, faults."""
+"""The player stand-in against a minimal trainer: order of messages, side channels, faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.simulation import unity_player_session
 from tests.simulation.unity_null_trainer import PLAYER, executable, null_trainer
-from tests.simulation.unity_player_peer import RESET, Background, Trainer, against, play, serving, side_channel, word
+from tests.simulation.unity_player_peer import RESET, Background, Trainer, against, play, serving, side_channel, string
 from tests.simulation.unity_player_session import Crash
 
 ENGINE = uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
@@ -24,15 +24,15 @@ ANALYTICS = uuid.UUID("b664a4a9-d86f-5a5f-95cb-e8353a7e8356")
 GAMES = ("goal", "balance", "soccer", "match3", "basic", "zoo")
 
 
-def test_the_order_is_initialisation_then_a_question_then_agents(tmp_path: Path) -> None:
-    """No behaviors at first, a bare header second, agents with their behavior third, agents alone from then on."""
+def test_messages_are_initialization_then_a_header_then_agents(tmp_path: Path) -> None:
+    """The first has no behaviors, the second only a header, the third agents and behavior, later ones agents."""
     trainer = Trainer(steps=3)
     played = against(trainer, tmp_path, "--game", "goal", "--areas", "2")
     first, second, third, *later = trainer.messages
-    told = first.unity_output.rl_initialization_output
-    assert (told.communication_version, told.package_version) == ("1.5.0", "4.0.0")
-    assert not told.brain_parameters
-    assert len(told.capabilities.ListFields()) == 7
+    introduction = first.unity_output.rl_initialization_output
+    assert (introduction.communication_version, introduction.package_version) == ("1.5.0", "4.0.0")
+    assert not introduction.brain_parameters
+    assert len(introduction.capabilities.ListFields()) == 7
     assert trainer.calls[1] == b"\n\x03\x08\xc8\x01"
     assert not second.HasField("unity_output")
     (brain,) = third.unity_output.rl_initialization_output.brain_parameters
@@ -42,25 +42,30 @@ def test_the_order_is_initialisation_then_a_question_then_agents(tmp_path: Path)
     assert (played.code, len(trainer.outputs[0]["Goal?team=0"].value)) == (0, 2)
 
 
-def test_it_tells_what_the_trainer_said_at_initialisation(tmp_path: Path) -> None:
-    """Seed, areas, versions, capabilities and the arguments that Unity does not know; areas are copied."""
+def test_the_trainers_initialization_is_logged(tmp_path: Path) -> None:
+    """The log has seed, areas, versions, capabilities and unknown arguments; the areas are made."""
     trainer = Trainer(areas=3, missing=("trainingAnalytics",))
     played = against(trainer, tmp_path, "--areas", "2", "--my-level", "4")
-    (said,) = played.told("initialisation")
-    assert (said["seed"], said["num_areas"], said["communication_version"], said["package_version"]) == (
+    (initialization,) = played.received("initialization")
+    assert (
+        initialization["seed"],
+        initialization["num_areas"],
+        initialization["communication_version"],
+        initialization["package_version"],
+    ) == (
         7,
         3,
         "1.5.0",
         "1.1.0",
     )
-    assert [name for name, has in said["capabilities"].items() if not has] == ["trainingAnalytics"]
-    assert played.told("arguments") == [{"graphics": False, "batch": True, "unknown": ["--my-level", "4"]}]
+    assert [name for name, has in initialization["capabilities"].items() if not has] == ["trainingAnalytics"]
+    assert played.received("arguments") == [{"graphics": False, "batch": True, "unknown": ["--my-level", "4"]}]
     assert len(trainer.outputs[0]["Goal?team=0"].value) == 6
 
 
 @pytest.mark.parametrize("game", ["goal", "balance", "soccer", "match3"])
-def test_the_seed_decides_the_game(game: str, tmp_path: Path) -> None:
-    """The same seed gives the same bytes, another seed others."""
+def test_the_seed_determines_the_game(game: str, tmp_path: Path) -> None:
+    """The same seed gives the same bytes, another seed gives others."""
     calls = []
     for seed in (1, 1, 2):
         trainer = Trainer(seed=seed)
@@ -71,10 +76,10 @@ def test_the_seed_decides_the_game(game: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("discrete", [True, False])
 def test_an_old_player_has_no_action_spec(discrete: bool, tmp_path: Path) -> None:
-    """Protocol 1.0: size and kind of deprecated vector actions, and those are what it reads."""
+    """Protocol 1.0 has size and kind of deprecated vector actions, which the player reads."""
 
-    def act(number: int, infos: Any, told: Any) -> None:
-        trainer.fill("Goal?team=0", told.agent_actions["Goal?team=0"].value.add(), 0.2, 1)
+    def act(number: int, infos: Any, rl_input: Any) -> None:
+        trainer.fill("Goal?team=0", rl_input.agent_actions["Goal?team=0"].value.add(), 0.2, 1)
 
     trainer = Trainer(steps=6, act=act)
     played = against(trainer, tmp_path, "--protocol", "1.0.0", *(["--discrete"] if discrete else []))
@@ -87,48 +92,48 @@ def test_an_old_player_has_no_action_spec(discrete: bool, tmp_path: Path) -> Non
     assert trainer.outputs[5]["Goal?team=0"].value[0].done
 
 
-def test_a_reset_in_the_middle_begins_anew(tmp_path: Path) -> None:
-    """First decisions follow, with the same ids and without ends or rewards."""
+def test_a_reset_restarts_the_game(tmp_path: Path) -> None:
+    """First decisions follow with the same ids, without ends or rewards."""
 
-    def act(number: int, infos: Any, told: Any) -> None:
+    def act(number: int, infos: Any, rl_input: Any) -> None:
         if number == 3:
-            told.command = RESET
+            rl_input.command = RESET
         else:
-            trainer.zeros(number, infos, told)
+            trainer.zeros(number, infos, rl_input)
 
     trainer = Trainer(steps=5, act=act)
     played = against(trainer, tmp_path, "--game", "zoo")
     ages = [infos["Zoo?team=0"].value[0].observations[0].float_data.data[1] for infos in trainer.outputs]
     assert ages == [0, 1, 2, 0, 1, 2]
-    assert len(played.told("reset")) == 2
+    assert len(played.received("reset")) == 2
 
 
-def test_side_channels_are_written_down(tmp_path: Path) -> None:
-    """Engine settings, parameters, samplers, analytics and unknown channels, in order."""
-    stranger = uuid.UUID("44444444-3333-2222-1111-000000000000")
+def test_side_channel_messages_are_logged(tmp_path: Path) -> None:
+    """They are engine settings, parameters, samplers, analytics and unknown channels, in order."""
+    foreign_channel = uuid.UUID("44444444-3333-2222-1111-000000000000")
     side = b"".join(
         (
             side_channel(ENGINE, struct.pack("<iii", 0, 84, 90)),
             side_channel(ENGINE, struct.pack("<if", 2, 20.0)),
-            side_channel(PARAMETERS, word("size"), struct.pack("<if", 0, 1.5)),
-            side_channel(PARAMETERS, word("mass"), struct.pack("<iiiff", 1, 9, 0, 1.0, 2.0)),
-            side_channel(PARAMETERS, word("wind"), struct.pack("<iiii4f", 1, 9, 2, 4, 0.0, 1.0, 4.0, 5.0)),
+            side_channel(PARAMETERS, string("size"), struct.pack("<if", 0, 1.5)),
+            side_channel(PARAMETERS, string("mass"), struct.pack("<iiiff", 1, 9, 0, 1.0, 2.0)),
+            side_channel(PARAMETERS, string("wind"), struct.pack("<iiii4f", 1, 9, 2, 4, 0.0, 1.0, 4.0, 5.0)),
             side_channel(ANALYTICS, b"some"),
-            side_channel(stranger, b"other"),
+            side_channel(foreign_channel, b"other"),
         )
     )
     played = against(Trainer(side=side), tmp_path)
-    assert played.told("engine") == [
+    assert played.received("engine") == [
         {"setting": "resolution", "value": [84, 90]},
         {"setting": "time_scale", "value": 20.0},
     ]
-    assert played.told("parameter") == [{"key": "size", "value": 1.5}]
-    assert [(said["key"], said["sampler"], said["values"]) for said in played.told("sampler")] == [
+    assert played.received("parameter") == [{"key": "size", "value": 1.5}]
+    assert [(event["key"], event["sampler"], event["values"]) for event in played.received("sampler")] == [
         ("mass", "uniform", [1, 2]),
         ("wind", "multirange", [0, 1, 4, 5]),
     ]
-    assert played.told("analytics")[0]["payload"] == b"some".hex()
-    assert played.told("unknown") == [{"channel": str(stranger), "payload": b"other".hex()}]
+    assert played.received("analytics")[0]["payload"] == b"some".hex()
+    assert played.received("unknown") == [{"channel": str(foreign_channel), "payload": b"other".hex()}]
 
 
 @pytest.mark.parametrize(
@@ -138,19 +143,19 @@ def test_side_channels_are_written_down(tmp_path: Path) -> None:
         side_channel(ENGINE, b"\x02\0\0\0"),
         side_channel(ENGINE, struct.pack("<if", 9, 1.0)),
         side_channel(PARAMETERS, struct.pack("<i", 99)),
-        side_channel(PARAMETERS, word("a"), struct.pack("<iiif", 1, 1, 0, 1.0)),
+        side_channel(PARAMETERS, string("a"), struct.pack("<iiif", 1, 1, 0, 1.0)),
         side_channel(ANALYTICS, b"long")[:-1],
     ],
 )
-def test_broken_side_channels_are_the_trainers_fault(side: bytes, tmp_path: Path) -> None:
-    """Status 4, and the log says what was wrong."""
+def test_malformed_side_channels_end_the_player(side: bytes, tmp_path: Path) -> None:
+    """The status is 4, and the log has the cause."""
     played = against(Trainer(side=side), tmp_path)
     assert played.code == 4
     assert "the trainer broke the protocol: got" in played.log
 
 
-def test_statistics_come_with_each_message(tmp_path: Path) -> None:
-    """One of each kind, as side channel messages of the known form."""
+def test_each_message_may_have_statistics(tmp_path: Path) -> None:
+    """There is one side channel message of each kind."""
     trainer = Trainer(steps=2)
     against(trainer, tmp_path, "--statistics")
     sides = [m.unity_output.rl_output.side_channel for m in trainer.messages[2:]]
@@ -158,59 +163,58 @@ def test_statistics_come_with_each_message(tmp_path: Path) -> None:
     for number, side in enumerate(sides, 1):
         values = (("Average", number), ("Latest", number), ("Sum", 1), ("Histogram", number))
         assert side == b"".join(
-            side_channel(channel, word(f"Player/{name}"), struct.pack("<fi", value, kind))
+            side_channel(channel, string(f"Player/{name}"), struct.pack("<fi", value, kind))
             for kind, (name, value) in enumerate(values)
         )
 
 
 WRONG: dict[str, tuple[str, Any]] = {
-    "none": ("goal", lambda told: None),
-    "too many": ("goal", lambda told: [told.agent_actions["Goal?team=0"].value.add() for _ in range(2)]),
-    "too short": ("goal", lambda told: told.agent_actions["Goal?team=0"].value.add()),
-    "a stranger's": ("goal", lambda told: told.agent_actions["Other?team=0"].value.add()),
+    "none": ("goal", lambda rl_input: None),
+    "too many": ("goal", lambda rl_input: [rl_input.agent_actions["Goal?team=0"].value.add() for _ in range(2)]),
+    "too short": ("goal", lambda rl_input: rl_input.agent_actions["Goal?team=0"].value.add()),
+    "a foreign_channel's": ("goal", lambda rl_input: rl_input.agent_actions["Other?team=0"].value.add()),
     "not finite": (
         "goal",
-        lambda told: told.agent_actions["Goal?team=0"].value.add(continuous_actions=[float("nan")]),
+        lambda rl_input: rl_input.agent_actions["Goal?team=0"].value.add(continuous_actions=[float("nan")]),
     ),
-    "too large": ("basic", lambda told: told.agent_actions["Basic?team=0"].value.add(discrete_actions=[3])),
-    "very large": ("basic", lambda told: told.agent_actions["Basic?team=0"].value.add(discrete_actions=[300])),
-    "negative": ("basic", lambda told: told.agent_actions["Basic?team=0"].value.add(discrete_actions=[-1])),
-    "a strange command": ("goal", lambda told: setattr(told, "command", 7)),
+    "too large": ("basic", lambda rl_input: rl_input.agent_actions["Basic?team=0"].value.add(discrete_actions=[3])),
+    "very large": ("basic", lambda rl_input: rl_input.agent_actions["Basic?team=0"].value.add(discrete_actions=[300])),
+    "negative": ("basic", lambda rl_input: rl_input.agent_actions["Basic?team=0"].value.add(discrete_actions=[-1])),
+    "an unknown command": ("goal", lambda rl_input: setattr(rl_input, "command", 7)),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_actions_are_refused(case: str, tmp_path: Path) -> None:
-    """Status 4, where Unity would throw or play on in silence."""
+    """The status is 4, while Unity would throw or silently continue."""
     game, wrong = WRONG[case]
-    played = against(Trainer(act=lambda number, infos, told: wrong(told)), tmp_path, "--game", game)
+    played = against(Trainer(act=lambda number, infos, rl_input: wrong(rl_input)), tmp_path, "--game", game)
     assert played.code == 4
     assert "broke the protocol: got" in played.log
 
 
 def test_another_major_version_is_refused(tmp_path: Path) -> None:
-    """Status 4, before any game."""
+    """The status is 4, before any game starts."""
     trainer = Trainer(version="2.0.0")
     assert against(trainer, tmp_path).code == 4
     assert len(trainer.calls) == 1
 
 
-def test_status_400_ends_it(tmp_path: Path) -> None:
-    """Like quit: exit status 0."""
+def test_status_400_ends_the_player(tmp_path: Path) -> None:
+    """The exit status is 0, as after quit."""
     played = against(Trainer(quit_with=400), tmp_path)
     assert (played.code, "quit: status 400" in played.log) == (0, True)
 
 
-def test_a_lost_trainer_ends_it(tmp_path: Path) -> None:
-    """Exit status 0 as Unity has, and the log says it."""
-    trainer = Trainer(act=lambda number, infos, told: server.stop(None))
+def test_a_lost_trainer_ends_the_player(tmp_path: Path) -> None:
+    """The exit status is 0 as with Unity, and the log has the cause."""
+    trainer = Trainer(act=lambda number, infos, rl_input: server.stop(None))
     with serving(trainer.answer) as (port, server):
         played = play(tmp_path, port)
-    assert (played.code, "the trainer is gone" in played.log) == (0, True)
+    assert (played.code, "lost the trainer" in played.log) == (0, True)
 
 
-def test_it_keeps_trying_until_there_is_a_trainer(tmp_path: Path) -> None:
-    """A first connection that fails is not the end."""
+def test_the_player_retries_until_a_trainer_listens(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         player = Background(tmp_path, port)
@@ -221,20 +225,20 @@ def test_it_keeps_trying_until_there_is_a_trainer(tmp_path: Path) -> None:
     assert (player.played.code, len(trainer.outputs)) == (0, 6)
 
 
-def test_without_a_trainer_it_gives_up(tmp_path: Path) -> None:
-    """Exit status 1 after the timeout."""
+def test_the_player_gives_up_without_a_trainer(tmp_path: Path) -> None:
+    """The exit status is 1 after the timeout."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     played = play(tmp_path, port, "--connect-timeout", "0.05")
     assert (played.code, f"no trainer on port {port}" in played.log) == (1, True)
 
 
-@pytest.mark.parametrize(("fault", "calls"), [("at launch", 0), ("at initialise", 1), ("at reset", 2), ("after 3", 5)])
+@pytest.mark.parametrize(("fault", "calls"), [("at launch", 0), ("at initialize", 1), ("at reset", 2), ("after 3", 5)])
 @pytest.mark.parametrize("kind", ["crash", "stall"])
-def test_it_crashes_and_stalls_where_asked(
+def test_the_player_crashes_and_stalls_on_request(
     kind: str, fault: str, calls: int, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    """Before it connects, once initialised, once reset, or after some messages: nothing more is sent."""
+    """It sends nothing more before the connection, after initialization, after a reset, or after some messages."""
 
     def stalled(when: str) -> None:
         raise Crash(f"stalled {when}")
@@ -247,16 +251,16 @@ def test_it_crashes_and_stalls_where_asked(
     assert capsys.readouterr().err.startswith(f"player: {kind}ed {fault}")
 
 
-def test_it_can_leave_by_itself(tmp_path: Path) -> None:
-    """As when someone stops the editor: a call with status 400 and nothing else, and exit status 0."""
+def test_the_player_can_end_the_conversation(tmp_path: Path) -> None:
+    """As when the editor stops, it makes a call with status 400 and exits with status 0."""
     trainer = Trainer(steps=9)
     assert against(trainer, tmp_path, "--close-after", "2").code == 0
     assert (len(trainer.outputs), trainer.calls[-1]) == (2, b"\n\x03\x08\x90\x03")
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_nan_from_a_message_on(game: str, tmp_path: Path) -> None:
-    """In the first number of the first deciding agent; in its reward where it sees PNG files only."""
+def test_the_player_sends_nan_on_request(game: str, tmp_path: Path) -> None:
+    """The first number of the first agent that decides is NaN, or its reward if it observes only PNG files."""
     trainer = Trainer(steps=3)
     against(trainer, tmp_path, "--game", game, "--nan-after", "2")
     spoiled = []
@@ -267,8 +271,8 @@ def test_nan_from_a_message_on(game: str, tmp_path: Path) -> None:
     assert spoiled == [False, False, True, True]
 
 
-def test_a_program_with_unitys_arguments(tmp_path: Path) -> None:
-    """Launched as a build is, it plays, crashes with status 3 and says so in one line."""
+def test_the_player_runs_as_a_program_with_unitys_arguments(tmp_path: Path) -> None:
+    """Launched like a build, it plays, crashes with status 3 and prints one line."""
     player = executable(tmp_path, "--game", "basic", "--crash-after", "2")
     trainer = Trainer()
     with serving(trainer.answer) as (port, _):
@@ -287,8 +291,8 @@ def test_a_program_with_unitys_arguments(tmp_path: Path) -> None:
     assert "crashed after 2 messages" in (tmp_path / "l").read_text()
 
 
-def test_it_can_ignore_quit() -> None:
-    """Alive after the end until someone kills it."""
+def test_the_player_can_ignore_quit() -> None:
+    """It stays alive after the end until it is killed."""
     with serving(Trainer().answer) as (port, _):
         command = [sys.executable, str(PLAYER), "--ignore-quit", "--mlagents-port", str(port)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -298,14 +302,14 @@ def test_it_can_ignore_quit() -> None:
             process.kill()
 
 
-def test_the_null_trainer_counts(tmp_path: Path) -> None:
-    """Each message of 12 deciding agents is 12 agent-steps, over all players."""
+def test_the_null_trainer_counts_agent_steps(tmp_path: Path) -> None:
+    """Each message of 12 agents that decide is 12 agent steps, over all players."""
     rates = null_trainer(["--game", "balance", "--areas", "12"], 0.2, players=2, warmup=5)
     assert rates.agent_steps == 12 * rates.messages > 0
     assert rates.player_cpu_us > 0
 
 
 def test_the_null_trainer_reports_a_player_that_does_not_play() -> None:
-    """With its status and log."""
+    """The error has its status and log."""
     with pytest.raises(RuntimeError, match=r"(?s)status 3, .*crashed after 2 messages"):
         null_trainer(["--crash-after", "2"], 0.1)

@@ -1,4 +1,4 @@
-"""Games of the stand-in of a Unity player, seen by a minimal trainer."""
+"""A minimal trainer checks the games of the player stand-in."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ def floats(observation: Any) -> np.ndarray[Any, Any]:
 
 
 def pictures(data: bytes) -> list[np.ndarray[Any, Any]]:
-    """[height, width, 3] of each PNG file."""
+    """Returns the pixels [height, width, 3] of each PNG file."""
     files = [b"\x89PNG" + part for part in data.split(b"\x89PNG")[1:]]
     return [np.asarray(Image.open(BytesIO(file))) for file in files]
 
 
-@pytest.mark.parametrize("anew", ["same", "next"])
-def test_goal_ends_and_begins_anew(anew: str, tmp_path: Path) -> None:
-    """At the goal 1.06; a done entry and, in the same or the next message, a decision of the same id."""
+@pytest.mark.parametrize("restart", ["same", "next"])
+def test_goal_ends_and_restarts(restart: str, tmp_path: Path) -> None:
+    """The goal earns 1.06 with a done entry; in the same or the next message the same id decides."""
 
-    def act(number: int, infos: Any, told: Any) -> None:
+    def act(number: int, infos: Any, rl_input: Any) -> None:
         for agent in infos["Goal?team=0"].value:
             if not agent.done:
                 to = agent.observations[0].float_data.data[0]
-                trainer.fill("Goal?team=0", told.agent_actions["Goal?team=0"].value.add(), to, int(to > 0))
+                trainer.fill("Goal?team=0", rl_input.agent_actions["Goal?team=0"].value.add(), to, int(to > 0))
 
     trainer = Trainer(steps=8, act=act)
-    assert against(trainer, tmp_path, "--discrete", "--areas", "2", "--anew", anew).code == 0
+    assert against(trainer, tmp_path, "--discrete", "--areas", "2", "--restart", restart).code == 0
     flags = [[agent.done for agent in infos["Goal?team=0"].value] for infos in trainer.outputs]
     decide = [False, False]
-    ending = [[True, True, *decide]] if anew == "same" else [[True, True], decide]
+    ending = [[True, True, *decide]] if restart == "same" else [[True, True], decide]
     assert flags == [*[decide] * 5, *ending, *[decide] * (4 - len(ending))]
     ended = trainer.outputs[5]["Goal?team=0"].value
     assert [agent.id for agent in ended[:2]] == [0, 1]
@@ -47,13 +47,13 @@ def test_goal_ends_and_begins_anew(anew: str, tmp_path: Path) -> None:
     assert not ended[0].max_step_reached
 
 
-def test_balance_is_the_projects_own_under_the_name_that_is_asked_for(tmp_path: Path) -> None:
-    """8 floats, 2 continuous actions, 0.1 a step and -1 for a fall."""
+def test_balance_is_our_own_game_under_the_given_name(tmp_path: Path) -> None:
+    """It has 8 floats and 2 continuous actions, and earns 0.1 a step and -1 for a fall."""
 
-    def tilt(number: int, infos: Any, told: Any) -> None:
+    def tilt(number: int, infos: Any, rl_input: Any) -> None:
         for agent in infos["3DBall?team=0"].value:
             if not agent.done:
-                trainer.fill("3DBall?team=0", told.agent_actions["3DBall?team=0"].value.add(), 1.0, 0)
+                trainer.fill("3DBall?team=0", rl_input.agent_actions["3DBall?team=0"].value.add(), 1.0, 0)
 
     trainer = Trainer(steps=60, act=tilt)
     assert against(trainer, tmp_path, "--game", "balance", "--areas", "12", "--behavior", "3DBall").code == 0
@@ -64,39 +64,39 @@ def test_balance_is_the_projects_own_under_the_name_that_is_asked_for(tmp_path: 
 
 
 def kick(trainer: Trainer) -> Any:
-    """Team 0 forward, team 1 stands."""
+    """Returns a function with which team 0 moves forward and team 1 stands."""
 
-    def act(number: int, infos: Any, told: Any) -> None:
+    def act(number: int, infos: Any, rl_input: Any) -> None:
         for key, agents in infos.items():
             for agent in agents.value:
                 if not agent.done:
-                    trainer.fill(key, told.agent_actions[key].value.add(), 0.0, int(key.endswith("0")))
+                    trainer.fill(key, rl_input.agent_actions[key].value.add(), 0.0, int(key.endswith("0")))
 
     return act
 
 
-@pytest.mark.parametrize("anew", ["same", "next"])
-def test_a_goal_ends_all_agents_of_the_pitch_in_one_message(anew: str, tmp_path: Path) -> None:
-    """Two teams of two with groups of their own; the scorers' group is rewarded, the other punished."""
+@pytest.mark.parametrize("restart", ["same", "next"])
+def test_a_goal_ends_all_agents_of_the_pitch_in_one_message(restart: str, tmp_path: Path) -> None:
+    """Two teams of two have their own groups; that of the scorers is rewarded, the other punished."""
     trainer = Trainer(steps=30)
     trainer.act = kick(trainer)
-    assert against(trainer, tmp_path, "--game", "soccer", "--anew", anew).code == 0
+    assert against(trainer, tmp_path, "--game", "soccer", "--restart", restart).code == 0
     ended = [infos for infos in trainer.outputs if any(agent.done for agent in infos["SoccerTwos?team=0"].value)]
     ours, theirs = (ended[0][f"SoccerTwos?team={team}"].value for team in (0, 1))
     assert [agent.done for agent in [*ours, *theirs]] == (
-        [True, True, False, False] if anew == "same" else [True] * 2
+        [True, True, False, False] if restart == "same" else [True] * 2
     ) * 2
     assert {agent.group_id for agent in ours} == {1}
     assert {agent.group_id for agent in theirs} == {2}
     assert [agent.id for agent in [*ours[:2], *theirs[:2]]] == [0, 1, 2, 3]
     assert 0 < ours[0].group_reward < 1
     assert (theirs[0].group_reward, ours[0].reward, ours[0].max_step_reached) == (-1, 0, False)
-    assert [tuple(seen.shape) for seen in ours[0].observations] == [(264,), (72,)]
+    assert [tuple(observation.shape) for observation in ours[0].observations] == [(264,), (72,)]
     assert list(trainer.specs["SoccerTwos?team=1"].action_spec.discrete_branch_sizes) == [3, 3, 3]
 
 
-def test_a_pitch_out_of_time_is_interrupted(tmp_path: Path) -> None:
-    """All four, without a group reward."""
+def test_a_pitch_at_the_time_limit_is_interrupted(tmp_path: Path) -> None:
+    """All four agents end without a group reward."""
     trainer = Trainer(steps=4)
     against(trainer, tmp_path, "--game", "soccer", "--max-steps", "3")
     agents = [agent for team in (0, 1) for agent in trainer.outputs[3][f"SoccerTwos?team={team}"].value if agent.done]
@@ -105,7 +105,7 @@ def test_a_pitch_out_of_time_is_interrupted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("images", ["png", "float"])
 def test_match3_shows_its_board_and_forbids_moves(images: str, tmp_path: Path) -> None:
-    """One kind in each cell, in two concatenated files or in floats; forbidden moves that are made are told."""
+    """Cells are one-hot, in two concatenated files or in floats; forbidden moves are logged."""
     trainer = Trainer(steps=20)
     played = against(trainer, tmp_path, "--game", "match3", "--images", images, "--max-steps", "10")
     agent = trainer.outputs[0]["Match3?team=0"].value[0]
@@ -121,15 +121,15 @@ def test_match3_shows_its_board_and_forbids_moves(images: str, tmp_path: Path) -
     assert (board.sum(0) == 1).all()
     masks = np.array([infos["Match3?team=0"].value[-1].action_mask for infos in trainer.outputs[:-1]])
     assert masks.shape == (20, 127)
-    assert len(played.told("forbidden action")) == masks[:, 0].sum() > 0
+    assert len(played.received("forbidden action")) == masks[:, 0].sum() > 0
     assert [trainer.outputs[10]["Match3?team=0"].value[0].max_step_reached] == [True]
 
 
 def test_basic_gives_each_episode_a_new_id(tmp_path: Path) -> None:
-    """Ids count on over episodes; 1 at the large goal after seven steps to the right."""
+    """Ids increase over episodes; the large goal earns 1 after seven steps to the right."""
 
-    def right(number: int, infos: Any, told: Any) -> None:
-        trainer.fill("Basic?team=0", told.agent_actions["Basic?team=0"].value.add(), 0.0, 2)
+    def right(number: int, infos: Any, rl_input: Any) -> None:
+        trainer.fill("Basic?team=0", rl_input.agent_actions["Basic?team=0"].value.add(), 0.0, 2)
 
     trainer = Trainer(steps=14, act=right)
     assert against(trainer, tmp_path, "--game", "basic").code == 0
@@ -140,36 +140,36 @@ def test_basic_gives_each_episode_a_new_id(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("protocol", "layout"), [("1.5.0", "chw"), ("1.5.0", "hwc"), ("1.2.0", "chw")])
 def test_the_zoo_sends_six_channels_in_swapped_files(protocol: str, layout: str, tmp_path: Path) -> None:
-    """The mapping says which channel each channel of the files holds; the shape follows the layout."""
+    """The mapping has the image channel of each file channel; the shape follows the layout."""
     trainer = Trainer(steps=1)
     against(trainer, tmp_path, "--game", "zoo", "--protocol", protocol, "--layout", layout)
     for number, agent in enumerate(trainer.outputs[0]["Zoo?team=0"].value):
-        seen = agent.observations[2]
-        channels = np.concatenate(pictures(seen.compressed_data), 2)
-        back = channels[:, :, np.argsort(seen.compressed_channel_mapping)].transpose(2, 0, 1)
+        image = agent.observations[2]
+        channels = np.concatenate(pictures(image.compressed_data), 2)
+        back = channels[:, :, np.argsort(image.compressed_channel_mapping)].transpose(2, 0, 1)
         assert (back == zoo_image(np.array([number]), 0)[0]).all()
         hwc = layout == "hwc" or protocol != "1.5.0"
-        assert list(seen.shape) == ([6, 8, 6] if hwc else [6, 6, 8])
+        assert list(image.shape) == ([6, 8, 6] if hwc else [6, 6, 8])
         properties = {("1.5.0", "chw"): [1, 2, 2], ("1.5.0", "hwc"): [2, 2, 1]}.get((protocol, layout), [])
-        assert list(seen.dimension_properties) == properties
+        assert list(image.dimension_properties) == properties
 
 
 def test_floats_of_an_image_follow_the_layout(tmp_path: Path) -> None:
-    """Values are [height, width, channels] where the shape is."""
+    """Values are [height, width, channels] if the shape is."""
     trainer = Trainer(steps=1)
     against(trainer, tmp_path, "--game", "zoo", "--images", "float", "--layout", "hwc")
-    seen = floats(trainer.outputs[0]["Zoo?team=0"].value[1].observations[2])
-    assert seen == pytest.approx(zoo_image(np.array([1]), 0)[0].transpose(1, 2, 0) / 255)
+    image = floats(trainer.outputs[0]["Zoo?team=0"].value[1].observations[2])
+    assert image == pytest.approx(zoo_image(np.array([1]), 0)[0].transpose(1, 2, 0) / 255)
 
 
-def tell_apart(trainer: Trainer) -> Any:
-    """Each agent of the zoo gets numbers of its own: id / 10 and, where it may, its id's last choice."""
+def distinct_actions(trainer: Trainer) -> Any:
+    """Returns a function that gives each agent its own actions: id / 10 and a choice that depends on the id."""
 
-    def act(number: int, infos: Any, told: Any) -> None:
+    def act(number: int, infos: Any, rl_input: Any) -> None:
         for key, agents in infos.items():
             for agent in agents.value:
                 if not agent.done:
-                    action = told.agent_actions[key].value.add()
+                    action = rl_input.agent_actions[key].value.add()
                     trainer.fill(key, action, agent.id / 10, 0)
                     if key == "Zoo?team=0":
                         action.discrete_actions[1] = agent.id % 3
@@ -178,9 +178,9 @@ def tell_apart(trainer: Trainer) -> Any:
 
 
 def test_actions_reach_the_agents_they_are_for(tmp_path: Path) -> None:
-    """The zoo shows each agent its last actions and pays it the first; members that end do not shift the others'."""
+    """Each agent observes its last actions and earns the first; members that end do not shift those of others."""
     trainer = Trainer(steps=13)
-    trainer.act = tell_apart(trainer)
+    trainer.act = distinct_actions(trainer)
     assert against(trainer, tmp_path, "--game", "zoo", "--areas", "2").code == 0
     deciding = []
     for number, infos in enumerate(trainer.outputs[:13]):
@@ -196,7 +196,7 @@ def test_actions_reach_the_agents_they_are_for(tmp_path: Path) -> None:
 
 
 def test_the_zoo_has_groups_masks_entities_and_a_goal(tmp_path: Path) -> None:
-    """Group rewards for those who are there, masks only where something is forbidden, variable size, a goal sensor."""
+    """Present agents get group rewards, masks exist only if an action is forbidden, and lists vary in size."""
     trainer = Trainer(steps=13)
     against(trainer, tmp_path, "--game", "zoo", "--areas", "2")
     zoo = [infos["Zoo?team=0"].value for infos in trainer.outputs]
@@ -220,7 +220,7 @@ def test_the_zoo_has_groups_masks_entities_and_a_goal(tmp_path: Path) -> None:
 
 
 def test_a_behavior_appears_late(tmp_path: Path) -> None:
-    """First an empty list, then its agents and, in the same message and once, what it is like."""
+    """An empty list comes first, then its agents with its parameters, once."""
     trainer = Trainer(steps=8)
     against(trainer, tmp_path, "--game", "zoo", "--late-after", "3")
     assert [len(infos["Late?team=0"].value) if "Late?team=0" in infos else None for infos in trainer.outputs] == [
@@ -228,8 +228,8 @@ def test_a_behavior_appears_late(tmp_path: Path) -> None:
         0,
         *[1] * 5,
     ]
-    told = [m.unity_output.rl_initialization_output.brain_parameters for m in trainer.messages]
-    assert [[brain.brain_name for brain in brains] for brains in told] == [
+    rl_input = [m.unity_output.rl_initialization_output.brain_parameters for m in trainer.messages]
+    assert [[brain.brain_name for brain in brains] for brains in rl_input] == [
         *[[]] * 2,
         ["Zoo?team=0"],
         *[[]] * 3,
@@ -239,7 +239,7 @@ def test_a_behavior_appears_late(tmp_path: Path) -> None:
 
 
 def test_a_trainer_without_hybrid_actions_gets_the_old_form(tmp_path: Path) -> None:
-    """What is sent is what both sides know."""
+    """Only features that both sides know are sent."""
     trainer = Trainer(missing=("hybridActions", "multiAgentGroups", "concatenatedPngObservations"))
     assert against(trainer, tmp_path, "--game", "zoo").code == 0
     assert list(trainer.specs["Zoo?team=0"].vector_action_size_deprecated) == [2, 3]

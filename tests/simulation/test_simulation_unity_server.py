@@ -1,4 +1,4 @@
-"""The port on which a Unity player calls."""
+"""The port for Unity players accepts one player over real gRPC."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import grpc
 import psutil
 import pytest
 
-from sparring.pipeline.bridges.unity.game_server import Calls, PlayerGone
+from sparring.pipeline.bridges.unity.game_server import Calls, PlayerExit
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.games.registry import make
-from tests.simulation.unity_bridge import LONG_S, player_by_hand
+from tests.simulation.unity_bridge import LONG_S, manual_player
 from tests.simulation.unity_player_schema import METHOD
 
 
@@ -26,13 +26,13 @@ def calls() -> Iterator[Calls]:
 
 
 def exchange(port: int) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
-    """The method as bytes, on a connection that is never closed by this side."""
+    """Returns the method with bytes, on a connection that this side never closes."""
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     return grpc.insecure_channel(f"127.0.0.1:{port}", options=unlimited).unary_unary(METHOD)
 
 
 def test_each_call_is_answered_in_turn(calls: Calls) -> None:
-    """A call is open until it is answered."""
+    """A call stays open until it is answered."""
     ask = exchange(calls.port)
     for number in range(50):
         call = ask.future(b"%d" % number, wait_for_ready=True)
@@ -44,7 +44,7 @@ def test_each_call_is_answered_in_turn(calls: Calls) -> None:
 
 
 def test_messages_of_many_megabytes_pass_both_ways(calls: Calls) -> None:
-    """Images of many agents; gRPC's own limit is four megabytes."""
+    """Images of many agents need more than gRPC's default limit of four megabytes."""
     large = bytes(range(256)) * 2**16
     call = exchange(calls.port).future(large, wait_for_ready=True)
     assert calls.receive(LONG_S) == large
@@ -52,8 +52,8 @@ def test_messages_of_many_megabytes_pass_both_ways(calls: Calls) -> None:
     assert call.result(LONG_S) == large
 
 
-def test_the_first_message_may_not_be_as_large_as_later_ones(calls: Calls) -> None:
-    """Of who may be no player; the client is told so, and may call again."""
+def test_the_first_message_has_a_lower_size_limit(calls: Calls) -> None:
+    """Its client may be no player; it receives an error and may call again."""
     ask = exchange(calls.port)
     call = ask.future(bytes(2**24 + 1), wait_for_ready=True)
     with pytest.raises(grpc.RpcError):
@@ -63,8 +63,8 @@ def test_the_first_message_may_not_be_as_large_as_later_ones(calls: Calls) -> No
     assert calls.receive(LONG_S) == b"hello"
 
 
-def test_a_message_that_is_compressed_is_refused(calls: Calls) -> None:
-    """As gRPC has it; the next goes on."""
+def test_a_compressed_message_is_refused(calls: Calls) -> None:
+    """The error is that of gRPC, and the next call works."""
     ask = exchange(calls.port)
     for content in (bytes(10_000), bytes(10**6)):
         call = ask.future(content, wait_for_ready=True, compression=grpc.Compression.Gzip)
@@ -77,8 +77,8 @@ def test_a_message_that_is_compressed_is_refused(calls: Calls) -> None:
         assert call.result(LONG_S) == b"answer"
 
 
-def test_what_a_client_says_of_a_call_changes_nothing(calls: Calls) -> None:
-    """How long it waits, what kind of answer it would take, and what others may want to know."""
+def test_optional_headers_of_a_call_are_ignored(calls: Calls) -> None:
+    """They are timeouts, accepted encodings and custom metadata."""
     call = exchange(calls.port).future(
         b"hello", wait_for_ready=True, timeout=LONG_S, metadata=[("own", "x" * 5000), ("own-bin", b"\0\1")]
     )
@@ -89,28 +89,28 @@ def test_what_a_client_says_of_a_call_changes_nothing(calls: Calls) -> None:
     assert not call.initial_metadata()
 
 
-def test_a_player_may_connect_anew_between_two_calls(calls: Calls) -> None:
+def test_a_player_may_reconnect_between_two_calls(calls: Calls) -> None:
     for number in range(3):
-        with player_by_hand(calls.port) as doll:
-            call = doll.channel.unary_unary(METHOD).future(b"%d" % number, wait_for_ready=True)
+        with manual_player(calls.port) as manual:
+            call = manual.channel.unary_unary(METHOD).future(b"%d" % number, wait_for_ready=True)
             assert calls.receive(LONG_S) == b"%d" % number
             calls.answer(b"answer")
             assert call.result(LONG_S) == b"answer"
-            doll.channel.close()
-        while calls._server._lines:
+            manual.channel.close()
+        while calls._server._connections:
             pass
 
 
 def test_only_this_machine_can_call(calls: Calls) -> None:
-    """It listens on loopback, and on one port."""
+    """The server listens on loopback only, on one port."""
     listening = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN" and one.laddr]
     own = [ip_address(address.ip) for address in listening if address.port == calls.port]
     assert own
     assert all((getattr(ip, "ipv4_mapped", None) or ip).is_loopback for ip in own)
 
 
-def test_a_port_that_is_taken_is_refused_and_not_shared() -> None:
-    """Not even with another of our own; what to do is said."""
+def test_a_port_in_use_is_refused_and_not_shared() -> None:
+    """This includes ports of our own processes; the error has a remedy."""
     first = Calls(0)
     with pytest.raises(SettingsError, match=rf"got port {first.port} on 127\.0\.0\.1, .*; .* --base-port"):
         make("unity", 1, path="/bin/true", port=first.port)
@@ -122,9 +122,9 @@ def test_a_port_that_is_taken_is_refused_and_not_shared() -> None:
 
 
 def test_a_port_is_free_again_at_once() -> None:
-    """For the next start of the same player, also where calls were under way."""
+    """The same player can restart, even if calls were open."""
     first = Calls(0)
-    with player_by_hand(first.port):
+    with manual_player(first.port):
         call = exchange(first.port).future(b"hello", wait_for_ready=True)
         assert first.receive(LONG_S) == b"hello"
         first.close()
@@ -134,57 +134,58 @@ def test_a_port_is_free_again_at_once() -> None:
         Calls(first.port).close()
 
 
-def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is started."""
+def test_a_missing_library_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This happens before anything starts."""
     monkeypatch.setitem(sys.modules, "h2.connection", None)
-    with pytest.raises(SettingsError, match=r"without the library h2; expected it; pip install 'h2"):
+    with pytest.raises(
+        SettingsError, match=r"without the library h2; expected it to be installed; try: pip install 'h2"
+    ):
         make("unity", 1)
 
 
-def test_nothing_in_time_is_none(calls: Calls) -> None:
+def test_receive_returns_none_at_the_timeout(calls: Calls) -> None:
     assert calls.receive(0.0) is None
     assert calls.receive(-1.0) is None
 
 
-def test_gone_comes_after_what_was_said_before(calls: Calls) -> None:
-    """The last words of a player that has ended are heard first."""
-    call = exchange(calls.port).future(b"last words", wait_for_ready=True)
-    assert calls.receive(LONG_S) == b"last words"
-    calls.gone("why")
-    gone = calls.receive(0.0)
+def test_the_exit_of_a_player_is_received_after_its_last_message(calls: Calls) -> None:
+    call = exchange(calls.port).future(b"last message", wait_for_ready=True)
+    assert calls.receive(LONG_S) == b"last message"
+    calls.report_exit("why")
+    exit_event = calls.receive(0.0)
     assert not call.done()
-    assert isinstance(gone, PlayerGone)
-    assert gone.why == "why"
+    assert isinstance(exit_event, PlayerExit)
+    assert exit_event.why == "why"
 
 
-def test_a_call_that_is_broken_off_while_it_is_open_is_told_of(calls: Calls) -> None:
+def test_a_cancelled_open_call_is_reported(calls: Calls) -> None:
     call = exchange(calls.port).future(b"hello", wait_for_ready=True)
     assert calls.receive(LONG_S) == b"hello"
     call.cancel()
-    gone = calls.receive(LONG_S)
-    assert isinstance(gone, PlayerGone)
-    assert gone.why == "the player broke the connection off"
+    exit_event = calls.receive(LONG_S)
+    assert isinstance(exit_event, PlayerExit)
+    assert exit_event.why == "the player broke the connection"
 
 
-def test_strangers_are_turned_away_whenever_they_call(calls: Calls) -> None:
-    """Many of them, one after the other, while the player's call is open and while it is not; it is not disturbed."""
+def test_other_clients_are_refused_whenever_they_call(calls: Calls) -> None:
+    """Many call one after the other, with and without an open call of the player, which is not disturbed."""
     own = exchange(calls.port)
     for number in range(3):
         call = own.future(b"%d" % number, wait_for_ready=True)
         assert calls.receive(LONG_S) == b"%d" % number
         for _ in range(5):
-            _turned_away(calls.port)
+            _expect_refused(calls.port)
         calls.answer(b"good")
         assert call.result(LONG_S) == b"good"
-        _turned_away(calls.port)
+        _expect_refused(calls.port)
     assert calls.receive(0.0) is None
 
 
-def _turned_away(port: int) -> None:
-    stranger = exchange(port).future(b"stranger", wait_for_ready=True)
+def _expect_refused(port: int) -> None:
+    other = exchange(port).future(b"other", wait_for_ready=True)
     with pytest.raises(grpc.RpcError):
-        stranger.result(LONG_S)
-    assert (stranger.code(), stranger.details()) == (
+        other.result(LONG_S)
+    assert (other.code(), other.details()) == (
         grpc.StatusCode.UNAVAILABLE,
-        "another player plays on this port",
+        "another player is connected to this port",
     )

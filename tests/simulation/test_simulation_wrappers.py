@@ -1,4 +1,4 @@
-"""Environments of other packages, and wrappers around them, through the Gymnasium bridge."""
+"""The Gymnasium bridge runs environments of other packages and wrappers around them."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ gymnasium.register("{name}/Corridor-v2", Corridor)
 
 class PlusOne(TransformObservation):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env, lambda seen: seen + 1, env.observation_space)
+        super().__init__(env, lambda observed: observed + 1, env.observation_space)
 
 
 class Double(TransformObservation):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env, lambda seen: 2 * seen, env.observation_space)
+        super().__init__(env, lambda observed: 2 * observed, env.observation_space)
 
 
 HERE = __name__
@@ -59,7 +59,7 @@ HERE = __name__
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module that registers an environment when it is imported; both are gone afterwards."""
+    """A module that registers an environment when it is imported, and that is removed afterwards."""
     name = "corridor_package_of_a_test"
     (tmp_path / f"{name}.py").write_text(MODULE.replace("{name}", name))
     monkeypatch.syspath_prepend(tmp_path)
@@ -69,17 +69,17 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def first(game: Any) -> list[float]:
-    """What every area sees first."""
+    """Returns the first observation of every area."""
     (report,) = game.reset({}, 0)
     return list(report.decisions.observations[0][:, 0].tolist())
 
 
 @pytest.mark.parametrize("areas", [1, 2, 9])
 @pytest.mark.parametrize("vectorization", ["auto", "sync"])
-def test_an_environment_of_a_package_is_there_once_its_module_is_named(
+def test_naming_the_module_makes_the_environment_of_a_package_available(
     module: str, areas: int, vectorization: str
 ) -> None:
-    """It registers itself when it is imported; the behavior has its plain name."""
+    """The module registers it when it is imported; the behavior has its plain name."""
     assert f"{module}/Corridor-v2" not in gymnasium.registry
     game = make_gymnasium(f"{module}:{module}/Corridor-v2", areas, vectorization=vectorization, length=2)
     assert list(game.behaviors()) == ["Corridor?team=0"]
@@ -99,8 +99,8 @@ def test_an_environment_of_a_package_is_there_once_its_module_is_named(
 
 @pytest.mark.parametrize("env_id", ["no_such_package:Corridor-v2", "no_such_package:CartPole-v1"])
 @pytest.mark.parametrize("areas", [1, 9])
-def test_a_package_that_is_not_there_is_named(env_id: str, areas: int) -> None:
-    """Whichever form the bridge would choose."""
+def test_a_missing_package_is_named(env_id: str, areas: int) -> None:
+    """This holds for both forms of vectorization."""
     with pytest.raises(SettingsError, match=r"got environment .*no_such_package.*; expected .*; check the id"):
         make_gymnasium(env_id, areas)
 
@@ -110,8 +110,8 @@ def test_a_module_without_that_environment_is_refused(module: str) -> None:
         make_gymnasium(f"{module}:{module}/Tunnel-v0")
 
 
-def test_wrappers_lie_around_each_area_innermost_first(module: str) -> None:
-    """The second sees what the first has made of it."""
+def test_wrappers_surround_each_area_innermost_first(module: str) -> None:
+    """The second wrapper transforms the output of the first."""
     env_id = f"{module}:{module}/Corridor-v2"
     inner, outer = f"{HERE}.PlusOne", f"{HERE}.Double"
     assert first(make_gymnasium(env_id, 3, wrappers=f"{inner},{outer}")) == [2.0] * 3  # (0 + 1) x 2
@@ -124,7 +124,7 @@ def test_wrappers_lie_around_each_area_innermost_first(module: str) -> None:
         assert isinstance(env.env, PlusOne)
 
 
-def test_blanks_and_trailing_commas_are_no_wrappers() -> None:
+def test_blanks_and_trailing_commas_are_ignored() -> None:
     assert isinstance(make_gymnasium("CartPole-v1", 1, wrappers=""), GymnasiumGame)
     game = make_gymnasium("CartPole-v1", 1, wrappers=f" {HERE}.PlusOne , ,")
     assert isinstance(game, GymnasiumGame)
@@ -132,14 +132,14 @@ def test_blanks_and_trailing_commas_are_no_wrappers() -> None:
 
 
 def test_spaces_are_those_of_the_outermost_wrapper() -> None:
-    """A wrapper of Gymnasium itself that changes what is seen."""
+    """The example is a wrapper of Gymnasium that changes observations."""
     game = make_gymnasium("FrozenLake-v1", 2, wrappers="gymnasium.wrappers.FlattenObservation")
     (spec,) = game.behaviors().values()
     assert spec.observations[0].shape == (16,)
 
 
 def test_with_wrappers_many_areas_are_single_environments() -> None:
-    """The environment's own vector form has no place for them."""
+    """The environment's own vectorization does not support wrappers."""
     assert isinstance(make_gymnasium("CartPole-v1", 16), NativeGame)
     assert isinstance(make_gymnasium("CartPole-v1", 16, wrappers=f"{HERE}.PlusOne"), GymnasiumGame)
     with pytest.raises(SettingsError, match=r"got wrappers with vectorization native; expected .*; leave one out"):
@@ -150,21 +150,21 @@ def test_with_wrappers_many_areas_are_single_environments() -> None:
     "path",
     ["no_such_package.Wrapper", "gymnasium.wrappers.NoSuchWrapper", "gymnasium.no_such_module.Wrapper", "JustAName"],
 )
-def test_a_wrapper_that_is_not_there_is_named(path: str) -> None:
-    """With what to write instead, before any environment is made."""
+def test_a_missing_wrapper_is_named(path: str) -> None:
+    """The error has a remedy and is raised before any environment is made."""
     with pytest.raises(SettingsError, match=rf"got wrapper '{path}': .*; expected a class, .*; correct the path"):
         make_gymnasium("CartPole-v1", wrappers=f"{HERE}.PlusOne,{path}")
 
 
 def test_a_wrapper_that_needs_more_than_the_environment_is_refused() -> None:
-    """`TimeLimit` has to be told a limit, and nobody can tell it."""
+    """`TimeLimit` needs a limit, which cannot be given."""
     assert TimeLimit.__module__.startswith("gymnasium.wrappers")
     with pytest.raises(SettingsError, match=r"got environment 'CartPole-v1'.*max_episode_steps.*; expected "):
         make_gymnasium("CartPole-v1", wrappers="gymnasium.wrappers.TimeLimit")
 
 
 class Planes(gymnasium.Env[Any, Any]):
-    """An image of three cells whose values are 0..`most`."""
+    """An environment that observes an image of three cells with values from 0 to `most`."""
 
     action_space = gymnasium.spaces.Discrete(2)
 
@@ -178,19 +178,19 @@ class Planes(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize(("most", "middle"), [(1, 0), (2, 128), (10, 128), (255, 128)])
-def test_images_of_few_values_are_stretched_to_all_bytes(most: int, middle: int) -> None:
-    """So that a map of 0 and 1 is black and white to a network, not black and almost black."""
+def test_images_with_few_values_are_scaled_to_the_full_range(most: int, middle: int) -> None:
+    """Otherwise a map of 0 and 1 would be nearly black everywhere."""
     (report,) = GymnasiumGame("planes", [Planes(most)], most).reset({}, 1)
     assert report.decisions is not None
     assert report.decisions.observations[0].ravel().tolist() == [0, middle, 255]
 
 
-def test_an_image_brighter_than_was_said_is_refused() -> None:
+def test_an_image_brighter_than_the_option_is_refused() -> None:
     with pytest.raises(SpecError, match=r"with a value of 3.*at most 2, as option brightest says"):
         GymnasiumGame("planes", [Planes(3)], 2).reset({}, 1)
 
 
 @pytest.mark.parametrize("brightest", [0, 256, 2.5, "high"])
-def test_a_brightness_that_no_byte_has_is_refused(brightest: Any) -> None:
+def test_an_invalid_brightness_is_refused(brightest: Any) -> None:
     with pytest.raises(SettingsError, match="a whole number from 1 to 255"):
         make_gymnasium("CartPole-v1", brightest=brightest)

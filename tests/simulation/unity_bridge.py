@@ -1,4 +1,4 @@
-"""What the tests of the Unity bridge share: bridges that are closed again, players in threads, players by hand."""
+"""Helpers for tests of the Unity bridge: bridges that close, players in threads, and manual players."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.simulation.unity_player_peer import Background, Message
 from tests.simulation.unity_player_schema import METHOD
 
 LONG_S: Final = 20.0
-"""What never comes is waited for so long, before a test fails."""
+"""Time that a test waits for a message before it fails."""
 
 Frame = Sequence[BehaviorReport]
 
 
 def zeros(unity: Unity, report: BehaviorReport) -> BehaviorActions:
-    """Does nothing."""
+    """Returns zero actions."""
     assert report.decisions is not None
     kinds, agents = unity.behaviors()[report.behavior].actions, report.decisions.agents
     return BehaviorActions(
@@ -40,8 +40,8 @@ def zeros(unity: Unity, report: BehaviorReport) -> BehaviorActions:
     )
 
 
-def anything(seed: int = 0) -> Callable[[Unity, BehaviorReport], BehaviorActions]:
-    """Does anything that is allowed."""
+def random_allowed(seed: int = 0) -> Callable[[Unity, BehaviorReport], BehaviorActions]:
+    """Returns a function that chooses random allowed actions."""
     random = np.random.default_rng(seed)
 
     def act(unity: Unity, report: BehaviorReport) -> BehaviorActions:
@@ -53,20 +53,20 @@ def anything(seed: int = 0) -> Callable[[Unity, BehaviorReport], BehaviorActions
 
 
 def step(unity: Unity, frame: Frame, act: Callable[[Unity, BehaviorReport], BehaviorActions] = zeros) -> Frame:
-    """The next frame."""
+    """Returns the next frame."""
     return unity.step({report.behavior: act(unity, report) for report in frame if report.decisions is not None})
 
 
 def play(unity: Unity, steps: int, act: Callable[[Unity, BehaviorReport], BehaviorActions] = zeros) -> list[Frame]:
-    """The frames of a reset and of so many steps."""
+    """Returns the frames of a reset and of `steps` steps."""
     frames = [unity.reset({}, 7)]
     for _ in range(steps):
         frames.append(step(unity, frames[-1], act))
     return frames
 
 
-class Judge:
-    """Reads frames as the trainer does, by the rules of the project's own protocol."""
+class FrameChecker:
+    """Reads frames as the trainer does and checks them against the rules of our own protocol."""
 
     def __init__(self, unity: Unity) -> None:
         self._unity = unity
@@ -74,7 +74,7 @@ class Judge:
         self.watch = StepWatch()
 
     def read(self, frames: Sequence[Frame]) -> None:
-        """Frames of one reset."""
+        """Checks the frames of one reset."""
         self.watch.reset()
         for frame in frames:
             self.watch.specs = dict(self._unity.behaviors())
@@ -82,20 +82,19 @@ class Judge:
             self._sequence += 1
 
 
-def heard(path: Path, kind: str) -> list[dict[str, Any]]:
-    """What a player heard of a kind, without the kind."""
-    said = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{k: v for k, v in one.items() if k != "heard"} for one in said if one["heard"] == kind]
+def player_events(path: Path, kind: str) -> list[dict[str, Any]]:
+    """Returns the events of one kind that a player logged, without the kind."""
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in event.items() if k != "event"} for event in events if event["event"] == kind]
 
 
 WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 FIRST_PORTS: Final = itertools.cycle(range(20_000 + 1_500 * WORKER, 21_500 + 1_500 * WORKER, 10))
-"""Below those that the system gives to whoever asks for any, and apart for each worker: what is free stays so until it
-is used, however long that takes."""
+"""First port of this worker; below the ephemeral ports and apart for each worker, so that free ports stay free."""
 
 
 def free_ports(count: int) -> int:
-    """The first of so many ports in a row on which nobody listens; at most 10."""
+    """Returns the first of `count` consecutive free ports, at most 10."""
     for first in itertools.islice(FIRST_PORTS, 100):
         with ExitStack() as stack:
             try:
@@ -108,7 +107,7 @@ def free_ports(count: int) -> int:
 
 
 class Bridges:
-    """Makes bridges, and closes them at the end."""
+    """Makes bridges and closes them at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -120,17 +119,17 @@ class Bridges:
         return unity
 
     def played(self, *options: str, **engine: Any) -> tuple[Unity, Background]:
-        """A bridge that waits as for the editor, and a player in a thread that calls it."""
+        """Returns a bridge that waits as for the editor, and a player in a thread that calls it."""
         unity = make_unity(**({"areas": 1, "port": 0} | engine))
         player = Background(self._folder, unity._calls.port, *options)
         self._stack.callback(player.join, LONG_S)
         self._stack.callback(unity.close)
         return unity, player
 
-    def by_hand(self, **options: Any) -> tuple[Unity, Doll]:
-        """A bridge that waits as for the editor, and a player by hand."""
+    def manual(self, **options: Any) -> tuple[Unity, ManualPlayer]:
+        """Returns a bridge that waits as for the editor, and a manual player."""
         unity = make_unity(**({"areas": 1, "port": 0} | options))
-        doll = self._stack.enter_context(player_by_hand(unity._calls.port))
+        doll = self._stack.enter_context(manual_player(unity._calls.port))
         self._stack.callback(unity.close)
         return unity, doll
 
@@ -138,8 +137,8 @@ class Bridges:
         self._stack.close()
 
 
-class Doll:
-    """A player by hand, of one behavior `Doll?team=0` that sees a number and has one continuous action."""
+class ManualPlayer:
+    """A player that a test controls; its behavior `Doll?team=0` observes a number and has one continuous action."""
 
     def __init__(self, channel: Any, pool: ThreadPoolExecutor) -> None:
         self.channel = channel
@@ -147,19 +146,19 @@ class Doll:
         self._pool = pool
 
     def call(self, message: Any) -> Any:
-        """A call that is under way; `result(timeout)` is the answer's bytes."""
+        """Starts a call; `result(timeout)` returns the bytes of the answer."""
         return self._exchange.future(message.SerializeToString(), wait_for_ready=True)
 
     def ask(self, message: Any) -> Any:
-        """The trainer's answer."""
+        """Makes a call and returns the trainer's answer."""
         return Message.FromString(self.call(message).result(LONG_S))
 
     def meanwhile(self, work: Callable[[], Any]) -> Future[Any]:
-        """Does what waits for this player, on another thread."""
+        """Runs `work`, which waits for this player, on another thread."""
         return self._pool.submit(work)
 
     def begin(self, unity: Unity, parameters: Mapping[str, float] | None = None) -> Frame:
-        """From the introduction to the first decision, whose call is open at the return."""
+        """Plays from the introduction to the first decision, whose call stays open."""
         waiting = self.meanwhile(lambda: unity.reset(parameters or {}, 7))
         self.ask(introduction())
         assert self.ask(message()).unity_input.rl_input.command == 1
@@ -169,39 +168,39 @@ class Doll:
 
 
 @contextmanager
-def player_by_hand(port: int) -> Iterator[Doll]:
-    """Yields: one with a connection of its own."""
+def manual_player(port: int) -> Iterator[ManualPlayer]:
+    """Yields a manual player with its own connection."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     with ThreadPoolExecutor(1) as pool, grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-        yield Doll(channel, pool)
+        yield ManualPlayer(channel, pool)
 
 
-def message(status: int = 200, said: str = "") -> Any:
-    """A message with nothing but its header."""
+def message(status: int = 200, text: str = "") -> Any:
+    """Returns a message with nothing but its header."""
     made = Message()
-    made.header.status, made.header.message = status, said
+    made.header.status, made.header.message = status, text
     return made
 
 
 def introduction(version: str = "1.5.0") -> Any:
-    """The first message."""
+    """Returns the first message."""
     made = message()
-    told = made.unity_output.rl_initialization_output
-    told.name, told.communication_version, told.package_version = "Doll", version, "4.0.0"
+    output = made.unity_output.rl_initialization_output
+    output.name, output.communication_version, output.package_version = "Doll", version, "4.0.0"
     return made
 
 
 def with_goal_camera(made: Any) -> Any:
-    """The message, whose agents see their goal in a picture too."""
+    """Adds an image of the goal to the observations of a message's agents."""
     for one in made.unity_output.rl_output.agentInfos["Doll?team=0"].value:
-        seen = one.observations.add(shape=[3, 20, 20], dimension_properties=[1, 2, 2], name="GoalCamera")
-        seen.observation_type = 1
-        seen.float_data.data.extend([0.5] * 1200)
+        image = one.observations.add(shape=[3, 20, 20], dimension_properties=[1, 2, 2], name="GoalCamera")
+        image.observation_type = 1
+        image.float_data.data.extend([0.5] * 1200)
     return made
 
 
-def agents(*, known: bool = False, count: int = 1, seen: float = 0.5) -> Any:
-    """A message with agents that want a decision. Args: known: the behavior is told of, too."""
+def agents(*, known: bool = False, count: int = 1, observed: float = 0.5) -> Any:
+    """Returns a message with agents that request a decision, and with their behavior if `known`."""
     made = message()
     if known:
         brain = made.unity_output.rl_initialization_output.brain_parameters.add(brain_name="Doll?team=0")
@@ -209,5 +208,5 @@ def agents(*, known: bool = False, count: int = 1, seen: float = 0.5) -> Any:
     infos = made.unity_output.rl_output.agentInfos["Doll?team=0"]
     for number in range(count):
         one = infos.value.add(id=number).observations.add(shape=[1], dimension_properties=[1], name="seen")
-        one.float_data.data.append(seen)
+        one.float_data.data.append(observed)
     return made

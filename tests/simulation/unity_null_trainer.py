@@ -1,4 +1,4 @@
-"""A trainer that thinks nothing: how fast a player stand-in is when its answers cost as little as possible.
+"""A trainer that answers zeros, to measure the speed of a player stand-in alone.
 
 python tests/simulation/unity_null_trainer.py --seconds 10 --players 1 -- --game balance --areas 12
 """
@@ -32,30 +32,30 @@ _HEADER: Final = chunk(1, b"\x08" + varint(OK))
 
 
 def executable(folder: Path, *options: str, name: str = "player") -> Path:
-    """A program that a trainer can launch as it launches a Unity build.
+    """Writes a program that a trainer can launch as it launches a Unity build.
 
     Args:
-        folder: the program is written into it.
-        options: of `unity_player.py`, before those of the trainer.
-        name: of the program.
+        folder: folder of the program.
+        options: options of `unity_player.py`, before those of the trainer.
+        name: name of the program.
     """
     path = folder / name
-    words = shlex.join((sys.executable, str(PLAYER), *options))
-    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    command = shlex.join((sys.executable, str(PLAYER), *options))
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     path.chmod(0o755)
     return path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What the players did in the measured time, all together.
+    """What all players together did in the measured time.
 
     Attributes:
-        messages: exchanges.
-        agent_steps: answered decisions.
-        seconds: wall clock.
-        player_cpu_s: processor time of the players.
-        server_cpu_s: processor time of this process.
+        messages: number of exchanges.
+        agent_steps: number of answered decisions.
+        seconds: wall clock time.
+        player_cpu_s: CPU time of the players.
+        server_cpu_s: CPU time of this process.
     """
 
     messages: int
@@ -74,12 +74,12 @@ class Rates:
 
     @property
     def player_cpu_us(self) -> float:
-        """Of one message."""
+        """Returns the CPU time of the players per message, in microseconds."""
         return 1e6 * self.player_cpu_s / max(self.messages, 1)
 
     @property
     def server_cpu_us(self) -> float:
-        """Of one message."""
+        """Returns the CPU time of this process per message, in microseconds."""
         return 1e6 * self.server_cpu_s / max(self.messages, 1)
 
 
@@ -101,10 +101,10 @@ _Message: Final[Any] = _CLASSES["Message"]
 
 
 class _Server:
-    """Answers one player: a zero for every action, until it is told to stop.
+    """Answers one player with zero actions until it is stopped.
 
     Args:
-        warmed: messages after which `warm` is set.
+        warmed: number of messages after which `warm` is set.
     """
 
     def __init__(self, warmed: int) -> None:
@@ -116,7 +116,7 @@ class _Server:
         self._answers: dict[tuple[tuple[str, int], ...], bytes] = {}
 
     def answer(self, data: bytes, context: Any) -> bytes:
-        """One exchange."""
+        """Answers one message."""
         del context
         output = _Message.FromString(data).output
         for behavior in output.rl_initialization_output.brain_parameters:
@@ -161,11 +161,11 @@ _INITIALISATION: Final = _HEADER + chunk(
 
 @contextmanager
 def serve(answer: Any, port: int = 0) -> Iterator[int]:
-    """A gRPC server on loopback.
+    """Runs a gRPC server on loopback.
 
     Args:
-        answer: (message, context) -> message, bytes both.
-        port: 0 for any that is free.
+        answer: function of message bytes and context that returns message bytes.
+        port: port to listen on, 0 for any free one.
 
     Yields:
         The port.
@@ -197,13 +197,13 @@ def _player(options: Sequence[str], port: int, log: Path) -> Iterator[subprocess
 
 
 def null_trainer(options: Sequence[str], seconds: float, *, players: int = 1, warmup: int = 200) -> Rates:
-    """Runs player stand-ins against a server that answers zeros, and counts.
+    """Runs player stand-ins against a server that answers zeros and measures them.
 
     Args:
-        options: of `unity_player.py`: the game and its areas.
-        seconds: to measure.
-        players: how many, each with a port of its own.
-        warmup: messages of each before the measurement.
+        options: options of `unity_player.py` for game and areas.
+        seconds: duration of the measurement.
+        players: number of players, each with its own port.
+        warmup: messages of each player before the measurement.
 
     Raises:
         RuntimeError: a player did not start, or ended.
@@ -233,8 +233,8 @@ def _wait_until_warm(server: _Server, process: subprocess.Popen[bytes], log: Pat
     deadline = time.monotonic() + _START_S
     while not server.warm.wait(0.1):
         if process.poll() is not None or time.monotonic() > deadline:
-            told = log.read_text() if log.exists() else "no log"
-            raise RuntimeError(f"player {process.args!r}, status {process.poll()}, does not play: {told}")
+            text = log.read_text() if log.exists() else "no log"
+            raise RuntimeError(f"player {process.args!r}, status {process.poll()}, does not play: {text}")
 
 
 def _reading(servers: Sequence[_Server], players: Sequence[subprocess.Popen[bytes]]) -> tuple[Any, ...]:
@@ -254,11 +254,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--players", type=int, default=1)
     parser.add_argument("options", nargs="*", help="of the player, after --")
-    asked = parser.parse_args(arguments)
-    rates = null_trainer(asked.options, asked.seconds, players=asked.players)
+    args = parser.parse_args(arguments)
+    rates = null_trainer(args.options, args.seconds, players=args.players)
     print(
         f"{rates.messages_per_s:.0f} messages/s, {rates.agent_steps_per_s:.0f} agent-steps/s; "
-        f"processor time of a message: player {rates.player_cpu_us:.0f} us, server {rates.server_cpu_us:.0f} us"
+        f"CPU time of a message: player {rates.player_cpu_us:.0f} us, server {rates.server_cpu_us:.0f} us"
     )
 
 

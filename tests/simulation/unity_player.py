@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""A stand-in for a Unity player: plays Unity's side of ML-Agents' communicator, for tests and benchmarks.
+"""A stand-in for a Unity player, which plays Unity's side of ML-Agents' communicator for tests and benchmarks.
 
     python unity_player.py --game balance --areas 12 -nographics -batchmode --mlagents-port 5005 -logFile player.log
 
-Connects to the trainer on 127.0.0.1 as a gRPC client. It is stricter than Unity: actions that are missing, too many,
-not finite or out of range end it with status 4.
+It connects to the trainer on 127.0.0.1 as a gRPC client. It is stricter than Unity: missing, surplus, infinite or
+out-of-range actions end it with status 4.
 
-Exit status: 0 the trainer said quit, closed or is gone; 1 no trainer; 3 a crash that was asked for; 4 the trainer
-broke the protocol. The log says which.
+Exit status: 0 the trainer sent quit, closed or disconnected; 1 no trainer; 3 a requested crash; 4 the trainer broke
+the protocol. The log has the cause.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.simulation.unity_player_games import BalanceGame, BasicGame, GoalGame, MatchThree
 from tests.simulation.unity_player_grpc import grpc
-from tests.simulation.unity_player_record import Recorded
+from tests.simulation.unity_player_record import RecordedGame
 from tests.simulation.unity_player_reports import Game, Setup
 from tests.simulation.unity_player_schema import METHOD
-from tests.simulation.unity_player_session import Crash, Faults, Over, Session, Wrong, stall
-from tests.simulation.unity_player_sides import Ear, Unreadable
+from tests.simulation.unity_player_session import ConversationEnded, Crash, Faults, ProtocolViolation, Session, stall
+from tests.simulation.unity_player_sides import EventLog, UnreadableData
 from tests.simulation.unity_player_teams import SoccerGame, Zoo
 from tests.simulation.unity_player_wire import Dialect
 
 LOG: Final = logging.getLogger("player")
 EDITOR_PORT: Final = 5004
 QUIT, NO_TRAINER, CRASHED, WRONG = 0, 1, 3, 4
-PHASES: Final = ("launch", "initialise", "reset")
+PHASES: Final = ("launch", "initialize", "reset")
 GAMES: Final[dict[str, Callable[[Setup], Game]]] = {
     "goal": GoalGame,
     "balance": BalanceGame,
@@ -54,7 +54,7 @@ _CHANNEL: Final = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """What Unity players know, and what a test asks of this one."""
+    """Returns the parser for options of Unity players and for those that tests add."""
     made = argparse.ArgumentParser(
         description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -84,21 +84,21 @@ def _add_game(group: Any) -> None:
 def _add_protocol(group: Any) -> None:
     group.add_argument("--protocol", choices=[f"1.{minor}.0" for minor in range(6)], default="1.5.0")
     group.add_argument("--layout", choices=("chw", "hwc"), default="chw", help="of images under 1.5.0; hwc before")
-    group.add_argument("--anew", choices=("same", "next"), default="same", help="message of decisions that follow ends")
+    group.add_argument("--restart", choices=("same", "next"), default="same", help="message of decisions after ends")
     group.add_argument("--statistics", action="store_true", help="some with each message")
-    group.add_argument("--heard", type=Path, help="gets JSON lines of what the trainer says besides actions")
+    group.add_argument("--events", type=Path, help="file for JSON lines of what the trainer sends besides actions")
 
 
 def _add_faults(group: Any) -> None:
     group.add_argument("--crash-at", choices=PHASES, help="status 3")
-    group.add_argument("--stall-at", choices=PHASES, help="alive, but calls no more")
+    group.add_argument("--stall-at", choices=PHASES, help="stays alive without further calls")
     for name in ("crash", "stall", "nan", "close"):
         group.add_argument(f"--{name}-after", type=int, metavar="MESSAGES")
     group.add_argument("--ignore-quit", action="store_true", help="stays alive after the end")
 
 
-def play(options: argparse.Namespace, ear: Ear) -> None:
-    """The whole life of a player; raises as `Session.run` does, and grpc.RpcError for a lost trainer or none."""
+def play(options: argparse.Namespace, events: EventLog) -> None:
+    """Runs a player; raises as `Session.run` does, and grpc.RpcError if there is no trainer or its connection ends."""
     faults = Faults(**{name: getattr(options, name) for name in Faults.__dataclass_fields__})
     faults.at("launch")
 
@@ -115,45 +115,47 @@ def play(options: argparse.Namespace, ear: Ear) -> None:
             hybrid=dialect.action_spec,
         )
         game = GAMES[options.game](setup)
-        return game if options.record is None else Recorded(game, options.record)
+        return game if options.record is None else RecordedGame(game, options.record)
 
     dialect = Dialect.of(options.protocol, options.layout)
     with grpc.insecure_channel(f"127.0.0.1:{options.mlagents_port}", options=_CHANNEL) as channel:
         exchange: Any = channel.unary_unary(METHOD)
         first = partial(exchange, timeout=options.connect_timeout, wait_for_ready=True)
-        Session(first, exchange, dialect, make, ear, faults, options.anew == "next", options.statistics).run()
+        Session(first, exchange, dialect, make, events, faults, options.restart == "next", options.statistics).run()
 
 
-def status(options: argparse.Namespace, ear: Ear) -> int:
-    """Plays, and says how it ended."""
+def status(options: argparse.Namespace, events: EventLog) -> int:
+    """Plays and returns the exit status."""
     try:
-        play(options, ear)
-    except Over as end:
+        play(options, events)
+    except ConversationEnded as end:
         LOG.info("quit: %s", end)
     except grpc.RpcError as lost:
         if lost.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # only the first message has a deadline
-            return _said(f"no trainer on port {options.mlagents_port} within {options.connect_timeout:g} s", NO_TRAINER)
-        LOG.warning("the trainer is gone: %s %s", lost.code(), lost.details())
+            return _log_end(
+                f"no trainer on port {options.mlagents_port} within {options.connect_timeout:g} s", NO_TRAINER
+            )
+        LOG.warning("lost the trainer: %s %s", lost.code(), lost.details())
     except Crash as crash:
-        return _said(str(crash), CRASHED)
-    except (Wrong, Unreadable) as wrong:
-        return _said(f"the trainer broke the protocol: {wrong}", WRONG)
+        return _log_end(str(crash), CRASHED)
+    except (ProtocolViolation, UnreadableData) as violation:
+        return _log_end(f"the trainer broke the protocol: {violation}", WRONG)
     if options.ignore_quit:
         stall("after the end")
     return QUIT
 
 
-def _said(why: str, code: int) -> int:
+def _log_end(why: str, code: int) -> int:
     LOG.error("%s", why)
     sys.stderr.write(f"player: {why}\n")
     return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plays.
+    """Runs a player from the command line.
 
     Args:
-        arguments: of the command line; unknown ones are heard and otherwise ignored, as by Unity.
+        arguments: command line; unknown arguments are logged and otherwise ignored, as by Unity.
 
     Returns:
         The exit status.
@@ -163,12 +165,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOG.setLevel(logging.INFO)
     LOG.addHandler(handler)
-    ear = Ear(options.heard)
-    ear.hear(heard="arguments", graphics=not options.nographics, batch=options.batchmode, unknown=unknown)
+    events = EventLog(options.events)
+    events.write(event="arguments", graphics=not options.nographics, batch=options.batchmode, unknown=unknown)
     try:
-        return status(options, ear)
+        return status(options, events)
     finally:
-        ear.close()
+        events.close()
         LOG.removeHandler(handler)
         handler.close()
 

@@ -1,4 +1,4 @@
-"""Games of the player stand-in: small, vectorised, and easy to check by hand."""
+"""Games of the player stand-in: small, vectorized, and easy to check by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.unity_player_reports import Actions, Behavior, Entries, Re
 
 
 def _report(behavior: Behavior, now: Entries, over: NDArray[np.bool_], fresh: Entries) -> Report:
-    """Agents that end, from `now`, and all agents, those that ended as in `fresh`."""
+    """Returns a report with ends from `now` and decisions of all agents; those that ended decide as in `fresh`."""
     if not over.any():
         return Report(behavior=behavior, decisions=replace(fresh, rewards=now.rewards, group_rewards=now.group_rewards))
     groups = None if now.group_rewards is None else np.where(over, 0, now.group_rewards)
@@ -23,10 +23,10 @@ def _report(behavior: Behavior, now: Entries, over: NDArray[np.bool_], fresh: En
 
 
 class GoalGame:
-    """Walk from 0 to the goal, -1 or +1, in one dimension per action.
+    """A walk from 0 to the goal, -1 or +1, in one dimension per action.
 
-    An action moves by at most 0.2 within [-1, 1] (discrete: 1 is +, 0 is -). Ends when every position is at an end:
-    1.06 times the mean of position times goal. Before that -0.01 a step.
+    An action moves by at most 0.2 within [-1, 1] (discrete: 1 is +, 0 is -). The episode ends when every position is at
+    an end, with a reward of 1.06 times the mean of position times goal. Each earlier step costs 0.01.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -65,7 +65,7 @@ class GoalGame:
 
 
 class BalanceGame:
-    """The project's own ball on a plate, under the name of its behavior: 8 floats, 2 continuous actions."""
+    """Our own game "balance" under another behavior name: 8 floats, 2 continuous actions."""
 
     def __init__(self, setup: Setup) -> None:
         self._game = Balance(setup.areas, setup.behavior or "Balance")
@@ -107,9 +107,9 @@ class BalanceGame:
 
 
 class MatchThree:
-    """127 moves of which about three quarters are forbidden, on a board of random cells that two images show.
+    """A board of random cells in two images with 127 moves, of which about three quarters are forbidden.
 
-    A move earns 0.01 per unit of its number's last digit; `max_steps` moves, then interrupted.
+    A move earns 0.01 times the last digit of its number; after `max_steps` moves the episode is interrupted.
     """
 
     MOVES: Final = 127
@@ -129,7 +129,7 @@ class MatchThree:
         self._limit = setup.max_steps
 
     def _board(self, kinds: int) -> NDArray[np.uint8]:
-        """[areas, kinds, 9, 8]: one of the kinds in each cell."""
+        """Returns a random board [areas, kinds, 9, 8], one-hot in each cell."""
         cells = self._random.integers(0, kinds, (len(self._ids), 1, 9, 8))
         return np.where(cells == np.arange(kinds)[:, None, None], np.uint8(255), np.uint8(0))
 
@@ -153,7 +153,7 @@ class MatchThree:
 
 
 class BasicGame:
-    """A walk on 20 squares from the 10th: 0.1 at the 7th, 1 at the 17th, -0.01 a step; a new agent id every episode."""
+    """A walk on 20 squares from the 10th: 0.1 at the 7th, 1 at the 17th, -0.01 a step; each episode has a new id."""
 
     START, SMALL, LARGE, SQUARES = 10, 7, 17, 20
 
@@ -176,8 +176,8 @@ class BasicGame:
         self._next_id += count
 
     def _entries(self, rewards: NDArray[Any]) -> Entries:
-        seen = np.eye(self.SQUARES, dtype=np.float32)[self._squares]
-        return Entries(ids=self._ids.copy(), observations=(seen,), rewards=rewards)
+        observed = np.eye(self.SQUARES, dtype=np.float32)[self._squares]
+        return Entries(ids=self._ids.copy(), observations=(observed,), rewards=rewards)
 
     def reset(self) -> list[Report]:
         if self._ages.any():

@@ -1,7 +1,7 @@
-"""gRPC as in Unity's package, whose C core is older than the event engine.
+"""Selects gRPC's polling of Unity's package, whose C core is older than the event engine.
 
-There who calls polls the socket itself; with the event engine each call wakes other threads three times. The C core
-looks at this variable when it is imported.
+There the calling thread polls the socket itself; with the event engine each call wakes other threads three times. The
+C core reads this variable when it is imported.
 """
 
 from __future__ import annotations

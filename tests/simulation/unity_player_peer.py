@@ -1,4 +1,4 @@
-"""The trainer's side for tests of the player stand-in: messages of their real types, and a scripted server."""
+"""The trainer's side in tests of the player stand-in: messages of the real types, and a scripted server."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def _message_classes(*names: str) -> list[Any]:
         name, _, fields = line.partition(": ")
         message = file.message_type.add(name=name)
         for text in fields.split(","):
-            kind, word, number = text.split()
-            _add(message, kind, word, int(number), name)
+            kind, field_name, number = text.split()
+            _add(message, kind, field_name, int(number), name)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return [message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in names]
@@ -85,7 +85,7 @@ Message, AgentAction = _message_classes("UnityMessageProto", "AgentActionProto")
 
 
 def unknown(message: Any) -> int:
-    """How many fields, at any depth, the types do not name."""
+    """Returns the number of fields, at any depth, that the types do not define."""
     count = len(UnknownFieldSet(message))
     for descriptor, value in message.ListFields():
         if descriptor.message_type is None:
@@ -98,13 +98,13 @@ def unknown(message: Any) -> int:
 
 
 def side_channel(identity: Any, *parts: bytes) -> bytes:
-    """One message of a side channel."""
+    """Returns one message of a side channel."""
     payload = b"".join(parts)
     return bytes(identity.bytes_le) + struct.pack("<i", len(payload)) + payload
 
 
-def word(text: str) -> bytes:
-    """A string in a side channel message."""
+def string(text: str) -> bytes:
+    """Returns a string in the format of side channels."""
     return struct.pack("<i", len(text)) + text.encode("ascii")
 
 
@@ -113,14 +113,14 @@ Act = Callable[[int, Any, Any], None]
 
 @dataclass
 class Trainer:
-    """Answers a player: initialisation, reset, `steps` steps, quit.
+    """Answers a player with initialization, reset, `steps` steps and quit.
 
     Attributes:
-        act: (number of the message with agents, its agentInfos, the answer's rl_input to fill); zeros by default.
-        missing: capabilities that it lacks.
+        act: function of the number of a message with agents, its agentInfos and the answer's rl_input, which it fills.
+        missing: capabilities that the trainer lacks.
         side: side channel bytes of the reset.
-        quit_with: command, or status where it is 400.
-        calls: bytes received. messages: parsed.
+        quit_with: command at the end, or 400 for that status.
+        calls: received bytes; `messages` holds them parsed.
     """
 
     steps: int = 5
@@ -137,11 +137,11 @@ class Trainer:
 
     @property
     def outputs(self) -> list[Any]:
-        """What the messages with agents hold, by behavior."""
+        """Returns the agents of each message that has some, by behavior."""
         return [m.unity_output.rl_output.agentInfos for m in self.messages if m.unity_output.HasField("rl_output")]
 
     def answer(self, data: bytes, context: Any) -> bytes:
-        """One exchange."""
+        """Answers one message."""
         del context
         self.calls.append(data)
         self.messages.append(message := Message.FromString(data))
@@ -150,7 +150,7 @@ class Trainer:
         reply = Message()
         reply.header.status = 200
         if len(self.calls) == 1:
-            self._initialise(reply.unity_input.rl_initialization_input)
+            self._initialize(reply.unity_input.rl_initialization_input)
         elif len(self.calls) == 2:
             reply.unity_input.rl_input.command = RESET
             reply.unity_input.rl_input.side_channel = self.side
@@ -161,11 +161,11 @@ class Trainer:
             (self.act or self.zeros)(len(self.calls) - 2, self.outputs[-1], reply.unity_input.rl_input)
         return bytes(reply.SerializeToString())
 
-    def _initialise(self, told: Any) -> None:
-        told.seed, told.num_areas = self.seed, self.areas
-        told.communication_version, told.package_version = self.version, "1.1.0"
-        for capability in told.capabilities.DESCRIPTOR.fields:
-            setattr(told.capabilities, capability.name, capability.name not in self.missing)
+    def _initialize(self, initialization: Any) -> None:
+        initialization.seed, initialization.num_areas = self.seed, self.areas
+        initialization.communication_version, initialization.package_version = self.version, "1.1.0"
+        for capability in initialization.capabilities.DESCRIPTOR.fields:
+            setattr(initialization.capabilities, capability.name, capability.name not in self.missing)
 
     def _quit(self, reply: Any) -> None:
         if self.quit_with == QUIT:
@@ -173,16 +173,16 @@ class Trainer:
         else:
             reply.header.status = self.quit_with
 
-    def zeros(self, number: int, infos: Any, told: Any) -> None:
-        """Zero for every action."""
+    def zeros(self, number: int, infos: Any, rl_input: Any) -> None:
+        """Fills in zero for every action."""
         del number
         for key, agents in infos.items():
             for agent in agents.value:
                 if not agent.done:
-                    self.fill(key, told.agent_actions[key].value.add(), 0.0, 0)
+                    self.fill(key, rl_input.agent_actions[key].value.add(), 0.0, 0)
 
     def fill(self, key: str, action: Any, continuous: float, discrete: int) -> None:
-        """The same number for all actions of a kind, in the form that the player reads."""
+        """Sets all actions of a kind to the same number, in the form that the player reads."""
         brain = self.specs[key]
         if brain.HasField("action_spec"):
             action.continuous_actions[:] = [continuous] * brain.action_spec.num_continuous_actions
@@ -195,7 +195,7 @@ class Trainer:
 
 @contextmanager
 def serving(answer: Callable[[bytes, Any], bytes], port: int = 0) -> Iterator[tuple[int, Any]]:
-    """Yields: port and server."""
+    """Yields the port and the server."""
     handler: Any = grpc.unary_unary_rpc_method_handler(answer)
     service = grpc.method_handlers_generic_handler(f"{_PACKAGE}.UnityToExternalProto", {"Exchange": handler})
     server = grpc.server(ThreadPoolExecutor(1), handlers=[service], options=[("grpc.so_reuseport", 0)])
@@ -211,30 +211,30 @@ def serving(answer: Callable[[bytes, Any], bytes], port: int = 0) -> Iterator[tu
 @dataclass(frozen=True)
 class Played:
     code: int
-    heard: list[dict[str, Any]]
+    events: list[dict[str, Any]]
     log: str
 
-    def told(self, kind: str) -> list[dict[str, Any]]:
-        """What it heard of a kind, without the kind."""
-        return [{k: v for k, v in said.items() if k != "heard"} for said in self.heard if said["heard"] == kind]
+    def received(self, kind: str) -> list[dict[str, Any]]:
+        """Returns the logged events of one kind, without the kind."""
+        return [{k: v for k, v in event.items() if k != "event"} for event in self.events if event["event"] == kind]
 
 
 def play(folder: Path, port: int, *options: str) -> Played:
-    """A whole player, in this thread."""
-    log, heard = folder / "player.log", folder / "heard.jsonl"
+    """Runs a player in this thread until it ends."""
+    log, events = folder / "player.log", folder / "events.jsonl"
     unity = ["-nographics", "-batchmode", "--mlagents-port", str(port), "-logFile", str(log)]
-    code = unity_player.main([*options, "--heard", str(heard), *unity])
-    return Played(code, [json.loads(line) for line in heard.read_text().splitlines()], log.read_text())
+    code = unity_player.main([*options, "--events", str(events), *unity])
+    return Played(code, [json.loads(line) for line in events.read_text().splitlines()], log.read_text())
 
 
 def against(trainer: Trainer, folder: Path, *options: str) -> Played:
-    """A whole player against a trainer."""
+    """Runs a player against a trainer until it ends."""
     with serving(trainer.answer) as (port, _):
         return play(folder, port, *options)
 
 
 class Background(threading.Thread):
-    """A player in a thread of its own; `join` gives what it was."""
+    """A player in its own thread; after `join`, `played` holds its result."""
 
     def __init__(self, folder: Path, port: int, *options: str) -> None:
         super().__init__()

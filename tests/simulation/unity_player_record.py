@@ -1,4 +1,4 @@
-"""What the agents of a game earn, written down by the game itself, so that any trainer is measured alike."""
+"""Recorded returns of a game's agents, which the game itself writes so that every trainer is measured alike."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from tests.simulation.unity_player_reports import Actions, Game, Report
 
 
-class Recorded:
-    """A game of one behavior that appends a JSON line for each step in which episodes ended.
+class RecordedGame:
+    """A game of one behavior that appends a JSON line for each step in which episodes end.
 
     A line holds `steps`, the decisions of all agents so far, `seconds` since the first reset, and the `returns`.
 
     Args:
-        game: agents have numbers from 0, and all of them decide at each step.
-        path: of the file.
+        game: a game whose agents have numbers from 0 and all decide at each step.
+        path: path of the file.
     """
 
     def __init__(self, game: Game, path: Path) -> None:

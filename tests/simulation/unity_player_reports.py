@@ -1,4 +1,4 @@
-"""What the games of the player stand-in say, and what they are told: columns, one row per agent."""
+"""Reports of the player stand-in's games and actions for them, in columns with one row per agent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Sensor:
     """One observation of a behavior.
 
     Attributes:
-        shape: of one agent's values; images are [channels, height, width] here, whatever is sent.
-        mapping: of an image in PNG files: the image's channel that each channel of the files holds, -1 for none.
-        goal: the observation tells the agent its goal.
+        shape: shape for one agent; images are [channels, height, width] here, whatever layout is sent.
+        mapping: channel of the image in each channel of its PNG files, -1 for none.
+        goal: whether the observation is the agent's goal.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Sensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Behavior:
-    """Attributes: key: as on the wire, `Name?team=N`. branches: choices of each discrete action."""
+    """A behavior, with its `key` on the wire, `Name?team=N`, and the `branches` of its discrete actions."""
 
     key: str
     sensors: tuple[Sensor, ...]
@@ -39,16 +39,16 @@ class Behavior:
 
 @dataclass(frozen=True, kw_only=True)
 class Entries:
-    """Agents of one behavior, all of them ending or all of them deciding.
+    """Agents of one behavior, all of which end or all of which decide.
 
     Attributes:
-        ids: [n].
-        observations: per sensor [n, *shape], float32 or (images) uint8.
-        rewards: [n] since the agent's previous decision.
-        interrupted: [n] of those that end: cut by a limit.
-        masks: [n, choices of all branches] True = forbidden.
-        groups: [n] group ids, 0 for none.
-        group_rewards: [n].
+        ids: shape [n].
+        observations: shape [n, *shape] for each sensor, float32, or uint8 for images.
+        rewards: shape [n], since the agent's previous decision.
+        interrupted: shape [n], for agents that end by a limit.
+        masks: shape [n, choices of all branches]; True is forbidden.
+        groups: group ids [n], 0 for none.
+        group_rewards: shape [n].
     """
 
     ids: NDArray[np.int64]
@@ -62,7 +62,7 @@ class Entries:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A behavior in one message; neither ends nor decisions: it is known, and has no agents just now."""
+    """A behavior in one message; without ends and decisions it is known but has no agents yet."""
 
     behavior: Behavior
     ends: Entries | None = None
@@ -71,7 +71,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Actions:
-    """Attributes: continuous: [n, k] float32. discrete: [n, branches] int64. Rows as in the last decisions."""
+    """Actions for the last decisions, in their order: continuous [n, k] float32, discrete [n, branches] int64."""
 
     continuous: NDArray[np.float32]
     discrete: NDArray[np.int64]
@@ -79,11 +79,11 @@ class Actions:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a game is made of.
+    """The settings of a game.
 
     Attributes:
-        behavior: name, or None for the game's own.
-        hybrid: the trainer takes behaviors with both kinds of actions.
+        behavior: behavior name, or None for the game's own.
+        hybrid: whether the trainer accepts behaviors with both kinds of actions.
     """
 
     areas: int = 1
@@ -98,16 +98,16 @@ class Setup:
 
 
 def take(entries: Entries, rows: NDArray[Any]) -> Entries:
-    """Some of the agents."""
+    """Returns the entries of some agents."""
     columns = {
         name: value[rows] for name, value in vars(entries).items() if value is not None and name != "observations"
     }
-    return replace(entries, observations=tuple(seen[rows] for seen in entries.observations), **columns)
+    return replace(entries, observations=tuple(values[rows] for values in entries.observations), **columns)
 
 
 class Game(Protocol):
     def reset(self) -> list[Report]:
-        """New episodes, and their first decisions."""
+        """Starts new episodes and returns their first decisions."""
 
     def step(self, actions: dict[str, Actions]) -> list[Report]:
-        """Plays on; there are actions for each behavior that had decisions in the last reports."""
+        """Plays one step with actions for each behavior that had decisions in the last reports."""

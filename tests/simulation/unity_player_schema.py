@@ -1,7 +1,7 @@
 """Messages of Unity's communicator as the player stand-in reads and writes them.
 
-Packed lists of numbers are declared as `bytes`: both look the same on the wire, and bytes go into numpy at once. A
-map is declared as what it is on the wire, a list of entries.
+Packed lists of numbers are declared as `bytes`: both are the same on the wire, and numpy reads bytes directly. A map is
+declared as a list of entries, which it is on the wire.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _field(text: str, table: Mapping[str, Sequence[str]], package: str) -> descr
 
 
 def classes(table: Mapping[str, Sequence[str]], package: str) -> dict[str, Any]:
-    """Message classes of a table: name -> fields, "number name type" each, with * where the field is a list."""
+    """Returns message classes for a table of names and fields, each "number name type" with * for a list."""
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     for name, fields in table.items():
         file.message_type.add(name=name).field.extend(_field(text, table, package) for text in fields)
@@ -95,7 +95,7 @@ BrainParameters: Any = _CLASSES["BrainParameters"]
 
 
 def varint(value: int) -> bytes:
-    """A number, least significant seven bits first.
+    """Returns a number as bytes, least significant seven bits first.
 
     Args:
         value: 0 or more.
@@ -109,12 +109,12 @@ def varint(value: int) -> bytes:
 
 
 def packed(values: tuple[int, ...]) -> bytes:
-    """A list of int32; negative ones take ten bytes."""
+    """Returns a packed list of int32; negative numbers take ten bytes."""
     return b"".join(varint(value % (1 << 64)) for value in values)
 
 
 def unpacked(data: bytes) -> list[int]:
-    """The int32 values of a packed list."""
+    """Returns the int32 values of a packed list."""
     values, value, shift = [], 0, 0
     for byte in data:
         value |= (byte & 0x7F) << shift
@@ -126,5 +126,5 @@ def unpacked(data: bytes) -> list[int]:
 
 
 def chunk(number: int, payload: bytes) -> bytes:
-    """A field that holds bytes, text or a message."""
+    """Returns a field that holds bytes, text or a message."""
     return varint(number << 3 | 2) + varint(len(payload)) + payload

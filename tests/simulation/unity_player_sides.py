@@ -1,4 +1,4 @@
-"""Side channels of the player stand-in: what the trainer says besides actions, and statistics."""
+"""Side channels of the player stand-in: the trainer's messages besides actions, and statistics."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ _ENGINE_KINDS: Final = (
 _SAMPLERS: Final = ("uniform", "gaussian")
 
 
-class Unreadable(Exception):
-    """The trainer's bytes break the format."""
+class UnreadableData(Exception):
+    """Bytes of the trainer are malformed."""
 
 
 def payloads(data: bytes) -> Iterator[tuple[uuid.UUID, bytes]]:
-    """Messages of all channels, in order.
+    """Yields the messages of all channels in their order.
 
     Raises:
-        Unreadable: they end in the middle of one.
+        UnreadableData: the bytes end within a message.
     """
     at = 0
     while at < len(data):
         if at + 20 > len(data):
-            raise Unreadable(f"got {len(data) - at} bytes at {at}; expected at least 20: a UUID and a length")
+            raise UnreadableData(f"got {len(data) - at} bytes at {at}; expected at least 20: a UUID and a length")
         channel = uuid.UUID(bytes_le=data[at : at + 16])
         (size,) = struct.unpack_from("<i", data, at + 16)
         if not 0 <= size <= len(data) - at - 20:
-            raise Unreadable(f"got a length of {size} at {at + 16}; expected at most {len(data) - at - 20}")
+            raise UnreadableData(f"got a length of {size} at {at + 16}; expected at most {len(data) - at - 20}")
         yield channel, data[at + 20 : at + 20 + size]
         at += 20 + size
 
 
-def understood(channel: uuid.UUID, payload: bytes) -> dict[str, Any]:
-    """One message in words.
+def parse_message(channel: uuid.UUID, payload: bytes) -> dict[str, Any]:
+    """Returns one message as a dictionary.
 
     Raises:
-        Unreadable: it breaks the format of its channel.
+        UnreadableData: the message is malformed.
     """
     try:
         if channel == ENGINE:
@@ -59,9 +59,9 @@ def understood(channel: uuid.UUID, payload: bytes) -> dict[str, Any]:
         if channel == PARAMETERS:
             return _parameter(payload)
     except (struct.error, UnicodeDecodeError, IndexError) as error:
-        raise Unreadable(f"got {payload.hex()} for channel {channel}: {error}") from error
+        raise UnreadableData(f"got {payload.hex()} for channel {channel}: {error}") from error
     name = "analytics" if channel == ANALYTICS else "unknown"
-    return {"heard": name, "channel": str(channel), "payload": payload.hex()}
+    return {"event": name, "channel": str(channel), "payload": payload.hex()}
 
 
 def _exactly(format_: str, payload: bytes, at: int) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ def _exactly(format_: str, payload: bytes, at: int) -> tuple[Any, ...]:
 def _engine(payload: bytes) -> dict[str, Any]:
     name, format_ = _ENGINE_KINDS[struct.unpack_from("<I", payload)[0]]
     values = _exactly(format_, payload, 4)
-    return {"heard": "engine", "setting": name, "value": values[0] if len(values) == 1 else list(values)}
+    return {"event": "engine", "setting": name, "value": values[0] if len(values) == 1 else list(values)}
 
 
 def _parameter(payload: bytes) -> dict[str, Any]:
@@ -81,27 +81,27 @@ def _parameter(payload: bytes) -> dict[str, Any]:
     key, at = payload[4 : 4 + size].decode("ascii"), 4 + size
     (kind,) = struct.unpack_from("<i", payload, at)
     if kind == 0:
-        return {"heard": "parameter", "key": key, "value": _exactly("<f", payload, at + 4)[0]}
+        return {"event": "parameter", "key": key, "value": _exactly("<f", payload, at + 4)[0]}
     seed, sampler = struct.unpack_from("<ii", payload, at + 4)
-    said = {"heard": "sampler", "key": key, "seed": seed}
+    sampler_event = {"event": "sampler", "key": key, "seed": seed}
     if sampler < 2:
-        return said | {"sampler": _SAMPLERS[sampler], "values": list(_exactly("<ff", payload, at + 12))}
+        return sampler_event | {"sampler": _SAMPLERS[sampler], "values": list(_exactly("<ff", payload, at + 12))}
     (count,) = struct.unpack_from("<i", payload, at + 12)
-    return said | {"sampler": "multirange", "values": list(_exactly(f"<{count}f", payload, at + 16))}
+    return sampler_event | {"sampler": "multirange", "values": list(_exactly(f"<{count}f", payload, at + 16))}
 
 
 def statistic(key: str, value: float, kind: int) -> bytes:
-    """A number for the trainer's curves, as it stands among the side channel bytes."""
+    """Returns a statistic as side channel bytes."""
     text = key.encode("ascii")
     payload = struct.pack(f"<i{len(text)}sfi", len(text), text, value, kind)
     return STATISTICS.bytes_le + struct.pack("<i", len(payload)) + payload
 
 
 def statistics(message: int) -> bytes:
-    """One statistic of each kind.
+    """Returns one statistic of each kind.
 
     Args:
-        message: counts messages with agents, from 1; the value of all but the sum, which gets 1.
+        message: number of the message with agents, from 1; the value of all statistics but the sum, which is 1.
     """
     return b"".join(
         (
@@ -113,34 +113,34 @@ def statistics(message: int) -> bytes:
     )
 
 
-class Ear:
-    """Writes down all that arrives, for the test that reads it.
+class EventLog:
+    """Logs what arrives, for tests that read it.
 
     Args:
-        path: gets JSON lines; None to forget.
+        path: file for JSON lines; None for no file.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._file: TextIO | None = None if path is None else path.open("w")
         self.parameters: dict[str, float] = {}
 
-    def hear(self, **said: Any) -> None:
-        """One line, at once in the file: the player may be killed."""
+    def write(self, **event: Any) -> None:
+        """Writes one line and flushes it, because the player may be killed."""
         if self._file is not None:
-            self._file.write(json.dumps(said) + "\n")
+            self._file.write(json.dumps(event) + "\n")
             self._file.flush()
 
-    def listen(self, data: bytes) -> None:
-        """The side channel bytes of one message.
+    def write_side_channel(self, data: bytes) -> None:
+        """Writes the side channel messages of one exchange.
 
         Raises:
-            Unreadable: they break the format.
+            UnreadableData: the bytes are malformed.
         """
         for channel, payload in payloads(data):
-            said = understood(channel, payload)
-            if said["heard"] == "parameter":
-                self.parameters[said["key"]] = said["value"]
-            self.hear(**said)
+            event = parse_message(channel, payload)
+            if event["event"] == "parameter":
+                self.parameters[event["key"]] = event["value"]
+            self.write(**event)
 
     def close(self) -> None:
         if self._file is not None:

@@ -1,4 +1,4 @@
-"""Games of the player stand-in with groups: two teams, and one of everything."""
+"""Games of the player stand-in with groups: soccer with two teams, and a game with every feature."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PER_TEAM: Final = 2
 
 
 class SoccerGame:
-    """Two teams of two push a ball: `areas` pitches.
+    """Two teams of two that push a ball on `areas` pitches.
 
-    The first branch moves the ball: 1 forward, 2 backward, by 0.05 times the team's mean; at 1 team 0 has scored, at
-    -1 team 1. All four agents of the pitch end in one message then: group reward 1 - age / limit for those who
-    scored, -1 for the others; after `max_steps` all are interrupted. Ids and groups differ between pitches and teams.
+    The first branch moves the ball: 1 forward, 2 backward, by 0.05 times the team's mean; at 1 team 0 scores, at -1
+    team 1 does. Then all four agents of the pitch end in one message, with a group reward of 1 - age / limit for the
+    scorers and -1 for the others; after `max_steps` all are interrupted. Ids and groups are unique to pitch and team.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -63,7 +63,7 @@ class SoccerGame:
     def _report(
         self, team: int, over: NDArray[np.bool_], late: NDArray[np.bool_], rewards: NDArray[np.float64]
     ) -> Report:
-        """Ends of the pitches in `over`, and decisions of all. Args: rewards: [areas] of the team's groups."""
+        """Returns ends of the pitches in `over` and decisions of all; `rewards` [areas] are those of the groups."""
         rays = self._rays[team]
         rays[:, 0] = (self._ball if team == 0 else -self._ball).repeat(PER_TEAM)
         rays[:, 1] = (self._ages / self._limit).repeat(PER_TEAM)
@@ -81,17 +81,17 @@ class SoccerGame:
 
 
 class Zoo:
-    """One of everything; what an agent sees follows from its id, its age and its last action.
+    """A game with every feature, in which observations follow from an agent's id, age and last action.
 
-    Each area has a group of three agents; member k ends at age 4 (k + 1), and at 12 all three start anew. Members that
-    are there when one ends get a group reward of 0.5, the last of them 1. An agent's own reward is its last first
+    Each area has a group of three agents; member k ends at age 4 (k + 1), and at 12 all three restart. Members that are
+    present when one ends get a group reward of 0.5, the last of them 1. An agent's own reward is its last first
     continuous action. At ages 12, 36, ... (every other episode) the last one is interrupted instead of done.
 
     Sensors: a vector [5] (id, age, last two continuous actions, code of the last discrete ones); a list of 1 to 4
     entities [4, 3] (id, age, number from 1); an image of 6 channels in two PNG files whose halves are swapped; a
-    goal [2]. Actions: 2 continuous (where the trainer takes both kinds), branches of 2 and 3; masks at even ages, of
-    agents with an even id. A second behavior, `Late` with one agent per area, a vector [2] (id, its age) and one
-    branch of 2, is known after `late_after` messages and has agents from the next on.
+    goal [2]. Actions: 2 continuous (if the trainer accepts both kinds), branches of 2 and 3; masks at even ages for
+    agents with an even id. A second behavior, `Late` with one agent per area, a vector [2] (id, age) and one branch of
+    2, is announced after `late_after` messages and has agents from the next one on.
     """
 
     GROUP: Final = 3
@@ -128,7 +128,7 @@ class Zoo:
         return [Report(behavior=self._zoo, decisions=self._entries(self._present())), *self._later({})]
 
     def _present(self) -> NDArray[np.int64]:
-        """Agents that decide at this age."""
+        """Returns the agents that decide at this age."""
         return (self._age < 4 * (self._members + 1)).nonzero()[0]
 
     def step(self, actions: dict[str, Actions]) -> list[Report]:
@@ -154,12 +154,12 @@ class Zoo:
     def _entries(
         self, rows: NDArray[np.int64], rewards: NDArray[Any] | None = None, shared: float = 0.0, over: bool = False
     ) -> Entries:
-        cut = over and self._age == 12 and self._episode % 2 == 0
+        interrupted = over and self._age == 12 and self._episode % 2 == 0
         return Entries(
             ids=self._ids[rows],
             observations=(self._vector(rows), self._entities(rows), zoo_image(rows, self._age), self._goal(rows)),
             rewards=np.zeros(len(rows)) if rewards is None else rewards[rows],
-            interrupted=np.full(len(rows), cut) if over else None,
+            interrupted=np.full(len(rows), interrupted) if over else None,
             masks=None if over else self._masks(rows),
             groups=self._groups[rows],
             group_rewards=np.full(len(rows), shared),
@@ -170,11 +170,11 @@ class Zoo:
         return np.concatenate([head, self._last[rows]], 1).astype(np.float32)
 
     def _entities(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        seen = np.zeros((len(rows), 4, 3), np.float32)
-        seen[:, :, 0], seen[:, :, 1], seen[:, :, 2] = rows[:, None], self._age, np.arange(1, 5)
+        observed = np.zeros((len(rows), 4, 3), np.float32)
+        observed[:, :, 0], observed[:, :, 1], observed[:, :, 2] = rows[:, None], self._age, np.arange(1, 5)
         count = 1 + (rows + self._age) % 4
-        seen[np.arange(4) >= count[:, None]] = 0
-        return seen
+        observed[np.arange(4) >= count[:, None]] = 0
+        return observed
 
     def _goal(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return np.eye(2, dtype=np.float32)[rows % 2]
@@ -193,16 +193,18 @@ class Zoo:
         if age < 0:
             return [Report(behavior=self._late)]
         count = len(self._late_ids)
-        seen = np.stack([self._late_ids, np.full(count, age)], 1).astype(np.float32)
+        observed = np.stack([self._late_ids, np.full(count, age)], 1).astype(np.float32)
         chosen = actions.get(self._late.key)
         rewards = np.zeros(count) if chosen is None else chosen.discrete[:, 0].astype(np.float64)
         return [
-            Report(behavior=self._late, decisions=Entries(ids=self._late_ids, observations=(seen,), rewards=rewards))
+            Report(
+                behavior=self._late, decisions=Entries(ids=self._late_ids, observations=(observed,), rewards=rewards)
+            )
         ]
 
 
 def zoo_image(ids: NDArray[np.int64], age: int) -> NDArray[np.uint8]:
-    """What agents of the zoo see: [n, 6, 6, 8]."""
+    """Returns the images [n, 6, 6, 8] of agents of the zoo."""
     channels, height, width = np.ogrid[:6, :6, :8]
     values = 40 * channels + 5 * height + 3 * width + 7 * ids[:, None, None, None] + age
     return np.asarray(values % 256, np.uint8)

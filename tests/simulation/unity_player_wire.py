@@ -1,7 +1,7 @@
-"""Reports to bytes: columns of encoded fields, joined row by row.
+"""Encodes reports as columns of encoded fields that are joined row by row.
 
-An agent's entry is the join of one piece of each column, and a column is made at once for all agents: of the values of
-a float sensor by one assignment into an array of bytes.
+The entry of an agent joins one piece of each column, and each column is made for all agents at once; that of a float
+sensor by one assignment into an array of bytes.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _PNG_FILE: Final = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Dialect:
-    """What player and trainer both know.
+    """The protocol features that player and trainer share.
 
     Attributes:
-        minor: of the protocol's version, 1.`minor`.0.
-        hwc: images are sent [height, width, channels].
-        capabilities: of the player; `agree` leaves those that the trainer has too.
+        minor: minor version of the protocol, 1.`minor`.0.
+        hwc: whether images are sent as [height, width, channels].
+        capabilities: capabilities of the player; `agree` keeps those that the trainer has too.
     """
 
     minor: int = 5
@@ -55,13 +55,13 @@ class Dialect:
 
     @classmethod
     def of(cls, version: str, layout: str) -> Dialect:
-        """Args: version: of the protocol. layout: chw or hwc; players before 1.5.0 know hwc only."""
+        """Returns the dialect of a protocol version with image layout chw or hwc; players before 1.5.0 use hwc."""
         minor = int(version.split(".")[1])
         known = (name for name, since in zip(CAPABILITIES, _FROM_MINOR, strict=True) if minor >= since)
         return cls(minor, layout == "hwc" or minor < 5, frozenset(known))
 
     def agree(self, trainer: Any) -> Dialect:
-        """Args: trainer: its Capabilities."""
+        """Returns this dialect with the capabilities that the trainer has too."""
         common = (name for name in self.capabilities if getattr(trainer, name))
         return Dialect(self.minor, self.hwc, frozenset(common))
 
@@ -71,17 +71,17 @@ class Dialect:
 
     @property
     def action_spec(self) -> bool:
-        """Actions are described by a spec, and come as continuous and discrete ones."""
+        """Returns whether a spec describes actions, which are then continuous and discrete."""
         return "hybridActions" in self.capabilities
 
     @property
     def detailed(self) -> bool:
-        """Observations say their name, kind and the properties of their dimensions."""
+        """Returns whether observations have names, kinds and dimension properties."""
         return self.minor >= 5
 
 
 def initialization(dialect: Dialect) -> bytes:
-    """The first message."""
+    """Returns the first message."""
     output = InitializationOutput(
         name="AcademySingleton", communication_version=f"1.{dialect.minor}.0", package_version=dialect.package
     )
@@ -91,33 +91,33 @@ def initialization(dialect: Dialect) -> bytes:
 
 
 def nothing(status: int = OK) -> bytes:
-    """A header alone: asks for the first command, or says good-bye."""
+    """Returns a header alone, which requests the first command or ends the conversation."""
     return chunk(1, b"\x08" + varint(status))
 
 
 class Encoder:
-    """Messages of one player; tells what a behavior is like where it first has agents.
+    """Encodes the messages of one player and describes each behavior when it first has agents.
 
     Args:
-        dialect: agreed with the trainer.
+        dialect: dialect that was agreed with the trainer.
     """
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._told: set[str] = set()
+        self._described: set[str] = set()
         self._sensors: dict[str, tuple[_Columns, ...]] = {}
 
     def message(self, reports: Sequence[Report], side_channel: bytes = b"") -> bytes:
-        """One exchange, from the player's side."""
+        """Returns the message of one exchange."""
         output = b"".join([self._behavior(report) for report in reports])
         if side_channel:
             output += chunk(3, side_channel)
         body = chunk(1, output)
-        new = [r.behavior for r in reports if (r.ends or r.decisions) and r.behavior.key not in self._told]
+        new = [r.behavior for r in reports if (r.ends or r.decisions) and r.behavior.key not in self._described]
         if new:
-            self._told.update(behavior.key for behavior in new)
-            told = InitializationOutput(brain_parameters=[self._parameters(behavior) for behavior in new])
-            body += chunk(2, told.SerializeToString())
+            self._described.update(behavior.key for behavior in new)
+            output = InitializationOutput(brain_parameters=[self._parameters(behavior) for behavior in new])
+            body += chunk(2, output.SerializeToString())
         return _HEADER + chunk(2, body)
 
     def _parameters(self, behavior: Behavior) -> Any:
@@ -150,7 +150,7 @@ class Encoder:
         if over:
             columns.append([b"\x40\x01"] * len(entries.ids))
         if entries.interrupted is not None and entries.interrupted.any():
-            columns.append([b"\x48\x01" if cut else b"" for cut in entries.interrupted.tolist()])
+            columns.append([b"\x48\x01" if interrupted else b"" for interrupted in entries.interrupted.tolist()])
         columns.append([_IDS[number] if number < 4096 else b"\x50" + varint(number) for number in entries.ids.tolist()])
         if entries.masks is not None and entries.masks.any():
             columns.append(_masks(entries.masks))
@@ -189,7 +189,7 @@ def _columns(sensor: Sensor, dialect: Dialect) -> _Columns:
 
 
 def _files(sensor: Sensor, dialect: Dialect) -> tuple[int, ...] | None:
-    """What each channel of the files holds, or None where the trainer cannot read such files."""
+    """Returns the image channel in each channel of the files, or None if the trainer cannot read such files."""
     channels = sensor.shape[0]
     wanted = sensor.mapping or (tuple(range(channels)) if channels > 1 else (0, 0, 0))
     if sensor.mapping and "compressedChannelMapping" not in dialect.capabilities:
@@ -200,7 +200,7 @@ def _files(sensor: Sensor, dialect: Dialect) -> tuple[int, ...] | None:
 
 
 class _Columns:
-    """Constant bytes before and after the values of a sensor."""
+    """The constant bytes before and after the values of a sensor."""
 
     def __init__(self, sensor: Sensor, dialect: Dialect, compressed: bool) -> None:
         shape, properties = sensor.shape, (_NONE,) * len(sensor.shape)
@@ -220,7 +220,7 @@ class _Columns:
         self._hwc = dialect.hwc and sensor.kind == "image"
 
     def column(self, values: NDArray[Any]) -> list[bytes]:
-        """Args: values: [n, *shape]. Returns: the field of each agent."""
+        """Returns the encoded field of each agent for values [n, *shape]."""
         raise NotImplementedError
 
 
@@ -262,10 +262,10 @@ class _PngColumns(_Columns):
 
 
 def png(picture: NDArray[np.uint8]) -> bytes:
-    """A PNG file.
+    """Returns a PNG file.
 
     Args:
-        picture: [height, width, 3].
+        picture: pixels [height, width, 3].
     """
     height, width, _ = picture.shape
     lines = np.zeros((height, 1 + 3 * width), np.uint8)

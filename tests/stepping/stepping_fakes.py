@@ -1,4 +1,4 @@
-"""A fake policy, fake simulators that keep books of their own, and a reader of the parts."""
+"""A fake policy, fake simulators that count their own steps, and a reader of the parts."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ MASKS = SPEC.actions.mask_size
 
 
 REMAINDER = 997
-"""What agents carry is counted modulo this, so that sums stay exact in float32."""
+"""Carried numbers are counted modulo this, so that sums stay exact in float32."""
 
 NO_MEMORY = -1.0
-"""Executed by agents that carry nothing, in the place of their decisions so far."""
+"""The executed value of agents that carry nothing, in place of their count of decisions."""
 
 
 def carried_on(before: list[float], number: int) -> list[float]:
-    """What an agent carries on, having carried `before` to a decision on `number`.
+    """Returns what an agent carries after a decision on `number` to which it carried `before`.
 
-    Its decisions, the sum of the numbers it saw, and the last of these: as many of them as it carries.
+    The values are its count of decisions, the sum of the observed numbers and the last of them.
     """
     seen = float(number % REMAINDER)
     return [[carried + 1.0, carried + seen, seen][place] for place, carried in enumerate(before)]
 
 
 class FakePolicy:
-    """Encodes what it saw in what it chooses: the raw sample is the number, the executed action its half.
+    """Encodes observations in actions: the raw sample is the observed number, the executed action its half.
 
     Args:
         version: policy version.
-        carried: numbers that agents carry from one decision to the next, as `carried_on` says; at most 3.
+        carried: how many numbers agents carry from one decision to the next, as `carried_on` defines; at most 3.
     """
 
     script = ""
@@ -68,7 +68,7 @@ class FakePolicy:
         return SampledActions(continuous=continuous, executed=executed, discrete=discrete, log_probs=-number)
 
     def _carry_on(self, number: Any, carried: Any) -> Any:
-        """Each agent's decisions before this one."""
+        """Returns each agent's count of earlier decisions."""
         if not self.carried:
             assert carried is None
             return np.full_like(number, NO_MEMORY)
@@ -95,7 +95,7 @@ class FakeAgent:
 
 
 class FakeSimulator:
-    """Agents that decide, end and begin as `rng` says; checks every Act.
+    """Has agents that decide, end and begin at random, and checks every Act.
 
     Args:
         number: of the simulator.
@@ -105,7 +105,8 @@ class FakeSimulator:
         steady: every agent decides in every frame and none ends.
 
     Attributes:
-        remembering: behavior names whose agents are known to carry something.
+
+        remembering: behavior names whose agents carry something.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class FakeSimulator:
         self._numbers = number * 100_000
 
     def agent_episodes(self, name: str) -> list[FakeAgent]:
-        """Every life of a behavior name so far."""
+        """Returns every agent episode of a behavior name so far."""
         agent_episodes = [
             *self.past,
             *((text, agent) for text, agents in self.living.items() for agent in agents.values()),
@@ -135,7 +136,7 @@ class FakeSimulator:
         return [agent for text, agent in agent_episodes if BehaviorId.parse(text).name == name]
 
     def frame(self) -> Step:
-        """The next Step."""
+        """Returns the next Step."""
         assert not self.waiting
         self.waiting = True
         ids = list(self.ids)
@@ -146,7 +147,7 @@ class FakeSimulator:
         return step
 
     def take(self, act: Act) -> None:
-        """The answer arrived: it must be for the frame, for every decision, in their order."""
+        """Checks that an answer is for the last frame and for each of its decisions, in their order."""
         assert self.waiting
         assert act.sequence == self.sequence - 1
         self.waiting = False
@@ -160,12 +161,14 @@ class FakeSimulator:
             assert actions.discrete.tolist() == [[agent.seen % 3, agent.seen % 2] for agent in agents]
             remember = BehaviorId.parse(text).name in self.remembering
             before = [agent.decisions - 1 if remember else NO_MEMORY for agent in agents]
-            assert actions.continuous[:, 1].tolist() == before, "what an agent carries is its own, from its first on"
+            assert actions.continuous[:, 1].tolist() == before, (
+                "an agent carries its own count from its first decision on"
+            )
             for agent in agents:
                 agent.deciding, agent.acted = False, True
         self.asked = {}
 
-    # ---------------------------------------------------------------- inside
+    # ---------------------------------------------------------------- internals
 
     def _report(self, text: str) -> BehaviorReport:
         living = self.living[text]
@@ -243,7 +246,7 @@ class ReadAgent:
 
 
 def ticks_of(steps: BehaviorSteps) -> list[dict[str, Any]]:
-    """Each tick's rows alone: a column of slots lost, and a record or None for each of the others."""
+    """Returns the rows of each tick: the column of lost slots, and a record or None for each other kind."""
     out = []
     at = np.zeros(5, int)
     for counts in steps.rows:
@@ -281,7 +284,8 @@ class Reader:
     """Reads the parts of one behavior name as assembly does, slot by slot, and refuses contradictions.
 
     Args:
-        carried: numbers that its agents carry.
+
+        carried: how many numbers its agents carry.
     """
 
     def __init__(self, carried: int = 0) -> None:
@@ -296,12 +300,12 @@ class Reader:
 
     @property
     def steps(self) -> list[list[Recorded]]:
-        """The steps of each life that had some."""
-        return [life.steps for life in [*self.past, *self.slots.values()] if life.steps]
+        """Returns the steps of each agent episode that has any."""
+        return [episode.steps for episode in [*self.past, *self.slots.values()] if episode.steps]
 
     @property
     def waiting(self) -> int:
-        """Decisions without an action."""
+        """Returns the count of decisions without an action."""
         return sum(agent.seen is not None and not agent.acted for agent in self.slots.values())
 
     def read(self, steps: BehaviorSteps) -> None:

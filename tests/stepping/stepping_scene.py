@@ -9,21 +9,23 @@ from collections.abc import Iterable, Mapping
 from sparring.pipeline.messages.state import StepAllowance
 from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.specs import BehaviorId
-from sparring.pipeline.stepping.stepper import Stepper, TickResult
+from sparring.pipeline.stepping.acting import TickResult
+from sparring.pipeline.stepping.parameters import RunParameters
+from sparring.pipeline.stepping.stepper import Stepper
 from tests.stepping.stepping_fakes import FakePolicy, FakeSimulator, Reader
 
 MUCH = 10**9
 
 
 class Scene:
-    """Drives a stepper by hand.
+    """Drives a stepper and its fake simulators.
 
     Args:
         rng: for the simulators.
         names: behavior names that have a policy.
         lockstep: act in rounds.
         expected: simulators of the first round.
-        carried: numbers that agents of each behavior name carry; none where it is not named.
+        carried: how many numbers agents of each behavior name carry; 0 for other names.
     """
 
     def __init__(
@@ -34,11 +36,12 @@ class Scene:
         lockstep: bool = False,
         expected: int = 1,
         carried: Mapping[str, int] | None = None,
+        parameters: RunParameters | None = None,
     ) -> None:
         self.rng = rng
         self.carried = {} if carried is None else carried
         self.policies = {name: FakePolicy(carried=self.carried.get(name, 0)) for name in names}
-        self.stepper = Stepper(self.policies, lockstep=lockstep, expected=expected)
+        self.stepper = Stepper(self.policies, lockstep=lockstep, expected=expected, parameters=parameters)
         self.simulators: dict[int, FakeSimulator] = {}
         self.gone: list[FakeSimulator] = []
         self.readers: dict[str, Reader] = {}
@@ -65,28 +68,28 @@ class Scene:
             self.grant(name, allowance)
 
     def send(self, *keys: int) -> None:
-        """The next frame of each simulator of `keys`, in that order."""
+        """Sends the next frame of each simulator of `keys`, in that order."""
         for key in keys:
             self.now += 1
             self.stepper.receive(key, self.simulators[key].frame(), self.now)
 
-    def wake(self, *, take: bool = True) -> TickResult:
-        """Wakes the stepper; simulators take their acts, readers what was told unless it is left to gather."""
+    def tick(self, *, take: bool = True) -> TickResult:
+        """Runs a tick; simulators take their acts, and readers the steps unless `take` is False."""
         self.now += 1
         calls = {name: len(policy.calls) for name, policy in self.policies.items()}
-        wake = self.stepper.wake(self.now)
+        result = self.stepper.tick(self.now)
         passes = [policy.calls[calls.get(name, 0) :] for name, policy in self.policies.items()]
         assert all(len(rows) <= 1 for rows in passes), "one pass for all rows"
-        assert wake.rows == sum(map(sum, passes))
-        for key, act, received_at, backpressured in wake.acts:
+        assert result.rows == sum(map(sum, passes))
+        for key, act, received_at, backpressured in result.acts:
             assert 0 <= backpressured <= self.now - received_at
             self.simulators[key].take(act)
         if take:
             self.take()
-        return wake
+        return result
 
     def take(self) -> None:
-        """Readers read what has gathered."""
+        """Lets readers read all gathered steps."""
         self.steps = self.stepper.take_steps()
         for steps in self.steps:
             self.reader(steps.behavior).read(steps)
@@ -94,11 +97,11 @@ class Scene:
         self.check_slots()
 
     def reader(self, name: str) -> Reader:
-        """Of the parts of a behavior name."""
+        """Returns the reader of a behavior name."""
         return self.readers.setdefault(name, Reader(self.carried.get(name, 0)))
 
     def check_slots(self) -> None:
-        """The stepper and the reader of its parts agree on who is alive, where, and what is awaited."""
+        """Checks that the stepper and the readers agree on live agents, their slots and their open decisions."""
         state = self.stepper.state()
         for name, behavior in self.stepper.behaviors.items():
             reader, table = self.reader(name), behavior.table
@@ -113,12 +116,12 @@ class Scene:
                 assert agent.acted == table.acted[slot]
                 assert (
                     table.carried[slot].tolist() or [0.0] * reader.carried
-                ) == agent.carried  # no width: nothing yet
+                ) == agent.carried  # no columns before the first weights
             assert state[name].waiting == reader.waiting
             assert state[name].steps == behavior.produced
 
     def check_counts(self) -> None:
-        """The stepper's counts are the simulators' own, once every frame was taken over."""
+        """Checks the stepper's counts against the simulators' own, once every frame is taken over."""
         counted: Counter[str] = Counter()
         for simulator in [*self.simulators.values(), *self.gone]:
             counted.update(simulator.counted)
@@ -126,23 +129,23 @@ class Scene:
             assert behavior.produced == counted[name]
 
     def check_steps(self, name: str) -> None:
-        """Every step that the simulators of one behavior name recorded was told once, in its life's order."""
-        told = sorted(self.readers[name].steps)
+        """Checks that every step recorded by simulators is reported once, in the order of its episode."""
+        received = sorted(self.readers[name].steps)
         recorded = sorted(
-            life.steps
+            episode.steps
             for simulator in [*self.simulators.values(), *self.gone]
-            for life in simulator.agent_episodes(name)
-            if life.steps
+            for episode in simulator.agent_episodes(name)
+            if episode.steps
         )
-        assert told == recorded
+        assert received == recorded
 
     def ready(self) -> list[int]:
-        """Keys of simulators that do not wait for an answer."""
+        """Returns the keys of simulators that do not wait for an answer."""
         return [key for key, simulator in self.simulators.items() if not simulator.waiting]
 
 
 def outstanding(scene: Scene, name: str) -> int:
-    """Actions sent out for a behavior name whose outcome has not come."""
+    """Returns the count of actions of a behavior name without a reported outcome."""
     return sum(
         agent.acted
         for simulator in scene.simulators.values()
@@ -153,5 +156,5 @@ def outstanding(scene: Scene, name: str) -> int:
 
 
 def hosted(simulator: FakeSimulator, name: str) -> int:
-    """Live agents of a behavior name in one simulator."""
+    """Returns the count of live agents of a behavior name in one simulator."""
     return sum(len(agents) for text, agents in simulator.living.items() if BehaviorId.parse(text).name == name)

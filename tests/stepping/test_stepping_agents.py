@@ -1,4 +1,4 @@
-"""Slots and rosters against dictionaries."""
+"""Slots and rosters behave as dictionaries do."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sparring.pipeline.stepping.agents import Roster, SlotTable
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), limit=st.sampled_from([1, 5, 16, 17, 40, 300]))
 def test_slots_are_the_lowest_free_ones_and_never_shared(seed: int, limit: int) -> None:
-    """`take` gives the lowest free slots up to the limit; a slot has one owner; each life has a number of its own."""
+    """`take` gives the lowest free slots up to the limit; each slot has one owner, each episode its own number."""
     rng = random.Random(seed)
-    table, taken, agent_episodes = SlotTable(limit), set[int](), set[int]()
+    table, taken, episodes = SlotTable(limit), set[int](), set[int]()
     for _ in range(40):
         n = rng.randrange(0, 25)
         if len(taken) + n > limit:
@@ -29,9 +29,9 @@ def test_slots_are_the_lowest_free_ones_and_never_shared(seed: int, limit: int) 
             taken.update(slots.tolist())
             table.begin(slots, np.zeros(n, np.int64), 0, 0)
             new = table.agents[slots].tolist()
-            assert not agent_episodes & set(new)
-            agent_episodes.update(new)
-            assert len(agent_episodes) == table.agents.max(initial=0)
+            assert not episodes & set(new)
+            episodes.update(new)
+            assert len(episodes) == table.agents.max(initial=0)
         gone = rng.sample(sorted(taken), rng.randrange(len(taken) + 1))
         table.give_back(np.array(gone, np.int32))
         taken -= set(gone)
@@ -39,8 +39,8 @@ def test_slots_are_the_lowest_free_ones_and_never_shared(seed: int, limit: int) 
         assert set(np.flatnonzero(table.live).tolist()) == taken
 
 
-def test_the_table_grows_to_the_most_agents_alive_and_not_beyond() -> None:
-    """Slots are used again, so a thousand lives one after the other need no more room than one."""
+def test_the_table_grows_only_to_the_peak_of_live_agents() -> None:
+    """A thousand episodes in turn need no more slots than one."""
     table = SlotTable(1000)
     for _ in range(1000):
         slots = table.take(1)
@@ -52,7 +52,7 @@ def test_the_table_grows_to_the_most_agents_alive_and_not_beyond() -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_roster_finds_what_a_dictionary_finds(seed: int) -> None:
-    """`find`, `add` and `remove` keep ids and slots together, whatever the order of the ids."""
+    """`find`, `add` and `remove` keep ids and slots together in any order of ids."""
     rng = random.Random(seed)
     roster, twin = Roster(), dict[int, int]()
     for slot in range(0, 400, 10):
@@ -67,8 +67,8 @@ def test_a_roster_finds_what_a_dictionary_finds(seed: int) -> None:
         assert sorted(roster.slots.tolist()) == sorted(twin.values())
 
 
-def test_what_a_roster_remembers_ends_with_a_removal() -> None:
-    """The shortcut for a frame with the same ids as the last one is not taken after an agent was removed."""
+def test_a_removal_clears_the_ids_that_a_roster_remembers() -> None:
+    """The shortcut for a frame with the ids of the last one is invalid after a removal."""
     roster = Roster()
     ids, slots = np.array([7, 3], np.int64), np.array([0, 1], np.int32)
     roster.add(ids, slots)

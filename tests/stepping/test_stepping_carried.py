@@ -1,4 +1,4 @@
-"""What an agent carries from one decision to the next: its own, from its first decision to its end."""
+"""Agents carry their own numbers from one decision to the next, from their first decision to their end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING = [0.0, 0.0, 0.0]
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), numbers=st.integers(1, 4))
 def test_slots_carry_what_a_dictionary_carries(seed: int, numbers: int) -> None:
-    """While slots are taken, given back and added, each holds what was put there in this life, zeros at first."""
+    """Each slot holds the numbers of its present episode, zeros at first, while slots are taken and returned."""
     rng = random.Random(seed)
     table, twin = SlotTable(400), dict[int, list[float]]()
     for _ in range(40):
@@ -41,7 +41,7 @@ def test_slots_carry_what_a_dictionary_carries(seed: int, numbers: int) -> None:
         gone = rng.sample(sorted(twin), rng.randrange(len(twin) + 1) // 2)
         table.give_back(np.array(gone, np.int32))
         again = rng.sample(sorted(set(twin) - set(gone)), rng.randrange(len(twin) - len(gone) + 1) // 4)
-        table.begin(np.array(again, np.int32), 0, 0, 0)  # ended and decides again, in one frame
+        table.begin(np.array(again, np.int32), 0, 0, 0)  # ends and decides again in one frame
         twin.update({slot: [0.0] * numbers for slot in again})
         for slot in gone:
             del twin[slot]
@@ -49,8 +49,8 @@ def test_slots_carry_what_a_dictionary_carries(seed: int, numbers: int) -> None:
         assert table.carry(np.array(asked, np.int32), numbers).tolist() == [twin[slot] for slot in asked]
 
 
-def test_what_is_carried_is_handed_out_as_a_copy() -> None:
-    """Whatever a policy writes into it, the table changes only where it is told to."""
+def test_carry_returns_a_copy() -> None:
+    """Writes of a policy to the result do not change the table."""
     table = SlotTable(4)
     slots = table.take(2)
     table.begin(slots, 0, 0, 0)
@@ -58,7 +58,7 @@ def test_what_is_carried_is_handed_out_as_a_copy() -> None:
     assert not table.carry(slots, 2).any()
 
 
-# ---------------------------------------------------------------- among many
+# ---------------------------------------------------------------- many agents
 
 
 @settings(max_examples=40, deadline=None)
@@ -69,10 +69,10 @@ def test_what_is_carried_is_handed_out_as_a_copy() -> None:
     gather=st.sampled_from([1.0, 0.3]),
     steady=st.booleans(),
 )
-def test_what_an_agent_carries_stays_with_it_among_many_that_come_and_go(
+def test_carried_numbers_stay_with_their_agent_among_many(
     seed: int, ticks: int, lockstep: bool, gather: float, steady: bool
 ) -> None:
-    """Over growing tables, slots used again, simulators that come and go, permits and new weights."""
+    """Tables grow, slots are reused, simulators connect and disconnect, allowances and weights change."""
     rng = random.Random(seed)
     scene = Scene(rng, lockstep=lockstep, carried={"A": 3, "B": 1})
     ids = [("A",), ("A", "A?team=1"), ("B", "A?team=2")]
@@ -87,17 +87,17 @@ def test_what_an_agent_carries_stays_with_it_among_many_that_come_and_go(
             scene.grant(name, behavior.produced + rng.choice([0, 5, 1000]))
         scene.policies["A"].version += rng.random() < 0.2
         scene.send(*[key for key in scene.ready() if lockstep or rng.random() < 0.7])
-        scene.wake(take=rng.random() < gather)
+        scene.tick(take=rng.random() < gather)
     scene.grant_all()
-    scene.wake()
+    scene.tick()
     scene.check_counts()
     for name in scene.stepper.behaviors:
         scene.check_steps(name)
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_a_long_life_is_remembered_while_the_table_grows_around_it(lockstep: bool) -> None:
-    """After 30 decisions an agent carries all 30, though 200 others came."""
+def test_a_long_episode_keeps_its_numbers_while_the_table_grows(lockstep: bool) -> None:
+    """After 30 decisions an agent carries all 30, although 200 others joined."""
     scene = Scene(random.Random(0), ["A"], lockstep=lockstep, carried={"A": 3})
     scene.connect(0, FakeSimulator(0, random.Random(0), agents=3, steady=True))
     for tick in range(30):
@@ -105,49 +105,49 @@ def test_a_long_life_is_remembered_while_the_table_grows_around_it(lockstep: boo
             scene.connect(tick, FakeSimulator(tick, random.Random(tick), agents=40, steady=True))
         scene.grant_all()
         scene.send(*scene.ready())
-        assert scene.wake().acts
+        assert scene.tick().acts
     table = scene.stepper.behaviors["A"].table
     assert len(table.live) == 256
     assert table.carried[:3, 0].tolist() == [30, 30, 30]
 
 
-def test_what_is_withheld_carries_nothing_on() -> None:
-    """An agent that waits for a permit carries on once: when it acts, not whenever it could have."""
+def test_a_backpressured_agent_carries_nothing_on() -> None:
+    """Carried numbers change once, when the agent acts, and not in the ticks before."""
     scene = Scene(random.Random(0), ["A"], carried={"A": 3})
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=2, steady=True))
     table = scene.stepper.behaviors["A"].table
     scene.grant("A", 2)
     scene.send(1)
-    scene.wake()
+    scene.tick()
     scene.send(1)
     carried = [table.carried.copy()]
     for _ in range(3):
-        assert not scene.wake().acts
+        assert not scene.tick().acts
         carried.append(table.carried.copy())
     assert all((one == carried[0]).all() for one in carried)
     scene.grant("A", 3)
-    assert scene.wake().acts
+    assert scene.tick().acts
     assert table.carried[:2, 0].tolist() == [2, 2]
 
 
-def test_agents_that_waited_for_the_first_weights_begin_with_nothing() -> None:
-    """How much is carried is known with the first weights only, of which agents may be many by then."""
+def test_agents_that_wait_for_the_first_weights_begin_with_zeros() -> None:
+    """The count of carried numbers is known only with the first weights, when many agents may wait."""
     scene = Scene(random.Random(0), [], carried={"A": 3})
     for key in (1, 2):
         scene.connect(key, FakeSimulator(key, random.Random(key), agents=20, steady=True))
     scene.grant_all()
     scene.send(1, 2)
-    assert not scene.wake().acts
+    assert not scene.tick().acts
     scene.policies["A"] = FakePolicy(carried=3)
-    assert len(scene.wake().acts) == 2
+    assert len(scene.tick().acts) == 2
     for _ in range(3):
         scene.send(1, 2)
-        scene.wake()
+        scene.tick()
     assert scene.stepper.behaviors["A"].table.carried[:40, 0].tolist() == [4.0] * 40
 
 
-def test_newer_weights_and_a_new_reader_leave_agents_what_they_carry() -> None:
-    """What an agent carries ends with the agent: not with a version, not with the process that reads its steps."""
+def test_newer_weights_and_a_new_reader_keep_carried_numbers() -> None:
+    """Carried numbers end with their agent, not with a version or with the service that reads the steps."""
     scene = Scene(random.Random(0), ["A"], carried={"A": 3})
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=1, steady=True))
     scene.grant_all()
@@ -155,43 +155,39 @@ def test_newer_weights_and_a_new_reader_leave_agents_what_they_carry() -> None:
     for version in (1, 2, 5, 6):
         scene.policies["A"].version = version
         if version == 5:
-            scene.stepper.rejoin()
+            scene.stepper.reintroduce_agents()
         scene.send(1)
-        scene.wake()
+        scene.tick()
         (steps,) = scene.steps
         before.append(carried_of(steps)[0][0])
     assert before == [0, 1, 2, 3]
 
 
-# ---------------------------------------------------------------- lives, frame by frame
+# ---------------------------------------------------------------- episodes, frame by frame
 
 
 def carried_of(steps: BehaviorSteps) -> list[list[float]]:
-    """What each agent that acted carried to its decision, row by row."""
+    """Returns what each agent that acted carried to its decision, row by row."""
     assert steps.acted is not None
     assert steps.acted.carried is not None
     rows: list[list[float]] = steps.acted.carried.tolist()
     return rows
 
 
-class Frames:
-    """A stepper whose agents see their id and the number of their frame.
-
-    Args:
-        stepper: the stepper.
-    """
+class SteppedFrames:
+    """Feeds a stepper with agents that observe their id and the number of their frame."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
         self._sequences: dict[int, int] = {}
 
     def receive(self, key: int, *agents: int, ended: tuple[int, ...] = ()) -> None:
-        """A frame of simulator `key` arrives: these decide, those ended."""
+        """Sends a frame of simulator `key` with decisions of `agents` and ends of `ended`."""
         sequence = self._sequences.get(key, 0)
         self._sequences[key] = sequence + 1
         decisions = Decisions(
             agents=np.array(agents, np.int64),
-            observations=_observations([seen(agent, sequence) for agent in agents]),
+            observations=_observations([observed(agent, sequence) for agent in agents]),
             rewards=np.zeros(len(agents), np.float32),
         )
         ends = Ends(
@@ -203,27 +199,27 @@ class Frames:
         report = BehaviorReport(behavior="A", decisions=decisions, ends=ends)
         self.stepper.receive(key, Step(sequence=sequence, reports=(report,)), 0.0)
 
-    def wake(self) -> BehaviorSteps:
-        """What a tick tells."""
-        self.stepper.wake(0.0)
+    def tick(self) -> BehaviorSteps:
+        """Runs a tick; returns its steps."""
+        self.stepper.tick(0.0)
         (steps,) = self.stepper.take_steps()
         return steps
 
     def carried(self) -> list[list[float]]:
-        """What the agents that act in a tick carried to it."""
-        return carried_of(self.wake())
+        """Runs a tick; returns what its acting agents carried to it."""
+        return carried_of(self.tick())
 
 
-def seen(agent: int, sequence: int) -> int:
-    """The number that an agent sees in a frame."""
+def observed(agent: int, sequence: int) -> int:
+    """Returns the number that an agent observes in a frame."""
     return 50 * sequence + agent
 
 
 def after(agent: int, *sequences: int) -> list[float]:
-    """What an agent carries after decisions in these frames."""
+    """Returns what an agent carries after decisions in these frames."""
     carried = NOTHING
     for sequence in sequences:
-        carried = carried_on(carried, seen(agent, sequence))
+        carried = carried_on(carried, observed(agent, sequence))
     return carried
 
 
@@ -232,16 +228,16 @@ def _observations(values: list[int]) -> tuple[Any, ...]:
     return np.array(values, np.float32).reshape(-1, 1), np.broadcast_to(pixels, (len(values), 1, 2, 2)).copy()
 
 
-def made(*keys: int, lockstep: bool = False, carried: int = 3) -> Frames:
+def made(*keys: int, lockstep: bool = False, carried: int = 3) -> SteppedFrames:
     stepper = Stepper({"A": FakePolicy(carried=carried)}, lockstep=lockstep)
     for key in keys:
         stepper.connect(key, key, {"A": SPEC})
     stepper.grant("A", StepAllowance(serial=1, steps=10**6))
-    return Frames(stepper)
+    return SteppedFrames(stepper)
 
 
-def test_rows_hold_what_agents_carried_before_their_decisions_in_the_order_of_the_rows() -> None:
-    """The first row of an agent is zeros; each later one is what its decisions before left, not what it leaves."""
+def test_rows_hold_what_agents_carried_before_their_decisions() -> None:
+    """An agent's first row is zeros; each later row is what its earlier decisions left."""
     frames = made(1)
     frames.receive(1, 8, 9)
     assert frames.carried() == [NOTHING, NOTHING]
@@ -257,16 +253,16 @@ def test_rows_hold_what_agents_carried_before_their_decisions_in_the_order_of_th
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_rows_of_several_simulators_keep_their_own(lockstep: bool) -> None:
-    """Agents of the same id in two simulators carry two things."""
+def test_rows_of_several_simulators_carry_their_own_numbers(lockstep: bool) -> None:
+    """Agents with the same id in two simulators carry different numbers."""
     frames = made(1, 2, lockstep=lockstep)
     frames.receive(1, 9, 8)
     frames.receive(2, 8)
-    frames.wake()
+    frames.tick()
     frames.receive(2, 8, 9)
     frames.receive(1, 8, 9)
     got = {}
-    part = frames.wake()
+    part = frames.tick()
     (tick,) = ticks_of(part)
     slots = tick["reported"].slots if tick["acted"].slots is None else tick["acted"].slots
     table = frames.stepper.behaviors["A"].table
@@ -279,12 +275,12 @@ def test_rows_of_several_simulators_keep_their_own(lockstep: bool) -> None:
     }
 
 
-def test_wake_ups_that_gather_before_they_are_taken_keep_what_was_carried_to_each() -> None:
-    """Later decisions do not change rows that wait to be taken; the rows go over the wire as they are."""
+def test_gathered_ticks_keep_the_numbers_carried_to_each() -> None:
+    """Later decisions do not change gathered rows, and the codec keeps the rows as they are."""
     frames = made(1)
     for _ in range(4):
         frames.receive(1, 8, 9)
-        frames.stepper.wake(0.0)
+        frames.stepper.tick(0.0)
     (steps,) = frames.stepper.take_steps()
     expected = [after(agent, *range(sequence)) for sequence in range(4) for agent in (8, 9)]
     assert carried_of(steps) == expected
@@ -292,13 +288,13 @@ def test_wake_ups_that_gather_before_they_are_taken_keep_what_was_carried_to_eac
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_an_id_that_ends_and_decides_in_one_frame_begins_with_nothing(lockstep: bool) -> None:
-    """It keeps its slot, and nothing of the life before; the others keep what they have."""
+def test_an_id_that_ends_and_decides_in_one_frame_begins_with_zeros(lockstep: bool) -> None:
+    """It keeps its slot and nothing of the former episode; other agents keep their numbers."""
     frames = made(1, lockstep=lockstep)
     frames.receive(1, 8, 9)
-    frames.wake()
+    frames.tick()
     frames.receive(1, 8, 9, ended=(9,))
-    part = frames.wake()
+    part = frames.tick()
     assert part.joined is not None
     assert part.joined.slots.tolist() == [1]
     assert carried_of(part) == [after(8, 0), NOTHING]
@@ -306,39 +302,39 @@ def test_an_id_that_ends_and_decides_in_one_frame_begins_with_nothing(lockstep: 
     assert frames.carried() == [after(8, 0, 1), after(9, 1)]
 
 
-def test_a_slot_used_again_begins_with_nothing_also_within_one_wake_up() -> None:
-    """Neither an agent's end nor another simulator's agent leaves anything in a slot."""
+def test_a_reused_slot_begins_with_zeros_also_within_one_tick() -> None:
+    """Neither an agent's end nor another simulator's agent leaves numbers in a slot."""
     frames = made(1, 2)
     frames.receive(1, 8, 9)
-    frames.wake()
+    frames.tick()
     frames.receive(1, 9, ended=(8,))
     frames.receive(2, 4)
-    part = frames.wake()
+    part = frames.tick()
     assert part.joined is not None
     assert part.joined.slots.tolist() == [0], "the slot that was freed in this tick"
     assert carried_of(part) == [after(9, 0), NOTHING]
     frames.receive(2, ended=(4,))
-    frames.stepper.wake(0.0)
+    frames.stepper.tick(0.0)
     frames.stepper.take_steps()
     frames.receive(1, 9, 5)
     assert frames.carried() == [after(9, 0, 1), NOTHING]
 
 
-@pytest.mark.parametrize("noticed", [False, True])
+@pytest.mark.parametrize("is_reported", [False, True])
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_a_simulator_that_comes_back_starts_afresh(noticed: bool, lockstep: bool) -> None:
-    """Its agents carry nothing though ids are the same, whether or not its broken link was noticed before."""
+def test_agents_of_a_reconnected_simulator_begin_with_zeros(is_reported: bool, lockstep: bool) -> None:
+    """The ids are the same; the stepper may or may not have noticed the broken connection before."""
     frames = made(1, 2, lockstep=lockstep)
     for _ in range(2):
         frames.receive(1, 8, 9)
         frames.receive(2, 7)
-        frames.wake()
-    if noticed:
+        frames.tick()
+    if is_reported:
         frames.stepper.disconnect(1)
-        frames.stepper.wake(0.0)
+        frames.stepper.tick(0.0)
         frames.stepper.take_steps()
     former = frames.stepper.connect(3, 1, {"A": SPEC})
-    assert former == (None if noticed else 1)
+    assert former == (None if is_reported else 1)
     frames.receive(2, 7)
     frames.receive(3, 8, 9)
     assert sorted(frames.carried()) == sorted([after(7, 0, 1), NOTHING, NOTHING])
@@ -347,24 +343,24 @@ def test_a_simulator_that_comes_back_starts_afresh(noticed: bool, lockstep: bool
     assert sorted(frames.carried()) == sorted([after(7, 0, 1, 2), after(8, 0), after(9, 0)])
 
 
-def test_behaviors_without_memory_tell_of_none() -> None:
-    """Where a policy carries nothing its steps have no such column, on the wire either."""
+def test_steps_without_memory_have_no_carried_column() -> None:
+    """The encoded record has no such column either."""
     frames = made(1, carried=0)
     for _ in range(3):
         frames.receive(1, 8, 9)
-        steps = decode([bytes(frame) for frame in encode(frames.wake())])
+        steps = decode([bytes(frame) for frame in encode(frames.tick())])
         assert steps.acted.carried is None
     assert frames.stepper.behaviors["A"].table.carried.shape == (16, 0)
 
 
-def test_one_behavior_remembers_and_the_other_does_not() -> None:
-    """Each behavior carries what its own policy asks for."""
+def test_each_behavior_carries_what_its_policy_needs() -> None:
+    """One behavior has a memory, and the other has none."""
     scene = Scene(random.Random(0), carried={"B": 2})
     scene.connect(1, FakeSimulator(1, random.Random(1), ("A", "B"), agents=20, steady=True))
     scene.grant_all()
     for count in range(3):
         scene.send(1)
-        scene.wake()
+        scene.tick()
         carried = {steps.behavior: steps.acted and steps.acted.carried for steps in scene.steps}
         assert carried["A"] is None
         assert carried["B"] is not None

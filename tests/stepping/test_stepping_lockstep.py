@@ -1,4 +1,4 @@
-"""Lockstep: rounds, in an order that does not depend on who came first."""
+"""Lockstep acts in rounds whose order does not depend on the order of arrival."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDS = [("A",), ("A", "A?team=1"), ("B", "A?team=2"), ("B",)]
 
 
 def plain(value: Any) -> Any:
-    """A record as plain values, to compare."""
+    """Returns a record as plain values that can be compared."""
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
 
 
 def run(seed: int, rounds: int, order: random.Random, simulators: int, carried: int) -> tuple[list[Any], list[Any]]:
-    """All parts and acts of a run whose frames arrive in the order that `order` chooses, with idle ticks between."""
+    """Returns all parts and acts of a run whose frames arrive in a random order, with idle ticks between."""
     rng = random.Random(seed)
     scene = Scene(rng, lockstep=True, expected=simulators, carried={"A": carried})
     numbers = list(range(simulators))
@@ -45,12 +45,12 @@ def run(seed: int, rounds: int, order: random.Random, simulators: int, carried: 
         for position, key in enumerate(ready):
             scene.send(key)
             if position < len(ready) - 1:
-                scene.wake()
-                assert not scene.steps, "a round begins when all have come"
-        wake = scene.wake()
+                scene.tick()
+                assert not scene.steps, "a round begins once all frames have arrived"
+        result = scene.tick()
         parts += [plain(steps) for steps in scene.steps]
-        acts.append(sorted((by_key[key], plain(act)["actions"]) for key, act, *_ in wake.acts))
-        admitted = {key for key, *_ in wake.acts}
+        acts.append(sorted((by_key[key], plain(act)["actions"]) for key, act, *_ in result.acts))
+        admitted = {key for key, *_ in result.acts}
         assert admitted in (set(), set(scene.simulators)), "all act or none"
     assert scene.stepper.deterministic
     scene.check_counts()
@@ -70,13 +70,13 @@ def run(seed: int, rounds: int, order: random.Random, simulators: int, carried: 
 def test_the_order_of_arrival_changes_nothing(
     seed: int, order: int, rounds: int, simulators: int, carried: int
 ) -> None:
-    """The same frames in another order give the same parts and the same acts."""
+    """The same frames in another order give the same parts and acts."""
     one, other = (run(seed, rounds, random.Random(chance), simulators, carried) for chance in (0, order))
     assert one == other
 
 
-def test_rows_are_sorted_by_simulator_and_agent_and_answers_are_put_back() -> None:
-    """A forward pass sees simulators by number, agents by id; each simulator gets its own order."""
+def test_rows_are_sorted_and_answers_keep_each_simulators_order() -> None:
+    """A forward pass sorts simulators by number and agents by id; each simulator gets its own order."""
     scene = Scene(random.Random(0), ["A"], lockstep=True, expected=2)
     scene.connect(1, FakeSimulator(9, random.Random(1), agents=5, steady=True))
     scene.connect(2, FakeSimulator(4, random.Random(2), agents=5, steady=True))
@@ -84,7 +84,7 @@ def test_rows_are_sorted_by_simulator_and_agent_and_answers_are_put_back() -> No
     for _ in range(3):
         scene.send(1, 2)
         joined_rows = [(s.number, agent.agent, agent.seen) for s in scene.simulators.values() for agent in s.asked["A"]]
-        scene.wake()  # each simulator checks its own answer
+        scene.tick()  # each simulator checks its own answer
         (steps,) = scene.steps
         assert steps.acted is not None
         assert steps.acted.continuous is not None
@@ -93,64 +93,64 @@ def test_rows_are_sorted_by_simulator_and_agent_and_answers_are_put_back() -> No
 
 
 def test_the_first_round_waits_for_all_simulators_of_the_supervisor() -> None:
-    """Nobody acts before the expected number of simulators has connected and sent its first frame."""
+    """No agent acts before the expected number of simulators has sent a first frame."""
     scene = Scene(random.Random(0), ["A"], lockstep=True, expected=2)
     scene.connect(1, FakeSimulator(1, random.Random(1), agents=1, steady=True))
     scene.send(1)
-    scene.wake()
+    scene.tick()
     assert not scene.steps
     scene.connect(2, FakeSimulator(2, random.Random(2), agents=1, steady=True))
-    scene.wake()
+    scene.tick()
     assert not scene.steps
     scene.grant("A", 1000)
     scene.send(2)
-    assert len(scene.wake().acts) == 2
+    assert len(scene.tick().acts) == 2
 
 
 def test_one_behavior_at_its_budget_holds_the_whole_round() -> None:
-    """In lockstep all simulators act together or wait together, with their outcomes taken over."""
+    """All simulators act together or wait together, with their outcomes recorded."""
     scene = Scene(random.Random(0), lockstep=True, expected=2)
     scene.connect(1, FakeSimulator(1, random.Random(1), ("A",), agents=2, steady=True))
     scene.connect(2, FakeSimulator(2, random.Random(2), ("B",), agents=2, steady=True))
     scene.grant("A", 1000)
     scene.grant("B", 2)
     scene.send(1, 2)
-    assert len(scene.wake().acts) == 2
+    assert len(scene.tick().acts) == 2
     scene.send(1, 2)
-    assert not scene.wake().acts
+    assert not scene.tick().acts
     assert [scene.stepper.behaviors[name].produced for name in ("A", "B")] == [2, 2]
     scene.grant("B", 3)
-    assert len(scene.wake().acts) == 2
+    assert len(scene.tick().acts) == 2
 
 
-def test_a_behavior_at_its_budget_holds_the_round_without_agents_too() -> None:
-    """Its learner waits for a cut, and what others do must not come before or after that as it happens."""
+def test_a_behavior_at_its_budget_holds_the_round_without_agents() -> None:
+    """Its learner waits for a flush, whose order relative to other simulators' steps must be fixed."""
     scene = Scene(random.Random(0), lockstep=True, expected=2)
     scene.connect(1, FakeSimulator(1, random.Random(1), ("A",), agents=2, steady=True))
     scene.connect(2, FakeSimulator(2, random.Random(2), ("B",), agents=0, steady=True))
     scene.grant("A", 1000)
     scene.send(1, 2)
-    assert len(scene.wake().acts) == 2, "who never had a budget has used up none"
+    assert len(scene.tick().acts) == 2, "a behavior without an allowance has used up none"
     scene.grant("B", 0)
     scene.send(1, 2)
-    assert not scene.wake().acts
+    assert not scene.tick().acts
     scene.grant("B", 1)
-    assert len(scene.wake().acts) == 2
+    assert len(scene.tick().acts) == 2
 
 
-def test_a_simulator_that_leaves_ends_the_promise_and_not_the_run() -> None:
-    """After a simulator is gone the rest goes on by itself, and the state says that the promise is off."""
+def test_a_disconnected_simulator_ends_determinism_and_not_the_run() -> None:
+    """The other simulators continue, and the stepper no longer reports that it is deterministic."""
     scene = Scene(random.Random(0), ["A"], lockstep=True, expected=2)
     for key in (1, 2):
         scene.connect(key, FakeSimulator(key, random.Random(key), agents=2, steady=True))
     scene.grant("A", 1000)
     scene.send(1, 2)
-    scene.wake()
+    scene.tick()
     scene.send(2)
-    assert not scene.wake().acts
+    assert not scene.tick().acts
     scene.disconnect(1)
-    wake = scene.wake()
-    assert [key for key, *_ in wake.acts] == [2]
+    result = scene.tick()
+    assert [key for key, *_ in result.acts] == [2]
     assert not scene.stepper.deterministic
     scene.send(2)
-    assert scene.wake().acts
+    assert scene.tick().acts

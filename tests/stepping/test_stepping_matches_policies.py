@@ -1,4 +1,4 @@
-"""Ghosts as networks: held once for all, given up when nobody plays them, each with its own shape and memory."""
+"""Ghosts as networks: each is held once, has its own shape and memory, and is released after use."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ LONGER = NetworkSettings(hidden_units=12, memory=MemorySettings(memory_size=10, 
 PREVIOUS = NetworkSettings(hidden_units=12, previous_action=True)
 
 
-def weights(number: int, network: NetworkSettings = SMALL, *, said: bool = False) -> PolicyWeights:
-    """Weights that no other number has; `said`: with their network."""
+def weights(number: int, network: NetworkSettings = SMALL, *, included: bool = False) -> PolicyWeights:
+    """Returns weights that differ between numbers; with `included` they name their network."""
     actor = Actor(SPEC, network, torch.Generator().manual_seed(100 + number))
-    told = network.model_dump_json() if said else ""
-    return PolicyWeights(behavior="Test", version=number, arrays=to_arrays(actor), network=told)
+    settings = network.model_dump_json() if included else ""
+    return PolicyWeights(behavior="Test", version=number, arrays=to_arrays(actor), network=settings)
 
 
 def policies(network: NetworkSettings = SMALL) -> Policies:
@@ -42,7 +42,7 @@ def policies(network: NetworkSettings = SMALL) -> Policies:
 
 
 def alone(number: int, network: NetworkSettings) -> CurrentPolicy:
-    """What these weights do by themselves, without chance."""
+    """Returns a deterministic policy with these weights alone."""
     sure = network.model_copy(update={"deterministic": True})
     policy = CurrentPolicy(SPEC, sure, torch.Generator().manual_seed(0))
     policy.load(weights(number, network))
@@ -54,7 +54,7 @@ def observed(rows: int, seed: int = 0) -> tuple[Any, ...]:
 
 
 def test_a_ghost_is_held_once_and_does_not_change() -> None:
-    """Heard of again, it is the same object; newer weights of the learner are nothing to it."""
+    """A repeated record keeps the same object, and newer weights of the learner do not change it."""
     held = policies()
     held.hold(SPEC, weights(2))
     ghost = held.ghosts["Test", 2]
@@ -68,7 +68,7 @@ def test_a_ghost_is_held_once_and_does_not_change() -> None:
     assert not np.array_equal(held.current["Test"].act(observed(4), None).continuous, before)
 
 
-def test_a_ghost_that_nobody_plays_is_given_up_and_the_learner_stays() -> None:
+def test_an_unused_ghost_is_released_and_the_learner_stays() -> None:
     held = policies()
     held.learn(weights(5))
     held.build("Test", SPEC)
@@ -81,10 +81,10 @@ def test_a_ghost_that_nobody_plays_is_given_up_and_the_learner_stays() -> None:
     assert held.ghosts == {}
 
 
-def test_an_opponent_with_another_network_acts_by_its_own_and_with_the_chance_of_ours() -> None:
-    """Its settings come with it; whether actions are drawn by chance is said by the run."""
+def test_an_opponent_uses_its_own_network_and_the_sampling_of_the_run() -> None:
+    """Its weights bring the network; the run's settings decide whether actions are sampled."""
     held = policies(SMALL)
-    held.hold(SPEC, weights(-1, OTHER, said=True))
+    held.hold(SPEC, weights(-1, OTHER, included=True))
     chosen = held.ghosts["Test", -1].act(observed(5), None)
     expected = alone(-1, OTHER).act(observed(5), None)
     np.testing.assert_array_equal(chosen.continuous, expected.continuous)
@@ -100,10 +100,10 @@ def test_weights_that_do_not_fit_are_refused_and_not_held() -> None:
 
 @pytest.mark.parametrize("learner", [MEMORY, SMALL, PREVIOUS], ids=["memory", "none", "previous action"])
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_each_of_several_policies_remembers_by_itself(learner: NetworkSettings, lockstep: bool) -> None:
-    """The learner and ghosts with longer memory, none, and the previous action, in one tick and in turn in a slot.
+def test_each_of_several_policies_has_its_own_memory(learner: NetworkSettings, lockstep: bool) -> None:
+    """The learner and ghosts with other memories act in one tick and use each slot in turn.
 
-    Assembly is told what the learner's agents carried, in the learner's own width.
+    Assembly receives what the learner's agents carried, in the learner's own width.
     """
     learner = learner.model_copy(update={"deterministic": True})
     networks = {0: learner, 7: LONGER, -8: OTHER, 9: PREVIOUS}
@@ -112,7 +112,7 @@ def test_each_of_several_policies_remembers_by_itself(learner: NetworkSettings, 
     held.learn(weights(5, learner))
     held.build("Test", SPEC)
     for number in (7, -8, 9):
-        held.hold(SPEC, weights(number, networks[number], said=True))
+        held.hold(SPEC, weights(number, networks[number], included=True))
     behavior_ids = [f"Test?team={team}" for team in range(4)]
     stepper.connect(1, 0, dict.fromkeys(behavior_ids, SPEC))
     stepper.grant("Test", StepAllowance(serial=1, steps=10**6))
@@ -132,11 +132,13 @@ def test_each_of_several_policies_remembers_by_itself(learner: NetworkSettings, 
         for step in range(5):
             before = {key: memory.copy() for key, memory in memories.items()}
             seen = {behavior_id: observed(3, int(rng.integers(2**31))) for behavior_id in behavior_ids}
-            anew = episode > 0 and step == 0
-            reports = tuple(_report(behavior_id, seen[behavior_id], anew=anew) for behavior_id in behavior_ids)
+            restarted = episode > 0 and step == 0
+            reports = tuple(
+                _report(behavior_id, seen[behavior_id], restarted=restarted) for behavior_id in behavior_ids
+            )
             stepper.receive(1, Step(sequence=sequence, reports=reports), 0.0)
             sequence += 1
-            ((_, act, _, _),) = stepper.wake(0.0).acts
+            ((_, act, _, _),) = stepper.tick(0.0).acts
             for actions in act.actions:
                 policy = own[players[actions.behavior]]
                 for row in range(3):
@@ -144,21 +146,23 @@ def test_each_of_several_policies_remembers_by_itself(learner: NetworkSettings, 
                     expected = policy.act((seen[actions.behavior][0][row : row + 1],), None, memory)
                     np.testing.assert_allclose(actions.continuous[row], expected.executed[0], atol=1e-5)
                     np.testing.assert_array_equal(actions.discrete[row], expected.discrete[0])
-            _check_told(stepper, np.concatenate([before[learning, row] for row in range(3)]))
+            _check_steps(stepper, np.concatenate([before[learning, row] for row in range(3)]))
 
 
-def _report(behavior_id: str, seen: Any, *, anew: bool) -> BehaviorReport:
-    """Three agents decide; `anew`: their former lives have just ended."""
+def _report(behavior_id: str, seen: Any, *, restarted: bool) -> BehaviorReport:
+    """Returns decisions of three agents; with `restarted` their former episodes end in the same frame."""
     nothing = np.zeros(3, np.float32)
     return BehaviorReport(
         behavior=behavior_id,
         decisions=Decisions(agents=np.arange(3), observations=seen, rewards=nothing),
-        ends=Ends(agents=np.arange(3), observations=seen, rewards=nothing, interrupted=nothing > 0) if anew else None,
+        ends=Ends(agents=np.arange(3), observations=seen, rewards=nothing, interrupted=nothing > 0)
+        if restarted
+        else None,
     )
 
 
-def _check_told(stepper: Stepper, carried: Any) -> None:
-    """Of the learner's three agents alone, and what they carried to their decision."""
+def _check_steps(stepper: Stepper, carried: Any) -> None:
+    """Checks that steps of the learner's agents alone are reported, with what they carried."""
     (part,) = stepper.take_steps()
     assert part.acted is not None
     assert part.acted.versions.tolist() == [5, 5, 5]
@@ -171,8 +175,8 @@ def _check_told(stepper: Stepper, carried: Any) -> None:
 
 
 @pytest.mark.parametrize("lockstep", [False, True])
-def test_scripts_are_asked_for_by_the_number_that_each_simulator_has_for_them(lockstep: bool) -> None:
-    """Rows of a scripted seat get its number in the simulator's own order; of a seat without one nothing is said."""
+def test_scripts_are_named_by_their_number_in_each_simulator(lockstep: bool) -> None:
+    """Rows of a scripted behavior get the number in the simulator's own order; other rows get none."""
     held = policies()
     held.hold(SPEC, PolicyWeights(behavior="Test", version=-1, arrays={}, script="keeper"))
     held.hold(SPEC, PolicyWeights(behavior="Test", version=-2, arrays={}, script="striker"))
@@ -196,10 +200,10 @@ def test_scripts_are_asked_for_by_the_number_that_each_simulator_has_for_them(lo
 
     reports = tuple(BehaviorReport(behavior=f"Test?team={team}", decisions=rows(agents)) for team in (0, 1))
     stepper.receive(0, Step(sequence=0, reports=reports), 0.0)
-    ((_, act, *_),) = stepper.wake(0.0).acts
+    ((_, act, *_),) = stepper.tick(0.0).acts
     learned, scripted = act.actions
     assert learned.scripts is None
-    number = {10: 3, 20: 1}  # match 10 has the first draw, and its keeper is this simulator's third script
+    number = {10: 3, 20: 1}  # match 10 has the first matchup, and its keeper is this simulator's third script
     assert scripted.agents.tolist() == agents
     assert scripted.scripts.tolist() == [number[match] for match in matches]
     assert scripted.continuous.shape == (3, 2)

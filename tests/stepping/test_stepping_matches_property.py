@@ -1,4 +1,4 @@
-"""Random scenes of self-play: no match ever meets two versions, and nothing is told of ghosts."""
+"""Random self-play: no match ever mixes two matchups, and ghosts are never reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.messages.codec import encode
-from tests.stepping.matches_world import BehaviorIds, Kind, MatchScene, MatchSimulator, name_of, team_of
+from tests.stepping.matches_scene import MatchScene
+from tests.stepping.matches_simulator import BehaviorIds, Kind, MatchSimulator, name_of, team_of
 
 LAYOUTS: dict[str, BehaviorIds] = {
     "symmetric": ("A?team=0", "A?team=1"),
@@ -23,12 +24,12 @@ kinds = pytest.mark.parametrize("kind", [*KINDS, None])
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
-class Story:
-    """A random scene.
+class RandomMatches:
+    """Random simulators, assignments and allowances around a stepper.
 
     Args:
-        kind: of all simulators; each its own where None.
-        order: in which frames arrive.
+        kind: of all simulators; None chooses one for each.
+        order: seed of the order in which frames arrive.
     """
 
     def __init__(
@@ -61,21 +62,21 @@ class Story:
         self.scene.connect(self.next, simulator)
         self.next += 1
 
-    def come_back(self) -> None:
-        """A simulator comes back, as a new one with its number, before its broken link is heard of."""
+    def reconnect(self) -> None:
+        """Reconnects a simulator under its own number before the stepper notices its broken connection."""
         former = self.rng.choice(list(self.scene.simulators))
         simulator = self.scene.simulators[former]
         again = MatchSimulator(
-            simulator.number, random.Random(self.rng.random()), simulator.kind, simulator.sizes, simulator.several
+            simulator.number, random.Random(self.rng.random()), simulator.kind, simulator.sizes, simulator.concurrent
         )
-        self.scene.come_back(former, self.next, again)
+        self.scene.reconnect(former, self.next, again)
         self.next += 1
 
     def assign(self) -> None:
         team = team_of(self.rng.choice(self.behavior_ids))
         self.scene.assign(self.scene.matchups.assignment(team, self.rng.randint(1, 3)))
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         scene, rng = self.scene, self.rng
         ready = scene.ready()
         self.order.shuffle(ready)
@@ -91,13 +92,13 @@ class Story:
         if rng.random() < 0.2:
             for name, behavior in scene.stepper.behaviors.items():
                 scene.grant(name, behavior.produced + rng.choice([0, 3, 10**6]))
-        scene.wake()
+        scene.tick()
 
     def finish(self) -> None:
-        """Everything is let go on once more, and all books are compared."""
+        """Grants every allowance once more, and compares all steps and results."""
         for name in self.scene.stepper.behaviors:
             self.scene.grant(name, 10**9)
-        self.scene.wake()
+        self.scene.tick()
         self.scene.check_steps()
         self.scene.check_results()
 
@@ -106,43 +107,43 @@ class Story:
 @kinds
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), frames=st.integers(1, 25))
-def test_every_action_of_a_match_is_chosen_by_the_policies_of_its_one_draw(
+def test_policies_of_one_matchup_choose_every_action_of_a_match(
     layout: str, kind: Kind | None, seed: int, frames: int
 ) -> None:
-    """And no match under way, whose team was learning when it began, loses a step or its result."""
-    story = Story(seed, LAYOUTS[layout], kind)
+    """No match whose team learned when it began loses a step or its result."""
+    run = RandomMatches(seed, LAYOUTS[layout], kind)
     for _ in range(frames):
-        story.go_on()
-    story.finish()
+        run.advance()
+    run.finish()
 
 
 @kinds
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), frames=st.integers(1, 25))
-def test_so_are_those_of_simulators_that_come_back(kind: Kind | None, seed: int, frames: int) -> None:
-    """With the number, the match ids and the groups of their former connection, which is heard to be broken later."""
-    story = Story(seed, LAYOUTS["symmetric"], kind)
+def test_policies_of_one_matchup_choose_every_action_after_a_reconnect(
+    kind: Kind | None, seed: int, frames: int
+) -> None:
+    """The new connection reuses number, match ids and groups before the stepper notices the broken one."""
+    run = RandomMatches(seed, LAYOUTS["symmetric"], kind)
     for _ in range(frames):
-        if story.scene.simulators and story.rng.random() < 0.2:
-            story.come_back()
-        story.go_on()
-    story.finish()
+        if run.scene.simulators and run.rng.random() < 0.2:
+            run.reconnect()
+        run.advance()
+    run.finish()
 
 
 @layouts
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), frames=st.integers(1, 25))
-def test_it_holds_in_lockstep_too_where_the_order_of_arrival_changes_nothing(
-    layout: str, seed: int, frames: int
-) -> None:
-    told = []
+def test_lockstep_results_do_not_depend_on_the_order_of_arrival(layout: str, seed: int, frames: int) -> None:
+    encoded = []
     for order in (seed, seed + 1):
-        story = Story(seed, LAYOUTS[layout], None, lockstep=True, order=order)
+        run = RandomMatches(seed, LAYOUTS[layout], None, lockstep=True, order=order)
         for _ in range(frames):
-            story.go_on()
-        story.finish()
-        told.append([bytes(frame) for part in story.scene.parts for frame in encode(part)])
-    assert told[0] == told[1]
+            run.advance()
+        run.finish()
+        encoded.append([bytes(frame) for part in run.scene.parts for frame in encode(part)])
+    assert encoded[0] == encoded[1]
 
 
 @layouts
@@ -152,43 +153,43 @@ def test_it_holds_in_lockstep_too_where_the_order_of_arrival_changes_nothing(
 def test_each_agent_carries_its_own_memory_whatever_others_carry(
     layout: str, kind: Kind | None, seed: int, frames: int
 ) -> None:
-    """Policies that play at once carry 2 numbers, 3 and none; slots go from one to the other."""
-    story = Story(seed, LAYOUTS[layout], kind, carried=(2, 3, 0))
+    """Policies that play at once carry 2 numbers, 3 and none, and reuse each other's slots."""
+    run = RandomMatches(seed, LAYOUTS[layout], kind, carried=(2, 3, 0))
     for _ in range(frames):
-        story.go_on()
-    story.finish()
+        run.advance()
+    run.finish()
 
 
 @layouts
 @kinds
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), frames=st.integers(1, 30))
-def test_a_ghost_that_may_still_act_is_never_given_up(layout: str, kind: Kind | None, seed: int, frames: int) -> None:
-    """Ghosts that are not in use are given up at each assignment, and all go on as before."""
-    story = Story(seed, LAYOUTS[layout], kind, releasing=True)
+def test_a_ghost_that_may_still_act_is_never_released(layout: str, kind: Kind | None, seed: int, frames: int) -> None:
+    """Releasing unused ghosts at each assignment changes nothing."""
+    run = RandomMatches(seed, LAYOUTS[layout], kind, releasing=True)
     for _ in range(frames):
-        story.go_on()
-    story.finish()
+        run.advance()
+    run.finish()
 
 
-def test_the_random_scenes_are_not_empty() -> None:
-    """Over some seeds, all that can happen does: ghosts from elsewhere, changes of team in a match, slots given on."""
-    elsewhere = changed = steps = ended = 0
+def test_the_random_matches_cover_every_event() -> None:
+    """Some seeds reach external opponents, changes of the learning team during a match, and many results."""
+    external = changed = steps = ended = 0
     for seed in range(20):
-        story = Story(seed, LAYOUTS["three"], None)
+        run = RandomMatches(seed, LAYOUTS["three"], None)
         for _ in range(25):
-            story.go_on()
-        story.finish()
-        scene = story.scene
+            run.advance()
+        run.finish()
+        scene = run.scene
         played = {number for name in scene.names for one in scene.agent_episodes(name) for number in one.players}
-        elsewhere += any(number < 0 for number in played)
+        external += any(number < 0 for number in played)
         last = scene.stepper.matches.assignment
         assert last is not None
-        agent_episodes = [one for simulator in scene.everyone() for one in simulator.living if one.taken]
-        changed += sum(one.learns and one.contest.team != last.matchups[0].team for one in agent_episodes)
-        steps += sum(scene.stepper.behaviors[name_of(behavior_id)].produced for behavior_id in story.behavior_ids)
-        ended += len(scene.told_matches())
-    assert elsewhere > 10
+        episodes = [one for simulator in scene.everyone() for one in simulator.living if one.taken]
+        changed += sum(one.learns and one.contest.team != last.matchups[0].team for one in episodes)
+        steps += sum(scene.stepper.behaviors[name_of(behavior_id)].produced for behavior_id in run.behavior_ids)
+        ended += len(scene.reported_matches())
+    assert external > 10
     assert changed > 10
     assert steps > 1000
     assert ended > 100

@@ -1,4 +1,4 @@
-"""Messages leave in their order, whoever writes them."""
+"""Messages leave in order, whether the caller or the task writes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparring.services.endpoint.outgoing import Outgoing
 
 
 async def connected(stack: AsyncExitStack) -> tuple[SocketStream, SocketStream]:
-    """Both ends of a loopback connection."""
+    """Returns both ends of a loopback connection."""
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     ours: list[SocketStream] = []
 
@@ -40,20 +40,20 @@ async def read(stream: SocketStream, size: int) -> bytes:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("messages", [3, 400])
-async def test_messages_arrive_in_their_order_though_the_reader_is_slow(messages: int) -> None:
-    """What the socket takes goes at once; the rest waits for the task, and nothing overtakes it."""
+async def test_messages_arrive_in_order_although_the_reader_is_slow(messages: int) -> None:
+    """The socket takes what it can at once; the rest waits for the task, and no message overtakes another."""
     sent: list[tuple[float, float]] = []
-    told = [bytes([number % 251]) * 50_000 for number in range(messages)]
+    messages_sent = [bytes([number % 251]) * 50_000 for number in range(messages)]
     with anyio.fail_after(30):
         async with AsyncExitStack() as stack:
             ours, theirs = await connected(stack)
             outgoing = stack.enter_context(Outgoing(ours, lambda *stamp: sent.append(stamp)))
-            for number, data in enumerate(told):
+            for number, data in enumerate(messages_sent):
                 outgoing.put(data, number, 0.5)
             at_once = len(sent)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(outgoing.run)
-                assert await read(theirs, 50_000 * messages) == b"".join(told)
+                assert await read(theirs, 50_000 * messages) == b"".join(messages_sent)
                 outgoing.put(b"last", messages, 0.5)
                 assert await read(theirs, 4) == b"last"
                 tasks.cancel_scope.cancel()
@@ -62,27 +62,27 @@ async def test_messages_arrive_in_their_order_though_the_reader_is_slow(messages
 
 
 @pytest.mark.asyncio
-async def test_a_broken_connection_is_found_by_the_task_and_not_by_the_caller() -> None:
-    """`put` never fails; who runs the task hears that the other side has gone."""
+async def test_the_task_and_not_the_caller_gets_the_error_of_a_broken_connection() -> None:
+    """`put` never fails; the task raises the error."""
     with anyio.fail_after(30):
         async with AsyncExitStack() as stack:
             ours, theirs = await connected(stack)
             outgoing = stack.enter_context(Outgoing(ours, lambda *_: None))
             await theirs.aclose()
 
-            async def speak() -> None:
+            async def send() -> None:
                 while True:
-                    outgoing.put(b"nobody" * 1000)
+                    outgoing.put(b"unread" * 1000)
                     await outgoing.drain()
                     await anyio.lowlevel.checkpoint()
 
             with pytest.raises(anyio.BrokenResourceError):
-                await speak()
+                await send()
 
 
 @pytest.mark.asyncio
-async def test_the_last_words_after_the_end_are_drained() -> None:
-    """Closed, it leaves everything to `drain`, in order."""
+async def test_messages_after_the_end_are_drained() -> None:
+    """A closed `Outgoing` leaves later messages to `drain`, in order."""
     with anyio.fail_after(30):
         async with AsyncExitStack() as stack:
             ours, theirs = await connected(stack)

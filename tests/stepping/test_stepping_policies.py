@@ -1,4 +1,4 @@
-"""Current policies: the newest weights act, and nothing of older ones is left in them."""
+"""Current policies act with the newest weights, and keep nothing of older ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OBSERVATIONS = (np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3),)
 
 
 def weights(version, network=SMALL):
-    """Weights that differ between versions in every array, statistics and sigma included."""
+    """Returns weights that differ between versions in every array, statistics and sigma included."""
     actor = Actor(SPEC, network, torch.Generator().manual_seed(version))
     actor.encoder.update((torch.full((5, 3), float(version)),))
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_a_policy_acts_with_the_weights_loaded_last_and_keeps_nothing_of_earlier
 
 
 @pytest.mark.parametrize("previous", [False, True])
-def test_the_limit_decides_what_a_sample_is_to_simulators_and_to_the_next_decision(previous):
+def test_simulators_and_the_next_decision_get_the_limited_action(previous):
     network = SMALL.model_copy(update={"action_limit": 0.5, "previous_action": previous})
     current = policy(1, network=network)
     carried = np.zeros((4, current.carried), np.float32)
@@ -72,7 +72,7 @@ def test_weights_that_do_not_fit_leave_the_policy_as_it_was():
     np.testing.assert_array_equal(current.act(OBSERVATIONS, None).continuous, twin.act(OBSERVATIONS, None).continuous)
 
 
-def test_chosen_columns_have_the_records_shapes_and_outlive_the_next_act():
+def test_chosen_columns_have_the_records_shapes_and_survive_the_next_act():
     current = policy(1)
     chosen = current.act(OBSERVATIONS, None)
     columns = (chosen.continuous, chosen.executed, chosen.discrete, chosen.log_probs)
@@ -89,7 +89,7 @@ def test_chosen_columns_have_the_records_shapes_and_outlive_the_next_act():
 
 
 def carrying(**more):
-    """A network whose agents carry something; it acts with the most likely action, so that numbers can be compared."""
+    """Returns settings of a deterministic network whose agents carry numbers."""
     return NetworkSettings(hidden_units=8, deterministic=True, **more)
 
 
@@ -110,14 +110,14 @@ def nothing(network, rows):
     return np.zeros((rows, network.carried(SPEC.actions)), np.float32)
 
 
-def assert_alike(chosen, expected):
-    """Alike up to the rounding of matrix products of other sizes."""
+def assert_close(chosen, expected):
+    """Compares up to the rounding of matrix products of other sizes."""
     for name in ("continuous", "executed", "discrete", "log_probs"):
         np.testing.assert_allclose(getattr(chosen, name), getattr(expected, name), atol=1e-5)
 
 
 @every_kind
-def test_what_agents_carry_takes_its_own_place_and_changes_what_they_do_next(network, numbers):
+def test_carried_numbers_are_updated_in_place_and_change_the_next_action(network, numbers):
     current, seen = policy(1, network=network), observed(9)
     carried = nothing(network, 9)
     assert current.carried == numbers == carried.shape[1]
@@ -128,12 +128,12 @@ def test_what_agents_carry_takes_its_own_place_and_changes_what_they_do_next(net
     second = current.act(seen, None, carried)
     assert (second.continuous != first.continuous).all()
     assert (carried != kept).any(1).all()
-    assert_alike(current.act(seen, None, nothing(network, 9)), first)
-    assert_alike(current.act(seen, None, kept), second)
+    assert_close(current.act(seen, None, nothing(network, 9)), first)
+    assert_close(current.act(seen, None, kept), second)
 
 
-def test_the_action_carried_is_the_one_the_simulator_gets():
-    """As executed, then one 1 for the choice of the branch; a memory stands before it."""
+def test_agents_carry_the_action_that_the_simulator_gets():
+    """The executed values and the one-hot choice of the branch follow the memory."""
     for name in ("previous_action", "both"):
         network, numbers = CARRYING[name]
         current = policy(1, network=network)
@@ -145,7 +145,7 @@ def test_the_action_carried_is_the_one_the_simulator_gets():
 
 
 @every_kind
-def test_neither_the_order_nor_the_size_of_a_batch_changes_anything_for_an_agent(network, numbers):
+def test_an_agents_action_does_not_depend_on_order_and_size_of_the_batch(network, numbers):
     current, order = policy(1, network=network), np.random.default_rng(3).permutation(12)
     together, shuffled, alone = (nothing(network, 12) for _ in range(3))
     for step in range(6):
@@ -156,21 +156,21 @@ def test_neither_the_order_nor_the_size_of_a_batch_changes_anything_for_an_agent
         np.testing.assert_allclose(chosen.log_probs, expected.log_probs[order], atol=1e-5)
         for agent in range(12):
             one = slice(agent, agent + 1)
-            got = current.act((seen[one],), None, alone[one])  # a view: what it carries on stays in `alone`
+            got = current.act((seen[one],), None, alone[one])  # a view: the update stays in `alone`
             np.testing.assert_allclose(got.continuous, expected.continuous[one], atol=1e-5)
         np.testing.assert_allclose(shuffled, together[order], atol=1e-5)
         np.testing.assert_allclose(alone, together, atol=1e-5)
 
 
 @every_kind
-def test_newer_weights_take_up_what_agents_carry(network, numbers):
-    """What was carried under one version is what the next one begins with, and its width stays."""
+def test_newer_weights_keep_carried_numbers(network, numbers):
+    """The next version begins with the numbers of the one before, and their count stays."""
     current, carried = policy(1, network=network), nothing(network, 4)
     current.act(observed(4), None, carried)
     twin = carried.copy()
     current.load(weights(2, network))
     assert current.carried == numbers
-    assert_alike(current.act(observed(4), None, carried), policy(2, network=network).act(observed(4), None, twin))
+    assert_close(current.act(observed(4), None, carried), policy(2, network=network).act(observed(4), None, twin))
     np.testing.assert_array_equal(carried, twin)
 
 
@@ -179,7 +179,7 @@ def test_a_policy_without_memory_carries_nothing():
 
 
 @every_kind
-def test_policies_carry_what_their_settings_say_once_weights_are_known(network, numbers):
+def test_policies_carry_what_their_settings_define(network, numbers):
     policies = Policies({"Test": SimpleNamespace(network_settings=network)}, seed=1)
     policies.build("Test", SPEC)
     assert not policies.current
@@ -209,8 +209,8 @@ def decided(agents, seen, ended=()):
 
 @pytest.mark.parametrize("lockstep", [False, True])
 @every_kind
-def test_an_agent_among_others_acts_as_it_would_alone_with_a_memory_of_its_own(network, numbers, lockstep):
-    """In a stepper: other agents, other ids that come and go, ends, any order of rows."""
+def test_an_agent_among_others_acts_as_it_would_alone(network, numbers, lockstep):
+    """Other agents in the stepper join, end and change the order of rows."""
     rng, current, alone = np.random.default_rng(5), policy(1, network=network), policy(1, network=network)
     stepper = Stepper({"Test": current}, lockstep=lockstep)
     stepper.connect(1, 1, {"Test": SPEC})
@@ -224,7 +224,7 @@ def test_an_agent_among_others_acts_as_it_would_alone_with_a_memory_of_its_own(n
         decisions += len(agents)
         (seen,) = observed(len(agents), sequence)
         stepper.receive(1, Step(sequence=sequence, reports=(decided(agents, seen, ended),)), 0.0)
-        ((_, act, _, _),) = stepper.wake(0.0).acts
+        ((_, act, _, _),) = stepper.tick(0.0).acts
         (steps,) = stepper.take_steps()
         carried = []
         for row, agent in enumerate(agents):

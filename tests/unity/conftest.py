@@ -1,4 +1,4 @@
-"""A conversation that has been begun."""
+"""Fixture of a conversation that has begun."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sparring.pipeline.bridges.unity.conversation import PlayerConversation
 
 @pytest.fixture
 def begun() -> Callable[[], PlayerConversation]:
-    """Makes one that waits for the first agents."""
+    """Returns a function that makes a conversation which waits for the first agents."""
 
     def begin() -> PlayerConversation:
         conversation = PlayerConversation()
-        conversation.hear(writer.introduction())
-        conversation.initialise(seed=1, package="1.0")
-        conversation.hear(writer.READY)
+        conversation.receive(writer.introduction())
+        conversation.initialize(seed=1, package="1.0")
+        conversation.receive(writer.READY)
         conversation.reset()
         return conversation
 

@@ -1,12 +1,11 @@
-"""A Unity player's messages byte by byte, and the trainer's taken apart: nothing of the schema that is tested.
+"""Writes messages of a Unity player byte by byte, and parses those of the trainer, without the schema under test.
 
-Numbers are those of the messages' fields. As in proto3, a field that holds its default is left out.
+Numbers are field numbers of the messages. As in proto3, a field with its default value is left out.
 """
 
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,50 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-VARINT, BLOCK, FOUR_BYTES = 0, 2, 5
-
-NONE, TRANSLATION, VARIABLE = 1, 2, 4
-"""Properties of an axis."""
+from tests.unity.protobuf_writer import (
+    BLOCK,
+    FOUR_BYTES,
+    NONE,
+    TRANSLATION,
+    VARINT,
+    block,
+    integer,
+    integers,
+    real,
+    text,
+)
 
 CHW, HWC = (NONE, TRANSLATION, TRANSLATION), (TRANSLATION, TRANSLATION, NONE)
-
-
-# ---------------------------------------------------------------- wire format
-
-
-def varint(value: int) -> bytes:
-    value &= 2**64 - 1  # negative numbers as their complement
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def integer(number: int, value: int) -> bytes:
-    return varint(number << 3 | VARINT) + varint(value) if value else b""
-
-
-def real(number: int, value: float) -> bytes:
-    return varint(number << 3 | FOUR_BYTES) + struct.pack("<f", value) if value else b""
-
-
-def block(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | BLOCK) + varint(len(content)) + content
-
-
-def text(number: int, value: str) -> bytes:
-    return block(number, value.encode()) if value else b""
-
-
-def integers(number: int, values: Iterable[int]) -> bytes:
-    content = b"".join(varint(int(value)) for value in values)
-    return block(number, content) if content else b""
-
-
-def reals(number: int, values: Iterable[float]) -> bytes:
-    content = b"".join(struct.pack("<f", value) for value in values)
-    return block(number, content) if content else b""
 
 
 # ---------------------------------------------------------------- the player
@@ -81,7 +50,7 @@ def packed(
 
 
 def as_pngs(image: NDArray[np.uint8]) -> bytes:
-    """[channels, height, width] as files of three channels, the last filled up with black."""
+    """Returns an image [channels, height, width] as PNG files of three channels; the last is padded with black."""
     from PIL import Image
 
     filled = np.concatenate([image, np.zeros((-len(image) % 3, *image.shape[1:]), np.uint8)])
@@ -104,8 +73,8 @@ def agent(
     group_reward: float = 0.0,
 ) -> bytes:
     head = real(7, reward) + integer(8, done) + integer(9, interrupted) + integer(10, number) + integers(11, mask)
-    seen = b"".join(block(13, one) for one in observations)
-    return head + seen + integer(14, group) + real(15, group_reward)
+    content = b"".join(block(13, observation) for observation in observations)
+    return head + content + integer(14, group) + real(15, group_reward)
 
 
 def brain(name: str = "B?team=0", continuous: int = 0, branches: Sequence[int] = ()) -> bytes:
@@ -114,7 +83,7 @@ def brain(name: str = "B?team=0", continuous: int = 0, branches: Sequence[int] =
 
 
 def old_brain(name: str, sizes: Sequence[int], *, continuous: bool) -> bytes:
-    """Of a player before version 1.3."""
+    """Returns the parameters of a behavior as players before version 1.3 send them."""
     return integers(3, sizes) + text(5, "described") + integer(6, int(continuous)) + text(7, name) + integer(8, 1)
 
 
@@ -127,27 +96,27 @@ READY = header()
 
 def introduction(version: str = "1.5.0", package: str = "4.0.0", capabilities: Iterable[int] = range(1, 8)) -> bytes:
     has = block(8, b"".join(integer(number, 1) for number in capabilities))
-    told = text(1, "Academy") + text(2, version) + text(3, "a/log") + text(7, package) + has
-    return header() + block(2, block(2, told))
+    content = text(1, "Academy") + text(2, version) + text(3, "a/log") + text(7, package) + has
+    return header() + block(2, block(2, content))
 
 
 def output(
     agents: Mapping[str, Sequence[bytes]] | None = None, brains: Iterable[bytes] = (), side_channel: bytes = b""
 ) -> bytes:
-    """A message with agents of each behavior, new behaviors and side channel bytes."""
-    said = b""
-    for name, of_one in (agents or {}).items():
-        said += block(2, text(1, name) + block(2, b"".join(block(1, one) for one in of_one)))
-    said += block(3, side_channel) if side_channel else b""
+    """Returns a message with agents of each behavior, new behaviors and side channel bytes."""
+    content = b""
+    for name, of_behavior in (agents or {}).items():
+        content += block(2, text(1, name) + block(2, b"".join(block(1, one) for one in of_behavior)))
+    content += block(3, side_channel) if side_channel else b""
     new = b"".join(block(5, one) for one in brains)
-    return header() + block(2, block(1, said) + (block(2, new) if new else b""))
+    return header() + block(2, block(1, content) + (block(2, new) if new else b""))
 
 
 # ---------------------------------------------------------------- the trainer
 
 
 def fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field: an int, or bytes."""
+    """Yields number and value of each field; the value is an int or bytes."""
     at = 0
     while at < len(content):
         tag, at = _varint(content, at)
@@ -183,7 +152,7 @@ def varints(content: bytes) -> list[int]:
 
 @dataclass(kw_only=True)
 class Act:
-    """What one agent is told."""
+    """The actions of one agent."""
 
     old: list[float] = field(default_factory=list)
     continuous: list[float] = field(default_factory=list)
@@ -191,20 +160,20 @@ class Act:
 
 
 def acts(content: bytes) -> list[Act]:
-    """A ListAgentActionProto."""
-    told = []
+    """Parses a ListAgentActionProto."""
+    found_acts = []
     for number, one in fields(content):
         assert number == 1
         found = dict(fields(one))
         assert set(found) <= {1, 6, 7}
         old, new = (np.frombuffer(found.get(at, b""), "<f4").tolist() for at in (1, 6))
-        told.append(Act(old=old, continuous=new, discrete=varints(found.get(7, b""))))
-    return told
+        found_acts.append(Act(old=old, continuous=new, discrete=varints(found.get(7, b""))))
+    return found_acts
 
 
 @dataclass(kw_only=True)
 class Answer:
-    """What a message of the trainer says: command 0 step, 1 reset, 2 quit."""
+    """A message of the trainer; command 0 is step, 1 is reset, 2 is quit."""
 
     status: int
     command: int = 0
@@ -215,10 +184,10 @@ class Answer:
 
 def answer(content: bytes) -> Answer:
     parts = dict(fields(content))
-    said = dict(fields(parts[3]))
+    unity_input = dict(fields(parts[3]))
     found = Answer(status=dict(fields(parts[1]))[1])
-    found.initial = dict(fields(said[2])) if 2 in said else None
-    for number, value in fields(said.get(1, b"")):
+    found.initial = dict(fields(unity_input[2])) if 2 in unity_input else None
+    for number, value in fields(unity_input.get(1, b"")):
         if number == 1:
             entry = dict(fields(value))
             assert entry[1].decode() not in found.actions

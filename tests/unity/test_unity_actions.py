@@ -1,4 +1,4 @@
-"""Actions as a player gets them: every number where it belongs, in the order of the agents."""
+"""A player receives each action in the field where it belongs and in the order of its agents."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BRANCHES = st.lists(st.sampled_from([1, 2, 127, 128, 129, 16384, 16385, 2**21 + 
     n=st.integers(1, 9), continuous=st.integers(0, 40), branches=BRANCHES, old=st.booleans(), seed=st.integers(0, 999)
 )
 @example(n=2, continuous=0, branches=[127], old=False, seed=1)
-def test_any_actions_arrive(n: int, continuous: int, branches: list[int], old: bool, seed: int) -> None:
-    """Also of more choices than one byte holds, and of messages whose length takes two."""
+def test_any_actions_are_written_completely(n: int, continuous: int, branches: list[int], old: bool, seed: int) -> None:
+    """This includes choices that need more than one byte, and messages whose length needs two."""
     if not continuous and not branches:
         continuous = 1
-    if old:  # one kind only, and floats that hold each choice
+    if old:  # one kind of action only; floats can hold each choice
         continuous, branches = (0, branches) if branches else (continuous, [])
     rng = np.random.default_rng(seed)
     reals = rng.uniform(-1, 1, (n, continuous)).astype(np.float32)
@@ -32,16 +32,16 @@ def test_any_actions_arrive(n: int, continuous: int, branches: list[int], old: b
     choices[0] = np.array(branches, np.int32) - 1
     spec = ActionSpec(continuous=continuous, discrete=tuple(branches))
     content = ActionWriter(spec, old=old).write(reals, choices)
-    told = writer.acts(content)
-    assert len(told) == n
-    for row, one in enumerate(told):
+    received = writer.acts(content)
+    assert len(received) == n
+    for row, one in enumerate(received):
         if old:
             assert (one.continuous, one.discrete) == ([], [])
             assert one.old == [*reals[row].tolist(), *choices[row].tolist()]
         else:
             assert one.old == []
             assert (one.continuous, one.discrete) == (reals[row].tolist(), choices[row].tolist())
-    again = parsed(messages().actions, content, "actions")  # protobuf reads it the same
+    again = parsed(messages().actions, content, "actions")  # protobuf reads the same
     if not old:
         assert [list(one.discrete_actions) for one in again.value] == choices.tolist()
         assert b"".join(one.continuous_actions for one in again.value) == reals.tobytes()
@@ -62,12 +62,12 @@ def test_the_bytes_of_hybrid_actions_are_those_of_protobuf() -> None:
 
 
 def test_columns_of_any_layout_are_written() -> None:
-    """Slices and transposed arrays, as stages cut them."""
+    """Stages pass slices and transposed arrays."""
     made = ActionWriter(ActionSpec(continuous=2), old=False)
     whole = np.arange(12, dtype=np.float32).reshape(2, 6) / 12
-    cut = whole.T[::2, :]
+    view = whole.T[::2, :]
     nothing = np.zeros((3, 0), np.int32)
-    assert [one.continuous for one in writer.acts(made.write(cut, nothing))] == cut.tolist()
+    assert [one.continuous for one in writer.acts(made.write(view, nothing))] == view.tolist()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_columns_of_any_layout_are_written() -> None:
         (writer.brain(continuous=2, branches=[3, 2]), ActionSpec(continuous=2, discrete=(3, 2))),
         (writer.old_brain("B", [2], continuous=True), ActionSpec(continuous=2)),
         (writer.old_brain("B", [3, 2], continuous=False), ActionSpec(discrete=(3, 2))),
-        # a player of 1.3 may give the deprecated sizes beside the spec
+        # a player of version 1.3 may send the deprecated sizes beside the spec
         (writer.old_brain("B", [7], continuous=True) + writer.brain("B", 2), ActionSpec(continuous=2)),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the package's telemetry is told of a run, byte by byte."""
+"""The package's telemetry receives exactly these bytes about a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from importlib.metadata import version
 import pytest
 
 import tests.unity.player_writer as writer
-from sparring.pipeline.bridges.unity import Unreadable
-from sparring.pipeline.bridges.unity.channels import ANALYTICS, received
+from sparring.pipeline.bridges.unity import UnreadableData
+from sparring.pipeline.bridges.unity.channels import ANALYTICS, parse_messages
 from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.settings.load import parse_settings
 from sparring.services.supervision import analytics
@@ -38,10 +38,10 @@ pipeline: {mode: lockstep}
 """
 
 
-def told(text: str, players: int) -> list[tuple[str, bytes]]:
-    """Name and bytes of each message."""
+def sent(text: str, players: int) -> list[tuple[str, bytes]]:
+    """Returns name and bytes of each message."""
     found = []
-    for channel, payload in received(analytics.training(parse_settings(text, "test").settings, players)):
+    for channel, payload in parse_messages(analytics.training(parse_settings(text, "test").settings, players)):
         assert channel == ANALYTICS
         name, content = payload[2 : 2 + payload[1]], payload[2 + payload[1] :]
         assert payload[:1] == b"\x0a"  # field 1, of a google.protobuf.Any
@@ -60,7 +60,7 @@ def environment(players: int, parameters: int) -> tuple[str, bytes]:
 
 
 def behavior(name: str, trainer: str, encoder: str, layers: int, units: int, *true: int) -> tuple[str, bytes]:
-    """`true`: numbers of the fields that hold."""
+    """Returns the message of a behavior; `true` holds the numbers of its true fields."""
     fields = {1: writer.text(1, name), 2: writer.text(2, trainer), 9: writer.text(9, encoder)}
     fields |= {10: writer.integer(10, layers), 11: writer.integer(11, units)}
     fields |= {number: writer.integer(number, 1) for number in true}
@@ -68,22 +68,22 @@ def behavior(name: str, trainer: str, encoder: str, layers: int, units: int, *tr
     return "type.googleapis.com/communicator_objects.TrainingBehaviorInitialized", content
 
 
-def test_a_plain_run() -> None:
-    assert told(PLAIN, 2) == [environment(2, 0), behavior("Ball", "ppo", "simple", 2, 128, 3, 12)]
+def test_a_run_with_defaults_is_described() -> None:
+    assert sent(PLAIN, 2) == [environment(2, 0), behavior("Ball", "ppo", "simple", 2, 128, 3, 12)]
 
 
-def test_a_run_of_all_that_is_told() -> None:
-    """Extrinsic reward is not among the signals of Ball; lessons are measured by it."""
-    assert told(RICH, 1) == [
+def test_a_run_with_every_described_setting_is_described() -> None:
+    """Extrinsic reward is not among the signals of Ball, but lessons are measured by it."""
+    assert sent(RICH, 1) == [
         environment(1, 2),
         behavior("Ball", "poca", "nature_cnn", 1, 32, 4, 5, 6, 7, 8, 13, 14),
         behavior("Other", "ppo", "simple", 2, 128, 3),
     ]
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise Unreadable("no library protobuf to read it with", install_command("unity"))
+        raise UnreadableData("no library protobuf to read it with", install_command("unity"))
 
     monkeypatch.setattr(analytics, "messages", missing)
     with pytest.raises(SettingsError, match=r"got pipeline\.training_analytics without .*; pip install"):

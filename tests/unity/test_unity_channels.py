@@ -1,4 +1,4 @@
-"""Side channels: bytes as Unity's side writes and reads them."""
+"""Side channels have the bytes that Unity writes and reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.pipeline.bridges.unity import RECORD_AGAIN, Unreadable, channels
+from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData, channels
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import Statistic
 
@@ -29,11 +29,11 @@ def statistic(name: bytes, value: float, aggregation: int) -> bytes:
     return message(STATISTICS, struct.pack("<i", len(name)) + name + struct.pack("<fi", value, aggregation))
 
 
-def test_engine_settings_are_one_message_each() -> None:
-    told = channels.engine(
+def test_each_engine_setting_is_one_message() -> None:
+    messages = channels.engine(
         resolution=(84, 48), quality_level=5, time_scale=20.0, target_frame_rate=-1, capture_frame_rate=60
     )
-    assert told == (
+    assert messages == (
         ENGINE
         + bytes.fromhex("0c000000 00000000 54000000 30000000")
         + ENGINE
@@ -47,12 +47,12 @@ def test_engine_settings_are_one_message_each() -> None:
     )
 
 
-def test_engine_settings_that_are_not_told_stay() -> None:
+def test_unset_engine_settings_are_not_sent() -> None:
     assert channels.engine() == b""
     assert channels.engine(target_frame_rate=0) == ENGINE + bytes.fromhex("08000000 03000000 00000000")
 
 
-def test_a_parameter_is_its_name_and_a_float() -> None:
+def test_a_parameter_consists_of_its_name_and_a_float() -> None:
     payload = bytes.fromhex("04000000 6d617373 00000000 0000c03f")
     assert channels.parameter("mass", 1.5) == PARAMETERS + bytes.fromhex("10000000") + payload
 
@@ -65,13 +65,13 @@ def test_a_parameter_is_its_name_and_a_float() -> None:
         ("multirangeuniform", [0.5, 1.0, 2.0, 4.0], "02000000 04000000 0000003f 0000803f 00000040 00008040"),
     ],
 )
-def test_a_sampler_is_its_name_seed_kind_and_numbers(kind: Any, values: list[float], rest: str) -> None:
+def test_a_sampler_consists_of_its_name_seed_kind_and_numbers(kind: Any, values: list[float], rest: str) -> None:
     payload = bytes.fromhex("01000000 67 01000000 feffffff" + rest)
     assert channels.sampler("g", kind, values, -2) == message(PARAMETERS, payload)
 
 
 @pytest.mark.parametrize(
-    ("tell", "reason"),
+    ("write", "reason"),
     [
         (lambda: channels.parameter("größe", 1.0), "'größe'.*ASCII"),
         (lambda: channels.parameter("mass", math.nan), "mass.*32 bits"),
@@ -86,9 +86,9 @@ def test_a_sampler_is_its_name_seed_kind_and_numbers(kind: Any, values: list[flo
         (lambda: channels.sampler("g", "uniform", [1.0, 2.0], 2**31), "sampler .*'g'.*32 bits"),
     ],
 )
-def test_what_the_wire_can_not_hold_is_refused(tell: Any, reason: str) -> None:
+def test_values_that_the_wire_format_cannot_hold_are_refused(write: Any, reason: str) -> None:
     with pytest.raises(SettingsError, match=reason):
-        tell()
+        write()
 
 
 def test_statistics_are_read_and_other_channels_skipped() -> None:
@@ -112,9 +112,9 @@ def test_statistics_are_read_and_other_channels_skipped() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (STATISTICS + b"\0\0\0", "19 bytes .* cut off"),
-        (message(UNKNOWN, b"abc")[:-1], "3 bytes told of and 2 there"),
-        (UNKNOWN + struct.pack("<i", -1), "-1 bytes told of"),
+        (STATISTICS + b"\0\0\0", "19 bytes .* truncated"),
+        (message(UNKNOWN, b"abc")[:-1], "length 3 with 2 bytes left"),
+        (UNKNOWN + struct.pack("<i", -1), "length -1 with"),
         (message(STATISTICS, b"\0\0\0"), "3 bytes of a statistic"),
         (message(STATISTICS, struct.pack("<i", 0) + b"\0" * 7), "a statistic of 11 bytes with a name of 0"),
         (message(STATISTICS, struct.pack("<i", -5) + b"\0" * 8), "a name of -5"),
@@ -125,32 +125,32 @@ def test_statistics_are_read_and_other_channels_skipped() -> None:
         (statistic(b"x", 1.0, -1), "'x' with aggregation -1"),
     ],
 )
-def test_lengths_that_lie_and_numbers_that_are_none_are_refused(data: bytes, reason: str) -> None:
-    with pytest.raises(Unreadable, match=reason) as raised:
+def test_wrong_lengths_and_invalid_numbers_are_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(UnreadableData, match=reason) as raised:
         channels.statistics(statistic(b"good", 1.0, 0) + data)
     assert raised.value.remedy != RECORD_AGAIN
 
 
 @given(st.lists(st.tuples(st.uuids(), st.binary(max_size=40))), st.data())
-def test_messages_come_apart_as_they_were_put_together(sent: list[tuple[UUID, bytes]], data: st.DataObject) -> None:
-    """And a cut anywhere but between two messages is noticed."""
+def test_joined_messages_are_split_as_they_were_joined(sent: list[tuple[UUID, bytes]], data: st.DataObject) -> None:
+    """Truncation anywhere but between two messages is detected."""
     parts = [message(channel.bytes_le, payload) for channel, payload in sent]
     whole = b"".join(parts)
-    assert list(channels.received(whole)) == sent
+    assert list(channels.parse_messages(whole)) == sent
     at = data.draw(st.integers(0, len(whole)))
     ends = {sum(map(len, parts[:number])) for number in range(len(parts) + 1)}
     if at in ends:
-        assert list(channels.received(whole[:at])) == sent[: sorted(ends).index(at)]
+        assert list(channels.parse_messages(whole[:at])) == sent[: sorted(ends).index(at)]
         return
-    with pytest.raises(Unreadable):
-        list(channels.received(whole[:at]))
+    with pytest.raises(UnreadableData):
+        list(channels.parse_messages(whole[:at]))
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_statistics_or_refused(data: bytes) -> None:
+def test_any_bytes_are_read_as_statistics_or_refused(data: bytes) -> None:
     for content in (data, message(STATISTICS, data)):
         try:
             found = channels.statistics(content)
-        except Unreadable:
+        except UnreadableData:
             continue
         assert all(isinstance(one, Statistic) and math.isfinite(one.value) for one in found)

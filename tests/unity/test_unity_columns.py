@@ -1,4 +1,4 @@
-"""A behavior's agents as columns: what was sent is what is read, and what does not fit is refused by name."""
+"""The agents of a behavior are read to exactly the columns that were sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sparring.pipeline.bridges.unity.messages import messages, parsed
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.simulator import BehaviorReport
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from tests.unity.player_writer import CHW, HWC, NONE, VARIABLE
+from tests.unity.player_writer import CHW, HWC
+from tests.unity.protobuf_writer import NONE, VARIABLE
 from tests.unity.unity_agents import NAME, columns, infos, report
 
 # ---------------------------------------------------------------- any population
@@ -24,7 +25,7 @@ from tests.unity.unity_agents import NAME, columns, infos, report
 
 @dataclass(kw_only=True)
 class Row:
-    """An agent of a message, as it was meant."""
+    """An agent of a message before it is written."""
 
     number: int
     done: bool
@@ -33,19 +34,19 @@ class Row:
     group: int
     group_reward: float
     mask: list[bool]
-    seen: list[Any]
+    observations: list[Any]
 
 
 class Sensors:
-    """Some sensors: how an agent's values are sent, and what they are here."""
+    """Some sensors, with the values that an agent sends and those that we read."""
 
     def __init__(self, kinds: list[str], rng: np.random.Generator) -> None:
         self.kinds, self.rng = kinds, rng
 
-    def draw(self) -> list[Any]:
-        return [self._draw(kind) for kind in self.kinds]
+    def sample(self) -> list[Any]:
+        return [self._sample(kind) for kind in self.kinds]
 
-    def _draw(self, kind: str) -> Any:
+    def _sample(self, kind: str) -> Any:
         if kind.startswith("png"):
             return self.rng.integers(0, 256, (int(kind[3:]), 3, 4), np.uint8)
         shape = {"vector": (3,), "goal": (2,), "entities": (4, 2), "first": (2, 3, 4), "last": (2, 3, 4)}[kind]
@@ -70,11 +71,11 @@ class Sensors:
         if kind.startswith("png"):
             return ObservationSpec(name=name, shape=(int(kind[3:]), 3, 4), dtype="uint8", kind="image")
         kinds: Any = {"first": "image", "last": "image"}
-        return ObservationSpec(name=name, shape=self._draw(kind).shape, kind=kinds.get(kind, kind))
+        return ObservationSpec(name=name, shape=self._sample(kind).shape, kind=kinds.get(kind, kind))
 
 
 def check_rows(found: Any, rows: list[Row], sensors: Sensors) -> None:
-    """Compares what decisions and ends have in common."""
+    """Compares the columns that decisions and ends share."""
     if not rows:
         assert found is None
         return
@@ -83,7 +84,7 @@ def check_rows(found: Any, rows: list[Row], sensors: Sensors) -> None:
     assert found.rewards.dtype == np.float32
     assert found.rewards.tolist() == [row.reward for row in rows]
     for at, column in enumerate(found.observations):
-        wanted = np.stack([row.seen[at] for row in rows])
+        wanted = np.stack([row.observations[at] for row in rows])
         assert column.dtype == wanted.dtype
         np.testing.assert_array_equal(column, wanted)
     shared = [row.group_reward for row in rows]
@@ -119,15 +120,15 @@ ROW = st.fixed_dictionaries(
 MESSAGES = st.lists(st.lists(ROW, min_size=1, max_size=7), min_size=1, max_size=6)
 
 
-def as_row(drawn: dict[str, Any], sensors: Sensors, size: int) -> Row:
-    masked = drawn.pop("masked")
+def as_row(sampled: dict[str, Any], sensors: Sensors, size: int) -> Row:
+    masked = sampled.pop("masked")
     mask = (sensors.rng.random(size) < 0.4 if masked == "some" else np.zeros(size, bool)).tolist() if masked else []
-    return Row(**drawn, mask=mask, seen=sensors.draw())
+    return Row(**sampled, mask=mask, observations=sensors.sample())
 
 
 def as_agent(row: Row, sensors: Sensors) -> bytes:
     return writer.agent(
-        sensors.sent(row.seen),
+        sensors.sent(row.observations),
         number=row.number,
         reward=row.reward,
         done=row.done,
@@ -142,19 +143,19 @@ def as_agent(row: Row, sensors: Sensors) -> bytes:
 @given(
     kinds=st.lists(KINDS, min_size=1, max_size=3),
     branches=st.lists(st.integers(1, 4), max_size=3),
-    drawn=MESSAGES,
+    sampled=MESSAGES,
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_population_comes_out_as_it_went_in(
-    kinds: list[str], branches: list[int], drawn: list[list[dict[str, Any]]], seed: int
+def test_any_agents_are_read_as_they_were_sent(
+    kinds: list[str], branches: list[int], sampled: list[list[dict[str, Any]]], seed: int
 ) -> None:
-    """Rows in the order of the message; an end counts once, and only of an agent that decided since its last one."""
+    """Rows keep the order of the message; an end counts once, and only for an agent that decided since its last one."""
     sensors = Sensors(kinds, np.random.default_rng(seed))
     brain = writer.brain(NAME, 2, branches)
     made: PlayerBehavior | None = None
     deciding: set[int] = set()
     left_out = 0
-    for message in drawn:
+    for message in sampled:
         rows = [as_row(dict(one), sensors, sum(branches)) for one in message]
         wanted = list({row.number: row for row in rows if not row.done}.values())  # each id once
         rows = [row for row in rows if row.done or any(row is one for one in wanted)]
@@ -179,7 +180,7 @@ def test_any_population_comes_out_as_it_went_in(
             if ended:
                 assert found.ends is not None
                 assert found.ends.interrupted.tolist() == [row.interrupted for row in ended]
-            decode(encode(found))  # what a stage gets is what the codec takes
+            decode(encode(found))  # the codec accepts every report
     assert made is not None
     assert made.spec == BehaviorSpec(
         observations=sensors.specs(), actions=ActionSpec(continuous=2, discrete=tuple(branches))
@@ -221,7 +222,7 @@ FIXTURE = bytes.fromhex(
 
 
 def test_a_message_assembled_by_hand_is_read_to_its_columns() -> None:
-    """Of the same id an end and a decision: the end counts once there was a decision before."""
+    """It has an end and a decision with the same id; the end counts only after a decision."""
     message = parsed(messages().exchanged, FIXTURE, "a message")
     assert message.header.status == 200
     (entry,) = message.unity_output.rl_output.agentInfos
@@ -251,7 +252,7 @@ def test_a_message_assembled_by_hand_is_read_to_its_columns() -> None:
 
 
 def plain(found: BehaviorReport | None) -> Any:
-    """A report as lists, without the columns that are None."""
+    """Returns a report as lists, without the columns that are None."""
     assert found is not None
     rows = {"decisions": found.decisions, "ends": found.ends}
     return {"behavior": found.behavior} | {what: one and _plain(one) for what, one in rows.items()}
@@ -266,25 +267,25 @@ def _plain(rows: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------- observations
 
 
-def test_what_another_writer_lays_out_differently_is_read_the_same() -> None:
-    """Fields in another order than protobuf's, and defaults that are written out."""
+def test_other_valid_encodings_are_read_alike() -> None:
+    """Fields may have another order than protobuf's, and defaults may be written."""
     straight = writer.vector([1.0, 2.0], name="eye")
     data = writer.block(4, writer.block(1, np.array([3.0, 4.0], "<f4").tobytes()))
-    turned = writer.text(8, "eye") + writer.integers(6, [NONE]) + data + writer.integers(1, [2])
-    wordy = writer.vector([5.0, 6.0], name="eye") + bytes.fromhex("1000") + bytes.fromhex("3800")
-    new = writer.vector([7.0, 8.0], name="eye") + writer.integer(15, 1)  # a field that is not known here
-    all_ways = [straight, turned, wordy, new]
+    reordered = writer.text(8, "eye") + writer.integers(6, [NONE]) + data + writer.integers(1, [2])
+    explicit = writer.vector([5.0, 6.0], name="eye") + bytes.fromhex("1000") + bytes.fromhex("3800")
+    new = writer.vector([7.0, 8.0], name="eye") + writer.integer(15, 1)  # an unknown field
+    encodings = [straight, reordered, explicit, new]
     wanted = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]
     for start in range(4):
         order = [*range(start, 4), *range(start)]
-        agents = [writer.agent([all_ways[at]], number=at) for at in order]
+        agents = [writer.agent([encodings[at]], number=at) for at in order]
         found = report(agents)
         assert found.decisions is not None
         assert found.decisions.observations[0].tolist() == [wanted[at] for at in order]
 
 
 def test_channels_first_and_last_are_the_same_image() -> None:
-    """The axes tell: a package below 3.0 sends height, width, channels; one without axes does too."""
+    """Packages before 3.0 and those without axes send height, width, channels; axes show the order."""
     images = np.random.default_rng(3).random((5, 2, 3, 4)).astype(np.float32)
     for axes, turned in ((CHW, images), (HWC, images.transpose(0, 2, 3, 1)), ((), images.transpose(0, 2, 3, 1))):
         found = report([writer.agent([writer.floats(one, axes)], number=at) for at, one in enumerate(turned)])
@@ -294,26 +295,26 @@ def test_channels_first_and_last_are_the_same_image() -> None:
         np.testing.assert_array_equal(column, images)
 
 
-def test_numbers_as_large_as_can_be_are_finite() -> None:
+def test_the_largest_finite_numbers_are_accepted() -> None:
     found = report([writer.agent([writer.vector([3e38, -3e38])], reward=3e38)])
     assert found.decisions is not None
     assert found.decisions.observations[0].tolist() == np.array([[3e38, -3e38]], np.float32).tolist()
 
 
-# ---------------------------------------------------------------- bookkeeping
+# ---------------------------------------------------------------- agents that wait
 
 SEEN = [writer.vector([1.0, 2.0], name="eye")]
 GOOD = writer.agent(SEEN, number=4)
 
 
-def test_a_message_without_agents_says_nothing() -> None:
+def test_a_message_without_agents_gives_no_report() -> None:
     made = columns([GOOD])
     assert made.report(infos([GOOD])) is not None
     assert made.report([]) is None
     assert made.waiting.tolist() == []
 
 
-def test_after_a_restart_nobody_has_decided() -> None:
+def test_after_a_restart_no_agent_has_decided() -> None:
     made = columns([GOOD])
     made.report(infos([GOOD]))
     made.restart()

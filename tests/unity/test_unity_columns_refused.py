@@ -1,4 +1,4 @@
-"""Agents that do not fit together, or to what their behavior said at first, are refused by name."""
+"""Agents that are inconsistent with each other or with their behavior's spec are refused by name."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 import tests.unity.player_writer as writer
-from sparring.pipeline.bridges.unity import RECORD_AGAIN, Unreadable
+from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData
 from sparring.pipeline.bridges.unity.columns import PlayerBehavior
 from sparring.pipeline.bridges.unity.messages import messages, parsed
 from sparring.pipeline.errors import LocalProtocolError
 from sparring.pipeline.messages.simulator import BehaviorActions
-from tests.unity.player_writer import NONE, VARIABLE
+from tests.unity.protobuf_writer import NONE, VARIABLE
 from tests.unity.unity_agents import NAME, columns, infos
 
 SEEN = [writer.vector([1.0, 2.0], name="eye")]
 GOOD = writer.agent(SEEN, number=4)
 
 
-def refused(agents: list[bytes], reason: str, brain: bytes | None = None) -> Unreadable:
-    """The refusal of agents, of which the first is as it should be; the remedy is one for a game."""
+def refused(agents: list[bytes], reason: str, brain: bytes | None = None) -> UnreadableData:
+    """Returns the error for agents of which the first is valid; its remedy concerns a game."""
     made = columns(agents, brain)
-    with pytest.raises(Unreadable, match=reason) as raised:
+    with pytest.raises(UnreadableData, match=reason) as raised:
         made.report(infos(agents))
     assert NAME in str(raised.value)
     assert raised.value.remedy
@@ -33,11 +33,11 @@ def refused(agents: list[bytes], reason: str, brain: bytes | None = None) -> Unr
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_are_refused_by_agent_and_place(bad: float) -> None:
-    seen = writer.agent([writer.vector([1.0, bad], name="eye")], number=9)
+    bad_agent = writer.agent([writer.vector([1.0, bad], name="eye")], number=9)
     for done in (False, True):
         reward = writer.agent(SEEN, number=9, reward=bad, done=done)
         shared = writer.agent(SEEN, number=9, group_reward=bad, done=done)
-        assert "divides by zero" in refused([GOOD, seen], "NaN or infinity in observation 'eye' of agent 9").remedy
+        assert "divides by zero" in refused([GOOD, bad_agent], "NaN or infinity in observation 'eye' of agent 9").remedy
         assert "divides by zero" in refused([GOOD, reward], "NaN or infinity as reward of agent 9").remedy
         assert "divides by zero" in refused([GOOD, shared], "NaN or infinity as group reward of agent 9").remedy
 
@@ -47,35 +47,38 @@ def test_numbers_that_are_not_finite_are_refused_by_agent_and_place(bad: float) 
     [
         ([], "0 observations of agent 9"),
         (SEEN * 2, "2 observations of agent 9"),
-        ([writer.vector([1.0, 2.0], name="ear")], "'eye' told as .*'ear'.* of agent 9"),
-        ([writer.vector([1.0, 2.0, 3.0], name="eye")], "'eye' told as .*at first as .* of agent 9"),
-        ([writer.vector([1.0, 2.0], name="eye", goal=True)], "'eye' told as .* of agent 9"),
-        ([writer.floats(np.zeros((1, 2), np.float32), (VARIABLE, NONE), name="eye")], "'eye' told as .* of agent 9"),
-        ([writer.packed(b"", [2], [NONE], name="eye")], "'eye' told as .* of agent 9"),
+        ([writer.vector([1.0, 2.0], name="ear")], "'eye' with fields .*'ear'.* of agent 9"),
+        ([writer.vector([1.0, 2.0, 3.0], name="eye")], "'eye' with fields .*at first .* of agent 9"),
+        ([writer.vector([1.0, 2.0], name="eye", goal=True)], "'eye' with fields .* of agent 9"),
+        (
+            [writer.floats(np.zeros((1, 2), np.float32), (VARIABLE, NONE), name="eye")],
+            "'eye' with fields .* of agent 9",
+        ),
+        ([writer.packed(b"", [2], [NONE], name="eye")], "'eye' with fields .* of agent 9"),
         ([writer.integers(1, [2]) + writer.integers(6, [NONE]) + writer.text(8, "eye")], "0 numbers for .* of agent 9"),
         ([SEEN[0].replace(b"\x22\x0a\x0a\x08", b"\x22\x09\x0a\x07")[:-1]], "cannot be decoded of agent 9"),
         ([b"\x0a\xff"], "observation 'eye' that cannot be decoded of agent 9"),
     ],
 )
 def test_sensors_that_change_are_refused(seen: list[bytes], reason: str) -> None:
-    """With another agent, or with the next message."""
+    """They may change between agents or between messages."""
     bad = writer.agent(seen, number=9)
     assert "sensors" in refused([GOOD, bad], reason).remedy
     made = columns([GOOD])
     assert made.report(infos([GOOD])) is not None
-    with pytest.raises(Unreadable, match=reason):
+    with pytest.raises(UnreadableData, match=reason):
         made.report(infos([bad]))
 
 
-def test_another_shape_of_as_many_numbers_is_refused() -> None:
-    """Three entities of four numbers and four of three, which are as many bytes."""
+def test_another_shape_with_as_many_numbers_is_refused() -> None:
+    """Three entities of four numbers and four of three have as many bytes."""
     three, four = (writer.floats(np.zeros(shape, np.float32), [VARIABLE, NONE]) for shape in ((3, 4), (4, 3)))
     assert len(three) == len(four)
-    refused([writer.agent([three]), writer.agent([four], number=9)], "'obs_0' told as .* of agent 9")
+    refused([writer.agent([three]), writer.agent([four], number=9)], "'obs_0' with fields .* of agent 9")
 
 
-def test_numbers_that_are_cut_off_are_refused() -> None:
-    """Seven of eight bytes, in a message that is whole."""
+def test_truncated_numbers_are_refused() -> None:
+    """They have seven of eight bytes, in a complete message."""
     data = writer.block(4, writer.block(1, bytes(7)))
     short = writer.integers(1, [2]) + data + writer.integers(6, [NONE]) + writer.text(8, "eye")
     refused([GOOD, writer.agent([short], number=9)], "1.75 numbers for observation 'eye' of shape .* of agent 9")
@@ -85,11 +88,11 @@ def test_numbers_that_are_cut_off_are_refused() -> None:
     ("pngs", "reason"),
     [
         (b"", "no PNG"),
-        (writer.as_pngs(np.zeros((3, 4, 5), np.uint8))[:-1], "cut off"),
+        (writer.as_pngs(np.zeros((3, 4, 5), np.uint8))[:-1], "truncated"),
         (writer.as_pngs(np.zeros((3, 5, 4), np.uint8)), "4 x 5 pixels"),
     ],
 )
-def test_images_that_can_not_be_read_are_refused(pngs: bytes, reason: str) -> None:
+def test_unreadable_images_are_refused(pngs: bytes, reason: str) -> None:
     good = writer.packed(writer.as_pngs(np.zeros((3, 4, 5), np.uint8)), [3, 4, 5], name="eye")
     bad = writer.packed(pngs, [3, 4, 5], name="eye")
     refused([writer.agent([good]), writer.agent([bad], number=9)], f"{reason}.* of agent 9")
@@ -97,7 +100,7 @@ def test_images_that_can_not_be_read_are_refused(pngs: bytes, reason: str) -> No
 
 @pytest.mark.parametrize(("mask", "size"), [([True], 1), ([True] * 4, 4), ([False] * 2, 2)])
 def test_a_mask_of_another_size_is_refused(mask: list[bool], size: int) -> None:
-    """Of an agent that decides; that of one that is done means nothing."""
+    """This concerns agents that decide; the mask of an agent that is done is ignored."""
     brain = writer.brain(branches=[2, 3])
     bad = writer.agent(SEEN, number=9, mask=mask)
     error = refused([GOOD, bad], f"a mask of {size} choices of agent 9 of .*, which has 5", brain)
@@ -106,7 +109,7 @@ def test_a_mask_of_another_size_is_refused(mask: list[bool], size: int) -> None:
     assert made.report(infos([GOOD, writer.agent(SEEN, number=9, mask=mask, done=True)])) is not None
 
 
-def test_an_agent_that_wants_two_decisions_at_once_is_refused() -> None:
+def test_an_agent_that_requests_two_decisions_at_once_is_refused() -> None:
     error = refused([GOOD, writer.agent(SEEN, number=5), GOOD], "agent 4 of .* twice")
     assert "one decision" in error.remedy
 
@@ -125,17 +128,17 @@ def test_an_agent_that_wants_two_decisions_at_once_is_refused() -> None:
         (writer.brain(continuous=1), [b"\x0a\xff"], "observation 0 that cannot be decoded"),
     ],
 )
-def test_a_behavior_that_no_network_can_be_built_for_is_refused(brain: bytes, seen: list[bytes], reason: str) -> None:
-    with pytest.raises(Unreadable, match=reason) as raised:
+def test_a_behavior_without_a_possible_network_is_refused(brain: bytes, seen: list[bytes], reason: str) -> None:
+    with pytest.raises(UnreadableData, match=reason) as raised:
         columns([writer.agent(seen)], brain)
     assert NAME in str(raised.value)
     assert "sensors and actions" in raised.value.remedy
 
 
 @pytest.mark.parametrize("name", ["", "B?team=-1", "B?team=x", "B?team=99999999999"])
-def test_a_behavior_that_can_not_be_named_is_refused(name: str) -> None:
+def test_an_invalid_behavior_name_is_refused(name: str) -> None:
     brain = parsed(messages().brain, writer.brain(continuous=1), "a behavior")
-    with pytest.raises(Unreadable, match="behavior id"):
+    with pytest.raises(UnreadableData, match="behavior id"):
         PlayerBehavior(name, brain, infos([GOOD])[0])
 
 

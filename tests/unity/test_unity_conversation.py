@@ -1,4 +1,4 @@
-"""The conversation with a player: who may say what and when, and what the answers are, byte by byte."""
+"""The conversation with a player: which side may send what and when, and the bytes of each answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tests.unity.player_writer as writer
-from sparring.pipeline.bridges.unity import RECORD_AGAIN, Unreadable
+from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData
 from sparring.pipeline.bridges.unity.conversation import (
     TRANSITIONS,
     PlayerConversation,
@@ -40,10 +40,10 @@ def actions(agents: list[int], value: float = 0.5, behavior: str = NAME) -> Beha
     )
 
 
-def refused(conversation: PlayerConversation, content: bytes, reason: str) -> Unreadable:
-    """The refusal of a message, which only an end can answer."""
-    with pytest.raises(Unreadable, match=reason) as raised:
-        conversation.hear(content)
+def refused(conversation: PlayerConversation, content: bytes, reason: str) -> UnreadableData:
+    """Returns the error for a message, after which the conversation can only end."""
+    with pytest.raises(UnreadableData, match=reason) as raised:
+        conversation.receive(content)
     assert raised.value.remedy != RECORD_AGAIN
     assert conversation.state == "parting"
     assert writer.answer(conversation.quit()).command == 2
@@ -55,35 +55,35 @@ def refused(conversation: PlayerConversation, content: bytes, reason: str) -> Un
 
 def test_a_conversation_from_introduction_to_end() -> None:
     conversation = PlayerConversation()
-    heard = conversation.hear(writer.introduction(capabilities=(1, 4, 7)))
+    received = conversation.receive(writer.introduction(capabilities=(1, 4, 7)))
     has = frozenset({"baseRLCapabilities", "hybridActions", "multiAgentGroups"})
-    assert heard == PlayerMessage(
+    assert received == PlayerMessage(
         introduction=PlayerIntroduction(name="Academy", version="1.5.0", package="4.0.0", capabilities=has)
     )
-    answer = writer.answer(conversation.initialise(seed=-7, package="0.1.0", num_areas=3))
+    answer = writer.answer(conversation.initialize(seed=-7, package="0.1.0", num_areas=3))
     assert answer.status == 200
     assert answer.initial is not None
     assert dict(writer.fields(answer.initial.pop(4))) == dict.fromkeys(range(1, 8), 1)
     assert answer.initial == {1: 2**64 - 7, 2: b"1.5.0", 3: b"0.1.0", 5: 3}
-    assert conversation.hear(writer.READY) == PlayerMessage()
-    answer = writer.answer(conversation.reset(b"told"))
-    assert (answer.command, answer.side_channel, answer.actions) == (1, b"told", {})
-    heard = conversation.hear(ONE)
-    assert list(heard.behaviors) == [NAME]
-    assert [report.behavior for report in heard.reports] == [NAME]
-    assert heard.farewell is None
+    assert conversation.receive(writer.READY) == PlayerMessage()
+    answer = writer.answer(conversation.reset(b"side"))
+    assert (answer.command, answer.side_channel, answer.actions) == (1, b"side", {})
+    received = conversation.receive(ONE)
+    assert list(received.behaviors) == [NAME]
+    assert [report.behavior for report in received.reports] == [NAME]
+    assert received.farewell is None
     answer = writer.answer(conversation.step([actions([3])], b"more"))
     assert (answer.command, answer.side_channel) == (0, b"more")
     assert answer.actions == {NAME: [writer.Act(continuous=[0.5])]}
-    heard = conversation.hear(FAREWELL)
-    assert heard == PlayerMessage(farewell="the game was closed")
+    received = conversation.receive(FAREWELL)
+    assert received == PlayerMessage(farewell="the game was closed")
     assert conversation.quit() == bytes.fromhex("0a0308c801 1a04 0a02 2002")
     assert conversation.state == "ended"
 
 
-def test_answers_are_byte_by_byte_those_of_the_protocol(begun: Begin) -> None:
+def test_answers_have_exactly_the_bytes_of_the_protocol(begun: Begin) -> None:
     conversation = begun()
-    conversation.hear(ONE)
+    conversation.receive(ONE)
     assert conversation.step([actions([3])]) == bytes.fromhex(
         "0a0308c801"  # 1 header: 1 status: 200
         "1a18"  # 3 unity_input, 24 bytes:
@@ -94,55 +94,55 @@ def test_answers_are_byte_by_byte_those_of_the_protocol(begun: Begin) -> None:
         "0a06"  # . . . . 1 value, an agent of 6 bytes:
         "32040000003f"  # . . . . . 6 continuous_actions: [0.5]
     )
-    conversation.hear(ONE)
+    conversation.receive(ONE)
     assert conversation.reset() == bytes.fromhex("0a0308c801 1a04 0a02 2001")
 
 
-def test_a_player_may_say_farewell_after_it_was_told_to_end(begun: Begin) -> None:
+def test_a_player_may_send_its_farewell_after_quit(begun: Begin) -> None:
     conversation = begun()
-    conversation.hear(ONE)
+    conversation.receive(ONE)
     conversation.quit()
-    assert conversation.hear(FAREWELL).farewell
+    assert conversation.receive(FAREWELL).farewell
     assert writer.answer(conversation.quit()).command == 2
 
 
-def test_a_farewell_without_a_word_is_one(begun: Begin) -> None:
-    assert begun().hear(writer.header(400)).farewell == ""
+def test_a_farewell_may_have_no_text(begun: Begin) -> None:
+    assert begun().receive(writer.header(400)).farewell == ""
 
 
 # ---------------------------------------------------------------- turns
 
-SAYS: dict[str, Callable[[PlayerConversation], Any]] = {
-    "introduction": lambda one: one.hear(writer.introduction()),
-    "output": lambda one: one.hear(writer.READY),
-    "farewell": lambda one: one.hear(FAREWELL),
-    "initialisation": lambda one: one.initialise(seed=1, package="x"),
-    "reset": lambda one: one.reset(),
-    "step": lambda one: one.step([]),
-    "quit": lambda one: one.quit(),
+EVENTS: dict[str, Callable[[PlayerConversation], Any]] = {
+    "introduction": lambda conversation: conversation.receive(writer.introduction()),
+    "output": lambda conversation: conversation.receive(writer.READY),
+    "farewell": lambda conversation: conversation.receive(FAREWELL),
+    "initialization": lambda conversation: conversation.initialize(seed=1, package="x"),
+    "reset": lambda conversation: conversation.reset(),
+    "step": lambda conversation: conversation.step([]),
+    "quit": lambda conversation: conversation.quit(),
 }
 
 
 @settings(max_examples=200)
-@given(st.lists(st.sampled_from(sorted(SAYS)), max_size=12))
-def test_what_is_not_in_the_table_is_refused_and_changes_nothing(said: list[str]) -> None:
-    """A word of the trainer out of turn is its own fault; one of the player ends the conversation."""
+@given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=12))
+def test_a_message_that_is_not_in_the_table_is_refused_and_changes_nothing(events: list[str]) -> None:
+    """A message of the trainer out of turn is its own error; one of the player ends the conversation."""
     conversation = PlayerConversation()
-    for what in said:
+    for what in events:
         before = conversation.state
         after = TRANSITIONS.get((before, what))
-        players_turn = any((before, word) in TRANSITIONS for word in ("introduction", "output", "farewell"))
-        hears = what in ("introduction", "output", "farewell")
+        players_turn = any((before, event) in TRANSITIONS for event in ("introduction", "output", "farewell"))
+        is_players = what in ("introduction", "output", "farewell")
         if after is not None:
-            SAYS[what](conversation)
+            EVENTS[what](conversation)
             assert conversation.state == after
-        elif hears and players_turn:
-            with pytest.raises(Unreadable):
-                SAYS[what](conversation)
+        elif is_players and players_turn:
+            with pytest.raises(UnreadableData):
+                EVENTS[what](conversation)
             assert conversation.state == "parting"
         else:
             with pytest.raises(LocalProtocolError, match=before):
-                SAYS[what](conversation)
+                EVENTS[what](conversation)
             assert conversation.state == before
 
 
@@ -150,8 +150,8 @@ def test_what_is_not_in_the_table_is_refused_and_changes_nothing(said: list[str]
 
 
 @pytest.mark.parametrize("version", ["1.0.0", "1.5.0", "1.9.3", "1.2.0-preview", "1.0"])
-def test_every_version_1_is_welcome(version: str) -> None:
-    introduction = PlayerConversation().hear(writer.introduction(version)).introduction
+def test_every_version_1_is_accepted(version: str) -> None:
+    introduction = PlayerConversation().receive(writer.introduction(version)).introduction
     assert introduction is not None
     assert introduction.version == version
 
@@ -162,7 +162,7 @@ def test_another_version_is_refused_by_its_number_and_package(version: str) -> N
     assert "com.unity.ml-agents" in error.remedy
 
 
-# ---------------------------------------------------------------- what cannot be used
+# ---------------------------------------------------------------- unusable messages
 
 
 @pytest.mark.parametrize(
@@ -175,14 +175,14 @@ def test_another_version_is_refused_by_its_number_and_package(version: str) -> N
         (ONE, "no introduction"),
     ],
 )
-def test_a_first_message_that_is_no_introduction_is_refused(content: bytes, reason: str) -> None:
+def test_a_first_message_other_than_an_introduction_is_refused(content: bytes, reason: str) -> None:
     refused(PlayerConversation(), content, reason)
 
 
 def test_agents_before_the_first_reset_are_refused() -> None:
     conversation = PlayerConversation()
-    conversation.hear(writer.introduction())
-    conversation.initialise(seed=1, package="x")
+    conversation.receive(writer.introduction())
+    conversation.initialize(seed=1, package="x")
     refused(conversation, ONE, "before the first reset")
 
 
@@ -198,17 +198,17 @@ def test_agents_before_the_first_reset_are_refused() -> None:
         (writer.output(side_channel=b"cut"), "side channel"),
     ],
 )
-def test_a_message_that_can_not_be_used_is_refused(begun: Begin, content: bytes, reason: str) -> None:
+def test_an_unusable_message_is_refused(begun: Begin, content: bytes, reason: str) -> None:
     refused(begun(), content, reason)
 
 
-def test_a_behavior_told_again_is_the_same_or_refused(begun: Begin) -> None:
-    """What else its parameters say may change."""
+def test_a_repeated_behavior_must_have_the_same_spec(begun: Begin) -> None:
+    """Other parameters of it may change."""
     conversation = begun()
-    conversation.hear(ONE)
+    conversation.receive(ONE)
     conversation.step([actions([3])])
     assert (
-        conversation.hear(writer.output({}, [BRAIN + writer.integer(8, 0) + writer.text(20, "more")]))
+        conversation.receive(writer.output({}, [BRAIN + writer.integer(8, 0) + writer.text(20, "more")]))
         == PlayerMessage()
     )
     conversation.step([])
@@ -218,11 +218,11 @@ def test_a_behavior_told_again_is_the_same_or_refused(begun: Begin) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_a_damaged_message_is_read_or_refused_and_nothing_else(data: st.DataObject) -> None:
-    """Bytes changed, taken out or put in anywhere: no other exception."""
+def test_a_damaged_message_is_either_read_or_refused(data: st.DataObject) -> None:
+    """Changed, removed or inserted bytes raise no other exception."""
     conversation = PlayerConversation()
     for content, answer in (
-        (writer.introduction(), lambda: conversation.initialise(seed=1, package="x")),
+        (writer.introduction(), lambda: conversation.initialize(seed=1, package="x")),
         (writer.READY, conversation.reset),
         (ONE, conversation.quit),
     ):
@@ -231,10 +231,10 @@ def test_a_damaged_message_is_read_or_refused_and_nothing_else(data: st.DataObje
             at = data.draw(st.integers(0, len(damaged) - 1)) if damaged else 0
             damaged[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
         try:
-            heard = conversation.hear(bytes(damaged))
-        except Unreadable:
+            received = conversation.receive(bytes(damaged))
+        except UnreadableData:
             return
-        if heard.farewell is not None:
+        if received.farewell is not None:
             return
         answer()
 
@@ -245,25 +245,25 @@ def test_a_damaged_message_is_read_or_refused_and_nothing_else(data: st.DataObje
 def test_behaviors_with_decisions_are_answered_and_no_others(begun: Begin) -> None:
     conversation = begun()
     both = {name: [writer.agent(SEEN, number=at)] for at, name in enumerate(("A?team=0", "B?team=0"))}
-    conversation.hear(writer.output(both, [writer.brain(name, 1) for name in both]))
-    for told in ([], [actions([0], behavior="A?team=0")], [actions([1]), actions([0], behavior="C?team=0")]):
+    conversation.receive(writer.output(both, [writer.brain(name, 1) for name in both]))
+    for given_actions in ([], [actions([0], behavior="A?team=0")], [actions([1]), actions([0], behavior="C?team=0")]):
         with pytest.raises(LocalProtocolError):
-            conversation.step(told)
+            conversation.step(given_actions)
         assert conversation.state == "deciding"
     conversation.step([actions([1], 1.0), actions([0], behavior="A?team=0")])
-    conversation.hear(writer.output({"A?team=0": both["A?team=0"]}))  # nothing of B
+    conversation.receive(writer.output({"A?team=0": both["A?team=0"]}))  # no agents of B
     with pytest.raises(LocalProtocolError):
         conversation.step([actions([0], behavior="A?team=0"), actions([1])])
     answer = writer.answer(conversation.step([actions([0], behavior="A?team=0")]))
     assert list(answer.actions) == ["A?team=0"]
 
 
-def test_after_a_reset_no_decision_is_waited_for(begun: Begin) -> None:
-    """What a reset cuts off ends without a row; an end that comes afterwards is left out."""
+def test_after_a_reset_no_agent_waits_for_a_decision(begun: Begin) -> None:
+    """Episodes that a reset truncates end without a row; a later end is left out."""
     conversation = begun()
-    conversation.hear(ONE)
+    conversation.receive(ONE)
     conversation.reset()
-    heard = conversation.hear(writer.output({NAME: [writer.agent(SEEN, number=3, done=True)]}))
-    assert heard.reports == ()
+    received = conversation.receive(writer.output({NAME: [writer.agent(SEEN, number=3, done=True)]}))
+    assert received.reports == ()
     assert conversation.ends_without_decision == 1
     assert writer.answer(conversation.step([])).actions == {}

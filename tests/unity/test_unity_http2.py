@@ -1,4 +1,4 @@
-"""gRPC over HTTP/2, with a client by hand; real clients are among the tests of the bridge and of stepping."""
+"""gRPC over HTTP/2 with a hand-written client; tests of the bridge and of stepping use real clients."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.unity.unity_client import FIRST, LARGEST, PATH, SECOND, Client, begun
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_a_call_is_heard_once_it_is_here_whole(size: int) -> None:
-    """However the bytes of the connection come, and its message in pieces of its own."""
+def test_a_call_is_reported_once_it_is_complete(size: int) -> None:
+    """Chunks of the connection and frames of the message may have any sizes."""
     client = Client(Http2Connection(PATH, LARGEST))
     client.http2.initiate_connection()
     client.begin()
@@ -30,11 +30,11 @@ def test_a_call_is_heard_once_it_is_here_whole(size: int) -> None:
         client.http2.send_data(FIRST, piece, pad_length=3)
     client.http2.send_data(FIRST, b"lo", end_stream=True)
     arriving = client.http2.data_to_send()
-    heard = [one for at in range(0, len(arriving), size) for one in client.connection.feed(arriving[at : at + size])]
-    assert heard == [Call(FIRST, b"hello")]
+    calls = [one for at in range(0, len(arriving), size) for one in client.connection.feed(arriving[at : at + size])]
+    assert calls == [Call(FIRST, b"hello")]
 
 
-def test_the_answer_is_one_message_and_a_good_status() -> None:
+def test_the_answer_is_one_message_and_status_0() -> None:
     client = begun()
     for stream in (FIRST, SECOND):
         client.call(stream)
@@ -48,8 +48,8 @@ def test_the_answer_is_one_message_and_a_good_status() -> None:
     assert client.connection.take() == b""
 
 
-def test_an_answer_is_no_faster_than_the_other_side_takes_it() -> None:
-    """Neither on its stream nor on all of the connection, and in frames of a size that it takes."""
+def test_an_answer_respects_flow_control_and_frame_size() -> None:
+    """Windows of the stream and of the connection limit it."""
     client = begun()
     client.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 20_000})
     client.call()
@@ -73,12 +73,12 @@ def test_an_answer_is_no_faster_than_the_other_side_takes_it() -> None:
     assert client.answer() == (grpc_message(answer), {"grpc-status": "0"})
 
 
-def test_who_is_welcome_may_send_as_much_as_there_can_be() -> None:
-    """Of a large message no piece waits for more of a window."""
+def test_an_accepted_client_may_send_the_largest_message_at_once() -> None:
+    """No part of a large message waits for a larger window."""
     client = begun()
     client.call()
     client.send()
-    client.connection.welcome(2**26)
+    client.connection.admit(2**26)
     client.connection.answer(FIRST, b"")
     client.read()
     client.send()
@@ -98,26 +98,27 @@ def test_who_is_welcome_may_send_as_much_as_there_can_be() -> None:
         ("/other/Method", "POST", grpc_message(b""), UNIMPLEMENTED, "no such method"),
         (PATH, "GET", grpc_message(b""), UNIMPLEMENTED, "no such method"),
         (PATH, "POST", grpc_message(b"", compressed=1), UNIMPLEMENTED, "a message that is compressed"),
-        (PATH, "POST", grpc_message(b"hello")[:-1], INTERNAL, "a message that was cut off"),
-        (PATH, "POST", grpc_message(b"hello") * 2, INTERNAL, "a message that was cut off"),
-        (PATH, "POST", b"", INTERNAL, "a message that was cut off"),
+        (PATH, "POST", grpc_message(b"hello")[:-1], INTERNAL, "a truncated message"),
+        (PATH, "POST", grpc_message(b"hello") * 2, INTERNAL, "a truncated message"),
+        (PATH, "POST", b"", INTERNAL, "a truncated message"),
         (PATH, "POST", grpc_message(bytes(LARGEST + 1)), RESOURCE_EXHAUSTED, "too large a message"),
     ],
 )
-def test_what_is_no_call_of_ours_is_refused(path: str, method: str, data: bytes, status: int, why: str) -> None:
-    """And the connection goes on."""
+def test_an_unknown_call_is_refused_and_the_connection_continues(
+    path: str, method: str, data: bytes, status: int, why: str
+) -> None:
     client = begun()
     client.call(data=data, path=path, method=method)
     assert client.send() == []
-    _, told = client.answer()
-    assert (told["grpc-status"], told["grpc-message"]) == (str(status), why)
-    assert told["grpc-accept-encoding"] == "identity"
+    _, trailers = client.answer()
+    assert (trailers["grpc-status"], trailers["grpc-message"]) == (str(status), why)
+    assert trailers["grpc-accept-encoding"] == "identity"
     client.call(SECOND)
     assert client.send() == [Call(SECOND, b"hello")]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "headers",
     [
         [("te", "trailers"), ("content-type", "application/grpc+proto"), ("user-agent", "grpc-dotnet/2.60")],
         [("grpc-encoding", "gzip"), ("grpc-accept-encoding", "identity,deflate,gzip")],
@@ -125,30 +126,30 @@ def test_what_is_no_call_of_ours_is_refused(path: str, method: str, data: bytes,
     ],
     ids=["kind", "compression that is not used", "others"],
 )
-def test_what_clients_say_of_a_call_changes_nothing(told: list[tuple[str, str]]) -> None:
-    """When its time is over a client breaks its call off; a message may be plain where the call allows others."""
+def test_optional_headers_of_a_call_are_ignored(headers: list[tuple[str, str]]) -> None:
+    """A client cancels a call at its own timeout, and a message may be uncompressed if the call allows others."""
     client = begun()
-    client.call(more=told)
+    client.call(more=headers)
     assert client.send() == [Call(FIRST, b"hello")]
     client.connection.answer(FIRST, b"answer")
     assert client.answer() == (grpc_message(b"answer"), {"grpc-status": "0"})
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_call_that_is_broken_off_is_told_of_once(at_once: bool) -> None:
-    """It may be over before it is known to have begun; to answer it does nothing."""
+def test_a_cancelled_call_is_reported_once(at_once: bool) -> None:
+    """It may end before it was reported; answering it has no effect."""
     client = begun()
     client.call()
-    heard = [] if at_once else client.send()
+    calls = [] if at_once else client.send()
     client.http2.reset_stream(FIRST)
-    assert heard + client.send() == [Call(FIRST, b"hello"), Call(FIRST, None)]
+    assert calls + client.send() == [Call(FIRST, b"hello"), Call(FIRST, None)]
     client.connection.answer(FIRST, b"too late")
     client.connection.refuse(FIRST, UNAVAILABLE, "too late")
     assert client.connection.take() == b""
 
 
-def test_a_client_that_parts_breaks_its_calls_off() -> None:
-    """Also one that would have been refused."""
+def test_a_client_that_disconnects_cancels_its_calls() -> None:
+    """This includes a call that would have been refused."""
     client = begun()
     client.call()
     client.call(SECOND, b"")
@@ -164,8 +165,8 @@ def test_a_client_that_parts_breaks_its_calls_off() -> None:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_anything_is_a_call_or_a_violation(data: st.DataObject) -> None:
-    """Bytes of a connection, some of them changed."""
+def test_damaged_bytes_are_a_call_or_a_violation(data: st.DataObject) -> None:
+    """Some bytes of a connection are changed."""
     client = begun()
     client.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 9})
     client.call()
@@ -182,11 +183,11 @@ def test_anything_is_a_call_or_a_violation(data: st.DataObject) -> None:
         pass
 
 
-def test_who_parts_right_after_its_call_is_welcome_in_vain() -> None:
+def test_accepting_a_client_that_disconnected_after_its_call_has_no_effect() -> None:
     client = begun()
     client.call()
     client.http2.close_connection()
     assert client.connection.feed(client.http2.data_to_send()) == [Call(FIRST, b"hello"), Call(FIRST, None)]
-    client.connection.welcome(LARGEST)
+    client.connection.admit(LARGEST)
     client.connection.limit(0)
     client.connection.end()

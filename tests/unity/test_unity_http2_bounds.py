@@ -1,4 +1,4 @@
-"""What the other side of a connection can make us keep or do is bounded."""
+"""The memory and work that the other side of a connection can cause are bounded."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def spoiled() -> Iterator[tuple[str, bytes]]:
     back = SettingsFrame(0, settings={SettingCodes.HEADER_TABLE_SIZE: 4096}).serialize()
     yield "not HTTP/2", b"GET / HTTP/1.1\r\n\r\n"
     yield "an unreadable header", PREFACE + HeadersFrame(FIRST, b"\xff" * 9, flags=["END_HEADERS"]).serialize()
-    calls = [HeadersFrame(2 * one + 1, block, flags=["END_HEADERS"]).serialize() for one in range(5)]
+    calls = [HeadersFrame(2 * number + 1, block, flags=["END_HEADERS"]).serialize() for number in range(5)]
     yield "five calls at once", PREFACE + b"".join(calls)
-    bomb = b"\x40\1a\x7f\x81\1" + b"b" * 256 + b"\xbe" * 300  # a header of 256 bytes, and then the same again and again
+    bomb = b"\x40\1a\x7f\x81\1" + b"b" * 256 + b"\xbe" * 300  # a header of 256 bytes, repeated many times
     yield "headers without end", PREFACE + HeadersFrame(FIRST, bomb, flags=["END_HEADERS"]).serialize()
     window = WindowUpdateFrame(0, window_increment=2**31 - 1).serialize()
     first, more = HeadersFrame(FIRST, b"\x83").serialize(), ContinuationFrame(FIRST, b"").serialize()
@@ -47,15 +47,15 @@ def spoiled() -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize(("what", "wrong"), [pytest.param(*one, id=one[0]) for one in spoiled()])
-def test_what_is_not_http2_or_too_much_ends_the_connection(what: str, wrong: bytes) -> None:
-    """The other side is told so, where it speaks HTTP/2; what had been heard of is over."""
+def test_bytes_that_are_not_http2_or_too_many_end_the_connection(what: str, wrong: bytes) -> None:
+    """A peer that speaks HTTP/2 is notified; its open calls end."""
     client = Client(Http2Connection(PATH, LARGEST))
     client.http2.initiate_connection()
     client.http2.clear_outbound_data_buffer()
     with pytest.raises(Violation):
         client.connection.feed(wrong)
-    told = client.read()
-    assert isinstance(told[-1], ConnectionTerminated) == (what != "not HTTP/2")
+    frames = client.read()
+    assert isinstance(frames[-1], ConnectionTerminated) == (what != "not HTTP/2")
     client.connection.answer(FIRST, b"too late")
     assert client.connection.take() == b""
     with pytest.raises(Violation):
@@ -63,43 +63,43 @@ def test_what_is_not_http2_or_too_much_ends_the_connection(what: str, wrong: byt
 
 
 def status(client: Client) -> tuple[int, str]:
-    """Of the call that has just been refused, before its message was here; it is over for both sides."""
-    end = client.seen.pop()
+    """Returns the status of the call that was just refused before its message arrived."""
+    end = client.events.pop()
     assert isinstance(end, StreamReset)
     assert end.error_code == 0
-    _, told = client.answer()
-    return int(told["grpc-status"]), told["grpc-message"]
+    _, trailers = client.answer()
+    return int(trailers["grpc-status"]), trailers["grpc-message"]
 
 
-def test_a_call_of_who_is_not_listened_to_is_refused_before_its_message() -> None:
-    """And its next ones, until it is listened to."""
+def test_calls_of_a_client_that_is_not_accepted_are_refused_before_their_message() -> None:
+    """Further calls are refused too, until the client is accepted."""
     client = begun(0)
     client.begin()
     client.http2.send_data(FIRST, bytes(10_000))
     assert client.send() == []
-    assert status(client) == (UNAVAILABLE, "another player plays on this port")
-    assert client.connection.kept() == 0
+    assert status(client) == (UNAVAILABLE, "another player is connected to this port")
+    assert client.connection.buffered_bytes() == 0
     client.connection.limit(LARGEST)
     client.call(SECOND)
     assert client.send() == [Call(SECOND, b"hello")]
 
 
-def test_who_is_listened_to_no_more_loses_what_it_has_brought() -> None:
-    """A call that was under way is refused at once; one that is here whole is for the server."""
+def test_a_client_that_is_no_longer_accepted_loses_its_incomplete_call() -> None:
+    """An incomplete call is refused at once; a complete one is left to the server."""
     client = begun()
     client.begin()
     client.http2.send_data(FIRST, grpc_message(bytes(LARGEST))[:-1])
     client.send()
-    assert client.connection.kept() == LARGEST + 4
+    assert client.connection.buffered_bytes() == LARGEST + 4
     client.connection.limit(0)
     client.read()
-    assert status(client) == (UNAVAILABLE, "another player plays on this port")
-    assert client.connection.kept() == 0
+    assert status(client) == (UNAVAILABLE, "another player is connected to this port")
+    assert client.connection.buffered_bytes() == 0
 
 
 @pytest.mark.parametrize("claimed", [True, False])
-def test_too_large_a_message_is_refused_before_it_is_here(claimed: bool) -> None:
-    """By the size that it claims; who claims less is no better."""
+def test_a_message_that_is_too_large_is_refused_before_it_arrived(claimed: bool) -> None:
+    """The declared size decides; declaring less does not help."""
     client = begun()
     client.begin()
     data = grpc_message(bytes(LARGEST + 1))
@@ -108,25 +108,25 @@ def test_too_large_a_message_is_refused_before_it_is_here(claimed: bool) -> None
     assert status(client) == (RESOURCE_EXHAUSTED, "too large a message")
 
 
-def test_of_who_is_welcome_the_rest_of_too_large_a_message_is_let_pass() -> None:
-    """It is on its way already; none of it is kept."""
+def test_the_rest_of_a_message_that_is_too_large_is_discarded() -> None:
+    """An accepted client has sent it already; none of it is stored."""
     client = begun()
-    client.connection.welcome(LARGEST)
+    client.connection.admit(LARGEST)
     client.read()
     client.send()
     client.begin()
     for _ in range(100):
         client.http2.send_data(FIRST, bytes(10_000))
         assert client.send() == []
-        assert client.connection.kept() <= LARGEST
+        assert client.connection.buffered_bytes() <= LARGEST
     client.http2.end_stream(FIRST)
     client.send()
-    _, told = client.answer()
-    assert int(told["grpc-status"]) == RESOURCE_EXHAUSTED
+    _, trailers = client.answer()
+    assert int(trailers["grpc-status"]) == RESOURCE_EXHAUSTED
 
 
-def test_one_call_at_a_time_brings_a_message() -> None:
-    """Another is refused, also while the first waits for its answer."""
+def test_only_one_call_at_a_time_may_send_a_message() -> None:
+    """Another call is refused, also while the first one waits for its answer."""
     client = begun()
     client.begin()
     client.http2.send_data(FIRST, grpc_message(b"hello")[:-1])
@@ -141,14 +141,14 @@ def test_one_call_at_a_time_brings_a_message() -> None:
 
 
 def floods() -> Iterator[tuple[str, Callable[[int], list[Frame]]]]:
-    """Frames, by the number of a call that has not been."""
+    """Yields functions that return frames for the number of an unused call."""
     yield "pings", lambda _: [PingFrame(0, b"12345678")]
     yield "answers to no ping", lambda _: [PingFrame(0, b"12345678", flags=["ACK"])]
     yield "answers to no settings", lambda _: [SettingsFrame(0, flags=["ACK"])]
     yield "windows", lambda _: [WindowUpdateFrame(0, window_increment=1)]
     yield "priorities", lambda _: [PriorityFrame(FIRST, depends_on=5)]
     yield "resets of what is over", lambda _: [RstStreamFrame(FIRST)]
-    yield "what nobody knows", lambda _: [ExtensionFrame(0xFF, 0, body=b"1234")]
+    yield "unknown frames", lambda _: [ExtensionFrame(0xFF, 0, body=b"1234")]
     yield "data that is empty", lambda _: [DataFrame(FIRST, b"")]
     yield "data that is padding", lambda _: [DataFrame(FIRST, b"", pad_length=200, flags=["PADDED"])]
     yield "data after a reset", lambda _: [RstStreamFrame(FIRST), DataFrame(FIRST, bytes(100))]
@@ -160,7 +160,7 @@ def floods() -> Iterator[tuple[str, Callable[[int], list[Frame]]]]:
 def test_floods_end_the_connection(
     what: str, frames: Callable[[int], list[Frame]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a word of why. They are forgiven after a while."""
+    """The peer receives the cause; counts decrease with time."""
     monkeypatch.setattr(http2, "_MOST_OVERHEAD", 3000)
     client = begun()
     client.begin()
@@ -174,7 +174,7 @@ def test_floods_end_the_connection(
             client.connection.feed(data)
 
     many(2000)
-    client.connection.pardon()
+    client.connection.reset_overhead()
     many(2000)
     with pytest.raises(Violation, match="not of messages"):
         many(2000)
@@ -182,11 +182,11 @@ def test_floods_end_the_connection(
     assert sent.endswith(CALM)
 
 
-def test_calls_that_are_answered_are_no_flood(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor are large messages, in frames as clients make them."""
+def test_answered_calls_do_not_count_as_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do large messages in the frames that clients make."""
     monkeypatch.setattr(http2, "_MOST_OVERHEAD", 3000)
     client = begun(10**6)
-    client.connection.welcome(10**6)
+    client.connection.admit(10**6)
     client.read()
     for call in range(FIRST, 200, 2):
         client.begin(call, more=[("anything", "x" * 100)])

@@ -1,4 +1,4 @@
-"""The table of messages: what is documented is what is read, and bytes in the place of numbers are the same bytes."""
+"""The table of messages equals the documented one, and number arrays that it reads as bytes are the same bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tests.unity.player_writer as writer
-from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.bridges.unity import messages as schema
 
 FIELD = re.compile(r"\s*((?:repeated )?)(\w+) (\w+) = (\d+);(?:\s*//.*\b(packed|encoded)\b)?")
 
 
 def documented() -> dict[str, schema.Fields]:
-    """`messages.proto` as the table has it: a comment says what is declared as bytes there."""
+    """Returns `messages.proto` in the form of the table; its comments say which fields are declared as bytes."""
     text = (Path(schema.__file__).parent / "messages.proto").read_text()
     enums = set(re.findall(r"enum (\w+)", text))
     found: dict[str, schema.Fields] = {}
@@ -41,8 +41,8 @@ def documented() -> dict[str, schema.Fields]:
     return found
 
 
-def test_the_table_of_messages_is_that_of_the_documentation() -> None:
-    """Names, numbers and types; in the documentation a nested message goes by its own name."""
+def test_the_table_of_messages_equals_the_documentation() -> None:
+    """Names, numbers and types are equal; the documentation calls a nested message by its own name."""
     own = {
         message: {name: (number, re.sub(r"\w+\.(\w+)$", r"\1", kind)) for name, (number, kind) in declared.items()}
         for message, declared in schema.SCHEMA.items()
@@ -56,7 +56,7 @@ def test_the_table_of_messages_is_that_of_the_documentation() -> None:
     flags=st.lists(st.booleans(), max_size=140),
 )
 def test_packed_numbers_are_the_bytes_of_their_array(numbers: list[float], flags: list[bool]) -> None:
-    """Written by protobuf as repeated numbers, read here as bytes, and the same written back."""
+    """Protobuf writes repeated numbers, which are read as bytes and written back unchanged."""
     file = descriptor_pb2.FileDescriptorProto(name="other.proto", package="other", syntax="proto3")
     message = file.message_type.add(name="AgentInfoProto")
     field = descriptor_pb2.FieldDescriptorProto
@@ -76,7 +76,7 @@ def test_packed_numbers_are_the_bytes_of_their_array(numbers: list[float], flags
     assert one.SerializeToString() == writer.block(4, data)
 
 
-def test_bytes_that_are_no_message_are_refused() -> None:
+def test_bytes_that_are_not_a_message_are_refused() -> None:
     for content in (b"\xff", b"\x0a\x05\x08", writer.block(1, writer.block(2, b"\xff\xfe"))):
-        with pytest.raises(Unreadable, match="something that cannot be decoded"):
+        with pytest.raises(UnreadableData, match="something that cannot be decoded"):
             schema.parsed(schema.messages().exchanged, content, "something")

@@ -1,4 +1,4 @@
-"""Who may call on a player's port, with clients by hand; time is as the tests say."""
+"""Which clients may call on a player's port, with hand-written clients and a virtual clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from h2.events import ConnectionTerminated, DataReceived, Event, PingAckReceived
 from sparring.pipeline.bridges.unity import http2
 from sparring.pipeline.bridges.unity import server as module
 from sparring.pipeline.bridges.unity.http2 import OTHER, RESOURCE_EXHAUSTED, UNAVAILABLE
-from sparring.pipeline.bridges.unity.server import PATH, STRANGER_S, Server, check_free
+from sparring.pipeline.bridges.unity.server import CANDIDATE_S, PATH, Server, check_free
 from sparring.pipeline.errors import SettingsError
 from tests.unity.unity_client import grpc_message
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Its timers go by `now`."""
+    """An event loop whose timers use `now`."""
 
     now = 0.0
 
@@ -38,13 +38,13 @@ class Loop(asyncio.SelectorEventLoop):
         return self.run_until_complete(work)
 
 
-class Ended(Exception):
-    """The server has closed the connection. Args: the last that came."""
+class ConnectionEnded(Exception):
+    """The server has closed the connection; the argument is the last event."""
 
 
 @dataclass
 class Caller:
-    """A client, one call after the other."""
+    """A client that makes one call after the other."""
 
     loop: Loop
     stream: socket.socket
@@ -52,7 +52,7 @@ class Caller:
     call: int = -1
 
     def begin(self) -> None:
-        """Sends what comes before a message."""
+        """Sends what precedes a message."""
         if self.call < 0:
             self.http2.initiate_connection()
         self.call += 2
@@ -60,40 +60,40 @@ class Caller:
         self.http2.send_headers(self.call, fields)
         self.send()
 
-    def bring(self, data: bytes, end: bool = True) -> None:
-        """Sends of a message what `data` holds."""
+    def send_message(self, data: bytes, end: bool = True) -> None:
+        """Sends `data` as a part of a message."""
         self.http2.send_data(self.call, data, end_stream=end)
         self.send()
 
     def ask(self, content: bytes) -> None:
         self.begin()
-        self.bring(grpc_message(content))
+        self.send_message(grpc_message(content))
 
     def send(self) -> None:
         self.loop.finish(self.loop.sock_sendall(self.stream, self.http2.data_to_send()))
 
     def until(self, *kinds: type[Event]) -> list[Event]:
-        """What comes, until something of each kind has come."""
-        seen: list[Event] = []
-        while not all(any(isinstance(one, kind) for one in seen) for kind in kinds):
+        """Returns all events until one of each kind has arrived."""
+        events: list[Event] = []
+        while not all(any(isinstance(one, kind) for one in events) for kind in kinds):
             data = self.loop.finish(self.loop.sock_recv(self.stream, 2**16))
             if not data:
-                raise Ended(*seen[-1:])
-            seen += self.http2.receive_data(data)
-        return seen
+                raise ConnectionEnded(*events[-1:])
+            events += self.http2.receive_data(data)
+        return events
 
     def answer(self) -> bytes | tuple[int, str]:
-        """To the last call: a message, or the status and text of its refusal."""
-        seen = self.until(StreamEnded)
-        data = b"".join(one.data for one in seen if isinstance(one, DataReceived))
-        if any(isinstance(one, TrailersReceived) for one in seen):
+        """Returns the answer to the last call: a message, or status and text of its refusal."""
+        events = self.until(StreamEnded)
+        data = b"".join(one.data for one in events if isinstance(one, DataReceived))
+        if any(isinstance(one, TrailersReceived) for one in events):
             return data[5:]
-        told = {key: value for one in seen for key, value in getattr(one, "headers", ())}
-        return int(told["grpc-status"]), told["grpc-message"]
+        trailers = {key: value for one in events for key, value in getattr(one, "headers", ())}
+        return int(trailers["grpc-status"]), trailers["grpc-message"]
 
     def ended(self) -> Any:
-        """What the server has said last, before it ended the connection."""
-        with pytest.raises(Ended) as raised:
+        """Returns the last event before the server ended the connection."""
+        with pytest.raises(ConnectionEnded) as raised:
             self.until(Caller)  # type: ignore[arg-type]  # no such event
         (last,) = raised.value.args
         return last
@@ -101,44 +101,44 @@ class Caller:
 
 @dataclass
 class Port:
-    """A server, and what has happened there."""
+    """A server with the calls that it has received."""
 
     loop: Loop
     stack: ExitStack
-    heard: list[bytes] = field(default_factory=list)
+    received: list[bytes] = field(default_factory=list)
     broken: int = 0
 
     def __post_init__(self) -> None:
-        self.server = Server(0, self.heard.append, self._note_broken, self.loop)
+        self.server = Server(0, self.received.append, self._note_broken, self.loop)
         self.stack.callback(self.server.close)
 
     def _note_broken(self) -> None:
         self.broken += 1
 
     def connect(self) -> Caller:
-        """A client that the server knows of."""
+        """Returns a client that the server has accepted."""
         stream = self.stack.enter_context(socket.create_connection(("127.0.0.1", self.server.port)))
         stream.setblocking(False)
         caller, known = Caller(self.loop, stream), stream.getsockname()
-        self.until(lambda: any(line._stream.getpeername() == known for line in self.server._lines))
+        self.until(lambda: any(line._stream.getpeername() == known for line in self.server._connections))
         return caller
 
     def player(self) -> Caller:
-        """One that has called, and was answered."""
+        """Returns a client that has called and was answered."""
         caller = self.connect()
         self.play(caller, b"hello")
         return caller
 
     def play(self, caller: Caller, content: bytes) -> None:
-        """A call that is heard and answered."""
+        """Makes a call that the server receives and answers."""
         caller.ask(content)
-        self.until(lambda: self.heard)
-        assert self.heard.pop() == content
+        self.until(lambda: self.received)
+        assert self.received.pop() == content
         self.server.answer(b"answer")
         assert caller.answer() == b"answer"
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Has the loop go on until something holds."""
+        """Runs the loop until a condition holds."""
         while not condition():
             self.loop.finish(asyncio.sleep(0))
 
@@ -152,27 +152,27 @@ def port() -> Iterator[Port]:
 
 
 def test_only_this_machine_can_call(port: Port) -> None:
-    """On 127.0.0.1, and no other address of its own either."""
+    """The server listens on 127.0.0.1 and on no other address."""
     assert port.server._listener.getsockname() == ("127.0.0.1", port.server.port)
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", port.server.port)).close()
 
 
-def test_a_player_whose_connection_ended_may_connect_anew(port: Port) -> None:
-    """Between two calls nothing is lost by that. So may another, once the first has gone."""
+def test_a_player_whose_connection_ended_may_reconnect(port: Port) -> None:
+    """Nothing is lost between two calls. Another player may connect, too, once the first has disconnected."""
     for _ in range(3):
         player = port.player()
         player.stream.close()
-        port.until(lambda: not port.server._lines)
+        port.until(lambda: not port.server._connections)
     assert port.broken == 0
 
 
-def test_a_player_whose_connection_ends_while_its_call_is_open_is_told_of(port: Port) -> None:
-    """Once; the next that calls is heard, and nobody gets what was for the first."""
+def test_a_connection_that_ends_during_a_call_is_reported_once(port: Port) -> None:
+    """The next caller is accepted and does not receive the answer for the first."""
     player = port.connect()
     player.ask(b"hello")
-    port.until(lambda: port.heard)
-    assert port.heard.pop() == b"hello"
+    port.until(lambda: port.received)
+    assert port.received.pop() == b"hello"
     player.stream.close()
     port.until(lambda: port.broken)
     port.server.answer(b"too late")
@@ -180,8 +180,8 @@ def test_a_player_whose_connection_ends_while_its_call_is_open_is_told_of(port: 
     assert port.broken == 1
 
 
-def test_while_there_is_a_player_others_are_refused_before_they_bring_a_message(port: Port) -> None:
-    """Also on connections that were there before it. When it has gone they may call."""
+def test_other_clients_are_refused_before_their_message_while_a_player_is_connected(port: Port) -> None:
+    """This includes older connections; once the player has disconnected, they may call."""
     first, player = port.connect(), port.player()
     second = port.connect()
     for other in (first, second, first):
@@ -189,64 +189,63 @@ def test_while_there_is_a_player_others_are_refused_before_they_bring_a_message(
         assert other.answer() == OTHER
     port.play(player, b"not disturbed")
     player.stream.close()
-    port.until(lambda: len(port.server._lines) == 2)
+    port.until(lambda: len(port.server._connections) == 2)
     port.play(second, b"now")
     first.begin()
     assert first.answer() == OTHER
 
 
-def test_who_was_not_first_loses_what_it_has_brought(port: Port) -> None:
-    """As soon as there is a player."""
+def test_incomplete_messages_of_other_clients_are_dropped_once_a_player_connects(port: Port) -> None:
     late = port.connect()
     late.begin()
-    late.bring(grpc_message(bytes(1000))[:-1], end=False)
-    port.until(lambda: _kept(port))
+    late.send_message(grpc_message(bytes(1000))[:-1], end=False)
+    port.until(lambda: _buffered(port))
     port.player()
     assert late.answer() == OTHER
-    assert _kept(port) == 0
+    assert _buffered(port) == 0
 
 
-def _kept(port: Port) -> int:
-    """Bytes of messages that are not here whole."""
-    return sum(line.connection.kept() for line in port.server._lines)
+def _buffered(port: Port) -> int:
+    """Returns the bytes of incomplete messages."""
+    return sum(line.connection.buffered_bytes() for line in port.server._connections)
 
 
-def test_all_that_call_together_keep_no_more_than_the_player_may(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message with which somebody becomes the player is smaller than later ones."""
-    assert module._FIRST * module._MOST_STRANGERS <= module._LARGEST
+def test_all_callers_together_buffer_at_most_one_message(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message with which a client becomes the player is smaller than later ones."""
+    assert module._FIRST * module._MOST_CANDIDATES <= module._LARGEST
     monkeypatch.setattr(module, "_FIRST", 1000)
     caller = port.connect()
     caller.begin()
-    caller.bring(grpc_message(bytes(1001))[:5], end=False)
+    caller.send_message(grpc_message(bytes(1001))[:5], end=False)
     assert caller.answer() == (RESOURCE_EXHAUSTED, "too large a message")
     port.play(caller, bytes(1000))
     port.play(caller, bytes(10_000))
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_who_does_not_become_the_player_in_time_is_let_go(begun: bool, port: Port) -> None:
-    """Whether it says nothing at all or does not end its message. The player may take its time."""
+def test_a_client_that_does_not_become_the_player_in_time_is_disconnected(begun: bool, port: Port) -> None:
+    """It may be silent or leave its message incomplete. The player has no such limit."""
     idle = port.connect()
     if begun:
         idle.begin()
-        idle.bring(grpc_message(b"hello")[:-1], end=False)
-        port.until(lambda: _kept(port))
+        idle.send_message(grpc_message(b"hello")[:-1], end=False)
+        port.until(lambda: _buffered(port))
     else:
         idle.http2.initiate_connection()
-    port.loop.now = STRANGER_S - 1
+    port.loop.now = CANDIDATE_S - 1
     player = port.player()
     port.loop.now += 2
     last = idle.ended()
     assert isinstance(last, ConnectionTerminated)
     assert last.error_code == 0
     for _ in range(3):
-        port.loop.now += STRANGER_S
+        port.loop.now += CANDIDATE_S
         port.play(player, b"still here")
-    assert len(port.server._lines) == 1
+    assert len(port.server._connections) == 1
 
 
-def test_a_player_that_waits_for_long_may_say_that_it_is_there(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So often as clients do; what is too much at once is not too much in an hour."""
+def test_a_player_that_waits_for_long_may_send_keepalives(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many pings at once would be too many, but not within an hour."""
     monkeypatch.setattr(http2, "_MOST_OVERHEAD", 3000)
     player = port.player()
     player.ask(b"open")
@@ -255,35 +254,34 @@ def test_a_player_that_waits_for_long_may_say_that_it_is_there(port: Port, monke
             player.http2.ping(b"12345678")
         player.send()
         player.until(PingAckReceived)
-        port.loop.now += STRANGER_S
-        port.until(lambda: port.server._lines[0].connection._overhead == 0)
+        port.loop.now += CANDIDATE_S
+        port.until(lambda: port.server._connections[0].connection._overhead == 0)
     port.server.answer(b"answer")
     assert player.answer() == b"answer"
 
 
-def test_where_there_are_too_many_the_oldest_makes_room(port: Port) -> None:
-    """The player does not, and one that calls now is heard of at once."""
+def test_the_oldest_of_too_many_connections_is_closed(port: Port) -> None:
+    """The player's connection stays, and a client that calls is accepted at once."""
     player = port.player()
-    others = [port.connect() for _ in range(module._MOST_STRANGERS)]
+    others = [port.connect() for _ in range(module._MOST_CANDIDATES)]
     others[0].http2.initiate_connection()
     port.connect().begin()
     assert isinstance(others[0].ended(), ConnectionTerminated)
-    assert len(port.server._lines) == 1 + module._MOST_STRANGERS
+    assert len(port.server._connections) == 1 + module._MOST_CANDIDATES
     port.play(player, b"not disturbed")
 
 
-def test_what_is_not_http2_or_too_much_is_closed(port: Port) -> None:
-    """The player is not disturbed."""
+def test_a_connection_that_violates_http2_is_closed_without_effect_on_the_player(port: Port) -> None:
     player, other = port.player(), port.connect()
     port.loop.finish(port.loop.sock_sendall(other.stream, b"GET / HTTP/1.1\r\n\r\n"))
-    port.until(lambda: len(port.server._lines) == 1)
+    port.until(lambda: len(port.server._connections) == 1)
     port.play(player, b"not disturbed")
 
 
-def test_a_connection_that_the_system_has_no_room_for_is_taken_later(
+def test_a_connection_beyond_the_file_descriptor_limit_is_accepted_later(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked for once in a while, not all the time."""
+    """The server retries at intervals, not in a busy loop."""
     tries = 0
 
     def full(_: socket.socket) -> None:
@@ -299,16 +297,16 @@ def test_a_connection_that_the_system_has_no_room_for_is_taken_later(
         port.loop.finish(asyncio.sleep(0))
         assert tries == 1
     port.loop.now += 1.0
-    port.until(lambda: port.server._lines)
-    assert port.server._lines[0]._stream.getpeername() == stream.getsockname()
+    port.until(lambda: port.server._connections)
+    assert port.server._connections[0]._stream.getpeername() == stream.getsockname()
 
 
-def test_at_the_end_the_open_call_is_refused_and_all_are_let_go(port: Port) -> None:
+def test_closing_refuses_the_open_call_and_disconnects_all_clients(port: Port) -> None:
     player, other = port.player(), port.connect()
     other.begin()
     assert other.answer() == OTHER
     player.ask(b"open")
-    port.until(lambda: port.heard)
+    port.until(lambda: port.received)
     port.server.close()
     assert player.answer() == (UNAVAILABLE, "the trainer has ended")
     assert isinstance(other.ended(), ConnectionTerminated)
@@ -316,11 +314,11 @@ def test_at_the_end_the_open_call_is_refused_and_all_are_let_go(port: Port) -> N
     port.server.close()
 
 
-# ---------------------------------------------------------------- where it listens
+# ---------------------------------------------------------------- address
 
 
-def test_it_is_reached_at_its_address_only(port: Port) -> None:
-    """Another address of loopback is one of this machine's, and not that on which it listens unless told so."""
+def test_the_server_listens_at_its_address_only(port: Port) -> None:
+    """Another loopback address belongs to this machine, too, but the server listens there only if asked."""
     server = Server(0, lambda _: None, lambda: None, port.loop, "127.0.0.2")
     socket.create_connection(("127.0.0.2", server.port)).close()
     with pytest.raises(ConnectionRefusedError):
@@ -331,6 +329,6 @@ def test_it_is_reached_at_its_address_only(port: Port) -> None:
     check_free(server.port, "127.0.0.2")
 
 
-def test_an_address_that_this_machine_does_not_have_is_told_so() -> None:
+def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"got address 192\.0\.2\.1 .*correct pipeline\.player_host"):
         check_free(0, "192.0.2.1")

@@ -1,4 +1,4 @@
-"""A behavior of which agents came in a message."""
+"""A behavior and the agents of one of its messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "B?team=0"
 
 
 def infos(agents: list[bytes]) -> Any:
-    """The agents as they stand in a message that was received."""
+    """Returns the agents as a received message holds them."""
     message = parsed(messages().exchanged, writer.output({NAME: agents}), "a message")
     return message.unity_output.rl_output.agentInfos[0].value.value
 

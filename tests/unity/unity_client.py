@@ -1,4 +1,4 @@
-"""The other side of a connection on which players call, by hand."""
+"""A hand-written client of the server on which players call."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def grpc_message(content: bytes, compressed: int = 0) -> bytes:
 
 @dataclass
 class Client:
-    """The other side of a connection."""
+    """A client with its connection."""
 
     connection: Http2Connection
     http2: H2Connection = field(default_factory=lambda: H2Connection(H2Configuration(header_encoding="utf-8")))
-    seen: list[Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
     def begin(self, stream: int = FIRST, path: str = PATH, method: str = "POST", more: Fields = ()) -> None:
         fields = [(":method", method), (":scheme", "http"), (":path", path), (":authority", "here"), *more]
@@ -46,32 +46,32 @@ class Client:
         self.http2.send_data(stream, data, end_stream=True)
 
     def send(self) -> list[Call]:
-        """What is heard of what there is to send."""
-        heard = self.connection.feed(self.http2.data_to_send())
+        """Sends all pending data and returns the calls that the server reports."""
+        calls = self.connection.feed(self.http2.data_to_send())
         self.read()
-        return heard
+        return calls
 
     def read(self) -> list[Event]:
         new = self.http2.receive_data(self.connection.take())
-        self.seen += new
+        self.events += new
         return new
 
     def lengths(self) -> list[int]:
-        """Bytes of each piece of an answer that is here now."""
+        """Returns the sizes of the pieces of an answer that have arrived."""
         return [len(event.data) for event in self.read() if isinstance(event, DataReceived)]
 
     def answer(self) -> tuple[bytes, dict[str, str]]:
-        """Data, and last headers, of all that was seen; it is at an end."""
+        """Returns data and last headers of an answer that is complete."""
         self.read()
-        data = b"".join(event.data for event in self.seen if isinstance(event, DataReceived))
-        last = [event for event in self.seen if isinstance(event, ResponseReceived | TrailersReceived)][-1]
-        assert isinstance(self.seen[-1], StreamEnded)
-        self.seen.clear()
+        data = b"".join(event.data for event in self.events if isinstance(event, DataReceived))
+        last = [event for event in self.events if isinstance(event, ResponseReceived | TrailersReceived)][-1]
+        assert isinstance(self.events[-1], StreamEnded)
+        self.events.clear()
         return data, dict(last.headers)
 
 
 def begun(largest: int = LARGEST) -> Client:
-    """A client that has read the connection's settings."""
+    """Returns a client that has read the settings of the connection."""
     client = Client(Http2Connection(PATH, largest))
     client.http2.initiate_connection()
     client.read()

@@ -1,4 +1,4 @@
-"""Each invariant can fail: what it must not see is shown to it, and it sees that."""
+"""Each invariant detects its violation, and allows what is allowed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sparring.pipeline.monitoring.progress import ProgressTracker
 from sparring.services.stages import assembly
 from tests.world import world_game, world_links, world_run
 from tests.world.world_invariants import Watch
-from tests.world.world_plan import Fault, Plan, draw
+from tests.world.world_plan import Fault, Plan, sample_plan
 from tests.world.world_run import run_plan
 
 
 def violations(see: Callable[[Watch], None]) -> list[str]:
-    """The rules that are broken by what a watch is shown."""
+    """Returns the rules that a watch reports as broken after `see` has fed it."""
     watch = Watch(real=False, damage=False)
 
     async def main() -> None:
@@ -56,7 +56,7 @@ def step_counts(**terms: int) -> RunState:
 
 
 def segments(numbers: list[int], matchups: list[int] | None = None, agents: list[int] | None = None) -> Any:
-    """What a watch looks at in segments of one row each."""
+    """Returns the columns of segments, one row each, that a watch reads."""
     rows = len(numbers)
     return SimpleNamespace(
         behavior="A",
@@ -73,23 +73,25 @@ def learner() -> Any:
 
 
 def take(watch: Watch, numbers: list[int], matches: list[int] | None = None, **values: Any) -> None:
-    watch.taken(learner(), segments(numbers, **values), np.array(numbers), np.array(matches or [-1] * len(numbers)))
+    watch.on_segments(
+        learner(), segments(numbers, **values), np.array(numbers), np.array(matches or [-1] * len(numbers))
+    )
 
 
-def taken_again(watch: Watch) -> None:
+def trained_twice(watch: Watch) -> None:
     one = learner()
     for _ in range(2):
-        watch.taken(one, segments([7]), np.array([7]), np.array([-1]))
+        watch.on_segments(one, segments([7]), np.array([7]), np.array([-1]))
 
 
 def trained_again_after_a_restore(watch: Watch) -> None:
     first, second = learner(), learner()
     first.trained = 1
-    watch.trained(first, np.array([7]))
-    kept: Any = SimpleNamespace(behavior="A", version=2, trained=1)
-    watch.kept(first, kept)
-    watch.restored(second, kept)
-    watch.taken(second, segments([7]), np.array([7]), np.array([-1]))
+    watch.on_update(first, np.array([7]))
+    checkpoint: Any = SimpleNamespace(behavior="A", version=2, trained=1)
+    watch.on_checkpoint(first, checkpoint)
+    watch.on_restore(second, checkpoint)
+    watch.on_segments(second, segments([7]), np.array([7]), np.array([-1]))
 
 
 def two_opponents(watch: Watch, agents: list[int], matches: list[int]) -> None:
@@ -112,9 +114,9 @@ def published(*records: PolicyWeights) -> Callable[[Watch], None]:
     return see
 
 
-def heard_backwards(watch: Watch) -> None:
+def received_backwards(watch: Watch) -> None:
     for version in (3, 2):
-        watch.heard("stepping-0", "policy-A", {"weights": weights(version)})
+        watch.received("stepping-0", "policy-A", {"weights": weights(version)})
 
 
 def another_content(watch: Watch) -> None:
@@ -122,11 +124,11 @@ def another_content(watch: Watch) -> None:
     watch.published("ghosts", "ghost-0", weights(1, 0.5))
 
 
-def lost(*steps: int, stage: str = "assembly", fallen: str = "assembly") -> Callable[[Watch], None]:
-    """So many steps were lost, of which incidents tell so many each; 20 can be under way."""
+def lost(*steps: int, stage: str = "assembly", failed: str = "assembly") -> Callable[[Watch], None]:
+    """Returns a check of `steps[0]` lost steps against incidents of the other numbers; 20 steps can be in flight."""
 
     def see(watch: Watch) -> None:
-        watch.lost("A", steps[0], [{"stage": stage, "steps": one} for one in steps[1:]], {fallen}, 20)
+        watch.check_losses("A", steps[0], [{"stage": stage, "steps": one} for one in steps[1:]], {failed}, 20)
 
     return see
 
@@ -135,41 +137,41 @@ def lost(*steps: int, stage: str = "assembly", fallen: str = "assembly") -> Call
     ("rule", "see"),
     [
         ("losses", lost(10, 6)),
-        ("losses", lost(10, 10, fallen="learning")),
+        ("losses", lost(10, 10, failed="learning")),
         ("losses", lost(21, 21)),
-        ("once", taken_again),
+        ("once", trained_twice),
         ("once", trained_again_after_a_restore),
         ("matches", lambda watch: two_opponents(watch, [5, 5], [-1, -1])),
         ("matches", lambda watch: two_opponents(watch, [5, 6], [9, 9])),
         ("matches", learned_from_a_ghost),
         ("versions", published(weights(2), weights(2))),
         ("versions", published(weights(2), weights(1))),
-        ("versions", heard_backwards),
+        ("versions", received_backwards),
         ("versions", another_content),
         ("step_counts", lambda watch: watch.published("coordination", "run", step_counts(produced=5, trained=4))),
         ("step_counts", lambda watch: watch.published("coordination", "run", step_counts(trained=1, open=-1))),
     ],
 )
-def test_a_broken_rule_is_seen(rule: str, see: Callable[[Watch], None]) -> None:
+def test_a_violated_rule_is_detected(rule: str, see: Callable[[Watch], None]) -> None:
     assert violations(see) == [rule]
 
 
-def test_what_is_allowed_breaks_no_rule() -> None:
+def test_allowed_events_violate_no_rule() -> None:
     def see(watch: Watch) -> None:
         published(weights(1), weights(2, 0.5))(watch)
         watch.published("ghosts", "ghost-0", weights(1))
         watch.published("coordination", "run", step_counts(produced=5, trained=4, open=1))
         take(watch, [1, 2])
         lost(10, 6, 4)(watch)
-        lost(48, 48, stage="learning", fallen="learning")(watch)
+        lost(48, 48, stage="learning", failed="learning")(watch)
 
     assert violations(see) == []
 
 
 @pytest.fixture
 def calm() -> Plan:
-    """A small run to which nothing happens."""
-    return next(plan for plan in map(draw, range(1000)) if not plan.faults and len(plan.setting.names) == 1)
+    """Returns a small run without faults."""
+    return next(plan for plan in map(sample_plan, range(1000)) if not plan.faults and len(plan.setting.names) == 1)
 
 
 def first(plan: Plan) -> str:
@@ -177,7 +179,7 @@ def first(plan: Plan) -> str:
     return found[0] if found else ""
 
 
-def test_a_service_that_dies_by_itself_is_seen(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_fails_without_a_fault_is_detected(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: Any) -> None:
         raise ServiceError("got nothing; expected something; despair")
 
@@ -185,38 +187,40 @@ def test_a_service_that_dies_by_itself_is_seen(calm: Plan, monkeypatch: pytest.M
     assert "deaths: assembly failed" in first(calm)
 
 
-def test_a_run_that_does_not_go_on_is_seen(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_makes_no_progress_is_detected(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world_run, "RESUMES_S", 3.0)
     monkeypatch.setattr(assembly.Assembly, "_apply", lambda *_: None)
     assert "progress: nothing for" in first(calm)
 
 
-def test_a_wait_that_nobody_notices_is_seen(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwatched_endless_wait_is_detected(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(world_run.WATCHED, "services/stages/stepping.py run")
     assert "may wait for ever in services/stages/stepping.py run" in first(calm)
 
 
-def test_a_stage_that_does_not_say_what_it_waits_for_is_seen(calm: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_does_not_report_what_it_waits_for_is_detected(
+    calm: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ProgressTracker, "waits", lambda *_, **__: None)
-    assert "and does not say for what" in first(calm)
+    assert "and does not report for what" in first(calm)
 
 
 def test_nothing_runs_while_a_part_hangs(calm: Plan) -> None:
-    """The run waits for it as long as it hangs, and no longer."""
+    """The run waits for the part as long as it hangs and no longer."""
     hang = Fault(kind="hang", at=0.0, until=6.0, parts=("coordination",))
     outcome = run_plan(Plan(seed=calm.seed, setting=calm.setting, faults=(hang,)))
     assert not outcome.violations
     assert outcome.virtual_s > 6.0
 
 
-def test_damage_never_reads_as_another_message() -> None:
+def test_a_damaged_message_is_never_decoded_as_another_one() -> None:
     chance, frames = Random(1), encode(Ping(number=3))
     for _ in range(300):
         with pytest.raises(CodecError):
             decode(world_links.damage(frames, chance), SERVICES)
 
 
-def test_an_observation_says_which_decision_it_is() -> None:
+def test_an_observation_identifies_its_decision() -> None:
     rows = np.array([world_game.written(number, match) for number, match in ((5, 1), (70_000, 2))], np.float32)
     rows = np.concatenate([rows, rows + np.float32(1)])
     numbers, matches = world_game.read(rows)

@@ -1,4 +1,4 @@
-"""Whole runs with drawn faults: a sample of what `scripts/simulate` does, and the seeds that have found something."""
+"""Whole runs with random faults: a sample of `scripts/simulate`, and the seeds that have found bugs."""
 
 from __future__ import annotations
 
@@ -7,66 +7,66 @@ from dataclasses import replace
 import pytest
 
 from tests.world import world_broken
-from tests.world.world_plan import draw
+from tests.world.world_plan import sample_plan
 from tests.world.world_run import run_plan, run_seed
 
 FOUND = {
-    1: "segments that came damaged were acknowledged, and their steps were in no place of the books",
-    3: "a board's last words followed a push that was lost, so nobody could take them",
-    4: "a learner that was done took nothing more, and what assembly could not send at the end was in no place",
-    6: "the same with what stepping could not send",
-    44: "a restarted learner was heard before its queue: its lost steps stayed in flight, and the run stood still",
-    93: "the same after a full disk",
-    19: "what a checkpoint held came again after learner and coordination had died, and was taken again",
-    173: "a message that came damaged three times was given up",
+    1: "damaged segments were acknowledged, and step accounting missed their steps",
+    3: "the last record of a topic followed a lost one, so no subscriber could apply it",
+    4: "a learner that was done accepted nothing more, and steps that assembly could not send were counted nowhere",
+    6: "as 4, of what stepping could not send",
+    44: "the state of a restarted learner overtook its queue: its lost steps stayed in flight, and the run stalled",
+    93: "as 44, after a full disk",
+    19: "segments of a checkpoint were redelivered after learner and coordination had died, and were trained twice",
+    173: "a message that arrived damaged three times was dropped",
     210: "a new assembly took some of its predecessor's batches and skipped others",
-    222: "weights that a full disk refused were forgotten, and played with later",
-    271: "as 19, and the books went below 0; later, that less was lost than incidents told",
+    222: "weights that a full disk refused were forgotten and used later",
+    271: "as 19, and step counts fell below 0; later, fewer steps were lost than incidents reported",
     313: "as 173",
-    397: "coordination ended before the last word of stepping had come",
-    56: "a part that died while the run stopped took its last words along",
+    397: "coordination ended before the final report of stepping arrived",
+    56: "the final report of a part that died while the run stopped was lost",
     117: "as 56, of a learner",
     242: "as 56, of coordination, after stepping had ended",
-    565: "a start of stepping was closed by segments of the one before it",
+    565: "segments of an earlier incarnation closed the current incarnation of stepping",
     785: "as 210",
-    801: "what was dead when the run ended was not started again, and what it had held not counted",
-    987: "a simulator believed a heartbeat of next to no seconds",
-    3056: "what a dead learner had taken, and assembly had kept, was trained by the next, and lost in the books",
-    4473: "what died just before the run ended was not waited for, and its steps were in no term",
-    7398: "what coordination held, and an assembly that died with it could not send again, was in no term",
+    801: "a part that was dead at the end of the run was not restarted, and the steps that it held were not counted",
+    987: "a simulator accepted a heartbeat interval of nearly 0 s",
+    3056: "segments that a dead learner had received were trained by the next one and counted as lost",
+    4473: "the run did not wait for a part that died just before the end, and no term held its steps",
+    7398: "no term held the steps of coordination that an assembly which died with it could not resend",
     8263: "stepping, paused while the run ended, had no time left for its last steps",
-    4701: "a message that never became whole was taken for a sign of life by a simulator",
-    5427: "steps that a dead assembly had handed on were counted where they were and where they had been",
-    151: "a new coordination took for its predecessor's what a learner that goes on had taken: the books went below 0",
+    4701: "a simulator took a message that never became complete for a heartbeat",
+    5427: "steps that a dead assembly had forwarded were counted twice",
+    151: "a new coordination counted segments of a surviving learner as its predecessor's: step counts fell below 0",
 }
-"""Seeds that found a bug, and which."""
+"""Seeds that found a bug, with the bug."""
 
-BETWEEN = {"resend": (0, 20), "credit": (0, 20), "twice": (40, 60)}
-"""Seeds of which one finds each broken queue."""
+BROKEN_SEEDS = {"resend": (0, 20), "credit": (0, 20), "twice": (40, 60)}
+"""Ranges of seeds, one of which finds each broken queue."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", FOUND, ids=str)
-def test_what_a_seed_has_found_stays_mended(seed: int) -> None:
+def test_a_bug_that_a_seed_found_stays_fixed(seed: int) -> None:
     assert not run_seed(seed).violations
 
 
-def test_a_seed_repeats_itself_to_the_last_message() -> None:
-    """The digest is of all messages, with their times and contents."""
-    plan = draw(2)
+def test_a_seed_repeats_every_message() -> None:
+    """The digest covers all messages with their times and contents."""
+    plan = sample_plan(2)
     assert plan.faults
     first, second = run_plan(plan), run_plan(plan)
     assert (first.digest, first.events) == (second.digest, second.events)
     assert first.events > 300
 
 
-def test_another_seed_for_the_same_plan_is_another_history() -> None:
-    plan = draw(2)
+def test_another_seed_gives_the_same_plan_another_history() -> None:
+    plan = sample_plan(2)
     assert run_plan(plan).digest != run_plan(replace(plan, seed=3)).digest
 
 
 @pytest.mark.parametrize("kind", world_broken.KINDS)
-def test_a_broken_queue_is_found(kind: str) -> None:
-    """Within a few seeds; `scripts/simulate --broken KIND` shows the first."""
+def test_a_broken_queue_is_detected_within_a_few_seeds(kind: str) -> None:
+    """`scripts/simulate --broken KIND` shows the first seed that detects it."""
     with world_broken.queue(kind):
-        assert any(run_seed(seed).violations for seed in range(*BETWEEN[kind]))
+        assert any(run_seed(seed).violations for seed in range(*BROKEN_SEEDS[kind]))

@@ -1,4 +1,4 @@
-"""Queues that are broken on purpose, to see that the world finds them."""
+"""Queues that are broken on purpose, to test that the simulation detects them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparring.pipeline.queues.wire import Data, Grant
 
 
 def _forgets_to_resend(patch: pytest.MonkeyPatch) -> None:
-    """What the receiver misses is not sent again while both live."""
+    """Breaks resending of lost messages to a receiver that stays alive."""
     rewind = SenderState._rewind
 
     def only_for_a_new_receiver(state: SenderState, sequence: int) -> None:
@@ -25,7 +25,7 @@ def _forgets_to_resend(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counts_credit_twice(patch: pytest.MonkeyPatch) -> None:
-    """A sender believes that it has twice what it was granted."""
+    """Gives a sender twice the credit that it was granted."""
     on_grant = SenderState.on_grant
 
     def doubled(state: SenderState, now: float, grant: Grant) -> None:
@@ -37,7 +37,7 @@ def _counts_credit_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def _delivers_twice(patch: pytest.MonkeyPatch) -> None:
-    """A message that comes again is taken again."""
+    """Delivers a repeated message twice."""
     on_data = ReceiverState.on_data
 
     def forgetful(state: ReceiverState, now: float, data: Data, route: Any) -> bool:
@@ -55,7 +55,7 @@ KINDS = {"resend": _forgets_to_resend, "credit": _counts_credit_twice, "twice": 
 
 @contextlib.contextmanager
 def queue(kind: str | None) -> Iterator[None]:
-    """All queues are broken in one way, or in none."""
+    """Breaks all queues in one way, or in none."""
     with pytest.MonkeyPatch.context() as patch:
         if kind is not None:
             KINDS[kind](patch)

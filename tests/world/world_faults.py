@@ -1,4 +1,4 @@
-"""What strikes a world, at its time, and what undoes it."""
+"""Injects the faults of a plan into a world and ends them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from tests.world.world_run import World
 
 _SLICE_S: Final = 0.04
-"""Of what is slow: it runs for a share of each such time."""
+"""Period of a slow part, which runs for a share of each period."""
 
 
 class Crash(BaseException):
-    """The process of a part ends where it is."""
+    """Ends the process of a part at the current line."""
 
 
-class Troubles:
+class FaultInjector:
     """All faults of a world.
 
     Args:
-        world: that they strike.
+        world: the world to inject into.
 
     Attributes:
-        jumps: by part, seconds that its wall clock is off.
+        jumps: offset of the wall clock by part, in seconds.
     """
 
     def __init__(self, world: World) -> None:
@@ -44,40 +44,40 @@ class Troubles:
             "crash": self._crash,
             "hang": self._hang,
             "slow": self._slow,
-            "weather": self._weather,
+            "link": self._impair_link,
             "reset": self._reset,
             "full disk": self._fill,
             "torn write": self._tear,
             "clock": self._jump,
         }
 
-    async def come(self) -> None:
-        """Strikes with each fault at its time."""
+    async def run(self) -> None:
+        """Injects each fault at its time."""
         with self._scope:
             async with anyio.create_task_group() as tasks:
                 for fault in self._world.plan.faults:
-                    tasks.start_soon(self._strike, fault)
+                    tasks.start_soon(self._inject, fault)
 
     async def end(self, over: trio.Event) -> None:
-        """Once the run is over there is room on the disk and links are whole: last words that are lost are missing.
+        """Frees the disk and repairs the links once the run is over, so that final reports arrive.
 
-        Parts still crash, hang and are slow while it stops.
+        Parts still crash, hang and run slowly while the run stops.
         """
         await over.wait()
         self._over = True
         self._full.clear()
         self._torn.clear()
-        for pair in [*self._world.network.weather]:
+        for pair in [*self._world.network.conditions]:
             self._world.network.clear(pair)
 
-    def cease(self) -> None:
-        """The supervisor is gone: who hangs cannot end otherwise."""
+    def stop(self) -> None:
+        """Resumes all parts that hang once the supervisor has ended, so that they can end."""
         self._scope.cancel()
         for part in self._world.plan.setting.parts:
             self._world.queue.resume(part, forget=True)
 
     def put(self, file: Any, data: bytes) -> None:
-        """Writes to a disk that may be full, or whose writer may die meanwhile."""
+        """Writes to a disk that may be full, in a process that may die meanwhile."""
         part = PART.get()
         if part in self._full or part in self._torn:
             file.write(data[: len(data) // 2])
@@ -85,14 +85,14 @@ class Troubles:
             raise OSError(errno.ENOSPC, "No space left on device")
         if part in self._torn:
             self._torn.discard(part)
-            self._world.watch.line(f"{part} dies in the middle of a write")
+            self._world.watch.line(f"{part} dies amid a write")
             self._world.hosted[part].kill()
             raise Crash
         file.write(data)
 
-    async def _strike(self, fault: Fault) -> None:
+    async def _inject(self, fault: Fault) -> None:
         await anyio.sleep(fault.at)
-        if self._over and fault.kind in ("weather", "full disk", "torn write"):
+        if self._over and fault.kind in ("link", "full disk", "torn write"):
             return
         self._world.watch.line(f"FAULT {fault}")
         await self._kinds[fault.kind](fault, fault.parts[0] if fault.parts else "")
@@ -117,15 +117,15 @@ class Troubles:
             self._world.queue.resume(part)
             await anyio.sleep(_SLICE_S * fault.value)
 
-    async def _weather(self, fault: Fault, _: str) -> None:
+    async def _impair_link(self, fault: Fault, _: str) -> None:
         pair, network = frozenset(fault.parts), self._world.network
-        network.weather[pair] = fault.weather
+        network.conditions[pair] = fault.conditions
         await anyio.sleep(fault.until - fault.at)
         network.clear(pair)
 
     async def _reset(self, _: Fault, part: str) -> None:
-        if part in self._world.doors.links:
-            self._world.doors.links[part].reset()
+        if part in self._world.listeners.links:
+            self._world.listeners.links[part].reset()
 
     async def _jump(self, fault: Fault, part: str) -> None:
         self.jumps[part] = self.jumps.get(part, 0.0) + fault.value

@@ -1,4 +1,4 @@
-"""A game whose every decision has a number of its own, which its observation carries to the learner."""
+"""A game in which each decision has a unique number, which its observation carries to the learner."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PRIME = 4093
 
 
 def written(number: int, match: int) -> list[float]:
-    """An observation that says which decision, and of which match."""
+    """Returns an observation that holds the numbers of a decision and its match."""
     return [float(number % _BASE), float(number // _BASE), float(match), float((number * 31 + match) % _PRIME)]
 
 
 def read(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[n] numbers and matches in [n, 4] observations; -1 where they do not agree, because they came damaged."""
+    """Returns decision and match numbers [n] of observations [n, 4]; -1 in rows that were damaged."""
     whole = np.nan_to_num(rows, nan=-1.0, posinf=-1.0, neginf=-1.0).astype(np.int64)
     numbers, matches = whole[:, 0] + _BASE * whole[:, 1], whole[:, 2]
     good = (numbers * 31 + matches) % _PRIME == whole[:, 3]
@@ -34,15 +34,14 @@ def read(rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What is played.
+    """The rules of a game.
 
     Attributes:
-        behavior_ids: behavior ids.
-        areas: side by side; each is a match of all seats.
-        members: agents of each seat in an area.
-        groups: "" for none, "seat" for one of each seat in each area, "area" for one of all seats.
-        contests: everybody in an area ends together, with outcomes.
-        ends: share of steps that end something.
+        areas: number of parallel areas; each plays a match of all behavior ids.
+        members: agents of each behavior id in an area.
+        groups: "" for none, "seat" for one group per behavior id and area, "area" for one group per area.
+        contests: whether all agents of an area end together, with outcomes.
+        ends: share of steps in which episodes end.
     """
 
     behavior_ids: tuple[str, ...]
@@ -53,13 +52,13 @@ class Rules:
     ends: float
 
 
-class Tally:
-    """The game.
+class NumberedGame:
+    """A game with numbered decisions.
 
     Args:
         rules: what is played.
-        chance: decides who ends.
-        number: gives a new number to each decision and match.
+        chance: random source that decides which agents end.
+        number: returns a new number for a decision or match.
     """
 
     name = "tally"
@@ -90,26 +89,28 @@ class Tally:
         for behavior_id, here in self._here.items():
             for area in range(self._rules.areas):
                 if area not in over:
-                    self._come_and_go(behavior_id, here, area)
-        gone = {behavior_id: here & ~self._here[behavior_id] for behavior_id, here in before.items()}
+                    self._end_and_restart(behavior_id, here, area)
+        ended_agents = {behavior_id: here & ~self._here[behavior_id] for behavior_id, here in before.items()}
         for area in sorted(over):
             for behavior_id, here in before.items():
-                gone[behavior_id][area] |= here[area]
-        last = {behavior_id: self._ends(behavior_id, ended) for behavior_id, ended in gone.items() if ended.any()}
+                ended_agents[behavior_id][area] |= here[area]
+        last = {
+            behavior_id: self._ends(behavior_id, ended) for behavior_id, ended in ended_agents.items() if ended.any()
+        }
         for area in sorted(over):
             self._begin(area)
         return self._reports(last)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing; the game holds no resources."""
 
     def _begin(self, area: int) -> None:
         self._matches[area] = self._number()
         for here in self._here.values():
             here[area] = True
 
-    def _come_and_go(self, behavior_id: str, here: NDArray[np.bool_], area: int) -> None:
-        """Members end before their area does, and come back; one always stays."""
+    def _end_and_restart(self, behavior_id: str, here: NDArray[np.bool_], area: int) -> None:
+        """Ends members before their area and restarts them; one member always stays."""
         if self._rules.contests:
             return
         for member in range(self._rules.members):
@@ -119,26 +120,26 @@ class Tally:
                 here[area, member] = False
 
     def _rows(self, behavior_id: str, which: NDArray[np.bool_], *, deciding: bool) -> tuple[Any, Any, Any]:
-        """Agents, observations and matches of those in `which`."""
+        """Returns agents, observations and matches of the agents in `which`."""
         areas, members = np.nonzero(which)
         agents = areas * self._rules.members + members
         matches = [self._matches[area] for area in areas]
-        seen = [written(self._number() if deciding else 0, match) for match in matches]
-        return agents, np.array(seen, np.float32).reshape(-1, SIZE), np.array(matches, np.int64)
+        observations = [written(self._number() if deciding else 0, match) for match in matches]
+        return agents, np.array(observations, np.float32).reshape(-1, SIZE), np.array(matches, np.int64)
 
     def _reports(self, last: Mapping[str, Any]) -> Sequence[BehaviorReport]:
         reports = []
         for at, behavior_id in enumerate(self._rules.behavior_ids):
             following = None
             if self._here[behavior_id].any():
-                agents, seen, matches = self._rows(behavior_id, self._here[behavior_id], deciding=True)
+                agents, observations, matches = self._rows(behavior_id, self._here[behavior_id], deciding=True)
                 areas = agents // self._rules.members
                 groups = {"": None, "behavior_id": 1 + areas + at * self._rules.areas, "area": 1 + areas}[
                     self._rules.groups
                 ]
                 following = decisions(
                     agents,
-                    seen,
+                    observations,
                     rewards=np.full(len(agents), 0.5),
                     groups=groups,
                     group_rewards=None if groups is None else np.ones(len(agents)),
@@ -149,12 +150,12 @@ class Tally:
         return reports
 
     def _ends(self, behavior_id: str, ended: NDArray[np.bool_]) -> Any:
-        agents, seen, matches = self._rows(behavior_id, ended, deciding=False)
+        agents, observations, matches = self._rows(behavior_id, ended, deciding=False)
         team = BehaviorId.parse(behavior_id).team
         won = [float((match + team) % 2) for match in matches.tolist()]
         return ends(
             agents,
-            seen,
+            observations,
             rewards=np.ones(len(agents)),
             interrupted=[self._chance.random() < 0.3] * len(agents),
             group_rewards=np.ones(len(agents)) if self._rules.groups else None,

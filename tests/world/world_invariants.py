@@ -1,14 +1,14 @@
-"""What always holds, checked whenever something happens.
+"""Invariants of a run, checked at each event.
 
-capacity    what a receiver holds and what is on its way to it never exceeds the capacity, and the shares agree
-books       every step is in one term of the books, at each publication; at the end in one place of one stage
-losses      steps are lost with a start that died, and by that only: no more than were under way
-versions    a name's version never goes back, at no subscriber, and one version has one content
-once        no decision is trained on twice within the lineage of any weights, whatever was restored
-matches     a life, and a match, meets one draw of opponents; what ghosts did is not learned from
-deaths      nothing ends but by the plan; no simulator is told of a mistake it did not make
-deadlines   each wait has a deadline, or is known to somebody who notices where it does not end; see `world_waits`
-progress    once all is calm the run goes on, and ends
+capacity    what a receiver holds and what is in transit to it never exceeds its capacity, and the shares agree
+step_counts each step is in one term at each publication, and in one place of one stage at the end
+losses      steps are lost only with an incarnation that died, and no more than were in flight
+versions    the version of a behavior never falls at any subscriber, and each version has one content
+once        no decision is trained twice within the lineage of any weights, whatever was restored
+matches     an agent episode, and a match, has one matchup; steps of ghosts are not trained
+failures    a part ends only by the plan; no simulator receives a Fault without a mistake
+deadlines   each wait has a deadline or a watcher that notices if it never ends; see `world_waits`
+progress    after the last fault the run continues and ends
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import AssemblyState, PolicyWeights, RunState
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.sending_end import SendingEnd
-from sparring.services.supervision.outcome import closed, held
-from tests.world.world_learner import TallyLearner
+from sparring.services.supervision.outcome import final_counts, held_steps
+from tests.world.world_learner import RecordingLearner
 
 LINES: Final = 60
 
 
 class Watch:
-    """Checks, and remembers what it needs for that.
+    """Checks the invariants and records what they need.
 
     Attributes:
-        violations: what did not hold, in words.
-        events: so far.
-        lines: the last of them that a reader of a failure wants to see.
-        said: latest record of each board and key.
-        progress_at: when a step was last taken or trained on.
-        finished: coordination has said that the run is over.
-        damage: links damage messages, so that simulators make mistakes.
+        violations: descriptions of violated invariants.
+        events: number of events.
+        lines: the last events that help to explain a violation.
+        latest: latest record of each topic and key.
+        progress_at: time of the last step or update.
+        finished: set once coordination reports the end of the run.
+        damage: whether links damage messages, so that simulators send invalid ones.
     """
 
     def __init__(self, *, real: bool, damage: bool) -> None:
@@ -54,7 +54,7 @@ class Watch:
         self.events = 0
         self.trace: list[str] | None = None
         self.lines: deque[str] = deque(maxlen=LINES)
-        self.said: dict[tuple[str, str], Any] = {}
+        self.latest_records: dict[tuple[str, str], Any] = {}
         self.progress_at = 0.0
         self.on_violation: Any = lambda: None
         self.finished = trio.Event()
@@ -69,11 +69,11 @@ class Watch:
 
     @property
     def digest(self) -> str:
-        """Of all events in their order: equal for equal histories only."""
+        """Returns a digest of all events in their order, equal only for equal histories."""
         return self._digest.hexdigest()
 
     def event(self, kind: str, *about: Any) -> None:
-        """Something happened."""
+        """Records an event."""
         self.events += 1
         text = f"{trio.current_time():.9f} {kind} {about}"
         self._digest.update(text.encode())
@@ -81,12 +81,12 @@ class Watch:
             self.trace.append(text)
 
     def line(self, text: str) -> None:
-        """Something worth showing happened."""
+        """Records an event that helps to explain a violation."""
         self.event(text)
         self.lines.append(f"{trio.current_time():8.3f} {text}")
 
     def require(self, holds: bool, rule: str, about: Any = "") -> None:
-        """Notes a violation."""
+        """Records a violation of `rule` unless `holds`."""
         if not holds:
             self.violations.append(f"{trio.current_time():.3f} {rule}: {about}")
             self.on_violation()
@@ -94,11 +94,11 @@ class Watch:
     # ---------------------------------------------------------------- queues
 
     def sent(self, source: str, target: str, frames: Sequence[Any]) -> None:
-        """A message goes out."""
+        """Records a message that is sent."""
         self.event("sent", source, target, [zlib.crc32(frame) for frame in frames])
 
     def queue(self, name: str, receiver: ReceivingEnd | None, senders: Sequence[SendingEnd]) -> None:
-        """Something was put on a queue, or arrived, or was taken."""
+        """Checks the capacity of a queue after a put, an arrival or a get."""
         if receiver is None:
             return
         state = receiver._state
@@ -120,11 +120,11 @@ class Watch:
         fits = messages <= most.messages and steps <= most.steps
         self.require(fits, "capacity", f"{name} holds {messages} messages, {steps} steps of {most}")
 
-    # ---------------------------------------------------------------- boards
+    # ---------------------------------------------------------------- topics
 
     def published(self, topic: str, key: str, record: Any) -> None:
-        """A service says something."""
-        self.said[topic, key] = record
+        """Checks a record that a service publishes."""
+        self.latest_records[topic, key] = record
         self.event("published", topic, key)
         if isinstance(record, PolicyWeights):
             self._weights(topic, record)
@@ -133,7 +133,7 @@ class Watch:
         elif isinstance(record, MatchupAssignment):
             for matchup in record.matchups:
                 known = self._matchups.setdefault(matchup.number, matchup)
-                self.require(asdict(known) == asdict(matchup), "matches", f"draw {matchup.number} has two meanings")
+                self.require(asdict(known) == asdict(matchup), "matches", f"matchup {matchup.number} has two meanings")
 
     def _weights(self, topic: str, record: PolicyWeights) -> None:
         name, version = record.behavior, record.version
@@ -143,7 +143,7 @@ class Watch:
         known = self._contents.setdefault((name, version), content)
         self.require(known == content, "versions", f"{name}@{version} on {topic} has two contents")
         if topic != "ghosts":
-            self.require(version > self._published.get(name, 0), "versions", f"{name}@{version} given out again")
+            self.require(version > self._published.get(name, 0), "versions", f"{name}@{version} published again")
             self._published[name] = version
 
     def _step_counts(self, state: RunState) -> None:
@@ -155,18 +155,18 @@ class Watch:
             good = total == sum(terms.values()) and min(terms.values()) >= 0
             self.require(good, "step_counts", f"{name}: {step_counts}")
 
-    def heard(self, part: str, topic: str, latest: dict[str, Any]) -> None:
-        """A part has heard something of a board."""
+    def received(self, part: str, topic: str, latest: dict[str, Any]) -> None:
+        """Checks what a subscriber has received of a topic."""
         record = latest.get("weights")
         if isinstance(record, PolicyWeights):
             known = self._versions.get((part, record.behavior), 0)
-            self.require(record.version >= known, "versions", f"{part} hears {record.version} after {known}")
+            self.require(record.version >= known, "versions", f"{part} received {record.version} after {known}")
             self._versions[part, record.behavior] = record.version
 
     # ---------------------------------------------------------------- learners
 
-    def taken(self, learner: TallyLearner, record: Segments, numbers: Any, matches: Any) -> None:
-        """A learner has segments."""
+    def on_segments(self, learner: RecordingLearner, record: Segments, numbers: Any, matches: Any) -> None:
+        """Checks segments that a learner receives."""
         rows = [number for number in numbers.tolist() if number >= 0]
         self.event("taken", record.behavior, len(rows))
         fresh = vars(learner).setdefault("fresh", set())
@@ -174,9 +174,9 @@ class Watch:
         self.require(not again and len(set(rows)) == len(rows), "once", f"{record.behavior} got {again[:5]} again")
         fresh.update(rows)
         if record.matchups is not None:
-            self._met(record, matches)
+            self._check_matchups(record, matches)
 
-    def _met(self, record: Segments, matches: Any) -> None:
+    def _check_matchups(self, record: Segments, matches: Any) -> None:
         assert record.matchups is not None
         at = 0
         sizes = record.lengths.tolist()
@@ -186,14 +186,14 @@ class Watch:
             matchup = self._matchups.get(number)
             self.require(matchup is not None and matchup.team == team, "matches", f"team {team} learns in {matchup}")
             known = self._agent_episodes.setdefault((record.behavior, record.source, agent), number)
-            self.require(known == number, "matches", f"life {agent} meets draws {known} and {number}")
+            self.require(known == number, "matches", f"the episode of {agent} has matchups {known} and {number}")
             for match in {*matches[at : at + size].tolist()} - {-1}:
                 known = self._matches.setdefault(match, number)
-                self.require(known == number, "matches", f"match {match} meets draws {known} and {number}")
+                self.require(known == number, "matches", f"match {match} has matchups {known} and {number}")
             at += size
 
-    def trained(self, learner: TallyLearner, numbers: Any) -> None:
-        """A learner has made an update."""
+    def on_update(self, learner: RecordingLearner, numbers: Any) -> None:
+        """Checks an update of a learner."""
         self.progress_at = trio.current_time()
         rows = [number for number in numbers.tolist() if number >= 0]
         self.event("trained", learner.behavior, learner.version, len(rows))
@@ -202,36 +202,43 @@ class Watch:
         learner.lineage.update(rows)
         vars(learner).setdefault("fresh", set()).difference_update(rows)
         if not self.damage:
-            self.require(len(learner.lineage) == learner.trained, "once", f"{learner.trained} steps are not as many")
+            self.require(
+                len(learner.lineage) == learner.trained,
+                "once",
+                f"{learner.trained} steps trained, {len(learner.lineage)} in the lineage",
+            )
 
-    def kept(self, learner: TallyLearner, checkpoint: Checkpoint) -> None:
-        """A checkpoint was made."""
+    def on_checkpoint(self, learner: RecordingLearner, checkpoint: Checkpoint) -> None:
+        """Records the lineage of a checkpoint."""
         self._lineages[checkpoint.behavior, checkpoint.version, checkpoint.trained] = frozenset(learner.lineage)
 
-    def restored(self, learner: TallyLearner, checkpoint: Checkpoint) -> None:
-        """A checkpoint was loaded."""
+    def on_restore(self, learner: RecordingLearner, checkpoint: Checkpoint) -> None:
+        """Restores the lineage of a checkpoint."""
         learner.lineage = {*self._lineages[checkpoint.behavior, checkpoint.version, checkpoint.trained]}
 
     # ---------------------------------------------------------------- the end
 
-    def lost(self, name: str, steps: int, incidents: Sequence[Mapping[str, Any]], fallen: set[str], most: int) -> None:
-        """What the books of a behavior say of lost steps.
+    def check_losses(
+        self, name: str, steps: int, incidents: Sequence[Mapping[str, Any]], failed: set[str], most: int
+    ) -> None:
+        """Checks the lost steps of a behavior against the incidents.
 
         Args:
-            name: of the behavior.
-            steps: lost in all.
-            incidents: what coordination has written of each loss.
-            fallen: stages of which a start died.
-            most: steps of a behavior that can be under way.
+            name: name of the behavior.
+            steps: all lost steps.
+            incidents: incidents that coordination recorded.
+            failed: stages of which an incarnation died.
+            most: most steps of a behavior that can be in flight.
         """
-        told = sum(one["steps"] for one in incidents)
-        self.require(told == steps, "losses", f"{name}: {steps} lost, of which incidents tell {told}")
-        for one in incidents:
-            self.require(one["stage"] in fallen, "losses", f"{name}: nothing of {one['stage']} has died: {one}")
-            if one["stage"] != "learning":  # which loses updates too, since its checkpoint
-                self.require(0 < abs(one["steps"]) <= most, "losses", f"{name}: at most {most} were under way: {one}")
+        reported = sum(incident["steps"] for incident in incidents)
+        self.require(reported == steps, "losses", f"{name}: {steps} lost, incidents report {reported}")
+        for incident in incidents:
+            stage, lost = incident["stage"], incident["steps"]
+            self.require(stage in failed, "losses", f"{name}: no incarnation of {stage} has died: {incident}")
+            if stage != "learning":  # which also loses the updates since its checkpoint
+                self.require(0 < abs(lost) <= most, "losses", f"{name}: at most {most} were in flight: {incident}")
 
-    def ended(
+    def check_end(
         self,
         names: Sequence[str],
         counted: dict[str, int],
@@ -240,27 +247,27 @@ class Watch:
         exact: bool,
         most: int = 0,
     ) -> dict[str, dict[str, int]]:
-        """The run has stopped in order: every step is in one place of one stage.
+        """Checks after an orderly end that each step is in one place of one stage.
 
         Args:
-            names: of the behaviors.
-            counted: steps that the simulators counted.
-            died: services that died while it stopped, and whether they were not started again since.
-            exact: nothing has happened to them or to stepping.
-            most: steps of a behavior that can be under way.
+            names: names of the behaviors.
+            counted: steps that the simulators counted, by behavior.
+            died: services that died while the run stopped, and whether they were not restarted since.
+            exact: whether no fault concerned simulators or stepping.
+            most: most steps of a behavior that can be in flight.
         """
-        run: RunState = self.said["coordination", "run"]
-        assembly: AssemblyState = self.said["assembly", "state"]
+        run: RunState = self.latest_records["coordination", "run"]
+        assembly: AssemblyState = self.latest_records["assembly", "state"]
         found = {}
         for name in names:
-            places = held(name, run, self.said[f"learning-{name}", "state"], assembly)
-            step_counts = found[name] = closed(run.step_counts[name], places, died or {})
-            for term in ("lost", "produced"):  # of what is in no place it is not known who had it: it cannot be much
+            places = held_steps(name, run, self.latest_records[f"learning-{name}", "state"], assembly)
+            step_counts = found[name] = final_counts(run.step_counts[name], places, died or {})
+            for term in ("lost", "produced"):  # bounds the steps whose last place is unknown
                 more = step_counts[term] - getattr(run.step_counts[name], term)
                 self.require(more <= most, "losses", f"{name}: {more} more {term} at the end, at most {most} under way")
             total = sum(value for term, value in step_counts.items() if term != "produced")
             self.require(step_counts["produced"] == total, "step_counts", f"{name} at the end: {step_counts}")
             steps = counted.get(name, 0)
             fits = step_counts["produced"] == steps if exact else step_counts["produced"] <= steps or self.damage
-            self.require(fits, "step_counts", f"{name}: simulators counted {steps}, the books {step_counts}")
+            self.require(fits, "step_counts", f"{name}: simulators counted {steps}, step accounting {step_counts}")
         return found

@@ -1,4 +1,4 @@
-"""A learner that says what it takes and trains on, and whose updates cost nothing unless they are wanted."""
+"""A learner that reports its segments and updates, and whose updates may be a cheap stub."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from tests.world import world_game
 
 
 class Training(Protocol):
-    """Hears what learners do."""
+    """Receives the actions of learners."""
 
     real: bool
 
-    def taken(self, learner: TallyLearner, record: Segments, numbers: Any, matches: Any) -> None:
-        """A learner has segments, whose rows are decisions of these numbers."""
+    def on_segments(self, learner: RecordingLearner, record: Segments, numbers: Any, matches: Any) -> None:
+        """Receives the segments of a learner and the numbers of their decisions and matches."""
 
-    def trained(self, learner: TallyLearner, numbers: Any) -> None:
-        """A learner has trained on decisions of these numbers."""
+    def on_update(self, learner: RecordingLearner, numbers: Any) -> None:
+        """Receives the numbers of the decisions of an update."""
 
-    def kept(self, learner: TallyLearner, checkpoint: Checkpoint) -> None:
-        """A checkpoint was made."""
+    def on_checkpoint(self, learner: RecordingLearner, checkpoint: Checkpoint) -> None:
+        """Receives a checkpoint that was made."""
 
-    def restored(self, learner: TallyLearner, checkpoint: Checkpoint) -> None:
-        """A checkpoint was loaded."""
+    def on_restore(self, learner: RecordingLearner, checkpoint: Checkpoint) -> None:
+        """Receives a checkpoint that was restored."""
 
 
 TRAINING: ContextVar[Training] = ContextVar("training")
 
 
-class TallyLearner(Learner):
-    """The real learner with its buffers and checkpoints; its update may be a stub.
+class RecordingLearner(Learner):
+    """The real learner with its buffers and checkpoints, whose update may be a stub.
 
     Attributes:
-        lineage: numbers of the decisions that the present weights have been trained on.
+        lineage: numbers of the decisions that the current weights were trained on.
     """
 
     def __init__(self, *arguments: Any, **values: Any) -> None:
@@ -51,24 +51,24 @@ class TallyLearner(Learner):
 
     def add(self, record: Segments) -> None:
         super().add(record)
-        self.training.taken(self, record, *world_game.read(record.observations[0]))
+        self.training.on_segments(self, record, *world_game.read(record.observations[0]))
 
     def update(self, everything: bool = False) -> UpdateReport:
         size = self._buffer.steps if everything else self.settings.hyperparameters.buffer_size
         take: Callable[[int], Any] = self._buffer.take
-        seen: list[Any] = []
+        batches: list[Any] = []
 
-        def spied(steps: int) -> Any:
-            seen.append(take(steps))
-            return seen[0]
+        def take_and_record(steps: int) -> Any:
+            batches.append(take(steps))
+            return batches[0]
 
-        self._buffer.take = spied  # type: ignore[method-assign]
+        self._buffer.take = take_and_record  # type: ignore[method-assign]
         try:
             report = super().update(everything) if self.training.real else self._stub(size)
         finally:
             del self._buffer.take  # type: ignore[method-assign]
-        observations = (seen[0].own if hasattr(seen[0], "own") else seen[0]).observations
-        self.training.trained(self, world_game.read(observations[0])[0])
+        observations = (batches[0].own if hasattr(batches[0], "own") else batches[0]).observations
+        self.training.on_update(self, world_game.read(observations[0])[0])
         return report
 
     def _stub(self, size: int) -> UpdateReport:
@@ -91,9 +91,9 @@ class TallyLearner(Learner):
 
     def checkpoint(self) -> Checkpoint:
         made = super().checkpoint()
-        self.training.kept(self, made)
+        self.training.on_checkpoint(self, made)
         return made
 
     def restore(self, checkpoint: Checkpoint) -> None:
         super().restore(checkpoint)
-        self.training.restored(self, checkpoint)
+        self.training.on_restore(self, checkpoint)

@@ -1,8 +1,7 @@
-"""A network that does its worst, from one seed: messages are lost, late, repeated, out of order, damaged, cut off.
+"""A seeded network that loses, delays, repeats, reorders, damages and blocks messages.
 
-The ends are the real ones, and what travels are the frames that would travel over ZeroMQ: what arrives damaged meets
-the real decoder. A damaged message never reads as another valid one: finding that out is the business of CURVE and of
-TCP's checksums, not of the queues.
+The ends and frames are those of the ZeroMQ transport, so the real decoder reads damaged messages. A damaged message is
+never another valid one, because CURVE and the checksums of TCP would detect that, not the queues.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ Deliver = Callable[[Sequence[Buffer]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weather:
-    """What a link does to messages.
+class LinkConditions:
+    """The effects of a link on messages.
 
     Attributes:
         lost: share of messages that never arrive; `repeated` arrive twice, `damaged` arrive broken.
-        delay_s: longest delay beside the usual one.
-        disorder: later messages may overtake.
-        cut: nothing passes; `held`: it arrives when the link is whole again, else it is lost.
+        delay_s: longest delay beyond the usual one.
+        disorder: whether later messages may overtake earlier ones.
+        down: whether nothing passes; `held` messages arrive once the link is up again, others are lost.
     """
 
     lost: float = 0.0
@@ -47,25 +46,25 @@ class Weather:
     damaged: float = 0.0
     delay_s: float = 0.0
     disorder: bool = False
-    cut: bool = False
+    down: bool = False
     held: bool = False
 
 
-CALM = Weather()
+CALM = LinkConditions()
 
 
 class Watcher(Protocol):
-    """Hears of everything that happens on the network."""
+    """Receives every event of the network."""
 
     def event(self, kind: str, *about: Any) -> None:
-        """Something happened."""
+        """Records an event."""
 
     def sent(self, source: str, target: str, frames: Sequence[Buffer]) -> None:
-        """A message goes out."""
+        """Records a message that is sent."""
 
 
 class Lane:
-    """One direction between two ends; in order as long as the weather allows."""
+    """One direction between two ends, which keeps the order unless conditions say otherwise."""
 
     def __init__(self, source: str, target: str) -> None:
         self.source = source
@@ -77,16 +76,16 @@ class Network:
     """All links of a world.
 
     Args:
-        chance: decides the fate of each message.
-        watcher: hears of each.
-        queue: of the scheduler: says who hangs.
+        chance: random source for the effects on each message.
+        watcher: receives each event.
+        queue: run queue of the scheduler, which knows the parts that hang.
     """
 
     def __init__(self, chance: Random, watcher: Watcher, queue: RunQueue) -> None:
         self.chance = chance
         self.watcher = watcher
         self.queue = queue
-        self.weather: dict[frozenset[str], Weather] = {}
+        self.conditions: dict[frozenset[str], LinkConditions] = {}
         self.receivers: dict[str, tuple[ReceivingEnd, Any]] = {}
         self.topics: dict[str, tuple[TopicEnd, Any]] = {}
         self.senders: dict[str, list[SendingEnd]] = {}
@@ -96,15 +95,15 @@ class Network:
         self._held: list[tuple[frozenset[str], Lane, Deliver, Sequence[Buffer]]] = []
         self.timer = Timer(trio.current_time, self._due, self._land)
 
-    def between(self, one: str, other: str) -> Weather:
-        """The weather between two parts."""
-        if not self.weather:
+    def between(self, first: str, second: str) -> LinkConditions:
+        """Returns the conditions between two parts."""
+        if not self.conditions:
             return CALM
-        return self.weather.get(frozenset((one, other))) or self.weather.get(frozenset()) or CALM
+        return self.conditions.get(frozenset((first, second))) or self.conditions.get(frozenset()) or CALM
 
     def clear(self, pair: frozenset[str]) -> None:
-        """The weather of a pair is calm again; what was held goes out."""
-        self.weather.pop(pair, None)
+        """Restores the link of a pair and sends what was held."""
+        self.conditions.pop(pair, None)
         held, self._held = self._held, []
         for key, lane, deliver, frames in held:
             if key == pair:
@@ -115,40 +114,49 @@ class Network:
     def post(self, lane: Lane, deliver: Deliver, frames: Sequence[Buffer]) -> None:
         """Sends a message on its way."""
         self.watcher.sent(lane.source, lane.target, frames)
-        weather = self.between(lane.source, lane.target)
-        if weather is CALM:
-            self._fly(lane, deliver, frames, LATENCY_S, weather, damaged=False)
+        conditions = self.between(lane.source, lane.target)
+        if conditions is CALM:
+            self._fly(lane, deliver, frames, LATENCY_S, conditions, damaged=False)
             return
-        if weather.cut:
-            if weather.held:
+        if conditions.down:
+            if conditions.held:
                 key = frozenset((lane.source, lane.target))
-                self._held.append((key if key in self.weather else frozenset(), lane, deliver, frames))
+                self._held.append((key if key in self.conditions else frozenset(), lane, deliver, frames))
             else:
-                self.watcher.event("cut off", lane.source, lane.target)
+                self.watcher.event("blocked", lane.source, lane.target)
             return
-        copies = 1 + (self.chance.random() < weather.repeated)
-        if self.chance.random() < weather.lost:
+        copies = 1 + (self.chance.random() < conditions.repeated)
+        if self.chance.random() < conditions.lost:
             self.watcher.event("lost", lane.source, lane.target)
             copies -= 1
         for _ in range(copies):
-            delay = LATENCY_S + self.chance.random() * weather.delay_s
-            self._fly(lane, deliver, frames, delay, weather, damaged=self.chance.random() < weather.damaged)
+            delay = LATENCY_S + self.chance.random() * conditions.delay_s
+            self._fly(lane, deliver, frames, delay, conditions, damaged=self.chance.random() < conditions.damaged)
 
     def _fly(
-        self, lane: Lane, deliver: Deliver, frames: Sequence[Buffer], delay: float, weather: Weather, *, damaged: bool
+        self,
+        lane: Lane,
+        deliver: Deliver,
+        frames: Sequence[Buffer],
+        delay: float,
+        conditions: LinkConditions,
+        *,
+        damaged: bool,
     ) -> None:
-        due = math.ceil((trio.current_time() + delay) / GRID_S) * GRID_S  # fewer moments, more at each
-        if not weather.disorder:
+        due = (
+            math.ceil((trio.current_time() + delay) / GRID_S) * GRID_S
+        )  # a grid has fewer times with more messages at each
+        if not conditions.disorder:
             due = lane.latest = max(due, lane.latest)
         heapq.heappush(self._flying, (due, next(self._numbers), lane, deliver, frames, damaged))
         self.timer.advance(due)
 
     def fly(self, lane: Lane, deliver: Deliver, frames: Sequence[Buffer], delay: float) -> None:
-        """Sends bytes of a stream, which come in order; where the link is cut, when it is whole again."""
-        weather = self.between(lane.source, lane.target)
-        if weather.cut:
+        """Sends bytes of a stream, which arrive in order; a link that is down holds them until it is up again."""
+        conditions = self.between(lane.source, lane.target)
+        if conditions.down:
             key = frozenset((lane.source, lane.target))
-            self._held.append((key if key in self.weather else frozenset(), lane, deliver, frames))
+            self._held.append((key if key in self.conditions else frozenset(), lane, deliver, frames))
         else:
             self._fly(lane, deliver, frames, delay, CALM, damaged=False)
 
@@ -167,20 +175,20 @@ class Network:
             else:
                 deliver(frames)
 
-    # ---------------------------------------------------------------- who is there
+    # ---------------------------------------------------------------- listening ends
 
     def later(self, key: str, post: Callable[[Any], None], frames: list[Buffer]) -> None:
-        """Nobody listens at `key`: what is said waits for whoever will, as in the socket of who says it."""
+        """Keeps frames for `key`, at which no end listens yet, as the sender's socket would."""
         self._waiting.setdefault(key, []).append((post, frames))
 
     def opened(self, key: str) -> None:
-        """Somebody listens."""
+        """Delivers what was kept for `key` to the end that listens now."""
         for post, frames in self._waiting.pop(key, []):
             post(frames)
 
 
 def damage(frames: Sequence[Buffer], chance: Random) -> list[Buffer]:
-    """A message that does not read any more."""
+    """Returns a damaged message that cannot be decoded."""
     broken = [bytearray(frame) for frame in frames]
     kind = chance.randrange(5)
     at = chance.randrange(len(broken))
@@ -200,7 +208,7 @@ def damage(frames: Sequence[Buffer], chance: Random) -> list[Buffer]:
 
 
 def _reads(frames: Sequence[Buffer]) -> bool:
-    """Whether an end would take a message for a valid one. Anything but a CodecError is for the end to meet."""
+    """Returns whether an end would decode a message; errors other than CodecError count as decoded."""
     try:
         if framing.is_large(frames[0]) or frames[0][:1] == b"D":
             framing.unpack(framing.from_sender(frames).payload, SERVICES)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A service of the world: started by the supervisor, killed without a word, its threads taking virtual time."""
+"""A simulated service process, which the supervisor starts, a fault can kill, and whose threads take virtual time."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from tests.world.world_run import World
 
 EXIT_S: Final = 0.05
-"""A process takes its time to end; what it said last has arrived by then."""
+"""Time that a process takes to end, within which its final report arrives."""
 
 
 class Log:
-    """What a service's logger is here: its lines are kept for whoever reads a failure."""
+    """The logger of a service, which keeps its lines to explain violations."""
 
     def __init__(self, world: World, part: str) -> None:
         self._watch = world.watch
@@ -43,7 +43,7 @@ class Log:
 
 
 class HostedService:
-    """One start of a service."""
+    """One incarnation of a service."""
 
     pid = None
 
@@ -59,7 +59,7 @@ class HostedService:
 
     @property
     def waiting_for(self) -> str:
-        """What it says that it waits for; "" for nothing."""
+        """Returns what the service reports to wait for; "" for nothing."""
         return "" if self.context is None else self.context.progress.waiting_for
 
     async def wait(self) -> str:
@@ -70,12 +70,12 @@ class HostedService:
         self.stopping.set()
 
     def kill(self) -> None:
-        """Ends it as kill -9 does: nobody is told."""
+        """Ends the service without notice, as SIGKILL does."""
         if self.killed or self.ended.is_set():
             return
         self.killed = True
         self.failure = "signal SIGKILL"
-        self._fell()
+        self._record_failure()
         if self.transport is not None:
             self.transport.abandon()
         self.scope.cancel()
@@ -83,11 +83,11 @@ class HostedService:
             scope.cancel()
         self.world.queue.resume(self.plan.name, forget=True)
 
-    def _fell(self) -> None:
-        self.world.fallen.add(self.plan.name.partition("-")[0])
+    def _record_failure(self) -> None:
+        self.world.failed_stages.add(self.plan.name.partition("-")[0])
 
     async def compute(self, work: Callable[[], Any]) -> Any:
-        """As a worker thread: it takes its time, and only the end of the process ends it early."""
+        """Computes as a worker thread does, in virtual time that only the end of the process shortens."""
         longest = self.world.plan.setting.update_s
         with anyio.CancelScope(shield=True) as scope:
             self.computing.add(scope)
@@ -98,7 +98,7 @@ class HostedService:
             finally:
                 self.computing.discard(scope)
         if self.killed:
-            raise Crash  # whatever shields it
+            raise Crash  # in spite of any shield
         return result
 
     async def serve(self) -> None:
@@ -132,16 +132,16 @@ class HostedService:
                 clock=trio.current_time,
                 wall_clock=lambda: world.wall(self.plan.name),
                 compute=self.compute,
-                listen=world.doors.listen(self.plan.name),
+                listen=world.listeners.listen(self.plan.name),
             )
             await self.plan.load()(context)
 
     def _failed(self, failure: BaseException) -> None:
-        """Its own failure, or what was left to be said when it was killed."""
+        """Records the service's own failure, unless it was killed."""
         if self.killed:
             return
         error = first_failure(failure)
-        self._fell()
+        self._record_failure()
         self.failure = f"{type(error).__name__}: {error}"
         self.hopeless = isinstance(error, SparringError)
         planned = isinstance(error, OSError) and error.errno == errno.ENOSPC

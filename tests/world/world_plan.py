@@ -1,4 +1,4 @@
-"""What a seed stands for: a run, and the bad things that happen to it."""
+"""The plan of a seed: a run and its faults."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from random import Random
 from typing import Any, Final
 
 from tests.world.world_game import Rules
-from tests.world.world_links import CALM, Weather
+from tests.world.world_links import CALM, LinkConditions
 
 BUFFER: Final = 32
 LONGEST_HANG_S: Final = 14.0
-"""Longer than a silent service is left alone."""
+"""A time longer than the heartbeat timeout of services."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The run.
+    """The settings of a run.
 
     Attributes:
         mode: "overlap" or "lockstep".
-        names: of the behaviors.
-        trainer: of all.
-        self_play: teams take turns.
-        rules: of the game.
-        simulators: how many.
-        stepping: processes.
+        names: names of the behaviors.
+        trainer: trainer type of all behaviors.
+        self_play: whether teams take turns in learning.
+        rules: rules of the game.
+        simulators: number of simulators.
+        stepping: number of stepping processes.
         messages: capacity of every queue.
-        max_steps: of each learner.
-        frame_s: a simulator's time for a frame.
-        update_s: longest time for an update or a checkpoint.
-        real: updates are computed; else a stub moves the weights a little.
+        max_steps: training length of each learner.
+        frame_s: time of a simulator's frame.
+        update_s: longest time of an update or a checkpoint.
+        real: whether updates are computed; otherwise a stub changes the weights slightly.
     """
 
     mode: str
@@ -54,17 +54,17 @@ class Setting:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Services and simulators."""
+        """Returns the names of services and simulators."""
         return (*self.services, *(f"simulator-{number}" for number in range(self.simulators)))
 
     @property
     def usual_s(self) -> float:
-        """About as long as the run takes if nothing happens."""
+        """Returns the approximate duration of the run without faults."""
         rows = self.simulators * self.rules.areas * self.rules.members
         return 0.3 + self.max_steps / rows * self.frame_s + self.max_steps / BUFFER * self.update_s
 
     def text(self) -> str:
-        """The configuration."""
+        """Returns the configuration."""
         play = "{save_steps: 32, team_change: 64, swap_steps: 48, window: 3}"
         behaviors = "".join(
             f"""
@@ -97,32 +97,32 @@ pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something bad.
+    """A fault of a run.
 
     Attributes:
-        kind: "crash", "hang", "slow", "weather", "reset", "full disk", "torn write" or "clock".
-        at: seconds after the start.
-        until: when it is over.
-        parts: to whom; of weather the two ends of the link, nobody for all links.
-        weather: of the link.
-        value: of a clock, seconds that it jumps; of what is slow, the share of time that it runs.
+        kind: "crash", "hang", "slow", "link", "reset", "full disk", "torn write" or "clock".
+        at: start, in seconds after the start of the run.
+        until: end, in seconds after the start of the run.
+        parts: affected parts; for "link" the two ends of the link, or () for all links.
+        conditions: conditions of the link.
+        value: jump of the clock in seconds, or the share of time that a slow part runs.
     """
 
     kind: str
     at: float
     until: float
     parts: tuple[str, ...]
-    weather: Weather = CALM
+    conditions: LinkConditions = CALM
     value: float = 0.0
 
     def __str__(self) -> str:
-        about = f" {self.weather}" if self.kind == "weather" else f" {self.value:g}" if self.value else ""
+        about = f" {self.conditions}" if self.kind == "link" else f" {self.value:g}" if self.value else ""
         return f"{self.at:8.3f} to {self.until:8.3f} {self.kind} {' '.join(self.parts)}{about}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A run and its faults, in order."""
+    """A run and its faults in the order of their times."""
 
     seed: int
     setting: Setting
@@ -130,15 +130,15 @@ class Plan:
 
     @property
     def calm_from(self) -> float:
-        """When the last fault is over."""
+        """Returns the end of the last fault."""
         return max((fault.until for fault in self.faults), default=0.0)
 
     def __str__(self) -> str:
         return "\n".join([f"seed {self.seed}: {self.setting}", *map(str, self.faults)])
 
 
-def draw(seed: int, mode: str | None = None) -> Plan:
-    """The plan of a seed; `mode` keeps to one."""
+def sample_plan(seed: int, mode: str | None = None) -> Plan:
+    """Returns the plan of a seed, in the given mode unless it is None."""
     chance = Random(seed)
     setting = _setting(chance, mode)
     count = chance.choice((0, 1, 1, 2, 2, 3, 4, 6))
@@ -147,8 +147,8 @@ def draw(seed: int, mode: str | None = None) -> Plan:
 
 
 def _setting(chance: Random, mode: str | None) -> Setting:
-    drawn = chance.choice(("overlap", "lockstep"))
-    mode = mode or drawn
+    sampled = chance.choice(("overlap", "lockstep"))
+    mode = mode or sampled
     names: tuple[str, ...] = chance.choice((("A",), ("A",), ("A", "B")))
     self_play = chance.random() < 0.35
     trainer = chance.choice(("ppo", "ppo", "poca"))
@@ -184,7 +184,7 @@ _KINDS: Final = (
     *("crash",) * 6,
     *("hang",) * 3,
     *("slow",) * 2,
-    *("weather",) * 8,
+    *("link",) * 8,
     *("reset",) * 2,
     *("full disk",) * 1,
     *("torn write",) * 2,
@@ -196,10 +196,10 @@ def _fault(chance: Random, setting: Setting) -> Fault:
     kind = chance.choice(_KINDS)
     at = round(chance.uniform(0.0, 1.3 * setting.usual_s), 4)
     some: Sequence[str] = setting.parts
-    if kind == "weather":
+    if kind == "link":
         length = chance.choice((0.05, 0.5, 2.0))
-        parts, weather = _weather(chance, setting)
-        return Fault(kind=kind, at=at, until=at + length, parts=parts, weather=weather)
+        parts, conditions = _link(chance, setting)
+        return Fault(kind=kind, at=at, until=at + length, parts=parts, conditions=conditions)
     values: dict[str, Any] = {"value": 0.0}
     length = 0.0
     if kind == "hang":
@@ -216,13 +216,13 @@ def _fault(chance: Random, setting: Setting) -> Fault:
     return Fault(kind=kind, at=at, until=at + length, parts=(chance.choice(list(some)),), **values)
 
 
-def _weather(chance: Random, setting: Setting) -> tuple[tuple[str, ...], Weather]:
-    one, other = chance.sample(setting.parts, 2)
-    parts = chance.choice(((), (one, other)))
+def _link(chance: Random, setting: Setting) -> tuple[tuple[str, ...], LinkConditions]:
+    first, second = chance.sample(setting.parts, 2)
+    parts = chance.choice(((), (first, second)))
     if chance.random() < 0.25:
-        return parts, Weather(cut=True, held=chance.random() < 0.5)
+        return parts, LinkConditions(down=True, held=chance.random() < 0.5)
     strength = chance.choice((0.05, 0.2, 0.5))
-    return parts, Weather(
+    return parts, LinkConditions(
         lost=strength * (chance.random() < 0.6),
         repeated=strength * (chance.random() < 0.5),
         damaged=strength * (chance.random() < 0.3),

@@ -1,4 +1,4 @@
-"""A simulator of the world: plays over a faulty socket, pings while it waits, connects anew, dies of a Fault."""
+"""A simulated simulator, which plays over a faulty socket, pings while it waits, reconnects, and ends on a Fault."""
 
 from __future__ import annotations
 
@@ -22,18 +22,14 @@ from sparring.pipeline.messages.simulator import (
 )
 from sparring.pipeline.simulation.answers import check_welcome
 from sparring.pipeline.simulation.counting import StepCounter
-from tests.world.world_game import Tally
-from tests.world.world_streams import Doors, Stream
+from tests.world.world_game import NumberedGame
+from tests.world.world_streams import Listeners, Stream
 
 LOST: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
-class Told(Exception):
-    """The trainer says that this simulator made a mistake.
-
-    Attributes:
-        fault: what it said.
-    """
+class FaultReceived(Exception):
+    """The trainer has sent a Fault to this simulator."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
@@ -41,44 +37,50 @@ class Told(Exception):
 
 
 class Player:
-    """One life of a simulator.
+    """One process of a simulator.
 
     Args:
-        number: of it.
-        doors: where trainers listen.
-        address: of its trainer.
-        game: what it plays.
-        frame_s: time for a frame.
-        stepped: called when a Step has been sent.
+        number: number of the simulator.
+        listeners: listeners of trainers.
+        address: address of its trainer.
+        game: the game that it plays.
+        frame_s: time of a frame.
+        stepped: called after each Step that was sent.
     """
 
     def __init__(
-        self, number: int, doors: Doors, address: str, game: Tally, frame_s: float, stepped: Callable[[], None]
+        self,
+        number: int,
+        listeners: Listeners,
+        address: str,
+        game: NumberedGame,
+        frame_s: float,
+        stepped: Callable[[], None],
     ) -> None:
         self.counter = StepCounter()
         self._number = number
         self._part = f"simulator-{number}"
-        self._doors = doors
+        self._listeners = listeners
         self._address = address
         self._game = game
         self._frame_s = frame_s
         self._stepped = stepped
 
-    async def live(self) -> None:
-        """Plays until either side says Bye.
+    async def run(self) -> None:
+        """Plays until either side sends Bye.
 
         Raises:
-            Told: the trainer refused what this simulator said.
-            CodecError: the trainer said what does not read.
-        RemoteProtocolError: it said what cannot be.
+            FaultReceived: the trainer refused a message.
+            CodecError: a message of the trainer cannot be decoded.
+            RemoteProtocolError: a message of the trainer is invalid.
         """
         while True:
             try:
-                async with self._doors.connect(self._part, self._address) as stream:
+                async with self._listeners.connect(self._part, self._address) as stream:
                     await self._play(stream)
                     return
             except LOST:
-                self.counter.forget()
+                self.counter.discard_open()
                 await anyio.sleep(0.1)
 
     async def _play(self, stream: Stream) -> None:
@@ -86,20 +88,20 @@ class Player:
         await stream.send(to_bytes(hello))
         reader, sequence = FrameReader(), 0
         heartbeat_s, timeout_s = 1.0, 4.0
-        heard = anyio.current_time()
-        due = heard + heartbeat_s
+        received_at = anyio.current_time()
+        due = received_at + heartbeat_s
         while True:
             with anyio.move_on_at(due) as beat:
                 reader.feed(await stream.receive())
             if beat.cancelled_caught:
-                if anyio.current_time() - heard > timeout_s:
+                if anyio.current_time() - received_at > timeout_s:
                     raise anyio.BrokenResourceError
                 await stream.send(to_bytes(Ping()))
                 due = anyio.current_time() + heartbeat_s
             while (message := reader.next()) is not None:
-                heard = anyio.current_time()  # a message that has begun has to come whole in time
+                received_at = anyio.current_time()  # an incomplete message does not extend the deadline
                 if isinstance(message, Fault):
-                    raise Told(message)
+                    raise FaultReceived(message)
                 if isinstance(message, Bye):
                     await stream.send(to_bytes(Bye(steps=self.counter.steps)))
                     return
@@ -111,15 +113,15 @@ class Player:
                     continue
                 step = Step(sequence=sequence, reports=tuple(await self._answer(message)))
                 await stream.send(to_bytes(step))
-                self.counter.sent(step.reports)
+                self.counter.count_report(step.reports)
                 self._stepped()
                 sequence += 1
 
     async def _answer(self, message: Reset | Act) -> Sequence[BehaviorReport]:
         if isinstance(message, Reset):
-            self.counter.forget()
+            self.counter.discard_open()
             return self._game.reset({}, message.seed)
         for entry in message.actions:
-            self.counter.acted(entry.behavior, entry.agents)
+            self.counter.add_open(entry.behavior, entry.agents)
         await anyio.sleep(self._frame_s)
         return self._game.step({entry.behavior: entry for entry in message.actions})

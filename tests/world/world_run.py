@@ -1,4 +1,4 @@
-"""A world: one run of the whole graph under a virtual clock, what happens to it, and what is checked."""
+"""A world is one run of all services under a virtual clock, with the faults of a plan and all invariants checked."""
 
 from __future__ import annotations
 
@@ -34,90 +34,90 @@ from sparring.pipeline.simulation.counting import StepCounter
 from sparring.services.process.runtime import Run
 from sparring.services.supervision.supervisor import Supervisor
 from sparring.services.supervision.topology import ServicePlan, Topology, build
-from tests.world.world_faults import Troubles
-from tests.world.world_game import Tally
+from tests.world.world_faults import FaultInjector
+from tests.world.world_game import NumberedGame
 from tests.world.world_invariants import Watch
-from tests.world.world_learner import TallyLearner
+from tests.world.world_learner import RecordingLearner
 from tests.world.world_links import Network
 from tests.world.world_parts import HostedService, Log
-from tests.world.world_plan import Plan, draw
-from tests.world.world_player import Player, Told
+from tests.world.world_plan import Plan, sample_plan
+from tests.world.world_player import FaultReceived, Player
 from tests.world.world_schedule import PART, seeded, take_over
-from tests.world.world_streams import Doors
+from tests.world.world_streams import Listeners
 from tests.world.world_transport import WorldTransport
 from tests.world.world_waits import FLOW, WATCHED, endless
 
 RESUMES_S: Final = 40.0
-"""Within this time after the last fault something is trained: a silent process is ended after 10 s, a link after 10."""
+"""Time after the last fault until training resumes; a silent process or link is ended after 10 s."""
 ENDS_S: Final = 120.0
-"""Within this time, and what the run takes, it ends."""
+"""Time after which a run ends, in addition to its usual duration."""
 EPOCH: Final = 1.7e9
 ROOM: Final = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 
 
 class World:
-    """One run.
+    """One simulated run.
 
     Args:
-        plan: what happens.
-        folder: of the run.
+        plan: the run and its faults.
+        folder: folder of the run.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         self.folder = folder
         self.chance = Random(f"world {plan.seed}")
-        damage = any(fault.weather.damaged for fault in plan.faults)
+        damage = any(fault.conditions.damaged for fault in plan.faults)
         self.watch = Watch(real=plan.setting.real, damage=damage)
         self.hosted: dict[str, HostedService] = {}
         self.counted: dict[str, int] = {}
         self.status = ""
         self.died: dict[str, bool] = {}
-        self.fallen: set[str] = set()
+        self.failed_stages: set[str] = set()
         self._opened = itertools.count(1)
         self._numbers = itertools.count(1)
         self.agent_episodes: dict[str, anyio.CancelScope] = {}
-        self.troubles = Troubles(self)
+        self.faults = FaultInjector(self)
 
-    # ---------------------------------------------------------------- what parts get
+    # ---------------------------------------------------------------- services of the environment
 
     def wall(self, part: str) -> float:
-        """A part's wall clock."""
-        return EPOCH + trio.current_time() + self.troubles.jumps.get(part, 0.0)
+        """Returns the time of a part's wall clock."""
+        return EPOCH + trio.current_time() + self.faults.jumps.get(part, 0.0)
 
     def opened(self, part: str) -> int:
-        """The number of an end, from the wall clock as over ZeroMQ; clocks have nanoseconds."""
+        """Returns the number of an end, which is the wall clock in nanoseconds as over ZeroMQ."""
         return int(self.wall(part) * 1e6) * 1000 + next(self._opened)
 
     def created(self, name: str, end: Any) -> None:
-        """An end was opened: listens to what passes."""
+        """Lets the watch observe an end that was opened."""
         if isinstance(end, TopicEnd):
             publish, topic = end.publish, name.removeprefix("topic:")
 
-            def spied(key: str, record: Any) -> None:
+            def observed_publish(key: str, record: Any) -> None:
                 publish(key, record)
                 self.watch.published(topic, key, record)
 
-            end.publish = spied  # type: ignore[method-assign]
+            end.publish = observed_publish  # type: ignore[method-assign]
         elif isinstance(end, SubscriptionEnd):
             received, part = end.received, PART.get()
 
-            def heard(message: Any, record: Any) -> None:
+            def observed_received(message: Any, record: Any) -> None:
                 received(message, record)
-                self.watch.heard(part, name, end.latest)
+                self.watch.received(part, name, end.latest)
 
-            end.received = heard  # type: ignore[method-assign]
+            end.received = observed_received  # type: ignore[method-assign]
         else:
-            self._listen_to(name, end)
+            self._observe_queue(name, end)
 
-    def _listen_to(self, name: str, end: Any) -> None:
+    def _observe_queue(self, name: str, end: Any) -> None:
         transmit = end._transmit
 
-        def looked(*message: Any) -> None:
+        def checked(*message: Any) -> None:
             transmit(*message)
             self.look(name)
 
-        end._transmit = looked
+        end._transmit = checked
         if isinstance(end, ReceivingEnd):
             settle = end.settle
 
@@ -128,34 +128,34 @@ class World:
             end.settle = settled  # type: ignore[method-assign]
 
     def look(self, name: str) -> None:
-        """Something happened on a queue."""
+        """Lets the watch check a queue."""
         known = self.network.receivers.get(name)
         self.watch.queue(name, known and known[0], self.network.senders.get(name, ()))
 
     # ---------------------------------------------------------------- the run
 
-    async def live(self) -> None:
-        """From the beginning to the end."""
+    async def run_to_end(self) -> None:
+        """Runs from the start to the end."""
         self.queue = take_over()
         self.network = Network(self.chance, self.watch, self.queue)
-        self.doors = Doors(self.network)
+        self.listeners = Listeners(self.network)
         self.run, topology = self._topology()
         async with anyio.create_task_group() as self.tasks:
             self.watch.on_violation = self._abandon
             self.tasks.start_soon(self.network.timer.run)
-            self.tasks.start_soon(self.troubles.come)
-            self.tasks.start_soon(self.troubles.end, self.watch.finished)
+            self.tasks.start_soon(self.faults.run)
+            self.tasks.start_soon(self.faults.end, self.watch.finished)
             for number in range(self.plan.setting.simulators):
                 self.tasks.start_soon(self._simulate, number)
             self.tasks.start_soon(self._watch_progress)
             await self._supervise(topology)
-            self.troubles.cease()
+            self.faults.stop()
             self.tasks.cancel_scope.cancel()
         if not self.watch.violations:
             self._check_end()
 
     def _abandon(self) -> None:
-        """Something did not hold: ends all, also what hangs."""
+        """Ends all parts after a violation, including those that hang."""
         self.tasks.cancel_scope.cancel()
         self.queue.resume_all()
 
@@ -164,15 +164,21 @@ class World:
             self.network, "supervisor", "supervisor.1", lambda: self.opened("supervisor"), lambda *_: None
         )
         async with transport:
-            supervisor = Supervisor(topology, self, None, transport, trio.current_time)  # type: ignore[arg-type]
-            supervisor._session = "s"
-            supervisor._log = supervisor._parts._log = Log(self, "supervisor")
-            supervisor._signalled = anyio.sleep_forever  # type: ignore[method-assign]
+            supervisor = Supervisor(
+                topology,
+                self,
+                None,  # type: ignore[arg-type]
+                transport,
+                trio.current_time,
+                session="s",
+                log=Log(self, "supervisor"),
+                handles_signals=False,
+            )
             self.status = await supervisor.supervise()
-            self.died = {part.name: part.gone for part in supervisor._parts if part.died}
+            self.died = {part.name: part.gone for part in supervisor.parts if part.died}
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
-        """Starts a service; called by the supervisor."""
+        """Starts a service for the supervisor."""
         hosted = self.hosted[plan.name] = HostedService(self, plan, start, first=first)
         self.tasks.start_soon(hosted.serve)
         return hosted
@@ -193,19 +199,19 @@ class World:
         setting, part = self.plan.setting, f"simulator-{number}"
         PART.set(part)
         address = self.run.addresses[self.run.stepping[number % setting.stepping]]
-        for life in itertools.count():
-            chance = Random(f"game {self.plan.seed} {number} {life}")
-            game = Tally(setting.rules, chance, lambda: next(self._numbers))
-            player = Player(number, self.doors, address, game, setting.frame_s, self._stepped)
+        for attempt in itertools.count():
+            chance = Random(f"game {self.plan.seed} {number} {attempt}")
+            game = NumberedGame(setting.rules, chance, lambda: next(self._numbers))
+            player = Player(number, self.listeners, address, game, setting.frame_s, self._stepped)
             with anyio.CancelScope() as scope:
                 self.agent_episodes[part] = scope
                 try:
-                    await player.live()
+                    await player.run()
                     return
-                except Told as told:
-                    self._told(part, told)
+                except FaultReceived as error:
+                    self._on_fault(part, error)
                 except (CodecError, RemoteProtocolError) as error:
-                    self.watch.require(self.watch.damage, "deaths", f"{part} cannot read: {error}")
+                    self.watch.require(self.watch.damage, "failures", f"{part} cannot read: {error}")
                 finally:
                     self._count(part, player.counter)
             await anyio.sleep(0.3)
@@ -218,10 +224,10 @@ class World:
     def _stepped(self) -> None:
         self.watch.event("step")
 
-    def _told(self, part: str, told: Told) -> None:
-        self.watch.line(f"{part} was told {told}")
-        if told.fault.code not in ("number", "timeout"):
-            self.watch.require(self.watch.damage, "deaths", f"{part} was told {told}")
+    def _on_fault(self, part: str, error: FaultReceived) -> None:
+        self.watch.line(f"{part} received {error}")
+        if error.fault.code not in ("number", "timeout"):
+            self.watch.require(self.watch.damage, "failures", f"{part} received {error}")
 
     async def _watch_progress(self) -> None:
         watch, plan = self.watch, self.plan
@@ -232,26 +238,28 @@ class World:
             idle = now - max(watch.progress_at, plan.calm_from)
             watch.require(idle <= RESUMES_S, "progress", f"nothing for {idle:.0f} s; {self._waits()}")
             watch.require(now <= last, "progress", f"no end after {now:.0f} s; {self._waits()}")
-            self._look_at_waits()
+            self._check_waits()
 
-    def _look_at_waits(self) -> None:
-        """Each wait has a deadline, or somebody who notices."""
+    def _check_waits(self) -> None:
+        """Checks that each wait has a deadline or a watcher."""
         for part, place in endless():
             watched = WATCHED.get(place)
             self.watch.require(watched is not None, "deadlines", f"{part} may wait for ever in {place}")
             if watched is FLOW:
-                said = self.hosted[part].waiting_for
-                self.watch.require(bool(said), "deadlines", f"{part} waits in {place} and does not say for what")
+                cause = self.hosted[part].waiting_for
+                self.watch.require(bool(cause), "deadlines", f"{part} waits in {place} and does not report for what")
 
     def _waits(self) -> str:
-        states = {name: self.watch.said.get((name, "metrics")) for name in self.plan.setting.services}
+        states = {name: self.watch.latest_records.get((name, "metrics")) for name in self.plan.setting.services}
         waits = "; ".join(f"{name}: {state.waiting_for}" for name, state in states.items() if state is not None)
-        run = self.watch.said.get(("coordination", "run"))
+        run = self.watch.latest_records.get(("coordination", "run"))
         return waits + (f"; {run.step_counts} routed {run.routed}" if isinstance(run, RunState) else "")
 
     def _check_end(self) -> None:
         plan, watch = self.plan, self.watch
-        keepers = [part for part in self.died if part.startswith(("coordination", "learning"))]  # had to keep something
+        keepers = [
+            part for part in self.died if part.startswith(("coordination", "learning"))
+        ]  # hold steps that must survive
         good = self.status == "completed" or (self.status == "failed" and keepers)
         watch.violations += [] if good else [f"progress: the run ended as {self.status!r}"]
         if not watch.violations:
@@ -259,14 +267,14 @@ class World:
             most = max(map(self.run.settings.budget, plan.setting.names)) + rows
             if "coordination" not in self.died:
                 self._check_losses(most)
-            watch.ended(plan.setting.names, self.counted, self.died, exact=not plan.faults, most=most)
+            watch.check_end(plan.setting.names, self.counted, self.died, exact=not plan.faults, most=most)
 
     def _check_losses(self, most: int) -> None:
-        run: RunState = self.watch.said["coordination", "run"]
-        written = json.loads((self.folder / "coordination.json").read_text())
+        run: RunState = self.watch.latest_records["coordination", "run"]
+        saved = json.loads((self.folder / "coordination.json").read_text())
         for name in self.plan.setting.names:
-            incidents = written["behaviors"][name]["ledger"]["incidents"]
-            self.watch.lost(name, run.step_counts[name].lost, incidents, self.fallen, most)
+            incidents = saved["behaviors"][name]["ledger"]["incidents"]
+            self.watch.check_losses(name, run.step_counts[name].lost, incidents, self.failed_stages, most)
 
 
 @lru_cache(maxsize=256)
@@ -276,15 +284,14 @@ def _settings(text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a seed.
+    """The result of a seed.
 
     Attributes:
-        plan: of it.
-        violations: none if all is well.
-        events: how many.
-        digest: of their history.
-        virtual_s: how long it took there, `wall_s` here.
-        lines: the last ones.
+        violations: descriptions of violated invariants.
+        events: number of events.
+        digest: digest of all events.
+        virtual_s: duration in virtual time; `wall_s` in real time.
+        lines: the last events.
     """
 
     plan: Plan
@@ -300,13 +307,13 @@ class Outcome:
 def _patched(world: World) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for place, name, value in (
-            (sparring.pipeline.files, "put", world.troubles.put),
+            (sparring.pipeline.files, "put", world.faults.put),
             (
                 sparring.pipeline.monitoring.metrics,
                 "resident_bytes",
                 lambda: 0.0,
-            ),  # the only number that no seed decides
-            (sparring.services.stages.learning, "Learner", TallyLearner),
+            ),  # the only number that does not depend on the seed
+            (sparring.services.stages.learning, "Learner", RecordingLearner),
         ):
             stack.callback(setattr, place, name, getattr(place, name))
             setattr(place, name, value)
@@ -315,7 +322,7 @@ def _patched(world: World) -> Iterator[None]:
 
 def run_seed(seed: int, mode: str | None = None) -> Outcome:
     """Runs one seed."""
-    return run_plan(draw(seed, mode))
+    return run_plan(sample_plan(seed, mode))
 
 
 def run_plan(plan: Plan) -> Outcome:
@@ -329,11 +336,11 @@ def run_plan(plan: Plan) -> Outcome:
     try:
         with seeded(plan.seed), _patched(world):
             try:
-                trio.run(world.live, clock=clock)
+                trio.run(world.run_to_end, clock=clock)
             except Exception as failure:
                 error = first_failure(failure)
                 trace = "".join(traceback.format_exception(error))
-                world.watch.violations.append(f"deaths: the world failed:\n{trace}")
+                world.watch.violations.append(f"failures: the world failed:\n{trace}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         torch.set_num_threads(threads)

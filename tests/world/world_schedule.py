@@ -1,8 +1,8 @@
-"""Who may run, and in what order: seeded scheduling, and parts that do not run for a while.
+"""Seeded scheduling: the order of tasks, and parts that do not run for a while.
 
-trio runs the tasks that are ready together in an order of its own random source, which is seeded for each run. A part
-(a service or a simulator) that hangs keeps its tasks off the run queue, as a stopped process does: its deadlines pass,
-what is sent to it waits, and all of it is seen when it goes on.
+trio runs tasks that are ready together in an order of its own random source, which each run seeds. The tasks of a part
+(a service or a simulator) that hangs stay off the run queue, as in a stopped process: its deadlines pass, messages to
+it wait, and the part handles both when it resumes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import trio._core._run as scheduler
 
 PART: ContextVar[str] = ContextVar("part", default="")
-"""The part that a task belongs to; tasks inherit it from those that start them."""
+"""The part that a task belongs to, which tasks inherit from the task that starts them."""
 
 
 class RunQueue(deque[Any]):
-    """trio's queue of tasks that are ready, without those of parts that hang.
+    """trio's queue of ready tasks, without those of parts that hang.
 
     Args:
         ready: tasks that are ready now.
@@ -33,7 +33,7 @@ class RunQueue(deque[Any]):
         self._inboxes: dict[str, list[Callable[[], None]]] = {}
 
     def append(self, task: Any) -> None:
-        """A task is ready."""
+        """Adds a task that is ready."""
         held = self._held.get(task.context.get(PART, "")) if self._held else None
         if held is None:
             super().append(task)
@@ -41,7 +41,7 @@ class RunQueue(deque[Any]):
             held.append(task)
 
     def hangs(self, part: str) -> bool:
-        """Whether a part does not run."""
+        """Returns whether a part hangs."""
         return part in self._held
 
     def hang(self, part: str) -> None:
@@ -54,11 +54,11 @@ class RunQueue(deque[Any]):
             self._inboxes[part] = []
 
     def keep(self, part: str, arrival: Callable[[], None]) -> None:
-        """Something arrived at a part that hangs."""
+        """Keeps an arrival at a part that hangs."""
         self._inboxes[part].append(arrival)
 
     def resume(self, part: str, *, forget: bool = False) -> None:
-        """Lets a part go on with what has arrived, or without where that is to be forgotten."""
+        """Resumes a part with its kept arrivals, or without them if `forget`."""
         inbox = self._inboxes.pop(part, [])
         for task in self._held.pop(part, []):
             super().append(task)
@@ -66,23 +66,23 @@ class RunQueue(deque[Any]):
             arrival()
 
     def resume_all(self) -> None:
-        """Lets all parts go on, without what has arrived for them."""
+        """Resumes all parts without their kept arrivals."""
         for part in list(self._held):
             self.resume(part, forget=True)
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Lets trio draw the order of tasks from a seed alone."""
+    """Makes the order of trio's tasks depend on the seed alone."""
     before, state = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r.getstate()
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
     scheduler._r.seed(seed)
     collecting = gc.isenabled()
-    gc.disable()  # what a collection closes would depend on what ran before
+    gc.disable()  # what it closes would depend on earlier runs
     try:
         yield
     finally:
-        vars(scheduler.GLOBAL_RUN_CONTEXT).clear()  # of a run that was interrupted from outside
+        vars(scheduler.GLOBAL_RUN_CONTEXT).clear()  # left by a run that was interrupted
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before
         scheduler._r.setstate(state)
         if collecting:

@@ -1,4 +1,4 @@
-"""Simulators' sockets: byte streams that arrive late, in pieces, damaged, or break. They lose and reorder nothing."""
+"""Sockets of simulators: byte streams that are delayed, split, damaged or broken, but never lose or reorder bytes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Stream(ByteStream):
 
     def _post(self, data: bytes) -> None:
         network, lane = self._network, self._lane
-        weather = network.between(lane.source, lane.target)
+        conditions = network.between(lane.source, lane.target)
         delay = 0.0002
-        if weather is not CALM:
-            delay += network.chance.random() * weather.delay_s
-            if len(data) > 1 and network.chance.random() < weather.repeated:  # in pieces
+        if conditions is not CALM:
+            delay += network.chance.random() * conditions.delay_s
+            if len(data) > 1 and network.chance.random() < conditions.repeated:  # in pieces
                 at = network.chance.randrange(1, len(data))
                 self._fly(data[:at], delay)
-                data, delay = data[at:], delay + network.chance.random() * weather.delay_s
-            if data and network.chance.random() < weather.damaged:
+                data, delay = data[at:], delay + network.chance.random() * conditions.delay_s
+            if data and network.chance.random() < conditions.damaged:
                 at = network.chance.randrange(min(len(data), 200))
                 data = data[:at] + network.chance.randbytes(4) + data[at + 4 :]
                 network.watcher.event("damaged", lane.source, lane.target)
@@ -53,7 +53,7 @@ class Stream(ByteStream):
         self._network.fly(self._lane, self.other.arrive, [data], delay)
 
     def arrive(self, frames: Any) -> None:
-        """Something arrived, or nothing more will."""
+        """Adds bytes that arrived, or the end of the stream."""
         (data,) = frames
         self._network.watcher.event("bytes", self._lane.target, self._lane.source, len(data))
         self._ended |= not data
@@ -90,20 +90,20 @@ class Stream(ByteStream):
         await anyio.lowlevel.checkpoint()
 
     def reset(self) -> None:
-        """Breaks the connection for both ends."""
+        """Breaks the connection at both ends."""
         self._fly(_RESET, 0.0)
         self.other._fly(_RESET, 0.0)
 
 
-def connection(network: Network, one: str, other: str) -> tuple[Stream, Stream]:
-    """Both ends of a new connection."""
-    here, there = Stream(network, one, other), Stream(network, other, one)
+def connection(network: Network, first: str, second: str) -> tuple[Stream, Stream]:
+    """Returns both ends of a new connection."""
+    here, there = Stream(network, first, second), Stream(network, second, first)
     here.other, there.other = there, here
     return here, there
 
 
-class Doors:
-    """Where simulators connect: the listeners by address."""
+class Listeners:
+    """The listeners for simulators by address."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -111,7 +111,7 @@ class Doors:
         self.links: dict[str, Stream] = {}
 
     def listen(self, part: str) -> Callable[[str], Any]:
-        """What a part's context listens with."""
+        """Returns the function with which the context of a part listens."""
 
         async def listen(address: str) -> Listener:
             await trio.lowlevel.checkpoint()
@@ -122,13 +122,13 @@ class Doors:
         return listen
 
     def connect(self, part: str, address: str) -> Stream:
-        """A new connection of a simulator.
+        """Returns a new connection of a simulator.
 
         Raises:
-            BrokenResourceError: nobody listens, or the network is down.
+            BrokenResourceError: no part listens, or the network is down.
         """
         found = self._open.get(address)
-        if found is None or self._network.between(part, found[0]).cut:
+        if found is None or self._network.between(part, found[0]).down:
             raise anyio.BrokenResourceError
         here, there = connection(self._network, part, found[0])
         found[1].arrive(there)
@@ -137,7 +137,7 @@ class Doors:
 
 
 class Listener:
-    """Hands connections to the part that listens."""
+    """Passes connections to the part that listens."""
 
     def __init__(self, closed: Callable[[], Any]) -> None:
         self._closed = closed
@@ -145,7 +145,7 @@ class Listener:
         self._arrived = anyio.Event()
 
     def arrive(self, stream: Stream) -> None:
-        """A simulator has connected."""
+        """Adds a connection of a simulator."""
         self._waiting.append(stream)
         self._arrived.set()
 

@@ -1,4 +1,4 @@
-"""The ends of queues and boards over the faulty network: the real ones, and the frames that would travel."""
+"""The real ends of queues and topics over the faulty network, with the frames of ZeroMQ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.world.world_links import Lane, Network
 
 
 class Receiving:
-    """Hands frames to an end of a part; as `Link` of the real transport, what is no message is discarded."""
+    """Passes frames to an end of a part and discards malformed ones, as `Link` of the real transport does."""
 
     def __init__(self, network: Network, part: str, name: str, scope: Scope) -> None:
         self._network = network
@@ -44,13 +44,13 @@ class Receiving:
 
 
 class WorldTransport:
-    """Opens the ends of one start of a part.
+    """Opens the ends of one incarnation of a part.
 
     Args:
-        network: of the world.
-        part: name of it.
-        start: of it.
-        opened: numbers for ends; the real ones come from the wall clock.
+        network: network of the world.
+        part: name of the part.
+        start: incarnation of the part.
+        opened: returns the numbers of ends, which come from the wall clock in the real transport.
         created: called with each new end.
     """
 
@@ -74,8 +74,8 @@ class WorldTransport:
         return await self._scope.__aexit__(exc_type, exc, traceback)
 
     def abandon(self) -> None:
-        """Drops all ends as a crash would."""
-        self._scope.close(farewell=False)
+        """Drops all ends, as a crash would."""
+        self._scope.close(notify_peers=False)
 
     def _receiving(self, name: str) -> Receiving:
         return Receiving(self._network, self._part, name, self._scope)
@@ -83,7 +83,7 @@ class WorldTransport:
     # ---------------------------------------------------------------- queues
 
     async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
-        """The sending end of a queue."""
+        """Returns the sending end of a queue."""
         network, scope, here = self._network, self._scope, self._receiving(name)
         index = scope.index(name)
         lanes: dict[str, Lane] = {}
@@ -98,7 +98,7 @@ class WorldTransport:
             network.post(lane, lambda frames: _to_receiver(end_there, there, end, answer, frames), frames)
 
         def again(frames: list[Buffer]) -> None:
-            if not end.closed:  # else its socket is gone, and what was in it
+            if not end.closed:  # otherwise its socket is closed and its content lost
                 post(frames)
 
         back = Lane("", here.part)
@@ -128,7 +128,7 @@ class WorldTransport:
         return end
 
     async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingEnd:
-        """The receiving end of a queue."""
+        """Returns the receiving end of a queue."""
         network, scope, here = self._network, self._scope, self._receiving(name)
         await self._free(network.receivers, name)
 
@@ -154,10 +154,10 @@ class WorldTransport:
         network.opened(name)
         return end
 
-    # ---------------------------------------------------------------- boards
+    # ---------------------------------------------------------------- topics
 
     async def topic(self, service: str) -> TopicEnd:
-        """The publishing end of a board."""
+        """Returns the publishing end of a topic."""
         network, scope, here = self._network, self._scope, self._receiving(f"topic:{service}")
         await self._free(network.topics, service)
 
@@ -181,7 +181,7 @@ class WorldTransport:
         return end
 
     async def subscribe(self, service: str, pace: float = 0.0) -> SubscriptionEnd:
-        """A subscription to a board."""
+        """Returns a subscription to a topic."""
         network, scope, here = self._network, self._scope, self._receiving(f"topic:{service}")
         lanes: dict[str, Lane] = {}
 
@@ -195,7 +195,7 @@ class WorldTransport:
             network.post(lane, lambda frames: _to_publisher(end_there, there, end, answer, frames), frames)
 
         def again(frames: list[Buffer]) -> None:
-            if not end.closed:  # else its socket is gone, and what was in it
+            if not end.closed:  # otherwise its socket is closed and its content lost
                 post(frames)
 
         back = Lane("", here.part)
@@ -217,16 +217,18 @@ class WorldTransport:
         return end
 
     async def _free(self, taken: dict[str, Any], name: str) -> None:
-        """Waits until an address is free, as long as the real transport does."""
+        """Waits for an address to become free, as long as the real transport does."""
         with anyio.move_on_after(1.0):
-            while name in taken:  # noqa: ASYNC110 (another process would not tell)
+            while name in taken:  # noqa: ASYNC110 (another process would not report it)
                 await anyio.sleep(0.02)
         if name in taken:
-            raise QueueError(f"got {name!r}, where somebody listens; expected a free address; stop that process")
+            raise QueueError(
+                f"got {name!r}, where another end listens; expected a free address; try to stop that process"
+            )
 
 
 class _Route:
-    """Where an answer goes; the same for the same end."""
+    """The destination of an answer, equal for the same end."""
 
     __slots__ = ("answer", "end")
 
@@ -273,4 +275,4 @@ def _pack(record: Any) -> tuple[framing.Payload, int]:
 
 
 def _nothing() -> None:
-    """Nothing to do."""
+    """Does nothing."""

@@ -1,7 +1,7 @@
-"""What waits without a deadline of its own, and who notices where that never ends.
+"""Waits without a deadline, and what notices if one of them never ends.
 
-Every blocked task of a service, and of the supervisor, is looked at from time to time. Either a deadline of its own or
-of what called it ends its wait, or the wait is one of these: each has somebody who notices, with a deadline of his own.
+The simulation regularly inspects every blocked task of a service and of the supervisor. Either a deadline of the task
+or of its callers ends the wait, or the wait is listed here with the mechanism, with its own deadline, that notices it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ROOT: Final = Path(__file__).parents[2]
 _OURS: Final = f"{ROOT}/src/sparring/"
 
 FLOW: Final = "the flow"
-"""A full queue, or an empty one: the stage says what it waits for and from whom, and stalls are judged by that."""
+"""A full or empty queue; the stage reports what it waits for and from which service, which stall detection uses."""
 SILENCE: Final = "silence"
-"""A link: who is not heard of is given up after a time."""
+"""A link; a silent peer is disconnected after a timeout."""
 CHILD: Final = "a process"
-"""The end of a process, of which is known within 10 s that it does not answer."""
+"""The end of a process, whose missing heartbeat is noticed within 10 s."""
 ORDER: Final = "an order"
-"""To stop, to take a guest in, to do what is asked for: until then there is nothing to do, and nobody waits for it."""
+"""A request such as a stop or a new connection; until it arrives there is nothing to do, and no part waits for it."""
 
 WATCHED: Final = {
     "pipeline/queues/sending_end.py SendingEnd._turn": FLOW,
@@ -43,17 +43,17 @@ WATCHED: Final = {
     "services/stages/coordination.py _follow_learner.<locals>.look_again": ORDER,
     "services/stages/stepping.py run": ORDER,
     "services/stages/stepping.py Stepping.loop": ORDER,
-    "services/stages/stepping.py Stepping._step": FLOW,  # while it hands steps on
-    "services/stages/assembly.py Assembly.cut": FLOW,  # likewise
+    "services/stages/stepping.py Stepping._step": FLOW,  # while it sends steps
+    "services/stages/assembly.py Assembly.flush": FLOW,  # likewise
     "services/stages/assembly.py Assembly.take": FLOW,
     "services/stages/assembly.py Assembly.settle": FLOW,
-    "services/stages/stepping.py Stepping.hand_on_in_time": ORDER,
+    "services/stages/step_outbox.py StepOutbox.send_in_time": ORDER,
 }
-"""By module and function that waits."""
+"""What notices an endless wait, by module and function that waits."""
 
 
 def endless() -> Iterator[tuple[str, str]]:
-    """The part and the place of each wait of ours that no deadline ends."""
+    """Yields the part and the place of each wait in our code that no deadline ends."""
     tasks = [trio.lowlevel.current_root_task()]
     while tasks:
         task = tasks.pop()
@@ -66,7 +66,7 @@ def endless() -> Iterator[tuple[str, str]]:
 
 
 def _place(task: Any) -> str:
-    """Where one of our functions waits; "" where none does, or only for tasks that it has started."""
+    """Returns the innermost function of ours that waits; "" if there is none or it waits only for its own tasks."""
     place = ""
     for frame, _ in task.iter_await_frames():
         code = frame.f_code

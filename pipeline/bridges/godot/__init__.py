@@ -1,1 +1,1 @@
-"""Godot RL Agents' protocol."""
+"""Implements the protocol of Godot RL Agents."""

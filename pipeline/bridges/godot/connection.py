@@ -1,7 +1,7 @@
-"""The line to a Godot game: it dials in to a port on loopback, and the two exchange JSON texts.
+"""Exchanges JSON texts with a Godot game, which connects to a port on loopback.
 
-A message is a little-endian uint32, the number of bytes that follow, and a JSON object in UTF-8. We ask, the game
-answers. Whatever is wrong with the other end is a `PlayerFailed`; every wait has a deadline.
+A message is a little-endian uint32, the number of bytes that follow, and a JSON object in UTF-8. This side requests,
+the game answers. Every error of the game is a `PlayerFailed`; every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from sparring.pipeline.errors import SettingsError
 HOST: Final = "127.0.0.1"
 LAST_PORT: Final = 2**16 - 1
 MOST_BYTES: Final = 64 * 2**20
-"""Of a message: what one Step of our own protocol may hold."""
-LAST_WORDS_S: Final = 1.0
+"""Limit of a message, equal to that of a Step in our own protocol."""
+EXIT_WAIT_S: Final = 1.0
 """How long an ending game may take from the end of its connection to the end of its process."""
 
 _SIZE: Final = struct.Struct("<I")
-_SPELLED: Final = re.compile(rb"(?<=[\[:,])(-?)(nan|inf)(?=[\],}])")
-_JSON_WORDS: Final = {b"nan": b"NaN", b"inf": b"Infinity"}
+_NOT_FINITE: Final = re.compile(rb"(?<=[\[:,])(-?)(nan|inf)(?=[\],}])")
+_JSON_NAMES: Final = {b"nan": b"NaN", b"inf": b"Infinity"}
 
 
 class GameListener:
-    """Where one game dials in.
+    """Listens for one game.
 
     Args:
-        port: to listen on; 0 chooses one.
-        otherwise: take any free port where this one is taken.
-        timeout_s: how long the game may take to dial in, and for each answer.
+        port: port to listen on; 0 chooses one.
+        otherwise: take any free port if this one is in use.
+        timeout_s: time for the game to connect, and for each answer.
 
     Attributes:
-        port: on which it listens.
+        port: the port in use.
 
     Raises:
-        SettingsError: the port is not free, or is none.
+        SettingsError: the port is in use, or is no port.
     """
 
     def __init__(self, port: int, *, otherwise: bool, timeout_s: float) -> None:
@@ -53,10 +53,10 @@ class GameListener:
         self.port: int = self._listener.getsockname()[1]
 
     def accept(self, player: PlayerProgram) -> GameConnection:
-        """Waits for the started game.
+        """Waits for the connection of the started game.
 
         Raises:
-            PlayerFailed: it ended, or did not dial in in time.
+            PlayerFailed: the game ended, or did not connect in time.
         """
         if not player.launched:
             sys.stderr.write(
@@ -72,7 +72,7 @@ class GameListener:
             raise
 
     def close(self) -> None:
-        """Refuses further games."""
+        """Accepts no further games."""
         self._listener.close()
 
     def _accepted(self, player: PlayerProgram, end: _GameEnd) -> socket.socket:
@@ -91,18 +91,18 @@ class GameListener:
 
 
 class _GameEnd:
-    """Becomes readable at the end of a launched game."""
+    """Becomes readable when a launched game ends."""
 
     def __init__(self, player: PlayerProgram) -> None:
         self._reader, self._writer = socket.socketpair()
-        player.watch(self._tell)
+        player.watch(self._signal)
 
-    def _tell(self) -> None:
-        with contextlib.suppress(OSError):  # closed meanwhile
+    def _signal(self) -> None:
+        with contextlib.suppress(OSError):  # it was closed in the meantime
             self._writer.send(b"\0")
 
     def fileno(self) -> int:
-        """For select."""
+        """Returns the descriptor for select."""
         return self._reader.fileno()
 
     def close(self) -> None:
@@ -112,13 +112,13 @@ class _GameEnd:
 
 
 class GameConnection:
-    """A connected game.
+    """Represents a connected game.
 
     Args:
-        player: for messages about it.
-        connected: to it; owned from here on.
-        end: of the launched program; owned from here on.
-        timeout_s: how long the game may take for each answer.
+        player: the game's program, for errors.
+        connected: a connected socket; the connection owns it.
+        end: end of the launched program; the connection owns it.
+        timeout_s: time for each answer of the game.
     """
 
     def __init__(self, player: PlayerProgram, connected: socket.socket, end: _GameEnd, timeout_s: float) -> None:
@@ -127,35 +127,35 @@ class GameConnection:
         self._end = end
         self._timeout_s = timeout_s
 
-    def say(self, message: dict[str, Any]) -> None:
-        """Sends a message that nothing answers.
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message that has no answer.
 
         Raises:
-            PlayerFailed: the game is gone, or takes nothing.
+            PlayerFailed: the game closed the connection, or does not read.
         """
         text = json.dumps(message, separators=(",", ":")).encode("ascii")
         self._socket.settimeout(self._timeout_s)
         try:
             self._socket.sendall(_SIZE.pack(len(text)) + text)
         except TimeoutError as error:
-            raise self._stalled("room for a message") from error
+            raise self._stalled("space for a message") from error
         except OSError as error:
             raise self._gone(error) from error
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Sends a message and returns its answer, which has the same type; of `action` it is `step`.
+    def request(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Sends a message and returns its answer, which has the same type; `action` is answered by `step`.
 
         Raises:
-            PlayerFailed: the game is gone, silent, or says something else.
+            PlayerFailed: the game closed the connection, is silent, or sends another message.
         """
-        self.say(message)
+        self.send(message)
         wanted = "step" if message["type"] == "action" else message["type"]
         answer = self._decoded(self._receive(wanted))
         kind = answer.get("type") if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or kind != wanted:
             got = f"an answer of type {repr(kind)[:40]}" if isinstance(answer, dict) else f"a {type(answer).__name__}"
             raise self._player.failure(
-                f"{got} where {wanted!r} was due", "use a Godot RL Agents plugin of protocol 0.7 or earlier"
+                f"{got} where {wanted!r} was expected", "use a Godot RL Agents plugin of protocol 0.7 or earlier"
             )
         return answer
 
@@ -169,8 +169,8 @@ class GameConnection:
         (size,) = _SIZE.unpack(self._read(_SIZE.size, deadline, wanted))
         if size > MOST_BYTES:
             raise self._player.failure(
-                f"a message of {size:,} bytes, more than the {MOST_BYTES:,} that are allowed",
-                "send less: smaller images or fewer agents; a program that is no Godot game must not dial in here",
+                f"a message of {size:,} bytes, more than the limit of {MOST_BYTES:,}",
+                "send less: smaller images or fewer agents; let only the Godot game connect to this port",
             )
         return self._read(size, deadline, wanted)
 
@@ -194,16 +194,16 @@ class GameConnection:
         return data
 
     def _decoded(self, text: bytearray) -> Any:
-        """The JSON of a text; Godot writes what is no number in its own way, and that is read as what it means."""
+        """Returns the JSON of a text; accepts Godot's own spelling of NaN and infinity."""
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
             pass
         try:
-            return json.loads(_SPELLED.sub(lambda found: found[1] + _JSON_WORDS[found[2]], text))
+            return json.loads(_NOT_FINITE.sub(lambda found: found[1] + _JSON_NAMES[found[2]], text))
         except (ValueError, RecursionError) as error:
             raise self._player.failure(
-                f"{bytes(text[:60])!r}, which is no JSON ({error})", "let only the game dial in at this port"
+                f"{bytes(text[:60])!r}, which is no JSON ({error})", "let only the game connect to this port"
             ) from error
 
     def _stalled(self, what: str) -> PlayerFailed:
@@ -213,16 +213,16 @@ class GameConnection:
         )
 
     def _gone(self, cause: OSError | None) -> PlayerFailed:
-        """Why the connection ended: with the program's exit status where it was launched and has one."""
+        """Returns why the connection ended, with the exit status of a launched program that has one."""
         if self._player.launched:
-            select.select([self._end], [], [], LAST_WORDS_S)
+            select.select([self._end], [], [], EXIT_WAIT_S)
         try:
             self._player.check()
         except PlayerFailed as failed:
             return failed
         how = "" if cause is None else f" ({cause.strerror or cause})"
         return self._player.failure(
-            f"the end of the connection by the game{how}", "let it run on; it was closed, or its scene ended"
+            f"the end of the connection by the game{how}", "keep it running; it was closed, or its scene ended"
         )
 
 
@@ -235,6 +235,6 @@ def _listen(port: int, otherwise: bool) -> socket.socket:
         if otherwise and error.errno == errno.EADDRINUSE:
             return socket.create_server((HOST, 0), backlog=1)
         raise SettingsError(
-            f"got port {port}, on which nothing can listen ({error.strerror or error}); expected a free one; stop "
+            f"got port {port}, which cannot be used ({error.strerror or error}); expected a free one; stop "
             "what uses it, or choose another with the option port"
         ) from error

@@ -1,11 +1,11 @@
-"""Godot games: a game with the Godot RL Agents plugin as a game of ours.
+"""Plays a Godot game with the Godot RL Agents plugin as a game of ours.
 
-The game is launched (or somebody presses Play in the editor), dials in, says what its agents see and do, is reset and
-then plays. All its agents decide in every frame, and none ever leaves.
+The game is launched (or a person presses Play in the editor), connects, describes the spaces of its agents, is reset
+and then plays. All its agents decide in every frame, and none ever leaves.
 
-A game begins an agent's next episode by itself, mostly before the plugin asks for observations. So the one beside a
-`done` is most often the first of the next episode, and sometimes the last of the old one; the message does not say
-which. Nothing is bootstrapped from it: an end is never an interruption. The same agent decides on it in the same
+A game begins an agent's next episode by itself, mostly before the plugin asks for observations. So the observation
+beside a `done` is most often the first of the next episode, and sometimes the last of the old one; the message does not
+say which. Nothing is bootstrapped from it: an end is never an interruption. The same agent decides on it in the same
 report, as its next episode.
 """
 
@@ -38,14 +38,14 @@ PORT: Final = 11008
 MAJOR_VERSION: Final = "0"
 MINOR_VERSION: Final = "7"
 ENDING_S: Final = 5.0
-"""How long a game may take to end in order."""
+"""Time for a game to end in order."""
 _SHOWN: Final = 5
-"""Values of a call that are said."""
+"""Number of returned values of a call that are printed."""
 _WIDTH: Final = 60
-"""Characters of each."""
+"""Printed characters of each value."""
 
-_OUR_WORDS: Final = {"env_path": "path", "seed": "env_seed", "show_window": "headless", "viz": "headless"}
-"""Words of Godot RL Agents for what is called otherwise here."""
+_RENAMED_OPTIONS: Final = {"env_path": "path", "seed": "env_seed", "show_window": "headless", "viz": "headless"}
+"""Options of Godot RL Agents that have another name here."""
 
 
 def make_godot(
@@ -65,63 +65,64 @@ def make_godot(
     arguments: str = "",
     **options: Any,
 ) -> GodotGame:
-    """A Godot game that has dialled in.
+    """Returns a Godot game that has connected.
 
     Args:
-        areas: 1; the scene says how many agents there are.
-        path: of the exported game, or a program that runs it; None waits for one that is started by hand.
-        port: where the game dials in; a launched one at this + $SPARRING_NUMBER, or at any free one where that is taken
-            and no other port was asked for.
-        behavior: name of the behavior of a game with one policy; None: the policy's, and "Godot" where it has no name.
-        env_seed: of the game's random source; None: $SPARRING_SEED, else the game's own.
-        speedup: of the game's clock.
-        action_repeat: physics frames for which an action holds.
-        framerate: of simulated time (--fixed-fps).
-        headless: without a window; cameras see nothing then.
-        timeout_s: how long the game may take to dial in, and for each answer.
-        log: file for what a launched game writes; None: a temporary one, which is kept where the game fails.
-        call: methods of the agents' controllers that are called before the first reset, one after the other.
-        arguments: further ones of its command line, as a shell would split them.
-        options: go to the game as --key=value.
+        areas: always 1; the scene determines the number of agents.
+        path: path of the exported game, or a program that runs it; None waits for a game that a person starts.
+        port: port to which the game connects; a launched game uses this + $SPARRING_NUMBER, or any free port if the
+            default one is in use.
+        behavior: name of the behavior of a game with one policy; None takes the policy's name, or "Godot" if it has
+            none.
+        env_seed: seed of the game's random source; None: $SPARRING_SEED, else the game's own.
+        speedup: factor of the game's clock.
+        action_repeat: number of physics frames for each action.
+        framerate: frames per second of simulated time (--fixed-fps).
+        headless: run without a window; cameras see nothing then.
+        timeout_s: time for the game to connect, and for each answer.
+        log: file for the output of a launched game; None: a temporary file, which is kept if the game fails.
+        call: methods of the agents' controllers to call before the first reset, in order.
+        arguments: further arguments of its command line, split as in a shell.
+        options: passed to the game as --key=value.
 
     Raises:
-        SettingsError: an option is impossible, or the port is not free.
-        PlayerFailed: the game did not start, or dial in, or introduce itself.
-        SpecError: a space has no form here.
+        SettingsError: an option is impossible, or the port is in use.
+        PlayerFailed: the game did not start, connect or introduce itself.
+        SpecError: a space is not supported.
     """
     _check(areas, timeout_s, options)
     methods = _methods(call)
     number = _environment("SPARRING_NUMBER") or 0
     name = f"Godot game {number}"
     if path is None:
-        return _opened(
+        return _open(
             PlayerProgram(name, None), GameListener(port, otherwise=False, timeout_s=timeout_s), behavior, methods
         )
     program, words = _program(path), _words(arguments)
-    door = GameListener(port and port + number, otherwise=port == PORT, timeout_s=timeout_s)
-    command = [program, f"--port={door.port}", *(["--headless"] if headless else [])]
+    listener = GameListener(port and port + number, otherwise=port == PORT, timeout_s=timeout_s)
+    command = [program, f"--port={listener.port}", *(["--headless"] if headless else [])]
     command += [] if framerate is None else ["--fixed-fps", str(framerate)]
     seed = _environment("SPARRING_SEED") if env_seed is None else env_seed
     named = {"env_seed": seed, "speedup": speedup, "action_repeat": action_repeat, **options}
     command += [f"--{key}={_text(value)}" for key, value in named.items() if value is not None]
     written = Path(log) if log else _temporary(number)
     player = PlayerProgram(name, [*command, *words], log=written)
-    return _opened(player, door, behavior, methods, None if log else written)
+    return _open(player, listener, behavior, methods, None if log else written)
 
 
 class GodotGame:
-    """A game that has introduced itself.
+    """Represents a game that has introduced itself.
 
     Args:
-        player: started, connected.
-        line: to it.
-        behavior: as for `make_godot`.
-        methods: to call before the first reset.
-        litter: a file to remove where the game does not fail.
+        player: the program, started and connected.
+        connection: connection to it.
+        behavior: see `make_godot`.
+        methods: methods to call before the first reset.
+        temporary_log: file to remove unless the game fails.
 
     Raises:
-        PlayerFailed: it does not introduce itself.
-        SpecError: a space has no form here.
+        PlayerFailed: the game does not introduce itself.
+        SpecError: a space is not supported.
     """
 
     name = "godot"
@@ -129,38 +130,40 @@ class GodotGame:
     def __init__(
         self,
         player: PlayerProgram,
-        line: GameConnection,
+        connection: GameConnection,
         behavior: str | None,
         methods: Sequence[str] = (),
-        litter: Path | None = None,
+        temporary_log: Path | None = None,
     ) -> None:
         self._player = player
-        self._line = line
+        self._connection = connection
         self._methods = methods
-        self._litter = litter
+        self._temporary_log = temporary_log
         self._failed = False
-        self._policies = self._introduced(behavior)
+        self._policies = self._introduce(behavior)
         self._agents = range(sum(policy.agents.size for policy in self._policies))
         self._commands: list[dict[str, Any]] = [{}] * len(self._agents)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior for each policy."""
+        """Returns the spec of one behavior for each policy."""
         return {policy.behavior: policy.spec for policy in self._policies}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
-        """New episodes for all agents. The game has its seed from its command line: the protocol has no word for it."""
+        """Begins new episodes for all agents. The game has its seed from the command line: the protocol has no field
+        for it.
+        """
         del seed
         if parameters:
             raise SettingsError(
                 f"got the environment parameters {', '.join(sorted(parameters))} for a Godot game; expected none, its "
-                "protocol has no place for them; give what is constant as options of the simulator"
+                "protocol has no field for them; set constants as options of the simulator"
             )
-        if self._player.phase == "initialised":
+        if self._player.phase == "initialized":
             for method in self._methods:
                 self._note(method, self.call(method))
             self._player.phase = "first reset"
-        with self._blamed():
-            columns = self._columns(self._line.ask({"type": "reset"}))
+        with self._noting_failure():
+            columns = self._columns(self._connection.request({"type": "reset"}))
         self._player.phase = "stepping"
         return [
             BehaviorReport(behavior=policy.behavior, decisions=decisions(policy.agents, seen))
@@ -172,8 +175,8 @@ class GodotGame:
         for policy in self._policies:
             for agent, command in zip(policy.agents.tolist(), policy.commands(actions[policy.behavior]), strict=True):
                 self._commands[agent] = command
-        with self._blamed():
-            answer = self._line.ask({"type": "action", "action": self._commands})
+        with self._noting_failure():
+            answer = self._connection.request({"type": "action", "action": self._commands})
             columns = self._columns(answer)
             rewards = column(self._agents, self._listed(answer, "reward"), one_number, "reward")
             over = column(self._agents, self._listed(answer, "done"), flags, "done")
@@ -183,51 +186,51 @@ class GodotGame:
         ]
 
     def call(self, method: str) -> list[Any]:
-        """Has each agent's controller call a method of its own, which takes no arguments.
+        """Makes each agent's controller call a method without arguments.
 
         Returns:
-            [agents] What came back; None where nothing did, or there is no such method: the game's log says which.
+            [agents] returned values; None for no value or an unknown method: the game's log says which.
 
         Raises:
-            PlayerFailed: the game has ended, does not answer, or not for each agent.
+            PlayerFailed: the game has ended, does not answer, or does not answer for each agent.
         """
-        with self._blamed(f"correct {method} of the agents' controllers, or take it from the option call"):
-            return self._listed(self._line.ask({"type": "call", "method": method}), "returns")
+        with self._noting_failure(f"correct {method} of the agents' controllers, or remove it from the option call"):
+            return self._listed(self._connection.request({"type": "call", "method": method}), "returns")
 
     def _note(self, method: str, returned: list[Any]) -> None:
-        """Says what a call has brought, once for equal values."""
+        """Prints the values that a call returned, equal values once."""
         values = list(dict.fromkeys(json.dumps(value)[:_WIDTH] for value in returned))
-        said = ", ".join(values[:_SHOWN]) + (", ..." if len(values) > _SHOWN else "")
-        sys.stderr.write(f"{self._player.name}: {method} of {len(returned)} agents returned {said}\n")
+        shown = ", ".join(values[:_SHOWN]) + (", ..." if len(values) > _SHOWN else "")
+        sys.stderr.write(f"{self._player.name}: {method} of {len(returned)} agents returned {shown}\n")
 
     def close(self) -> None:
-        """Asks the game to end, and sees that it does."""
+        """Asks the game to end, and ends it if it does not."""
         if not self._failed:
-            with contextlib.suppress(PlayerFailed):  # it has ended by itself
-                self._line.say({"type": "close"})
+            with contextlib.suppress(PlayerFailed):  # the game has ended already
+                self._connection.send({"type": "close"})
         self._player.close(0.0 if self._failed else ENDING_S)
-        self._line.close()
-        if self._litter is not None and not self._failed:
-            self._litter.unlink(missing_ok=True)
+        self._connection.close()
+        if self._temporary_log is not None and not self._failed:
+            self._temporary_log.unlink(missing_ok=True)
 
-    def _introduced(self, behavior: str | None) -> list[PolicyAgents]:
-        self._line.say({"type": "handshake", "major_version": MAJOR_VERSION, "minor_version": MINOR_VERSION})
-        info = self._line.ask({"type": "env_info"})
+    def _introduce(self, behavior: str | None) -> list[PolicyAgents]:
+        self._connection.send({"type": "handshake", "major_version": MAJOR_VERSION, "minor_version": MINOR_VERSION})
+        info = self._connection.request({"type": "env_info"})
         try:
             policies = read_policies(info, behavior)
         except SpecError as error:
             where = f"{self._player.name}, {self._player.phase}: {error.got}"
             raise SpecError(got=where, expected=error.expected, remedy=error.remedy) from error
-        self._player.phase = "initialised"
+        self._player.phase = "initialized"
         return policies
 
     def _columns(self, answer: Mapping[str, Any]) -> list[tuple[NDArray[Any], ...]]:
-        """The observations of each policy."""
+        """Returns the observations of each policy."""
         rows = self._listed(answer, "obs")
         return [policy.columns(rows) for policy in self._policies]
 
     def _listed(self, answer: Mapping[str, Any], key: str) -> list[Any]:
-        """A list of an answer that has an entry for each agent."""
+        """Returns a list of an answer that has one entry for each agent."""
         values = answer.get(key)
         if not isinstance(values, list) or len(values) != len(self._agents):
             got = f"{len(values)} entries" if isinstance(values, list) else repr(values)[:40]
@@ -235,8 +238,8 @@ class GodotGame:
         return values
 
     @contextlib.contextmanager
-    def _blamed(self, remedy: str = "correct get_obs, get_reward or get_done of the agent") -> Iterator[None]:
-        """Remembers that the game has failed; what is unreadable is its failure too."""
+    def _noting_failure(self, remedy: str = "correct get_obs, get_reward or get_done of the agent") -> Iterator[None]:
+        """Notes a failure of the game; an unreadable message counts as one."""
         try:
             yield
         except UnreadableMessage as error:
@@ -259,38 +262,42 @@ def _report(
     )
 
 
-def _opened(
-    player: PlayerProgram, door: GameListener, behavior: str | None, methods: Sequence[str], litter: Path | None = None
+def _open(
+    player: PlayerProgram,
+    listener: GameListener,
+    behavior: str | None,
+    methods: Sequence[str],
+    temporary_log: Path | None = None,
 ) -> GodotGame:
-    """Starts the game and waits until it has introduced itself; on any failure nothing of it is left running."""
-    line: GameConnection | None = None
+    """Starts the game and waits until it has introduced itself; on failure it ends the game."""
+    connection: GameConnection | None = None
     try:
         player.start()
-        line = door.accept(player)
-        return GodotGame(player, line, behavior, methods, litter)
+        connection = listener.accept(player)
+        return GodotGame(player, connection, behavior, methods, temporary_log)
     except BaseException as error:
         player.close(0.0)
-        if line is not None:
-            line.close()
-        if litter is not None and not isinstance(error, PlayerFailed):
-            litter.unlink(missing_ok=True)
+        if connection is not None:
+            connection.close()
+        if temporary_log is not None and not isinstance(error, PlayerFailed):
+            temporary_log.unlink(missing_ok=True)
         raise
     finally:
-        door.close()
+        listener.close()
 
 
 def _check(areas: int, timeout_s: float, options: Mapping[str, Any]) -> None:
     if areas != 1 or not timeout_s > 0:
         raise SettingsError(
-            f"got areas={areas} and timeout_s={timeout_s:g}; expected 1 area and some time; the scene of a Godot game "
-            "says how many agents it has: for more games raise count"
+            f"got areas={areas} and timeout_s={timeout_s:g}; expected 1 area and a positive time; the scene of a Godot "
+            "game determines the number of agents: for more games raise count"
         )
-    for word in options.keys() & _OUR_WORDS.keys():
-        raise SettingsError(f"got the option {word!r}; expected {_OUR_WORDS[word]!r}; use that word")
+    for name in options.keys() & _RENAMED_OPTIONS.keys():
+        raise SettingsError(f"got the option {name!r}; expected {_RENAMED_OPTIONS[name]!r}; use that name")
 
 
 def _program(path: str) -> str:
-    """The program of a path; on macOS the one inside an .app folder."""
+    """Returns the program of a path; on macOS the one inside an .app folder."""
     given = Path(path).expanduser()
     if given.is_dir() and given.suffix == ".app":
         given = next(iter(sorted((given / "Contents" / "MacOS").glob("*"))), given)
@@ -298,7 +305,7 @@ def _program(path: str) -> str:
         return str(given.absolute())
     if (found := shutil.which(path)) is None:
         raise SettingsError(
-            f"got path {path!r}, where no program is; expected an exported Godot game; correct the path, or leave it "
+            f"got path {path!r}, which is no program; expected an exported Godot game; correct the path, or leave it "
             "out to start the game from the editor"
         )
     return found
@@ -314,7 +321,7 @@ def _words(arguments: str) -> list[str]:
 
 
 def _methods(call: str) -> list[str]:
-    """Names of methods, apart by spaces or commas."""
+    """Returns names of methods, separated by spaces or commas."""
     methods = call.replace(",", " ").split()
     for method in methods:
         if not method.isidentifier():
@@ -326,7 +333,7 @@ def _methods(call: str) -> list[str]:
 
 
 def _environment(variable: str) -> int | None:
-    """A number that the supervisor gives; the simulator's command line has refused what is none."""
+    """Returns a number that the supervisor sets; the simulator's command line has rejected other texts."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else None
 

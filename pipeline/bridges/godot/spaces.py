@@ -1,7 +1,7 @@
-"""What the agents of a Godot game see and do, and their columns; one policy's agents together.
+"""Converts the spaces of a Godot game to specs, and its observations and actions to columns, policy by policy.
 
-A space is a map of names. Observations: `box` is a vector, or an image where its name has `2d` in it and its size three
-numbers; `discrete` is one-hot. Actions: `continuous` heads side by side, `discrete` heads one branch each.
+A space is a map of names. Observations: `box` is a vector, or an image if its name contains `2d` and its size has three
+numbers; `discrete` is one-hot. Actions: `continuous` heads lie side by side, `discrete` heads are one branch each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sparring.pipeline.bridges.godot.columns import Array, Read, column, numbers, one_hot, picked, pixels, short
+from sparring.pipeline.bridges.godot.columns import Array, Read, column, numbers, one_hot, pick, pixels, short
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions
 from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec, SpecError
@@ -21,17 +21,17 @@ from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, Observ
 DEFAULT_BEHAVIOR: Final = "Godot"
 MOST_AGENTS: Final = 2**16
 MOST_NUMBERS: Final = 2**24
-"""Of one observation of one agent."""
+"""Limit for one observation of one agent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GodotSensor:
-    """One observation.
+    """Describes one observation.
 
     Attributes:
         key: its name in the game.
-        spec: what the trainer sees.
-        read: values of n agents -> [n, *spec.shape]; ValueError says what is wrong with them.
+        spec: its spec for the trainer.
+        read: converts the values of n agents to [n, *spec.shape]; raises ValueError with the reason if they are wrong.
     """
 
     key: str
@@ -40,21 +40,21 @@ class GodotSensor:
 
 
 class PolicyAgents:
-    """The agents of one policy.
+    """Holds the agents of one policy.
 
     Args:
         behavior: id of their behavior.
-        agents: [n] their places in the game's lists, which are their ids too.
-        seen: observation space of each of them.
-        done: action space of each of them.
+        agents: [n] indices in the game's lists, which are the agents' ids too.
+        seen: observation space of each agent.
+        done: action space of each agent.
 
     Attributes:
         behavior: as above.
         agents: as above.
-        spec: what they see and do.
+        spec: observations and actions of the behavior.
 
     Raises:
-        SpecError: a space has no form here.
+        SpecError: a space is not supported.
     """
 
     def __init__(self, behavior: str, agents: Sequence[int], seen: Mapping[str, Any], done: Mapping[str, Any]) -> None:
@@ -64,27 +64,29 @@ class PolicyAgents:
         sensors = (_sensor(str(key), space) for key, space in seen.items())
         self._sensors = tuple(sensor for sensor in sensors if sensor is not None)
         if not self._sensors:
-            raise _bad(f"agents of {behavior} that see nothing", "one observation at least", "correct get_obs_space")
+            raise _bad(
+                f"agents of {behavior} without observations", "at least one observation", "correct get_obs_space"
+            )
         self._heads, actions = _heads(done)
         self.spec = BehaviorSpec(observations=tuple(sensor.spec for sensor in self._sensors), actions=actions)
 
     def columns(self, observations: Sequence[Any]) -> tuple[Array, ...]:
-        """One column [n, *shape] per observation, of these agents.
+        """Returns one column [n, *shape] for each observation of these agents.
 
         Args:
-            observations: of all agents of the game, in its order.
+            observations: those of all agents of the game, in its order.
 
         Raises:
-            Unreadable: an observation is missing, or is not what the space says.
+            UnreadableMessage: an observation is missing, or does not fit its space.
         """
         rows = [observations[agent] for agent in self._order]
         return tuple(
-            column(self._order, picked(rows, sensor.key), sensor.read, f"observation {sensor.key!r}")
+            column(self._order, pick(rows, sensor.key), sensor.read, f"observation {sensor.key!r}")
             for sensor in self._sensors
         )
 
     def commands(self, act: BehaviorActions) -> list[dict[str, Any]]:
-        """What each agent shall do, as the game reads it."""
+        """Returns the action of each agent in the game's format."""
         rows = zip(act.continuous.tolist(), act.discrete.tolist(), strict=True)
         return [
             {key: chosen[at] if isinstance(at, int) else moves[at] for key, at in self._heads} for moves, chosen in rows
@@ -92,19 +94,20 @@ class PolicyAgents:
 
 
 def read_policies(info: Mapping[str, Any], behavior: str | None) -> list[PolicyAgents]:
-    """The policies of a game from its `env_info`, of either generation, in the order of their first agents.
+    """Returns the policies of a game from its `env_info`, of either generation, in the order of their first agents.
 
     Args:
         info: the message.
-        behavior: name of the behavior where there is one policy only; None: the policy's own.
+        behavior: name of the behavior of a game with one policy; None: the policy's own.
 
     Raises:
-        SpecError: it is not as the protocol has it, a space has no form here, or agents of one policy differ in theirs.
+        SpecError: the message breaks the protocol, a space is not supported, or agents of one policy have different
+            spaces.
         SettingsError: `behavior` is given for several policies.
     """
     count = _whole(info.get("n_agents"), "n_agents")
     if not 1 <= count <= MOST_AGENTS:
-        raise _bad(f"{count} agents", f"1 to {MOST_AGENTS}", "let agents play in the scene, with control mode Training")
+        raise _bad(f"{count} agents", f"1 to {MOST_AGENTS}", "add agents with control mode Training to the scene")
     seen = _per_agent(info, "observation_space", count)
     done = _per_agent(info, "action_space", count)
     members: dict[str, list[int]] = {}
@@ -115,7 +118,7 @@ def read_policies(info: Mapping[str, Any], behavior: str | None) -> list[PolicyA
             if seen[agent] != seen[agents[0]] or done[agent] != done[agents[0]]:
                 raise _bad(
                     f"agents {agents[0]} and {agent} of {name} with different spaces",
-                    "agents of one policy that see and do the same",
+                    "the same spaces for all agents of one policy",
                     "give them different policy names in the game",
                 )
     return [PolicyAgents(name, agents, seen[agents[0]], done[agents[0]]) for name, agents in members.items()]
@@ -125,7 +128,7 @@ def read_policies(info: Mapping[str, Any], behavior: str | None) -> list[PolicyA
 
 
 def _per_agent(info: Mapping[str, Any], key: str, count: int) -> list[Mapping[str, Any]]:
-    """The space of each agent: the first generation names one for all, the second one for each."""
+    """Returns the space of each agent: the first generation has one for all, the second one for each."""
     value = info.get(key)
     spaces = [value] * count if isinstance(value, dict) else value
     if not isinstance(spaces, list) or len(spaces) != count or not all(isinstance(one, dict) for one in spaces):
@@ -138,7 +141,7 @@ def _per_agent(info: Mapping[str, Any], key: str, count: int) -> list[Mapping[st
 
 
 def _ids(names: Any, count: int, behavior: str | None) -> list[str]:
-    """Behavior id of each agent."""
+    """Returns the behavior id of each agent."""
     if names is None:
         names = [behavior or DEFAULT_BEHAVIOR] * count
     if not isinstance(names, list) or len(names) != count or not all(isinstance(name, str) for name in names):
@@ -158,7 +161,7 @@ def _ids(names: Any, count: int, behavior: str | None) -> list[str]:
 
 
 def _sensor(key: str, space: Any) -> GodotSensor | None:
-    """How to read an observation; None where it holds nothing."""
+    """Returns how to read an observation; None if it is empty."""
     kind = space.get("space") if isinstance(space, dict) else None
     if kind not in ("box", "discrete"):
         raise _bad(f"observation {key!r} of the space {short(space)}", "space box or discrete", "correct get_obs_space")
@@ -181,9 +184,9 @@ def _sensor(key: str, space: Any) -> GodotSensor | None:
 
 
 def _image(key: str, shape: tuple[int, ...]) -> GodotSensor:
-    """A picture: its bytes are row by row and pixel by pixel, in whatever order its size is said.
+    """Returns a sensor of images, whose bytes are row by row and pixel by pixel whatever the order in their size.
 
-    The plugin's camera sensors say [channels, height, width]; those before 2024 said [width, height, channels]. The
+    The plugin's camera sensors have size [channels, height, width]; those before 2024 [width, height, channels]. The
     channels are the odd dimension of a square, else the smaller of first and last.
     """
     first, middle, last = shape
@@ -194,7 +197,7 @@ def _image(key: str, shape: tuple[int, ...]) -> GodotSensor:
 
 
 def _heads(space: Mapping[str, Any]) -> tuple[list[tuple[str, slice | int]], ActionSpec]:
-    """Where each head's action is: a slice of the continuous ones, or the index of a branch."""
+    """Returns the place of each head's action: a slice of the continuous ones, or the index of a branch."""
     heads: list[tuple[str, slice | int]] = []
     branches: list[int] = []
     total = 0

@@ -1,12 +1,12 @@
-"""What Unity games say, and what they are told: the messages of ML-Agents' communicator, without I/O.
+"""Implements the messages of ML-Agents' communicator between Unity games and the trainer, without I/O.
 
 messages        the classes of `messages.proto`
-observations    what a sensor is here, and what is seen in one message
+observations    specs of sensors, and observations of one message
 sensing         one sensor of all agents as one array
-actions         what a behavior can do, and how it is told
-columns         all agents of a behavior, and their actions back
+actions         action specs, and how actions are written
+columns         all agents of a behavior as columns, and their actions back
 channels        side channels
-conversation    who says what and when
+conversation    the order of the messages
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sparring.pipeline.errors import SparringError
 RECORD_AGAIN: Final = "record it again, or leave the file out"
 
 
-class Unreadable(SparringError):
-    """What was found in a file or message that cannot be used.
+class UnreadableData(SparringError):
+    """Reports a file or message that cannot be used.
 
     Args:
         got: what was found.

@@ -1,10 +1,10 @@
-"""What a Unity behavior can do, and how it is told what to do.
+"""Reads the action spec of a Unity behavior, and writes its actions.
 
 Before version 1.3 of the communication a behavior was continuous or discrete, and both kinds of actions were floats in
-one list. A player of 1.3 or later always gives an action spec, one before never does: so the spec tells them apart.
+one list. A player of 1.3 or later always sends an action spec, an older one never does: so the spec shows the version.
 
-All agents' actions of one behavior are laid out in one array of bytes, a row for each agent: rows are equally long, and
-only the numbers in them differ.
+The actions of all agents of one behavior are one array of bytes with a row for each agent: rows have the same length,
+and differ in their numbers only.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.bridges.unity.wire import block
 from sparring.pipeline.specs import ActionSpec
 
 CONTINUOUS: Final = 1
-"""Of the deprecated space types; 0 is discrete."""
+"""A deprecated space type; 0 is discrete."""
 
 _OLD, _CONTINUOUS, _DISCRETE = 1, 6, 7  # fields of AgentActionProto
 _VALUE: Final = 1  # field of ListAgentActionProto
 
 
 def action_spec(brain: Any) -> ActionSpec:
-    """The actions of a behavior, from its BrainParametersProto of any version.
+    """Returns the actions of a behavior, from its BrainParametersProto of any version.
 
     Raises:
-        Unreadable: they contradict themselves.
-        SpecError: there are none, or one without choices.
+        UnreadableData: the parameters contradict each other.
+        SpecError: the behavior has no actions, or an action without choices.
     """
     new = brain.action_spec
     branches = tuple(new.discrete_branch_sizes)
     if new.num_discrete_actions != len(branches):
-        raise Unreadable(f"{new.num_discrete_actions} discrete actions with branches {branches}")
+        raise UnreadableData(f"{new.num_discrete_actions} discrete actions with branches {branches}")
     if new.num_continuous_actions or branches:
         return ActionSpec(continuous=new.num_continuous_actions, discrete=branches)
     sizes = tuple(brain.vector_action_size_deprecated)
     if brain.vector_action_space_type_deprecated != CONTINUOUS:
         return ActionSpec(discrete=sizes)
     if len(sizes) != 1:
-        raise Unreadable(f"continuous actions of sizes {sizes}")
+        raise UnreadableData(f"continuous actions of sizes {sizes}")
     return ActionSpec(continuous=sizes[0])
 
 
@@ -50,8 +50,8 @@ class ActionWriter:
     """Writes the actions of one behavior.
 
     Args:
-        spec: what the behavior can do.
-        old: it speaks a version before 1.3.
+        spec: actions of the behavior.
+        old: the player speaks a version before 1.3.
     """
 
     def __init__(self, spec: ActionSpec, *, old: bool) -> None:
@@ -61,7 +61,7 @@ class ActionWriter:
         places = [(branch, byte, width) for branch, width in enumerate(widths) for byte in range(width)]
         self._branches = np.array([branch for branch, _, _ in places], np.intp)
         self._shifts = np.array([7 * byte for _, byte, _ in places], np.int32)
-        self._marks = np.array([0x80 if byte < width - 1 else 0 for _, byte, width in places], np.int32)
+        self._continuations = np.array([0x80 if byte < width - 1 else 0 for _, byte, width in places], np.int32)
         self._wide = len(places) > len(widths)
         before = block(_OLD if old else _CONTINUOUS, 4 * self._floats) if self._floats else b""
         between = block(_DISCRETE, len(places)) if places else b""
@@ -73,7 +73,7 @@ class ActionWriter:
         self._choices = slice(len(row) - len(places), len(row))
 
     def write(self, continuous: NDArray[np.float32], discrete: NDArray[np.int32]) -> bytes:
-        """A ListAgentActionProto of n agents.
+        """Returns a ListAgentActionProto of n agents.
 
         Args:
             continuous: [n, continuous actions] in [-1, 1].
@@ -85,12 +85,12 @@ class ActionWriter:
             reals = np.concatenate([continuous, discrete], axis=1) if self._old else continuous
             rows[:, self._reals] = np.ascontiguousarray(reals, "<f4").view(np.uint8)
         if self._wide:
-            rows[:, self._choices] = discrete[:, self._branches] >> self._shifts & 0x7F | self._marks
+            rows[:, self._choices] = discrete[:, self._branches] >> self._shifts & 0x7F | self._continuations
         elif self._branches.size:
             rows[:, self._choices] = discrete
         return rows.tobytes()
 
 
 def _width(branch: int) -> int:
-    """Bytes that hold any of a branch's choices; small ones are filled up, which the wire format allows."""
+    """Returns the number of bytes for any choice of a branch; small ones are padded, which the wire format allows."""
     return max(1, -(-(branch - 1).bit_length() // 7))

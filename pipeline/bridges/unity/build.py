@@ -1,4 +1,4 @@
-"""Unity builds: where the program of a path is, and what it is started with."""
+"""Finds the program of a Unity build, and makes its command line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BUILD_PORT = 5005
 
 
 def find_build(text: str) -> Path:
-    """The program of a build, whose extension may be left out, as `mlagents-learn` allows.
+    """Returns the program of a build, whose extension may be omitted, as `mlagents-learn` allows.
 
     Args:
         text: path of the program, on macOS of the `.app` folder, with or without extension.
 
     Raises:
-        SettingsError: there is none, or it may not be run.
+        SettingsError: the program does not exist, or cannot be run.
     """
     path = Path(text).expanduser()
     found = next((one for one in _candidates(path) if one.is_file()), None)
@@ -48,14 +48,14 @@ def _candidates(path: Path) -> Iterator[Path]:
 
 
 def command(build: Path, port: int, *, no_graphics: bool, log: Path | None, arguments: Sequence[str]) -> list[str]:
-    """Program and arguments of one player.
+    """Returns program and arguments of one player.
 
     Args:
         build: the program.
-        port: on which the trainer listens.
-        no_graphics: without a window, and without rendering.
-        log: file that the player writes its log to; None: where Unity puts it.
-        arguments: the game's own, last.
+        port: port on which the trainer listens.
+        no_graphics: run without a window and without rendering.
+        log: file for the player's log; None: Unity's default place.
+        arguments: the game's own arguments, which come last.
     """
     graphics = ["-nographics", "-batchmode"] if no_graphics else []
     logging = [] if log is None else ["-logFile", str(log)]

@@ -1,9 +1,9 @@
-"""Side channels: what player and trainer tell each other beside observations and actions.
+"""Encodes and decodes side channels, which carry data other than observations and actions.
 
     (UUID as Microsoft's GUIDs stand in memory, 16 bytes | int32 length | payload) *
 
-all little-endian. A text is an int32 length and ASCII. A channel that is not known is skipped, as is what a newer
-package may append to a payload.
+all little-endian. A text is an int32 length and ASCII. An unknown channel is skipped, and so is data that a newer
+package appends to a payload.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from uuid import UUID
 
-from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import Aggregation, Distribution, Statistic
 
@@ -26,9 +26,7 @@ ANALYTICS: Final = UUID("b664a4a9-d86f-5a5f-95cb-e8353a7e8356")
 _FLOAT, _SAMPLER = 0, 1
 _KINDS: Final[dict[Distribution, int]] = {"uniform": 0, "gaussian": 1, "multirangeuniform": 2}
 _AGGREGATIONS: Final[tuple[Aggregation, ...]] = ("average", "most_recent", "sum", "histogram")
-_SENDER: Final = (
-    "use the side channels of ML-Agents' package, or have what writes to them say the lengths that it writes"
-)
+_SENDER: Final = "use the side channels of ML-Agents' package, or correct the lengths in your own side channel"
 
 
 # ---------------------------------------------------------------- to the player
@@ -42,19 +40,19 @@ def engine(
     target_frame_rate: int | None = None,
     capture_frame_rate: int | None = None,
 ) -> bytes:
-    """How the player's engine is to run; what is None stays as it is.
+    """Returns settings of the player's engine; None leaves a setting unchanged.
 
     Args:
         resolution: width and height of the window, in pixels.
-        quality_level: of rendering.
-        time_scale: seconds of the game in a second.
-        target_frame_rate: frames a second; -1 as many as there can be.
-        capture_frame_rate: frames in a second of the game; 0 for none in particular.
+        quality_level: quality of rendering.
+        time_scale: seconds of simulated time in a second.
+        target_frame_rate: frames per second; -1 for as many as possible.
+        capture_frame_rate: frames per second of simulated time; 0 for no fixed rate.
 
     Raises:
-        SettingsError: a number is beyond 32 bits.
+        SettingsError: a number does not fit into 32 bits.
     """
-    told: list[tuple[str, int, Sequence[float | None]]] = [
+    fields: list[tuple[str, int, Sequence[float | None]]] = [
         ("<iii", 0, resolution or (None,)),
         ("<ii", 1, (quality_level,)),
         ("<if", 2, (time_scale,)),
@@ -62,7 +60,7 @@ def engine(
         ("<ii", 4, (capture_frame_rate,)),
     ]
     written = []
-    for form, what, values in told:
+    for form, what, values in fields:
         numbers = [value for value in values if value is not None]
         if numbers:
             written.append(_message(ENGINE, _packed("engine settings", form, what, *numbers)))
@@ -70,7 +68,7 @@ def engine(
 
 
 def parameter(key: str, value: float) -> bytes:
-    """An environment parameter that has a value.
+    """Returns an environment parameter with a constant value.
 
     Raises:
         SettingsError: the key is not ASCII, or the value is no finite float32.
@@ -79,17 +77,17 @@ def parameter(key: str, value: float) -> bytes:
 
 
 def sampler(key: str, kind: Distribution, values: Sequence[float], seed: int) -> bytes:
-    """An environment parameter that the player draws for itself.
+    """Returns an environment parameter that the player samples itself.
 
     Args:
-        key: its name.
-        kind: of the distribution.
+        key: name of the parameter.
+        kind: kind of distribution.
         values: uniform: minimum, maximum; gaussian: mean, standard deviation; multirangeuniform: minimum and maximum of
             each range, one after the other.
-        seed: of the player's draws, an int32.
+        seed: seed of the player's samples, an int32.
 
     Raises:
-        SettingsError: the key is not ASCII, a number is beyond 32 bits, or there are too few or too many.
+        SettingsError: the key is not ASCII, a number does not fit into 32 bits, or the count of values is wrong.
     """
     several = kind == "multirangeuniform"
     if kind not in _KINDS or (several and (not values or len(values) % 2)) or (not several and len(values) != 2):
@@ -104,7 +102,7 @@ def sampler(key: str, kind: Distribution, values: Sequence[float], seed: int) ->
 
 
 def analytics(payload: bytes) -> bytes:
-    """What the package's telemetry is told of the training: a `google.protobuf.Any`."""
+    """Returns a message to the package's telemetry about the training, a `google.protobuf.Any`."""
     return _message(ANALYTICS, payload)
 
 
@@ -115,7 +113,7 @@ def _message(channel: UUID, payload: bytes) -> bytes:
 def _text(key: str) -> bytes:
     if not key.isascii():
         raise SettingsError(
-            f"got environment parameter {key!r}; expected a name in ASCII, which is all that Unity's side reads; "
+            f"got environment parameter {key!r}; expected a name in ASCII, because Unity reads nothing else; "
             "rename it, in the game too"
         )
     return struct.pack("<i", len(key)) + key.encode("ascii")
@@ -127,50 +125,50 @@ def _packed(what: str, form: str, *values: float) -> bytes:
             return struct.pack(form, *values)
     except (struct.error, OverflowError):
         pass
-    raise SettingsError(f"got {list(values)} for {what}; expected numbers that 32 bits can hold; correct them")
+    raise SettingsError(f"got {list(values)} for {what}; expected numbers that fit into 32 bits; correct them")
 
 
 # ---------------------------------------------------------------- from the player
 
 
-def received(data: bytes) -> Iterator[tuple[UUID, bytes]]:
-    """The messages of all channels, in order.
+def parse_messages(data: bytes) -> Iterator[tuple[UUID, bytes]]:
+    """Yields the messages of all channels, in order.
 
     Raises:
-        Unreadable: one was cut off, or its length is not true.
+        UnreadableData: a message is truncated, or its length is wrong.
     """
     at = 0
     while at < len(data):
         if at + 20 > len(data):
-            raise Unreadable(f"{len(data) - at} bytes of a side channel's message that was cut off", _SENDER)
+            raise UnreadableData(f"{len(data) - at} bytes of a truncated side channel message", _SENDER)
         channel = UUID(bytes_le=data[at : at + 16])
         (size,) = struct.unpack_from("<i", data, at + 16)
         at += 20
         if not 0 <= size <= len(data) - at:
-            raise Unreadable(f"{size} bytes told of and {len(data) - at} there in side channel {channel}", _SENDER)
+            raise UnreadableData(f"length {size} with {len(data) - at} bytes left in side channel {channel}", _SENDER)
         yield channel, data[at : at + size]
         at += size
 
 
 def statistics(data: bytes) -> tuple[Statistic, ...]:
-    """The game's own numbers in the side channels' bytes.
+    """Returns the game's own statistics in the side channels' bytes.
 
     Raises:
-        Unreadable: a message was cut off, or its lengths are not true; or a number is not finite.
+        UnreadableData: a message is truncated, its lengths are wrong, or a number is not finite.
     """
-    return tuple(_statistic(payload) for channel, payload in received(data) if channel == STATISTICS)
+    return tuple(_statistic(payload) for channel, payload in parse_messages(data) if channel == STATISTICS)
 
 
 def _statistic(payload: bytes) -> Statistic:
     if len(payload) < 4:
-        raise Unreadable(f"{len(payload)} bytes of a statistic", _SENDER)
+        raise UnreadableData(f"{len(payload)} bytes of a statistic", _SENDER)
     (size,) = struct.unpack_from("<i", payload)
     if not 0 <= size <= len(payload) - 12:
-        raise Unreadable(f"a statistic of {len(payload)} bytes with a name of {size}", _SENDER)
+        raise UnreadableData(f"a statistic of {len(payload)} bytes with a name of {size}", _SENDER)
     name = payload[4 : 4 + size].decode("ascii", "replace")
     value, aggregation = struct.unpack_from("<fi", payload, 4 + size)
     if not math.isfinite(value):
-        raise Unreadable(f"statistic {name!r} of {value}", "find where the game divides by zero or overflows")
+        raise UnreadableData(f"statistic {name!r} of {value}", "find where the game divides by zero or overflows")
     if not 0 <= aggregation < len(_AGGREGATIONS):
-        raise Unreadable(f"statistic {name!r} with aggregation {aggregation}, where 0 to 3 are known", _SENDER)
+        raise UnreadableData(f"statistic {name!r} with aggregation {aggregation}, where 0 to 3 are known", _SENDER)
     return Statistic(name=name, value=value, aggregation=_AGGREGATIONS[aggregation])

@@ -1,8 +1,8 @@
-"""The agents of one Unity behavior as columns, and their actions back.
+"""Converts the agents of one Unity behavior to columns, and their actions back.
 
-A message holds the agents that want a decision and those that are done, mixed; each gives one row, in the order of the
-message. An id may be in both: its episode ended, and its next one begins. Actions carry no ids, they stand in the order
-of the agents that want a decision.
+A message mixes agents that want a decision and agents that are done; each gives one row, in the order of the message.
+An id may be in both: its episode ended, and its next one begins. Actions carry no ids; they follow the order of the
+agents that want a decision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.bridges.unity.actions import ActionWriter, action_spec
 from sparring.pipeline.bridges.unity.observations import decoded, sensors
 from sparring.pipeline.bridges.unity.sensing import NOT_FINITE, SAME_SENSORS, SensorColumn, fit_for_games
@@ -27,18 +27,18 @@ Floats = NDArray[np.float32]
 Places = NDArray[np.intp] | slice
 
 PlainGoals = tuple[tuple[str, str], ...]
-"""Goal signals that are read as any other image or list of entities: name and kind of each."""
+"""Goal signals that are read as a plain image or list of entities: name and kind of each."""
 
 _READABLE: Final = "correct the behavior's sensors and actions: vectors, images, lists of entities, at least one action"
-_MASKS: Final = "mask choices of the branches that the behavior has, by the action spec it began with"
-_ONCE: Final = "let an agent ask for one decision in a step, and give every agent a Behavior Parameters of its own"
+_MASKS: Final = "mask the choices of the branches in the behavior's first action spec"
+_ONCE: Final = "let an agent request one decision per step, and give every agent its own Behavior Parameters"
 
 _ALL: Final = slice(None)
-_NOBODY: Final = np.empty(0, np.int64)
+_NO_IDS: Final = np.empty(0, np.int64)
 
 
 class _MessageRows(NamedTuple):
-    """All agents of a message: n messages, and columns of n."""
+    """Holds all agents of a message: n messages, and columns of n."""
 
     infos: Sequence[Any]
     agents: Ids
@@ -48,22 +48,22 @@ class _MessageRows(NamedTuple):
 
 
 class PlayerBehavior:
-    """One behavior of one player.
+    """Represents one behavior of one player.
 
     Args:
         behavior_id: `Name?team=N`.
         brain: its BrainParametersProto.
-        first: AgentInfoProto of any of its agents.
+        first: AgentInfoProto of one of its agents.
 
     Attributes:
-        spec: what its agents see and do.
-        old: it speaks a version before 1.3 of the communication.
-        waiting: [n] ids of the agents that the last report has decisions of, row by row.
-        plain_goals: those that it sees.
-        ends_without_decision: ends left out, because the agent had not decided since its last end.
+        spec: observations and actions of its agents.
+        old: the player speaks a version before 1.3 of the communication.
+        waiting: [n] ids of the decisions of the last report, row by row.
+        plain_goals: its goal signals that are read as plain observations.
+        ends_without_decision: number of ends omitted because the agent had not decided since its last end.
 
     Raises:
-        Unreadable: no network can be built for it.
+        UnreadableData: no network can be built for it.
     """
 
     def __init__(self, behavior_id: str, brain: Any, first: Any) -> None:
@@ -74,15 +74,17 @@ class PlayerBehavior:
             specs = tuple(sensor.spec for sensor in known)
             self.spec = BehaviorSpec(observations=specs, actions=action_spec(brain))
         except SpecError as error:
-            raise Unreadable(f"{error.got} in {behavior_id}, where {error.expected} is needed", _READABLE) from error
-        except Unreadable as error:
+            raise UnreadableData(
+                f"{error.got} in {behavior_id}, where {error.expected} is needed", _READABLE
+            ) from error
+        except UnreadableData as error:
             raise fit_for_games(error, behavior_id, _READABLE) from error
         self.id = behavior_id
         self.old: bool = not brain.HasField("action_spec")
         self.plain_goals: PlainGoals = tuple(
             (sensor.spec.name, sensor.spec.kind) for sensor in known if sensor.plain_goal
         )
-        self.waiting: Ids = _NOBODY
+        self.waiting: Ids = _NO_IDS
         self.ends_without_decision = 0
         self._deciding = _DecidedAgents()
         self._writer = ActionWriter(self.spec.actions, old=self.old)
@@ -90,20 +92,20 @@ class PlayerBehavior:
         self._sensors = [SensorColumn(*part, self.id) for part in parts]
 
     def restart(self) -> None:
-        """All episodes are over without an end: the player was told to reset."""
+        """Discards all episodes without an end, because the player was reset."""
         self._deciding = _DecidedAgents()
-        self.waiting = _NOBODY
+        self.waiting = _NO_IDS
 
     def report(self, infos: Sequence[Any]) -> BehaviorReport | None:
-        """What the agents of one message say; None where they say nothing.
+        """Returns the report of the agents of one message; None if it is empty.
 
         Args:
-            infos: AgentInfoProto of each.
+            infos: AgentInfoProto of each agent.
 
         Raises:
-            Unreadable: they do not fit together or to what the behavior said at first, or are not finite.
+            UnreadableData: they contradict each other or the behavior's first message, or are not finite.
         """
-        self.waiting = _NOBODY
+        self.waiting = _NO_IDS
         if not infos:
             return None
         rows = self._rows(infos[:])
@@ -119,12 +121,12 @@ class PlayerBehavior:
         return BehaviorReport(behavior=self.id, decisions=decisions, ends=ends)
 
     def encode(self, actions: BehaviorActions) -> bytes:
-        """A ListAgentActionProto for the decisions of the last report.
+        """Returns a ListAgentActionProto for the decisions of the last report.
 
         Raises:
-            LocalProtocolError: the actions are not theirs, row by row.
+            LocalProtocolError: the actions do not match the decisions row by row.
         """
-        agents = actions.agents  # most often the very column that the report had
+        agents = actions.agents  # usually the same array as in the report
         if agents is not self.waiting and not np.array_equal(agents, self.waiting):
             raise LocalProtocolError(
                 "actions",
@@ -146,11 +148,11 @@ class PlayerBehavior:
         )
 
     def _observations(self, infos: Sequence[Any], agents: Ids) -> list[NDArray[Any]]:
-        seen = [info.observations[:] for info in infos]  # which is a list, twice as fast as by iterating
+        seen = [info.observations[:] for info in infos]  # a slice is a list, and twice as fast as iteration
         for row, of_one in enumerate(seen):
             if len(of_one) != len(self._sensors):
                 got = f"{len(of_one)} observations of agent {agents[row]} of {self.id}"
-                raise Unreadable(f"{got}, where the first agent had {len(self._sensors)}", SAME_SENSORS)
+                raise UnreadableData(f"{got}, where the first agent had {len(self._sensors)}", SAME_SENSORS)
         return [
             sensor.read(column, agents) for sensor, column in zip(self._sensors, zip(*seen, strict=True), strict=True)
         ]
@@ -159,7 +161,7 @@ class PlayerBehavior:
         if not math.isfinite(sum(values)):
             wrong = ~np.isfinite(values)
             got = f"NaN or infinity as {what} of agent {agents[wrong][0]} of {self.id}"
-            raise Unreadable(got, NOT_FINITE)
+            raise UnreadableData(got, NOT_FINITE)
         return np.array(values, np.float32)
 
     def _ends(self, rows: _MessageRows, over: NDArray[np.intp]) -> Ends | None:
@@ -181,7 +183,7 @@ class PlayerBehavior:
             return None
         twice = self._deciding.decide(self.waiting)
         if twice is not None:
-            raise Unreadable(f"agent {twice} of {self.id} twice among those that want a decision", _ONCE)
+            raise UnreadableData(f"agent {twice} of {self.id} twice among those that want a decision", _ONCE)
         groups = [info.group_id for info in rows.infos]
         return Decisions(
             agents=self.waiting,
@@ -193,7 +195,7 @@ class PlayerBehavior:
         )
 
     def _masks(self, masks: list[bytes], at: Places) -> NDArray[np.bool_] | None:
-        """[n, choices of all branches] of the rows; None where nothing is forbidden."""
+        """Returns the masks [n, choices of all branches] of the rows; None if nothing is forbidden."""
         if not any(masks):
             return None
         wanted = masks if isinstance(at, slice) else [masks[row] for row in at.tolist()]
@@ -201,21 +203,21 @@ class PlayerBehavior:
         if not set(map(len, wanted)) <= {0, size}:
             row = next(row for row, mask in enumerate(wanted) if len(mask) not in (0, size))
             got = f"a mask of {len(wanted[row])} choices of agent {self.waiting[row]} of {self.id}, which has {size}"
-            raise Unreadable(got, _MASKS)
+            raise UnreadableData(got, _MASKS)
         free = bytes(size)
         forbidden = np.frombuffer(b"".join([mask or free for mask in wanted]), np.uint8) != 0
         return forbidden.reshape(len(wanted), size) if forbidden.any() else None
 
 
 class _DecidedAgents:
-    """Which agents have decided since their last end."""
+    """Tracks which agents have decided since their last end."""
 
     def __init__(self) -> None:
-        self._ids: Ids = _NOBODY  # sorted, each once
-        self._last = b""  # ids that decided last, all of them in `_ids`
+        self._ids: Ids = _NO_IDS  # sorted, each once
+        self._last = b""  # bytes of the ids that decided last, all of them in `_ids`
 
     def end(self, ids: Ids) -> NDArray[np.bool_]:
-        """[n] Which of the ids end an episode that has a decision: of an id that comes twice, the first at most."""
+        """Returns which ids end an episode that has a decision, [n]: of a repeated id, at most the first."""
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
         at, known = self._find(ordered)
@@ -228,7 +230,7 @@ class _DecidedAgents:
         return counted
 
     def decide(self, ids: Ids) -> int | None:
-        """Notes that the agents decide; an id that comes twice, if there is one."""
+        """Notes that the agents decide; returns a repeated id, if there is one."""
         raw = ids.tobytes()
         if raw == self._last:  # the common message: the same agents as in the last one
             return None
@@ -243,7 +245,7 @@ class _DecidedAgents:
         return None
 
     def _find(self, ordered: Ids) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """[n] Place of each id, and whether it is there."""
+        """Returns the place of each id and whether it is present, both [n]."""
         if not self._ids.size:
             return np.zeros(len(ordered), np.intp), np.zeros(len(ordered), np.bool_)
         at = np.minimum(np.searchsorted(self._ids, ordered), len(self._ids) - 1)
@@ -251,7 +253,7 @@ class _DecidedAgents:
 
 
 def _unless_zero(column: NDArray[Any] | None, at: Places) -> Any:
-    """The rows of a column; None where all are 0."""
+    """Returns the rows of a column; None if all are 0."""
     if column is None or not np.count_nonzero(rows := column[at]):
         return None
     return rows

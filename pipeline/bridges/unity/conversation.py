@@ -1,15 +1,15 @@
-"""The trainer's side of a conversation with one Unity player, without I/O.
+"""Represents the trainer's side of a conversation with one Unity player, without I/O.
 
-The player calls, and each message of the trainer is the answer to the call that is open: so they take turns.
+The player calls, and each message of the trainer is the answer to the open call: so they take turns.
 
     player                                     trainer
-    introduction: name, versions               initialisation: seed, versions, number of areas
-    nothing: it is ready                       reset, once it is wanted
+    introduction: name, versions               initialization: seed, versions, number of areas
+    empty: it is ready                         reset, once it is wanted
     output: agents, new behaviors              step with actions; or reset; or quit
     ...                                        ...
-    farewell, in the place of any message      quit
+    farewell, in place of any message          quit
 
-`TRANSITIONS` is all of it. Bytes become a `PlayerMessage`, and what the trainer says becomes bytes.
+`TRANSITIONS` lists all of it. Received bytes become a `PlayerMessage`, and answers become bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from sparring.pipeline.bridges.unity import RECORD_AGAIN, Unreadable
+from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData
 from sparring.pipeline.bridges.unity.channels import statistics
 from sparring.pipeline.bridges.unity.columns import PlainGoals, PlayerBehavior
 from sparring.pipeline.bridges.unity.messages import SCHEMA, messages, parsed
@@ -28,27 +28,27 @@ from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.specs import BehaviorSpec
 
 VERSION: Final = "1.5.0"
-"""Of the communication, as it is spoken here."""
+"""Version of the communication that is implemented here."""
 
 PACKAGE: Final = "1.1.0"
-"""Version of ML-Agents' trainers whose behavior towards a game this is."""
+"""Version of ML-Agents' trainers whose behavior towards games is implemented here."""
 
 CAPABILITIES: Final = tuple(SCHEMA["UnityRLCapabilitiesProto"])
-"""All are told to the player, as it expects. What `trainingAnalytics` announces is never said (`channels.py`)."""
+"""All are announced to the player, as it expects; messages of `trainingAnalytics` are optional (`channels.py`)."""
 
-State = Literal["calling", "introduced", "initialised", "ready", "playing", "deciding", "parting", "ended"]
+State = Literal["calling", "introduced", "initialized", "ready", "playing", "deciding", "parting", "ended"]
 """`introduced`, `ready`, `deciding` and `parting` wait for the trainer; the others for the player."""
 
 TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     ("calling", "introduction"): "introduced",
-    ("introduced", "initialisation"): "initialised",
-    ("initialised", "output"): "ready",
+    ("introduced", "initialization"): "initialized",
+    ("initialized", "output"): "ready",
     ("ready", "reset"): "playing",
     ("playing", "output"): "deciding",
     ("deciding", "step"): "playing",
     ("deciding", "reset"): "playing",
     ("calling", "farewell"): "parting",
-    ("initialised", "farewell"): "parting",
+    ("initialized", "farewell"): "parting",
     ("playing", "farewell"): "parting",
     ("ended", "farewell"): "parting",
     ("introduced", "quit"): "ended",
@@ -56,26 +56,26 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     ("deciding", "quit"): "ended",
     ("parting", "quit"): "ended",
 }
-"""(state, what is said) -> next state. A message that is refused leads to `parting` too."""
+"""(state, message) -> next state. A message that is rejected leads to `parting` too."""
 
 _GOOD, _ENDS = 200, 400
 _RESET, _QUIT = 1, 2
-_PLAYERS_TURN: Final = ("calling", "initialised", "playing", "ended")
+_PLAYERS_TURN: Final = ("calling", "initialized", "playing", "ended")
 _MAJOR: Final = 1
 _UPDATE: Final = "update the package com.unity.ml-agents in the game's project to 1.0 or later, and build it again"
-_OWN_PROTOCOL: Final = "let nothing but a game with ML-Agents' package call here"
-_RESTARTED: Final = "start the training again, and do not reload the game's Academy while it trains"
+_OWN_PROTOCOL: Final = "let only games with ML-Agents' package connect here"
+_RESTARTED: Final = "restart the training, and do not reload the game's Academy while it trains"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayerIntroduction:
-    """Who plays.
+    """Describes the player.
 
     Attributes:
-        name: of the game's Academy.
-        version: of the communication, as `1.5.0`.
+        name: name of the game's Academy.
+        version: version of the communication, such as `1.5.0`.
         package: version of ML-Agents' package in the game.
-        capabilities: names of those that it has.
+        capabilities: names of the player's capabilities.
     """
 
     name: str
@@ -86,15 +86,15 @@ class PlayerIntroduction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayerMessage:
-    """What one message of the player says.
+    """Holds the content of one message of the player.
 
     Attributes:
-        introduction: in the first message only.
+        introduction: set in the first message only.
         behaviors: spec of each behavior id that appears for the first time, by id.
         reports: of behaviors with agents that want a decision or ended.
-        plain_goals: of new behaviors that have some, by id.
-        statistics: the game's own numbers.
-        farewell: why the player ends the conversation, as far as it says; None where it goes on.
+        plain_goals: goal signals of new behaviors, by id.
+        statistics: the game's own statistics.
+        farewell: the player's reason to end the conversation, may be ""; None if it continues.
     """
 
     introduction: PlayerIntroduction | None = None
@@ -106,10 +106,10 @@ class PlayerMessage:
 
 
 class PlayerConversation:
-    """The conversation with one start of one player.
+    """Represents the conversation with one start of one player.
 
     Attributes:
-        state: where it stands.
+        state: current state.
     """
 
     def __init__(self) -> None:
@@ -120,139 +120,139 @@ class PlayerConversation:
 
     @property
     def ends_without_decision(self) -> int:
-        """Ends left out so far, because their agents had not decided since their last end."""
+        """Returns the number of ends omitted because their agents had not decided since their last end."""
         return sum(columns.ends_without_decision for columns in self._columns.values())
 
-    def hear(self, content: bytes) -> PlayerMessage:
-        """What a message of the player says; answer it with one of the other methods.
+    def receive(self, content: bytes) -> PlayerMessage:
+        """Returns the content of a message of the player, which another method must answer.
 
         Raises:
-            Unreadable: it is no message of a player, or none that may come now, or what it says does not fit together.
-                Only `quit` may answer it.
-            LocalProtocolError: the message before has not been answered.
+            UnreadableData: the bytes are no message of a player, the message is out of turn, or its content is
+                inconsistent. Only `quit` may answer it.
+            LocalProtocolError: the previous message has no answer yet.
         """
         if self.state not in _PLAYERS_TURN:
             raise _unexpected("a message of the player", self.state)
         try:
-            said, heard = self._heard(parsed(self._kinds.exchanged, content, "a message"))
-        except Unreadable as error:
+            kind, received = self._parse(parsed(self._kinds.exchanged, content, "a message"))
+        except UnreadableData as error:
             self.state = "parting"
-            raise Unreadable(str(error), _OWN_PROTOCOL if error.remedy == RECORD_AGAIN else error.remedy) from error
-        self.state = TRANSITIONS[self.state, said]
-        return heard
+            raise UnreadableData(str(error), _OWN_PROTOCOL if error.remedy == RECORD_AGAIN else error.remedy) from error
+        self.state = TRANSITIONS[self.state, kind]
+        return received
 
-    def initialise(self, *, seed: int, package: str, num_areas: int = 1) -> bytes:
+    def initialize(self, *, seed: int, package: str, num_areas: int = 1) -> bytes:
         """Answers the introduction.
 
         Args:
-            seed: of the player's random source, an int32.
+            seed: seed of the player's random source, an int32.
             package: version of the trainer, for the game's log.
-            num_areas: copies of the training area that the game is to make.
+            num_areas: copies of the training area for the game to make.
 
         Raises:
-            LocalProtocolError: it is not the answer to what the player said.
+            LocalProtocolError: it does not answer the player's message.
         """
-        message = self._answer("initialisation")
+        message = self._answer("initialization")
         initial = message.unity_input.rl_initialization_input
         initial.seed, initial.num_areas = seed, num_areas
         initial.communication_version, initial.package_version = VERSION, package
         for name in CAPABILITIES:
             setattr(initial.capabilities, name, True)
-        return self._said("initialisation", message)
+        return self._encode("initialization", message)
 
     def reset(self, side_channel: bytes = b"") -> bytes:
-        """Tells the player to begin new episodes for all agents.
+        """Returns the order to begin new episodes for all agents.
 
         Raises:
-            LocalProtocolError: it is not the answer to what the player said.
+            LocalProtocolError: it does not answer the player's message.
         """
         message = self._answer("reset")
         message.unity_input.rl_input.command = _RESET
         message.unity_input.rl_input.side_channel = side_channel
         for columns in self._columns.values():
             columns.restart()
-        return self._said("reset", message)
+        return self._encode("reset", message)
 
     def step(self, actions: Iterable[BehaviorActions], side_channel: bytes = b"") -> bytes:
-        """Tells the player to go on with the actions.
+        """Returns the order to continue with the actions.
 
         Args:
             actions: of each behavior with decisions in the last message, row by row.
-            side_channel: what to tell beside them.
+            side_channel: messages of side channels.
 
         Raises:
-            LocalProtocolError: it is not the answer to what the player said, or not to all of it.
+            LocalProtocolError: it does not answer the player's message, or answers only a part.
         """
         message = self._answer("step")
-        told = message.unity_input.rl_input
-        told.side_channel = side_channel
+        answer = message.unity_input.rl_input
+        answer.side_channel = side_channel
         waiting = {behavior for behavior, columns in self._columns.items() if columns.waiting.size}
         for one in actions:
             if one.behavior not in waiting:
-                raise _answers_nobody(one.behavior, waiting)
+                raise _wrong_actions(one.behavior, waiting)
             waiting.remove(one.behavior)
-            told.agent_actions.add(key=one.behavior, value=self._columns[one.behavior].encode(one))
+            answer.agent_actions.add(key=one.behavior, value=self._columns[one.behavior].encode(one))
         if waiting:
-            raise _answers_nobody("", waiting)
-        return self._said("step", message)
+            raise _wrong_actions("", waiting)
+        return self._encode("step", message)
 
     def quit(self) -> bytes:
-        """Tells the player to end.
+        """Returns the order to end.
 
         Raises:
             LocalProtocolError: the player is not waiting for an answer.
         """
         message = self._answer("quit")
         message.unity_input.rl_input.command = _QUIT
-        return self._said("quit", message)
+        return self._encode("quit", message)
 
-    def _heard(self, message: Any) -> tuple[str, PlayerMessage]:
-        """What kind of message it is, and what it says."""
+    def _parse(self, message: Any) -> tuple[str, PlayerMessage]:
+        """Returns the kind of a message, and its content."""
         status = message.header.status
         if status == _ENDS:
             return "farewell", PlayerMessage(farewell=message.header.message)
         if status != _GOOD or self.state == "ended":
-            raise Unreadable(f"a message of status {status} in state {self.state!r} of the conversation")
+            raise UnreadableData(f"a message of status {status} in state {self.state!r} of the conversation")
         introduction = message.unity_output.rl_initialization_output
         if self.state == "calling":
             return "introduction", PlayerMessage(introduction=_introduction(introduction))
         if introduction.communication_version:
-            raise Unreadable("an introduction in the middle of the conversation", _RESTARTED)
+            raise UnreadableData("an introduction in the middle of the conversation", _RESTARTED)
         for brain in introduction.brain_parameters:
-            self._meet(brain)
+            self._register(brain)
         return "output", self._output(message.unity_output.rl_output)
 
     def _answer(self, what: str) -> Any:
-        """A message of the trainer, if this is the time for it."""
+        """Returns an empty message of the trainer if the state allows it."""
         if (self.state, what) not in TRANSITIONS:
             raise _unexpected(what, self.state)
         message: Any = self._kinds.exchanged()
         message.header.status = _GOOD
         return message
 
-    def _said(self, what: str, message: Any) -> bytes:
+    def _encode(self, what: str, message: Any) -> bytes:
         content: bytes = message.SerializeToString()
         self.state = TRANSITIONS[self.state, what]
         return content
 
-    def _meet(self, brain: Any) -> None:
-        """Notes what a behavior can do; its agents may appear later."""
+    def _register(self, brain: Any) -> None:
+        """Registers a behavior's parameters; its agents may appear later."""
         name = brain.brain_name
-        if name in self._brains and _actions_told(self._brains[name]) != _actions_told(brain):
-            remedy = "leave the actions of a behavior as they are while it trains"
-            raise Unreadable(f"behavior {name!r} with other actions than at first", remedy)
-        self._brains[name] = kept = self._kinds.brain()
-        kept.CopyFrom(brain)  # without the message that it stands in
+        if name in self._brains and _actions_of(self._brains[name]) != _actions_of(brain):
+            remedy = "do not change the actions of a behavior while it trains"
+            raise UnreadableData(f"behavior {name!r} with other actions than at first", remedy)
+        self._brains[name] = copy = self._kinds.brain()
+        copy.CopyFrom(brain)  # so that the message that holds it can be freed
 
     def _output(self, output: Any) -> PlayerMessage:
         entries = output.agentInfos
-        if entries and self.state == "initialised":
-            raise Unreadable("agents before the first reset", _OWN_PROTOCOL)
+        if entries and self.state == "initialized":
+            raise UnreadableData("agents before the first reset", _OWN_PROTOCOL)
         new: dict[str, BehaviorSpec] = {}
         reports = {}
         for entry in entries:
             if entry.key in reports:
-                raise Unreadable(f"behavior {entry.key!r} twice in one message", _OWN_PROTOCOL)
+                raise UnreadableData(f"behavior {entry.key!r} twice in one message", _OWN_PROTOCOL)
             infos = entry.value.value
             if entry.key not in self._columns and infos:
                 new[entry.key] = self._begin(entry.key, infos[0]).spec
@@ -260,35 +260,39 @@ class PlayerConversation:
             reports[entry.key] = known.report(infos) if known else None
         for name in self._columns.keys() - reports.keys():
             self._columns[name].report(())
-        told = tuple(report for report in reports.values() if report is not None)
+        filled = tuple(report for report in reports.values() if report is not None)
         plain = {name: goals for name in new if (goals := self._columns[name].plain_goals)}
-        return PlayerMessage(behaviors=new, reports=told, plain_goals=plain, statistics=statistics(output.side_channel))
+        return PlayerMessage(
+            behaviors=new, reports=filled, plain_goals=plain, statistics=statistics(output.side_channel)
+        )
 
     def _begin(self, behavior: str, first: Any) -> PlayerBehavior:
         brain = self._brains.get(behavior)
         if brain is None:
-            raise Unreadable(f"agents of behavior {behavior!r} before its parameters", _OWN_PROTOCOL)
+            raise UnreadableData(f"agents of behavior {behavior!r} before its parameters", _OWN_PROTOCOL)
         self._columns[behavior] = PlayerBehavior(behavior, brain, first)
         return self._columns[behavior]
 
 
-def _introduction(told: Any) -> PlayerIntroduction:
-    version = told.communication_version
+def _introduction(message: Any) -> PlayerIntroduction:
+    version = message.communication_version
     if not version:
-        raise Unreadable("a first message that is no introduction", _OWN_PROTOCOL)
+        raise UnreadableData("a first message that is no introduction", _OWN_PROTOCOL)
     found = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", version)
     if not found or int(found[1]) != _MAJOR:
-        package = told.package_version or "not told"
-        raise Unreadable(f"version {version!r:.40} of the communication (package {package!r:.40}), not 1.x", _UPDATE)
+        package = message.package_version or "unknown"
+        raise UnreadableData(
+            f"version {version!r:.40} of the communication (package {package!r:.40}), not 1.x", _UPDATE
+        )
     return PlayerIntroduction(
-        name=told.name,
+        name=message.name,
         version=version,
-        package=told.package_version,
-        capabilities=frozenset(name for name in CAPABILITIES if getattr(told.capabilities, name)),
+        package=message.package_version,
+        capabilities=frozenset(name for name in CAPABILITIES if getattr(message.capabilities, name)),
     )
 
 
-def _actions_told(brain: Any) -> tuple[Any, ...]:
+def _actions_of(brain: Any) -> tuple[Any, ...]:
     new = brain.action_spec
     old = tuple(brain.vector_action_size_deprecated), brain.vector_action_space_type_deprecated
     return new.num_continuous_actions, tuple(new.discrete_branch_sizes), *old
@@ -298,12 +302,12 @@ def _unexpected(what: str, state: State) -> LocalProtocolError:
     return LocalProtocolError(
         "unexpected_message",
         got=f"{what} in state {state!r} of the conversation with a Unity player",
-        expected=f"one of {sorted(said for at, said in TRANSITIONS if at == state)}",
+        expected=f"one of {sorted(kind for at, kind in TRANSITIONS if at == state)}",
         remedy="take turns: one answer to each message",
     )
 
 
-def _answers_nobody(behavior: str, waiting: set[str]) -> LocalProtocolError:
+def _wrong_actions(behavior: str, waiting: set[str]) -> LocalProtocolError:
     return LocalProtocolError(
         "actions",
         got=f"actions of {behavior!r}" if behavior else "no more actions",

@@ -1,9 +1,9 @@
-"""Unity games: a player of ML-Agents' communicator as a game of ours.
+"""Plays a player of ML-Agents' communicator as a game of ours.
 
-The player is launched, or somebody presses Play in the editor. It calls in, introduces itself, is reset and plays:
-each of its messages is a call, and what its agents are to do is the answer. A trainer on the same machine
-speaks with it directly, and the bridge only supervises it. For any other trainer the bridge plays it as a game, and
-launches it at the first reset, because the seed comes with that.
+The player is launched, or a person presses Play in the editor. It calls, introduces itself, is reset and plays: each of
+its messages is a call, and the answer holds its agents' actions. A trainer on the same machine talks to it directly,
+and the bridge only supervises it. For any other trainer the bridge plays it as a game, and launches it at the first
+reset, because that brings the seed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sparring.pipeline.bridges.player import PHASES, PlayerFailed, PlayerProgram
-from sparring.pipeline.bridges.unity import Unreadable, channels
+from sparring.pipeline.bridges.unity import UnreadableData, channels
 from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT, command, find_build
-from sparring.pipeline.bridges.unity.game_server import Calls, PlayerGone
+from sparring.pipeline.bridges.unity.game_server import Calls, PlayerExit
 from sparring.pipeline.bridges.unity.server import HOST, check_free
 from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages import simulator as record
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 Reports = tuple[BehaviorReport, ...]
 
 EDITOR_WAIT_S: Final = 600.0
-"""For somebody to press Play."""
+"""Time for a person to press Play."""
 
 _ENDED: Final = "the player has ended"
 
 _END_S: Final = 1.0
-"""For a player to end whose connection has broken: how it ended says more."""
+"""Time for a player with a broken connection to end: its exit status says more."""
 
 _FAREWELL_S: Final = 5.0
-"""For a player to end after it was told to."""
+"""Time for a player to end after `quit`."""
 
 
 class Unity:
-    """One Unity player. Made by `make_unity`.
+    """Represents one Unity player. It is made by `make_unity`.
 
     Args:
-        launch: makes the program, given the port on which it is to call; nobody's where the editor plays.
-        port: on which it is to call; 0 chooses one.
-        areas: training areas that the game is to make.
-        engine: side channel bytes that say how its engine runs, and whatever else it is told first.
-        connect_s: seconds to wait for its first call.
-        timeout_s: seconds to wait for any other.
-        host: IP address on which it is to call.
-        clock: seconds, monotonic.
+        launch: makes the program, given the port that it calls; a program without a command if the editor plays.
+        port: port that the player calls; 0 chooses one.
+        areas: number of training areas for the game to make.
+        engine: side channel bytes for the first reset: engine settings, and other messages.
+        connect_s: seconds to wait for the first call.
+        timeout_s: seconds to wait for any other call.
+        host: IP address to listen on.
+        clock: monotonic clock, in seconds.
     """
 
     name = "unity"
@@ -75,8 +75,8 @@ class Unity:
     ) -> None:
         self._launch = launch
         self._port = port
-        self._served: tuple[Calls, PlayerProgram] | None = None  # by this process
-        self._attended: PlayerProgram | None = None  # and the trainer speaks with it
+        self._served: tuple[Calls, PlayerProgram] | None = None  # if this process talks to it
+        self._attended: PlayerProgram | None = None  # if the trainer talks to it
         self._areas = areas
         self._engine = engine
         self._connect_s = connect_s
@@ -90,37 +90,37 @@ class Unity:
         self._revision = -1
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Those whose agents have appeared: none before the first reset."""
+        """Returns the behaviors whose agents have appeared: none before the first reset."""
         return self._known
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
-        """Launches the player, the first time, and has it begin new episodes.
+        """Launches the player, the first time, and makes it begin new episodes.
 
         Raises:
-            PlayerFailed: it did not start, call, introduce itself or answer; or what it says cannot be used.
-            SettingsError: a parameter cannot be told to it.
+            PlayerFailed: the player did not start, call, introduce itself or answer; or its message cannot be used.
+            SettingsError: a parameter cannot be sent to it.
         """
         self._parameters = parameters
-        conversation = self._conversation or self._meet(seed or 0)
-        told = self._told_parameters()
-        if self._player.phase == "initialised":
-            told, self._player.phase = self._engine + told, "first reset"
-        self._calls.answer(conversation.reset(told))
-        return self._until_somebody_is_there(conversation, self._hear(conversation, self._timeout_s).reports)
+        conversation = self._conversation or self._start_conversation(seed or 0)
+        side_channel = self._parameter_bytes()
+        if self._player.phase == "initialized":
+            side_channel, self._player.phase = self._engine + side_channel, "first reset"
+        self._calls.answer(conversation.reset(side_channel))
+        return self._until_agents_report(conversation, self._receive(conversation, self._timeout_s).reports)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
-        """Plays on until some agent wants a decision or has ended.
+        """Plays on until an agent wants a decision or has ended.
 
         Raises:
-            PlayerFailed: it has ended, did not answer, or what it says cannot be used.
+            PlayerFailed: the player has ended, did not answer, or its message cannot be used.
         """
         assert self._conversation is not None
         self._player.phase = "stepping"
-        reports = self._go_on(self._conversation, actions.values())
-        return self._until_somebody_is_there(self._conversation, reports)
+        reports = self._continue(self._conversation, actions.values())
+        return self._until_agents_report(self._conversation, reports)
 
     def player(self) -> record.Player:
-        """What a trainer on this machine needs to speak with the player itself."""
+        """Returns what a trainer on this machine needs to talk to the player itself."""
         return record.Player(
             protocol="unity",
             port=self._port,
@@ -131,18 +131,18 @@ class Unity:
         )
 
     def attend(self, adopted: Adopted, trainer: AttendedGame) -> Bye:
-        """Launches the player, which calls the trainer, and looks after it until the end.
+        """Launches the player, which calls the trainer, and supervises it until the end.
 
         Raises:
-            PlayerFailed: it did not start, has ended, or the trainer cannot use what it says or does.
-            LinkLost: the trainer has gone and does not come back.
-            RemoteProtocolError: the trainer refuses something else.
+            PlayerFailed: the player did not start, has ended, or broke the trainer's rules.
+            LinkLost: the connection to the trainer broke and could not be restored.
+            RemoteProtocolError: the trainer rejects something else.
         """
         news: Adopted | Progress | Bye = adopted
         try:
             while not isinstance(news, Bye):
                 if isinstance(news, Adopted):
-                    self._look_after(news.port, trainer)
+                    self._supervise(news.port, trainer)
                 elif self._attended is not None and news.phase in PHASES:
                     self._attended.phase = news.phase
                 news = trainer.follow()
@@ -152,8 +152,8 @@ class Unity:
             self._attended.check()
         return news
 
-    def _look_after(self, port: int, trainer: AttendedGame) -> None:
-        """Starts a player for a trainer. One that is new knows nothing of the last."""
+    def _supervise(self, port: int, trainer: AttendedGame) -> None:
+        """Starts a player for a trainer. A new trainer does not know the former player."""
         former, self._attended = self._attended, None
         if former is not None:
             former.close(_FAREWELL_S)
@@ -164,7 +164,7 @@ class Unity:
             _ask_for_play(player, port)
 
     def _failed(self, fault: RemoteProtocolError) -> Exception:
-        """What the trainer says of the player, with what is known here: how far it had come, how it ended, its log."""
+        """Returns the trainer's report about the player with its phase, its exit status and its log."""
         player = self._attended
         if player is None or fault.code not in ("player", "gone"):
             return fault
@@ -175,12 +175,12 @@ class Unity:
         return player.failure(fault.got, fault.remedy)
 
     def statistics(self) -> Sequence[Statistic]:
-        """The game's own numbers since the last call."""
-        told, self._statistics = self._statistics, []
-        return told
+        """Returns the game's own statistics since the last call."""
+        statistics, self._statistics = self._statistics, []
+        return statistics
 
     def close(self) -> None:
-        """Tells the player to end, and ends it where it does not."""
+        """Orders the player to quit, and ends it if it does not."""
         attended, self._attended = self._attended, None
         if attended is not None:
             attended.close(_FAREWELL_S)
@@ -188,7 +188,7 @@ class Unity:
             return
         conversation, (calls, player) = self._conversation, self._served
         if conversation is not None and calls.open:
-            with contextlib.suppress(LocalProtocolError):  # it called when its time was up: nobody has heard it
+            with contextlib.suppress(LocalProtocolError):  # a call that came too late was never read
                 calls.answer(conversation.quit())
         calls.close()
         player.close(_FAREWELL_S)
@@ -204,31 +204,31 @@ class Unity:
         return self._serve()[1]
 
     def _serve(self) -> tuple[Calls, PlayerProgram]:
-        """Listens, from the first use on: until then it is open who speaks with the player."""
+        """Listens from the first use on: until then the trainer may still decide to talk to the player."""
         if self._served is None:
             calls = Calls(self._port, self._host)
             self._served = calls, self._launch(calls.port)
         return self._served
 
-    def _meet(self, seed: int) -> PlayerConversation:
+    def _start_conversation(self, seed: int) -> PlayerConversation:
         from sparring.pipeline.bridges.unity.conversation import PACKAGE, PlayerConversation
 
         player, conversation = self._player, PlayerConversation()
         player.start()
-        player.watch(lambda: self._calls.gone(""))
+        player.watch(lambda: self._calls.report_exit(""))
         if not player.launched:
             _ask_for_play(player, self._calls.port)
-        message = self._called(self._connect_s)
+        message = self._next_call(self._connect_s)
         player.phase = "connected"
-        self._understood(conversation, message)
-        self._calls.answer(conversation.initialise(seed=seed, package=PACKAGE, num_areas=self._areas))
-        player.phase = "initialised"
-        self._understood(conversation, self._called(self._timeout_s))
+        self._read(conversation, message)
+        self._calls.answer(conversation.initialize(seed=seed, package=PACKAGE, num_areas=self._areas))
+        player.phase = "initialized"
+        self._read(conversation, self._next_call(self._timeout_s))
         self._conversation = conversation
         return conversation
 
-    def _until_somebody_is_there(self, conversation: PlayerConversation, reports: Reports) -> Reports:
-        """Lets the game go on until some agent wants a decision or has ended: that may take some steps."""
+    def _until_agents_report(self, conversation: PlayerConversation, reports: Reports) -> Reports:
+        """Plays on until an agent wants a decision or has ended, which may take some steps."""
         deadline = self._clock() + self._timeout_s
         while not reports:
             if self._clock() > deadline:
@@ -236,70 +236,70 @@ class Unity:
                     f"no agent that wanted a decision or ended in {self._timeout_s:g} s",
                     "give the agents a Decision Requester, or call RequestDecision",
                 )
-            reports = self._go_on(conversation, ())
+            reports = self._continue(conversation, ())
         return reports
 
-    def _go_on(self, conversation: PlayerConversation, actions: Any) -> Reports:
-        self._calls.answer(conversation.step(actions, self._news()))
-        return self._hear(conversation, self._timeout_s).reports
+    def _continue(self, conversation: PlayerConversation, actions: Any) -> Reports:
+        self._calls.answer(conversation.step(actions, self._changed_parameters()))
+        return self._receive(conversation, self._timeout_s).reports
 
-    def _hear(self, conversation: PlayerConversation, timeout_s: float) -> PlayerMessage:
-        heard = self._understood(conversation, self._called(timeout_s))
-        if heard.behaviors:
-            self._known = {**self._known, **heard.behaviors}
-        for behavior, goals in heard.plain_goals.items():
+    def _receive(self, conversation: PlayerConversation, timeout_s: float) -> PlayerMessage:
+        received = self._read(conversation, self._next_call(timeout_s))
+        if received.behaviors:
+            self._known = {**self._known, **received.behaviors}
+        for behavior, goals in received.plain_goals.items():
             for name, kind in goals:
                 sys.stderr.write(
                     f"{self._player.name}: goal signal {name!r} of {behavior} is read as any other {kind}; "
                     "networks are conditioned on goals of one axis only\n"
                 )
-        self._statistics += heard.statistics
-        return heard
+        self._statistics += received.statistics
+        return received
 
-    def _understood(self, conversation: PlayerConversation, message: bytes) -> PlayerMessage:
+    def _read(self, conversation: PlayerConversation, message: bytes) -> PlayerMessage:
         try:
-            heard = conversation.hear(message)
-        except Unreadable as error:
+            received = conversation.receive(message)
+        except UnreadableData as error:
             raise self._player.failure(str(error), error.remedy) from error
-        if heard.farewell is not None:
+        if received.farewell is not None:
             self._player.check()
-            said = f" ({heard.farewell})" if heard.farewell else ""
-            raise self._player.failure(f"a player that ended the conversation{said}", "keep the game running")
-        return heard
+            why = f" ({received.farewell})" if received.farewell else ""
+            raise self._player.failure(f"a player that ended the conversation{why}", "keep the game running")
+        return received
 
-    def _called(self, timeout_s: float) -> bytes:
-        """The player's next message."""
+    def _next_call(self, timeout_s: float) -> bytes:
+        """Returns the player's next message."""
         message = self._calls.receive(timeout_s)
         if isinstance(message, bytes):
             return message
         if message is None:
             raise self._player.failure(
-                f"nothing in {timeout_s:g} s", "see what the game does; raise --timeout-wait where it only takes longer"
+                f"nothing in {timeout_s:g} s", "see what the game does; raise --timeout-wait if it only takes longer"
             )
-        raise self._gone(message)
+        raise self._exit_error(message)
 
-    def _gone(self, gone: PlayerGone) -> PlayerFailed:
+    def _exit_error(self, ended: PlayerExit) -> PlayerFailed:
         try:
             self._player.check(_END_S)
         except PlayerFailed as failure:
             return failure
-        return self._player.failure(gone.why or "the end of the game", "see its log")
+        return self._player.failure(ended.why or "the end of the game", "see its log")
 
     # ------------------------------------------------------------ parameters
 
-    def _news(self) -> bytes:
-        """Side channel bytes of the parameters, where the trainer has changed them."""
+    def _changed_parameters(self) -> bytes:
+        """Returns side channel bytes of the parameters, if the trainer has changed them."""
         if getattr(self._parameters, "revision", 0) == self._revision:
             return b""
-        return self._told_parameters()
+        return self._parameter_bytes()
 
-    def _told_parameters(self) -> bytes:
-        """Side channel bytes of all parameters. The player draws from samplers itself, whenever the game asks."""
+    def _parameter_bytes(self) -> bytes:
+        """Returns side channel bytes of all parameters. The player samples itself, whenever the game asks."""
         self._revision = getattr(self._parameters, "revision", 0)
         samplers = getattr(self._parameters, "samplers", {})
-        told = [channels.sampler(key, one.kind, one.values, one.seed) for key, one in samplers.items()]
-        told += [channels.parameter(key, self._parameters[key]) for key in self._parameters if key not in samplers]
-        return b"".join(told)
+        messages = [channels.sampler(key, one.kind, one.values, one.seed) for key, one in samplers.items()]
+        messages += [channels.parameter(key, self._parameters[key]) for key in self._parameters if key not in samplers]
+        return b"".join(messages)
 
 
 def make_unity(
@@ -315,33 +315,34 @@ def make_unity(
     time_scale: float = 20.0,
     target_frame_rate: int = -1,
     capture_frame_rate: int = 60,
-    told: str = "",
+    side_channel: str = "",
     host: str = HOST,
 ) -> Unity:
-    """A Unity player.
+    """Returns a Unity player.
 
     The first simulator of a run ($SPARRING_NUMBER) listens on `port`, the others on those after it; its log is in
-    $SPARRING_LOGS, where that is set.
+    $SPARRING_LOGS, if that is set.
 
     Args:
-        areas: training areas that the game is to make.
-        path: of the build; None: somebody presses Play in the editor.
+        areas: number of training areas for the game to make.
+        path: path of the build; None: a person presses Play in the editor.
         port: None: 5005 for builds, 5004 for the editor; 0 chooses one.
-        arguments: of the game, as on a command line.
-        no_graphics: without window and rendering.
-        timeout_s: seconds to wait for the player; for somebody to press Play at least ten minutes.
-        width: of the window, in pixels.
-        height: of the window, in pixels.
-        quality_level: of rendering.
+        arguments: arguments of the game, as on a command line.
+        no_graphics: run without a window and without rendering.
+        timeout_s: seconds to wait for the player; a person has at least ten minutes to press Play.
+        width: width of the window, in pixels.
+        height: height of the window, in pixels.
+        quality_level: quality of rendering.
         time_scale: factor of the game's clock.
         target_frame_rate: frames per second; -1: as many as possible.
-        capture_frame_rate: frames per second of the game's clock.
-        told: further side channel bytes for its first reset, in hexadecimal digits.
-        host: IP address on which it is to call; beyond loopback whoever reaches the port can be the player. A trainer
-            that speaks with it itself goes by its own settings.
+        capture_frame_rate: frames per second of simulated time.
+        side_channel: further side channel bytes for the first reset, in hexadecimal digits.
+        host: IP address to listen on; beyond loopback any client that reaches the port can be the player. A trainer
+            that talks to the player itself uses its own settings.
 
     Raises:
-        SettingsError: no such build, or the port is not free, or a library is missing; or `told` is none.
+        SettingsError: the build does not exist, the port is in use, a library is missing, or `side_channel` cannot be
+            read.
     """
     number = int(os.environ.get("SPARRING_NUMBER") or 0)
     engine = channels.engine(
@@ -350,12 +351,12 @@ def make_unity(
         time_scale=time_scale,
         target_frame_rate=target_frame_rate,
         capture_frame_rate=capture_frame_rate,
-    ) + _bytes(told)
+    ) + _bytes(side_channel)
     if path is None:
         where, connect_s = EDITOR_PORT if port is None else port, max(timeout_s, EDITOR_WAIT_S)
 
         def launch(port: int) -> PlayerProgram:
-            del port  # the editor knows only one
+            del port  # the editor always calls its default port
             return PlayerProgram("the Unity editor", None)
     else:
         build, logs, words = find_build(path), os.environ.get("SPARRING_LOGS"), _split(arguments)
@@ -375,14 +376,14 @@ def _ask_for_play(player: PlayerProgram, port: int) -> None:
     sys.stderr.write(f"{player.name}: press Play; waiting for its call on port {port}\n")
 
 
-def _bytes(told: str) -> bytes:
+def _bytes(digits: str) -> bytes:
     try:
-        found = bytes.fromhex(told)
-        list(channels.received(found))
-    except (ValueError, Unreadable) as error:
+        found = bytes.fromhex(digits)
+        list(channels.parse_messages(found))
+    except (ValueError, UnreadableData) as error:
         raise SettingsError(
-            f"got {told!r} as what the game is told ({error}); expected side channel bytes in hexadecimal digits; "
-            "leave the option told out"
+            f"got side_channel {digits!r} ({error}); expected side channel bytes in hexadecimal digits; "
+            "leave the option side_channel out"
         ) from error
     return found
 

@@ -1,4 +1,4 @@
-"""The calls of a Unity player, taken one after the other by a thread that waits for them."""
+"""Receives the calls of a Unity player, one after the other, for a thread that waits for them."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Final
 
 from sparring.pipeline.bridges.unity.server import HOST, Server
 
-BROKEN: Final = "the player broke the connection off"
+BROKEN: Final = "the player broke the connection"
 
 _END_S: Final = 2.0
 
 
-class PlayerGone:
-    """Takes the place of a message where the player has gone: `why`."""
+class PlayerExit:
+    """Takes the place of a message if the player has ended or its connection has broken; `why` says the reason."""
 
     def __init__(self, why: str) -> None:
         self.why = why
 
 
 class Calls:
-    """The calls of one player. They arrive on a thread of their own, so that the player's connection lives on.
+    """Receives the calls of one player on its own thread, so that the player's connection stays alive.
 
     Args:
-        port: to listen on; 0 chooses one.
+        port: port to listen on; 0 chooses one.
         host: IP address to listen on.
 
     Attributes:
-        port: on which it listens.
+        port: the port in use.
         open: whether a call waits for its answer.
 
     Raises:
-        SettingsError: the port is not free, or a library is not installed.
+        SettingsError: the port is in use, or a library is not installed.
     """
 
     def __init__(self, port: int, host: str = HOST) -> None:
         self.open = False
-        self._arrived: queue.SimpleQueue[bytes | PlayerGone] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[bytes | PlayerExit] = queue.SimpleQueue()
         self._loop = asyncio.SelectorEventLoop()
         try:
-            self._server = Server(port, self._called, lambda: self.gone(BROKEN), self._loop, host)
+            self._server = Server(port, self._called, lambda: self.report_exit(BROKEN), self._loop, host)
         except BaseException:
             self._loop.close()
             raise
@@ -49,16 +49,16 @@ class Calls:
         self._thread = threading.Thread(target=self._run, name="unity calls", daemon=True)
         self._thread.start()
 
-    def receive(self, timeout_s: float) -> bytes | PlayerGone | None:
-        """The player's next message; `PlayerGone` where it has gone; None where nothing came in time."""
+    def receive(self, timeout_s: float) -> bytes | PlayerExit | None:
+        """Returns the player's next message; `PlayerExit` if no more will come; None after `timeout_s`."""
         try:
             return self._arrived.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
             return None
 
-    def gone(self, why: str) -> None:
-        """Says, from any thread, that no more calls will come."""
-        self._arrived.put(PlayerGone(why))
+    def report_exit(self, why: str) -> None:
+        """Reports, from any thread, that no more calls will come."""
+        self._arrived.put(PlayerExit(why))
 
     def answer(self, message: bytes) -> None:
         """Answers the open call."""
@@ -66,7 +66,7 @@ class Calls:
         self._loop.call_soon_threadsafe(self._server.answer, message)
 
     def close(self) -> None:
-        """Ends the server; a call without an answer is refused."""
+        """Ends the server; a call without an answer is rejected."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end)
             self._thread.join(_END_S)

@@ -1,11 +1,11 @@
-"""The server's side of an HTTP/2 connection that carries calls of gRPC, without I/O.
+"""Implements the server's side of an HTTP/2 connection that carries calls of gRPC, without I/O.
 
-The library h2 speaks HTTP/2. Here is what gRPC says with it to a server of one method: a call is a stream, its message
-comes whole before it is answered, and the answer is a message and a status. One call at a time is taken.
+The library h2 implements HTTP/2; this module adds gRPC for a server of one method: a call is a stream, its message is
+complete before it is answered, and the answer is a message and a status. One call at a time is accepted.
 
-What the other side can make us keep or do is bounded: one message, of so many bytes; headers, by the library; and by
-`_MOST_OVERHEAD` all that is not of messages: headers, pings, resets, settings, padding, empty frames. Until it is
-welcome its windows are small, so that a call that is refused does not bring its message.
+The memory and work that the other side can cause is bounded: one message by its limit; headers by the library; and by
+`_MOST_OVERHEAD` everything else: headers, pings, resets, settings, padding, empty frames. The windows are small until
+the connection is admitted, so that a rejected call does not send its message.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from h2.events import DataReceived, RemoteSettingsChanged, RequestReceived, StreamEnded, StreamReset
 
 RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 8, 12, 13, 14
-"""Of gRPC's statuses; 0 is good."""
-OTHER: Final = UNAVAILABLE, "another player plays on this port"
-"""Status and text of a call of who is not listened to."""
+"""Statuses of gRPC; 0 is success."""
+OTHER: Final = UNAVAILABLE, "another player is connected to this port"
+"""Status and text for calls on connections other than the player's."""
 
 _PREFIX: Final = 5
-"""Bytes before a message of gRPC: whether it is compressed, and its length."""
+"""Bytes before a message of gRPC: a compression flag, and its length."""
 _LARGEST_NUMBER: Final = 2**31 - 1
-"""Bytes of a window."""
+"""Largest window, in bytes."""
 _CALM: Final = 11
-"""Of HTTP/2's errors: less of this."""
+"""HTTP/2's error ENHANCE_YOUR_CALM."""
 _MOST_STREAMS: Final = 4
-"""Calls at once; a player makes one, the others are refused."""
+"""Concurrent calls; a player makes one, others are rejected."""
 _MOST_SETTINGS: Final = 1000
-"""Until a call is answered. The library goes through all that there were for each that come, and keeps some."""
+"""Settings between two answers. For each new one the library iterates over all, and stores some."""
 _MOST_OVERHEAD: Final = 2**18
-"""Bytes that are not of messages, until a call is answered: the heads of 256 MB in frames of 16 kB are 147 kB."""
+"""Bytes between two answers that are not of messages: the heads of 256 MB in frames of 16 kB are 147 kB."""
 _PIECE: Final = 2**14
-"""Bytes that it reads at once: after them is seen what there were too many of."""
+"""Bytes that are processed at once; the limits are checked after each piece."""
 
 _BEGIN: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _END: Final = ((b"grpc-status", b"0"),)
@@ -47,15 +47,15 @@ _ACCEPTED: Final = (b"grpc-accept-encoding", b"identity")
 
 
 class Violation(Exception):
-    """The other side does not speak HTTP/2, or too much of it: the connection is over."""
+    """Reports that the other side breaks HTTP/2 or a limit; the connection is over."""
 
 
 class Call(NamedTuple):
-    """What happened to a call.
+    """Represents a message of a call, or its end.
 
     Attributes:
-        stream: which it is.
-        message: that it brings; None: it is broken off.
+        stream: stream of the call.
+        message: its message; None: the client broke the call off.
     """
 
     stream: int
@@ -64,13 +64,13 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class _Stream:
-    """A call that has not ended.
+    """Holds a call that has not ended.
 
     Attributes:
-        message: what has come of its message, with its prefix.
-        refused: why it is not answered: status, and text; nothing of its message is kept.
-        whole: whether all of it has come.
-        rest: of our answer, not sent yet.
+        message: received bytes of its message, with the prefix.
+        refused: status and text of the rejection; its message is not buffered then.
+        whole: whether the message is complete.
+        rest: unsent part of the answer.
     """
 
     message: bytearray = field(default_factory=bytearray)
@@ -79,16 +79,16 @@ class _Stream:
     rest: memoryview | None = None
 
     def refuse(self, status: int, why: str) -> None:
-        """Nothing more is taken of it."""
+        """Marks the call as rejected and discards its message."""
         self.message, self.refused = bytearray(), (status, why)
 
 
 class Http2Connection:
-    """One connection.
+    """Represents one connection of a client.
 
     Args:
-        path: of the one method.
-        largest: bytes of a message; 0 refuses every call as another player's.
+        path: path of the one method.
+        largest: limit of a message in bytes; 0 rejects every call because another player is connected.
 
     Raises:
         SettingsError: h2 is not installed.
@@ -99,8 +99,8 @@ class Http2Connection:
         self._path = path.encode()
         self._largest = largest
         self._streams: dict[int, _Stream] = {}
-        self._heard: list[Call] = []
-        self._welcome = self._parted = False
+        self._calls: list[Call] = []
+        self._admitted = self._parted = False
         self._settings = 0
         self._overhead = 0
         self._http2 = _http2(h2)
@@ -109,17 +109,17 @@ class Http2Connection:
         self._reactions: dict[type, Callable[[Any], None]] = {
             h2.events.RequestReceived: self._begin,
             h2.events.DataReceived: self._data,
-            h2.events.StreamEnded: self._come,
+            h2.events.StreamEnded: self._complete,
             h2.events.StreamReset: self._reset,
             h2.events.RemoteSettingsChanged: self._settle,
             h2.events.ConnectionTerminated: self._part,
         }
 
     def feed(self, data: bytes) -> list[Call]:
-        """Takes what has arrived; what there is to `take` afterwards is to be sent.
+        """Processes received bytes and returns the calls; afterwards the bytes of `take` must be sent.
 
         Raises:
-            Violation: it is not HTTP/2; send what there is, which says so, and close.
+            Violation: the bytes break HTTP/2 or a limit; send the bytes of `take`, which say so, and close.
         """
         try:
             for at in range(0, len(data), _PIECE):
@@ -132,61 +132,61 @@ class Http2Connection:
         except self._wrong as error:
             self._streams.clear()
             raise Violation(str(error)) from error
-        self._go_on()
-        heard, self._heard = self._heard, []
-        return heard
+        self._continue()
+        calls, self._calls = self._calls, []
+        return calls
 
     def take(self) -> bytes:
-        """Bytes to send."""
+        """Returns the bytes to send."""
         return self._http2.data_to_send()
 
     def answer(self, stream: int, message: bytes) -> None:
-        """Answers a call; nothing happens where that is over."""
+        """Answers a call, unless it has ended."""
         if (call := self._streams.get(stream)) is None:
             return
-        self.pardon()
+        self.reset_overhead()
         self._http2.send_headers(stream, _BEGIN)
         call.rest = memoryview(bytes(1) + len(message).to_bytes(4, "big") + message)
         self._send(stream, call.rest)
 
     def refuse(self, stream: int, status: int, why: str) -> None:
-        """Answers a call with a status of gRPC; nothing happens where that is over."""
+        """Answers a call with a status of gRPC, unless it has ended."""
         if (call := self._streams.pop(stream, None)) is not None:
-            said = (b"grpc-status", b"%d" % status), (b"grpc-message", quote(why, safe=" ,;:").encode()), _ACCEPTED
-            self._http2.send_headers(stream, (*_BEGIN, *said), end_stream=True)
+            trailers = (b"grpc-status", b"%d" % status), (b"grpc-message", quote(why, safe=" ,;:").encode()), _ACCEPTED
+            self._http2.send_headers(stream, (*_BEGIN, *trailers), end_stream=True)
             if not call.whole:
                 self._http2.reset_stream(stream)
 
-    def welcome(self, largest: int) -> None:
-        """Takes messages of so many bytes, which wait for no window. It is welcome until its end."""
-        self._largest, self._welcome = largest, True
+    def admit(self, largest: int) -> None:
+        """Admits messages of `largest` bytes without waits for a window, until the connection ends."""
+        self._largest, self._admitted = largest, True
         if self._parted:
             return
         self._http2.update_settings({self._window: _LARGEST_NUMBER})
         self._http2.increment_flow_control_window(_LARGEST_NUMBER - self._http2.inbound_flow_control_window)
 
     def limit(self, largest: int) -> None:
-        """Takes messages of so many bytes from now on; 0 refuses every call, also those that are under way."""
+        """Limits messages to `largest` bytes from now on; 0 rejects every call, including incomplete ones."""
         self._largest = largest
         for call in self._streams.values():
             if not largest and not call.whole and call.refused is None:
                 call.refuse(*OTHER)
-        self._go_on()
+        self._continue()
 
-    def kept(self) -> int:
-        """Bytes of messages that are not here whole."""
+    def buffered_bytes(self) -> int:
+        """Returns the bytes of incomplete messages."""
         return sum(len(call.message) for call in self._streams.values())
 
-    def pardon(self) -> None:
-        """Forgets how much there was that is not of messages: after an answer, and after a while."""
+    def reset_overhead(self) -> None:
+        """Resets the count of bytes that are not of messages: after an answer, and periodically."""
         self._settings = self._overhead = 0
 
     def end(self) -> None:
-        """Takes leave: no call is answered any more."""
+        """Closes the connection: no call is answered any more."""
         self._streams.clear()
         self._http2.close_connection()
 
-    # ------------------------------------------------------------ what the other side does
+    # ------------------------------------------------------------ events of the other side
 
     def _begin(self, event: RequestReceived) -> None:
         taken = any(call.refused is None for call in self._streams.values())
@@ -213,21 +213,21 @@ class Http2Connection:
         elif max(len(message) - _PREFIX, int.from_bytes(message[1:_PREFIX], "big")) > self._largest:
             call.refuse(RESOURCE_EXHAUSTED, "too large a message")
 
-    def _come(self, event: StreamEnded) -> None:
-        """All of a call is here."""
+    def _complete(self, event: StreamEnded) -> None:
+        """Handles the end of a call's message."""
         if (call := self._streams.get(event.stream_id)) is None:
             return
         message, call.message, call.whole = call.message, bytearray(), True
         if call.refused is not None:
             return
         if int.from_bytes(message[1:_PREFIX], "big") != len(message) - _PREFIX:
-            call.refuse(INTERNAL, "a message that was cut off")
+            call.refuse(INTERNAL, "a truncated message")
         else:
-            self._heard.append(Call(event.stream_id, bytes(memoryview(message)[_PREFIX:])))
+            self._calls.append(Call(event.stream_id, bytes(memoryview(message)[_PREFIX:])))
 
     def _reset(self, event: StreamReset) -> None:
         if self._streams.pop(event.stream_id, None) is not None:
-            self._heard.append(Call(event.stream_id, None))
+            self._calls.append(Call(event.stream_id, None))
 
     def _settle(self, event: RemoteSettingsChanged) -> None:
         self._settings += 1 + len(event.changed_settings)
@@ -236,29 +236,29 @@ class Http2Connection:
     def _check_calm(self) -> None:
         if self._settings > _MOST_SETTINGS or self._overhead > _MOST_OVERHEAD:
             self._http2.close_connection(_CALM)
-            raise self._wrong("too much that is not of messages")
+            raise self._wrong("too many bytes that are not of messages")
 
     def _part(self, _event: object) -> None:
-        """It takes no answer any more."""
+        """Handles GOAWAY: the other side takes no answers any more."""
         self._parted = True
-        self._heard += (Call(stream, None) for stream in self._streams)
+        self._calls += (Call(stream, None) for stream in self._streams)
         self._streams.clear()
 
-    # ------------------------------------------------------------ what we do
+    # ------------------------------------------------------------ answers
 
-    def _go_on(self) -> None:
-        """Once all that has arrived is known: a call that was refused may have been broken off since.
+    def _continue(self) -> None:
+        """Continues answers and rejections once all received bytes are processed: a rejected call may be broken off.
 
-        Who is welcome has sent much of a message before it hears of that: it is let pass, and not kept.
+        An admitted client has sent much of a message before a rejection reaches it: its bytes are read and discarded.
         """
         for stream, call in list(self._streams.items()):
             if call.rest is not None:
                 self._send(stream, call.rest)
-            elif call.refused is not None and (call.whole or not self._welcome):
+            elif call.refused is not None and (call.whole or not self._admitted):
                 self.refuse(stream, *call.refused)
 
     def _send(self, stream: int, rest: memoryview) -> None:
-        """Sends of an answer what the other side takes now; after the last of it the call is over."""
+        """Sends as much of an answer as the other side accepts; after the last byte the call is over."""
         http2 = self._http2
         while size := max(0, min(len(rest), http2.max_outbound_frame_size, http2.local_flow_control_window(stream))):
             http2.send_data(stream, rest[:size])
@@ -271,7 +271,7 @@ class Http2Connection:
 
 
 def library() -> Any:
-    """The package h2, with its modules.
+    """Returns the package h2 with its modules.
 
     Raises:
         SettingsError: it is not installed.
@@ -284,18 +284,17 @@ def library() -> Any:
         import h2.settings
     except ImportError as error:
         raise SettingsError(
-            f"got a Unity player without the library h2; expected it; {install_command('unity')}"
+            f"got a Unity player without the library h2; expected it to be installed; try: {install_command('unity')}"
         ) from error
     return h2
 
 
 def _http2(h2: Any) -> H2Connection:
-    """A server, whose windows are those that HTTP/2 begins with.
+    """Returns a server with the initial windows of HTTP/2.
 
-    Frames are no larger than the least that HTTP/2 allows: in larger ones images do not come faster, and of headers
-    that come in 64 of them, as many as the library takes, each byte can take a microsecond. Of headers that arrive two
-    are compared, and those that are sent are ours, so neither are validated. They stay bytes: the library does not
-    count a text that cannot be decoded among the other side's errors.
+    Frames have the least size that HTTP/2 allows: images are no faster in larger ones, and headers in 64 of them, the
+    library's limit, can take a microsecond per byte. Two received headers are compared, and sent ones are ours, so
+    neither are validated. They stay bytes: the library does not count undecodable text as an error of the other side.
     """
     http2: H2Connection = h2.connection.H2Connection(
         h2.config.H2Configuration(

@@ -1,16 +1,15 @@
-"""The messages of `messages.proto`, made from a table when they are first needed.
+"""Makes the classes of the messages of `messages.proto` from a table when they are first needed.
 
-They live in a pool of their own: another library of the process may define messages of the same names.
+They are in a pool of their own: another library of the process may define messages of the same names.
 
-Three kinds of field are not declared as what they are but as `bytes`, which on the wire is the same: a number, a
-length, and that many bytes. So a column of many agents is read or written at once, and none of its numbers becomes an
-object of Python.
+Three kinds of field are declared as `bytes`, which is the same on the wire: a number, a length, and that many bytes. So
+a column of many agents is read or written at once, and none of its numbers becomes a Python object.
 
     packed float, packed bool   a repeated number, which proto3 packs: the bytes of the array
-    encoded X                   a message X (or several), not looked into: the bytes of each
+    encoded X                   a message X (or several) that stays encoded: the bytes of each
 
-What that costs: a writer that does not pack repeated numbers, which proto3 allows and none of Unity's packages does, is
-not understood.
+The price: a writer that does not pack repeated numbers, which proto3 allows and none of Unity's packages does, is not
+understood.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from sparring.pipeline.bridges.unity import Unreadable
+from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.errors import install_command
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ SCHEMA: Final[dict[str, Fields]] = {
         "curriculum_enabled": (14, "bool"),
     },
 }
-"""Fields of each message: number and type. An enum stands as int32, which is the same on the wire."""
+"""Fields of each message: number and type. An enum is declared as int32, which is the same on the wire."""
 
 _KINDS: Final = {"float": 2, "int32": 5, "bool": 8, "string": 9, "bytes": 12}  # FieldDescriptorProto.Type
 _UNREAD: Final = ("packed ", "encoded ")
@@ -162,10 +161,10 @@ _ONE, _MANY = 1, 3  # FieldDescriptorProto.Label
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Messages:
-    """Classes of the messages that stand by themselves, or in a field that is not looked into.
+    """Holds the classes of the messages that are top-level, or in a field that stays encoded.
 
     Attributes:
-        exchanged: what a player and a trainer say to each other: UnityMessageProto.
+        exchanged: UnityMessageProto, the message between a player and a trainer.
         meta: DemonstrationMetaProto.
         brain: BrainParametersProto.
         pair: AgentInfoActionPairProto.
@@ -187,15 +186,15 @@ class Messages:
 
 @cache
 def messages() -> Messages:
-    """The classes.
+    """Returns the classes.
 
     Raises:
-        Unreadable: protobuf is not installed.
+        UnreadableData: protobuf is not installed.
     """
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
-        raise Unreadable("no library protobuf to read it with", install_command("unity")) from error
+        raise UnreadableData("no library protobuf to read it with", install_command("unity")) from error
     file = descriptor_pb2.FileDescriptorProto(name="messages.proto", package=PACKAGE, syntax="proto3")
     made: dict[str, DescriptorProto] = {}
     for name, fields in SCHEMA.items():
@@ -232,21 +231,21 @@ def _fill(message: DescriptorProto, fields: Fields) -> None:
 
 
 def parsed(kind: type[Message], content: bytes, what: str) -> Any:
-    """A message of a class.
+    """Returns the message of a class.
 
     Args:
         kind: the class.
-        content: its bytes.
-        what: it is, for a refusal.
+        content: encoded message.
+        what: name of the message, for errors.
 
     Raises:
-        Unreadable: the bytes are none.
+        UnreadableData: the bytes cannot be decoded.
     """
     message = kind()
     try:
         message.ParseFromString(content)
-    except _refusals() as error:  # looked up only where something is wrong
-        raise Unreadable(f"{what} that cannot be decoded") from error
+    except _refusals() as error:  # evaluated only for an error
+        raise UnreadableData(f"{what} that cannot be decoded") from error
     return message
 
 

@@ -1,8 +1,8 @@
-"""One sensor of all agents of a behavior as one array.
+"""Reads one sensor of all agents of a behavior as one array.
 
-The observation of a float sensor is the same bytes for every agent and step, but for its numbers. So the observations
-of all agents are joined and cut into columns: what stands before and behind the numbers must be as it was at first, and
-the numbers are the array. What is not laid out so is read message by message.
+The observation of a float sensor has the same bytes for every agent and step, except for its numbers. So the
+observations of all agents are joined as rows: the bytes before and after the numbers must equal the first ones, and the
+numbers are the array. Another layout is read message by message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.unity import RECORD_AGAIN, Unreadable
+from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData
 from sparring.pipeline.bridges.unity.messages import messages, parsed
 from sparring.pipeline.bridges.unity.observations import PNG, SensorReader, image, numbers, shaped
 
@@ -22,19 +22,19 @@ SAME_SENSORS: Final = "give all agents of a behavior the same sensors, and leave
 NOT_FINITE: Final = "find where the game divides by zero or overflows"
 
 
-def fit_for_games(error: Unreadable, where: str, remedy: str) -> Unreadable:
-    """The refusal with the place, and what a game's author can do about it."""
-    return Unreadable(f"{error} of {where}", remedy if error.remedy == RECORD_AGAIN else error.remedy)
+def fit_for_games(error: UnreadableData, where: str, remedy: str) -> UnreadableData:
+    """Returns the error with its place, and a remedy for the game's author."""
+    return UnreadableData(f"{error} of {where}", remedy if error.remedy == RECORD_AGAIN else error.remedy)
 
 
 class SensorColumn:
-    """Reads one sensor.
+    """Reads one sensor as a column.
 
     Args:
-        sensor: how an observation is read.
-        first: an observation of it.
-        encoded: its bytes.
-        behavior: id, for refusals.
+        sensor: reader of one observation.
+        first: an observation of the sensor.
+        encoded: the bytes of `first`.
+        behavior: behavior id, for errors.
     """
 
     def __init__(self, sensor: SensorReader, first: Any, encoded: bytes, behavior: str) -> None:
@@ -48,14 +48,14 @@ class SensorColumn:
         self._whole = len(self._before) + self._size + len(self._behind) if around else -1
 
     def read(self, encoded: Sequence[bytes], agents: NDArray[np.int64]) -> NDArray[Any]:
-        """[n, *shape] of the spec's dtype.
+        """Returns the column [n, *shape] in the spec's dtype.
 
         Args:
             encoded: n observations.
-            agents: [n] whose they are.
+            agents: [n] their agents' ids.
 
         Raises:
-            Unreadable: one is not of this sensor, does not fill its shape, or is not finite.
+            UnreadableData: an observation is not of this sensor, does not fill its shape, or is not finite.
         """
         if self._packed:
             images = [self._one(image, one, agents[row]) for row, one in enumerate(encoded)]
@@ -64,12 +64,12 @@ class SensorColumn:
         if data is None:
             data = b"".join([self._one(numbers, one, agents[row]) for row, one in enumerate(encoded)])
         values = shaped(self.sensor, data, len(encoded))
-        if not math.isfinite(np.vdot(values, values)):  # or the squares overflow, so look again
+        if not math.isfinite(np.vdot(values, values)):  # the squares may have overflowed, so check again
             self._refuse_infinite(values, agents)
         return values
 
     def _columns(self, encoded: Sequence[bytes]) -> bytes | None:
-        """The numbers of all agents, where each is laid out as the first was."""
+        """Returns the numbers of all agents if each observation has the layout of the first."""
         n, whole, start = len(encoded), self._whole, len(self._before)
         if set(map(len, encoded)) != {whole}:
             return None
@@ -82,18 +82,18 @@ class SensorColumn:
     def _one(self, read: Any, encoded: bytes, agent: int) -> Any:
         try:
             return read(self.sensor, parsed(self._kind, encoded, f"observation {self.sensor.spec.name!r}"))
-        except Unreadable as error:
+        except UnreadableData as error:
             raise fit_for_games(error, f"agent {agent} of {self._behavior}", SAME_SENSORS) from error
 
     def _refuse_infinite(self, values: NDArray[np.float32], agents: NDArray[np.int64]) -> None:
         wrong = ~np.isfinite(values.reshape(len(agents), -1)).all(axis=1)
         if wrong.any():
             where = f"agent {agents[wrong][0]} of {self._behavior}"
-            raise Unreadable(f"NaN or infinity in observation {self.sensor.spec.name!r} of {where}", NOT_FINITE)
+            raise UnreadableData(f"NaN or infinity in observation {self.sensor.spec.name!r} of {where}", NOT_FINITE)
 
 
 def _around(one: Any, encoded: bytes, size: int) -> tuple[bytes, bytes] | None:
-    """What stands before and behind the numbers, where the message is written as it would be here."""
+    """Returns the bytes before and after the numbers if protobuf writes the message as it was received."""
     if len(one.float_data.data) != size or one.SerializeToString() != encoded:
         return None
     other = type(one)()

@@ -1,12 +1,12 @@
-"""Where a Unity player calls: one method of gRPC whose answers are ours.
+"""Serves the calls of a Unity player: one method of gRPC.
 
-The player is the client. Each of its messages is a call, and the next message of the trainer is its answer, so at most
-one call is open at any time. All of it happens on an event loop, which is never kept waiting.
+The player is the client. Each of its messages is a call, and the next message of the trainer is the answer, so at most
+one call is open at any time. All of it runs on an event loop, which never blocks.
 
-Whose first message comes whole is the player until its connection ends; then it may connect anew, or another in its
-place. Calls of others are refused before they bring a message. While there is no player, each connection may bring one
-message of `_FIRST` bytes, so that together they keep no more than the player may. A connection that is not the player's
-ends after `STRANGER_S`, or when there are too many.
+The first connection with a complete message is the player's until it ends; then the player, or another one, may
+connect. Calls on other connections, the candidates, are rejected before their message arrives. Without a player, each
+candidate may send one message of `_FIRST` bytes, so that all of them together buffer no more than the player may. A
+candidate is closed after `CANDIDATE_S`, or if there are too many.
 """
 
 from __future__ import annotations
@@ -22,58 +22,58 @@ from sparring.pipeline.bridges.unity.http2 import UNAVAILABLE, Http2Connection, 
 from sparring.pipeline.errors import SettingsError
 
 HOST: Final = "127.0.0.1"
-"""A player is told a port and no address: it calls its own machine. Its protocol knows no keys, so who listens
-elsewhere (in a container, whose ports are handed on to it) takes whoever reaches the port."""
+"""A player gets a port and no address: it calls its own machine. Its protocol has no keys, so a server on another
+address (in a container with forwarded ports) accepts any client that reaches the port."""
 PATH: Final = "/communicator_objects.UnityToExternalProto/Exchange"
 
 _LARGEST: Final = 256 * 2**20
-"""Bytes of a message: images of many agents."""
+"""Bytes of a message, which may hold images of many agents."""
 _RECEIVE: Final = 256 * 1024
-_MOST_STRANGERS: Final = 16
-"""Connections beside the player's; the oldest makes room for one more."""
-_FIRST: Final = _LARGEST // _MOST_STRANGERS
-"""Bytes of the message with which somebody becomes the player: an introduction, or the next of one that comes back."""
+_MOST_CANDIDATES: Final = 16
+"""Connections beside the player's; a further one closes the oldest."""
+_FIRST: Final = _LARGEST // _MOST_CANDIDATES
+"""Bytes of the message that makes a candidate the player: an introduction, or the next message after a reconnect."""
 _RECEIVE_FIRST: Final = 16 * 1024
-"""Of who is not the player: others have their turn in between."""
-STRANGER_S: Final = 30.0
-"""For a connection to become the player's. It loses nothing by that: who calls later connects anew."""
+"""Bytes per read of a candidate, so that other connections get their turn."""
+CANDIDATE_S: Final = 30.0
+"""Time for a candidate to become the player. A player that calls later connects again."""
 _RETRY_S: Final = 1.0
-"""After the system had no room for a connection."""
+"""Pause after the system ran out of resources for connections."""
 
 
-def taken(port: int, host: str = HOST) -> SettingsError:
-    """What is said of a port that is not free."""
+def port_in_use(port: int, host: str = HOST) -> SettingsError:
+    """Returns the error for a port that is in use."""
     return SettingsError(
-        f"got port {port} on {host}, which is not free; expected one on which a Unity player can call; "
+        f"got port {port} on {host}, which is not free; expected a free one for a Unity player; "
         "stop what uses it, or choose another with --base-port"
     )
 
 
 def check_free(port: int, host: str = HOST) -> None:
-    """Finds out early what a server would find out later.
+    """Checks early that a server can listen.
 
     Raises:
-        SettingsError: the port is not free, no address of this machine, or a library is not installed.
+        SettingsError: the port is in use, the address is not of this machine, or a library is not installed.
     """
     library()
     _listen(port, host).close()
 
 
 class Server:
-    """Takes the calls of one player, on an event loop that can watch sockets.
+    """Serves the calls of one player on an event loop that can watch sockets.
 
     Args:
         port: to listen on; 0 chooses one.
-        called: gets each message; `answer` answers it, sooner or later.
-        broken: called when the player has broken off a call that was not answered.
-        loop: on which all of this happens.
-        host: IP address on which it listens.
+        called: receives each message; `answer` answers it at any later time.
+        broken: called if the player breaks off a call before its answer.
+        loop: event loop for all of this.
+        host: IP address to listen on.
 
     Attributes:
-        port: on which it listens.
+        port: the port in use.
 
     Raises:
-        SettingsError: the port is not free, or a library is not installed.
+        SettingsError: the port is in use, or a library is not installed.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Server:
         self._called = called
         self._broken = broken
         self._loop = loop
-        self._lines: list[_PlayerSocket] = []  # oldest first
+        self._connections: list[_PlayerSocket] = []  # oldest first
         self._player: _PlayerSocket | None = None
         self._open: int | None = None  # stream of the call that waits for its answer
         self._listener = _listen(port, host)
@@ -96,7 +96,7 @@ class Server:
         self._listen()
 
     def answer(self, message: bytes | None) -> None:
-        """Answers the open call; None refuses it. Nothing happens where none is open."""
+        """Answers the open call; None rejects it. Does nothing if no call is open."""
         stream, self._open = self._open, None
         if stream is None or self._player is None:
             return
@@ -107,14 +107,14 @@ class Server:
         self._player.send()
 
     def close(self) -> None:
-        """Refuses the open call, and frees the port. More than once does no harm."""
+        """Rejects the open call, and frees the port. Further calls do nothing."""
         if self._listener.fileno() < 0:
             return
         self.answer(None)
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for line in list(self._lines):
-            line.end()
+        for client in list(self._connections):
+            client.end()
 
     def _listen(self) -> None:
         if self._listener.fileno() >= 0:
@@ -123,56 +123,56 @@ class Server:
     def _accept(self) -> None:
         try:
             stream, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # who called has gone again
+        except (BlockingIOError, ConnectionError):  # the client has closed the connection already
             return
-        except OSError:  # there is no room for it: it would be asked for again and again
+        except OSError:  # out of resources: the loop would try without pause
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_RETRY_S, self._listen)
             return
-        strangers = [line for line in self._lines if line is not self._player]
-        if len(strangers) >= _MOST_STRANGERS:
-            strangers[0].end()
-        self._lines.append(_PlayerSocket(self, stream, self._loop, _FIRST if self._player is None else 0))
+        candidates = [client for client in self._connections if client is not self._player]
+        if len(candidates) >= _MOST_CANDIDATES:
+            candidates[0].end()
+        self._connections.append(_PlayerSocket(self, stream, self._loop, _FIRST if self._player is None else 0))
 
-    # ------------------------------------------------------------ for the lines
+    # ------------------------------------------------------------ for the connections
 
-    def is_player(self, line: _PlayerSocket) -> bool:
-        """Whether a line is the player's."""
-        return line is self._player
+    def is_player(self, client: _PlayerSocket) -> bool:
+        """Returns whether a connection is the player's."""
+        return client is self._player
 
-    def hear(self, line: _PlayerSocket, stream: int, message: bytes | None) -> None:
-        """A call has come, or was broken off; of others than the player none comes."""
+    def on_call(self, client: _PlayerSocket, stream: int, message: bytes | None) -> None:
+        """Handles a call that came or, with None, was broken off; candidates cannot break one off."""
         if message is None:
-            if line is self._player and stream == self._open:
+            if client is self._player and stream == self._open:
                 self._open = None
                 self._broken()
             return
         if self._player is None:
-            line.connection.welcome(_LARGEST)
-            self._play(line)
+            client.connection.admit(_LARGEST)
+            self._set_player(client)
         self._open = stream
         self._called(message)
 
-    def lost(self, line: _PlayerSocket) -> None:
-        """One has ended."""
-        self._lines.remove(line)
-        if line is self._player:
+    def on_end(self, client: _PlayerSocket) -> None:
+        """Handles the end of a connection."""
+        self._connections.remove(client)
+        if client is self._player:
             broken, self._open = self._open is not None, None
-            self._play(None)
+            self._set_player(None)
             if broken:
                 self._broken()
 
-    def _play(self, player: _PlayerSocket | None) -> None:
-        """Listens to one, or to all until one has called."""
+    def _set_player(self, player: _PlayerSocket | None) -> None:
+        """Takes calls from one connection only, or from all if there is no player."""
         self._player = player
-        for line in list(self._lines):
-            if line is not player:
-                line.connection.limit(_FIRST if player is None else 0)
-                line.send()
+        for client in list(self._connections):
+            if client is not player:
+                client.connection.limit(_FIRST if player is None else 0)
+                client.send()
 
 
 class _PlayerSocket:
-    """One connection on an event loop. It is not read while the other side does not read."""
+    """Represents one connection on an event loop. It is not read while the other side does not read."""
 
     def __init__(self, server: Server, stream: socket.socket, loop: asyncio.AbstractEventLoop, largest: int) -> None:
         stream.setblocking(False)
@@ -183,11 +183,11 @@ class _PlayerSocket:
         self._loop = loop
         self._unsent = b""
         self._ended = False
-        self._watch = loop.call_later(STRANGER_S, self._look)
+        self._watch = loop.call_later(CANDIDATE_S, self._check)
         loop.add_reader(stream, self._read)
 
     def send(self) -> None:
-        """Sends what there is to send, now or as soon as it can be sent."""
+        """Sends the pending bytes, now or as soon as possible."""
         self._unsent += self.connection.take()
         if not self._unsent or self._ended:
             return
@@ -201,24 +201,24 @@ class _PlayerSocket:
         waited, self._unsent = len(self._unsent) > sent, self._unsent[sent:]
         if waited:
             self._loop.remove_reader(self._stream)
-            self._loop.add_writer(self._stream, self._go_on)
+            self._loop.add_writer(self._stream, self._resume)
 
     def end(self) -> None:
-        """Takes leave, and ends the connection; what cannot be sent at once is lost."""
+        """Ends the connection with HTTP/2's GOAWAY; bytes that cannot be sent at once are lost."""
         if not self._ended:
             self.connection.end()
             self.send()
             self._lose()
 
-    def _look(self) -> None:
-        """From time to time."""
+    def _check(self) -> None:
+        """Checks the connection periodically."""
         if self._server.is_player(self):
-            self.connection.pardon()
-            self._watch = self._loop.call_later(STRANGER_S, self._look)
+            self.connection.reset_overhead()
+            self._watch = self._loop.call_later(CANDIDATE_S, self._check)
         else:
             self.end()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._loop.remove_writer(self._stream)
         self._loop.add_reader(self._stream, self._read)
         self.send()
@@ -241,7 +241,7 @@ class _PlayerSocket:
             return
         for stream, message in calls:
             if not self._ended:
-                self._server.hear(self, stream, message)
+                self._server.on_call(self, stream, message)
         self.send()
 
     def _lose(self) -> None:
@@ -252,9 +252,9 @@ class _PlayerSocket:
         self._loop.remove_reader(self._stream)
         self._loop.remove_writer(self._stream)
         with contextlib.suppress(OSError):
-            self._stream.recv(_RECEIVE)  # where something is unread, the other side may not read our last word
+            self._stream.recv(_RECEIVE)  # unread bytes would make the close discard our last frames
         self._stream.close()
-        self._server.lost(self)
+        self._server.on_end(self)
 
 
 def _listen(port: int, host: str) -> socket.socket:
@@ -263,7 +263,7 @@ def _listen(port: int, host: str) -> socket.socket:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
-            raise taken(port, host) from error
+            raise port_in_use(port, host) from error
         raise SettingsError(
             f"got address {host} for Unity players, which this machine does not have; expected one of its own; "
             "correct pipeline.player_host"

@@ -1,5 +1,5 @@
 # ruff: noqa: N803 (names end in their shape)
-"""What is learned from: a reward per step for each reward signal, and the networks that some of these have.
+"""Reward signals give each step one reward per signal; some of them train networks of their own.
 
 r steps of a batch, B of these in a minibatch, s segments.
 """
@@ -30,57 +30,57 @@ EXTRINSIC: Final = "extrinsic"
 
 
 class RewardNetwork(Protocol):
-    """A reward signal with networks of its own."""
+    """Computes a reward signal with networks of its own."""
 
     @property
     def module(self) -> nn.Module:
-        """All that is saved."""
+        """Returns all weights that a checkpoint saves."""
 
     @property
     def optimizer(self) -> Adam:
-        """Of what is trained."""
+        """Returns the optimizer of the trained weights."""
 
     def begin(self, steps: Steps) -> Floats:
-        """[r] Rewards of a batch, on whose minibatches `learn` goes on."""
+        """Starts a batch and returns its rewards [r]; `learn` then trains on its minibatches."""
 
     def learn(self, at_B: Tensor) -> None:
-        """One step on some rows of the batch, whose numbers are on the processor."""
+        """Takes one optimizer step on the rows `at_B` of the batch; the row numbers are on the CPU."""
 
     def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
-        """How much of the value of a beginning follows the end of an episode, 0 to 1.
+        """Returns the fraction, 0 to 1, of the mean value of episode starts that bootstraps a terminated episode.
 
         Args:
-            ends: of the batch, those that were not cut.
-            steps: of the batch.
+            ends: number of terminated episodes in the batch; interrupted ones do not count.
+            steps: number of steps in the batch.
         """
 
     def restored(self) -> None:
-        """The weights are others now: what was worked out with the former ones is worked out anew."""
+        """Discards what was computed with the previous weights, after others were loaded."""
 
     def statistics(self) -> dict[str, float]:
-        """Of the steps since `begin`, by ML-Agents' names; ends the batch."""
+        """Ends the batch and returns its statistics since `begin`, by ML-Agents' names."""
 
 
 class Signals:
-    """The reward signals of one behavior, in the order of the settings.
+    """Combines the reward signals of one behavior, in the order of the settings.
 
     Attributes:
-        settings: by name, of each signal.
-        sources: by name, of those with networks.
-        modules: of these, and the statistics of extrinsic rewards where these are normalized.
-        demo_files: that the demonstrations of GAIL were read from.
+        settings: settings of each signal, by name.
+        sources: the signals with networks, by name.
+        modules: their networks, and the statistics of extrinsic rewards if these are normalized.
+        demo_files: files that GAIL's demonstrations were read from.
 
     Args:
-        behavior: name.
-        spec: of the behavior.
-        settings: of the learner.
-        generator: random source of initial weights and of sampling.
-        learns: False where the networks are only there to be loaded: then demonstrations are not needed.
-        device: where the networks are.
+        behavior: name of the behavior.
+        spec: observations and actions of the behavior.
+        settings: the learner's settings.
+        generator: random source of the initial weights and of sampling.
+        learns: False loads no demonstrations, for networks that only receive weights.
+        device: device of the networks.
 
     Raises:
         Unsupported: no encoder can be built for an observation.
-        RecordingError: demonstrations are not there, cannot be read, or are of another spec.
+        RecordingError: demonstrations are missing, unreadable, or of another spec.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Signals:
         self.demo_files: tuple[DemonstrationFile, ...] = ()
         if wanted.gail is not None:
             gail = wanted.gail
-            shown = load(gail.demo_path, behavior, spec, gail.demo_actions) if learns else None
-            self.demo_files = () if shown is None else shown.files
-            self.sources["gail"] = Gail(spec, gail, shown, generator, device)
+            demonstrations = load(gail.demo_path, behavior, spec, gail.demo_actions) if learns else None
+            self.demo_files = () if demonstrations is None else demonstrations.files
+            self.sources["gail"] = Gail(spec, gail, demonstrations, generator, device)
         if wanted.curiosity is not None:
             self.sources["curiosity"] = Curiosity(spec, wanted.curiosity, generator, device)
         if wanted.rnd is not None:
@@ -120,58 +120,58 @@ class Signals:
         self,
         extrinsic_r: Floats,
         lengths_s: NDArray[Any],
-        lives_s: NDArray[np.int64],
+        episodes_s: NDArray[np.int64],
         ended_s: NDArray[np.bool_],
     ) -> Floats:
-        """[r] The simulator's own rewards, normalized where the settings say so; once for each batch.
+        """Returns the simulator's rewards [r], normalized if the settings enable it; it is called once for each batch.
 
         Args:
-            extrinsic_r: of each step.
+            extrinsic_r: reward of each step.
             lengths_s: steps of each segment.
-            lives_s: number of each segment's life, an agent's or a group's.
-            ended_s: the life ended with it.
+            episodes_s: number of each segment's agent episode, or of its group.
+            ended_s: the agent episode, or the group, ended with the segment.
         """
-        return extrinsic_r if self._scale is None else self._scale.divide(extrinsic_r, lengths_s, lives_s, ended_s)
+        return extrinsic_r if self._scale is None else self._scale.divide(extrinsic_r, lengths_s, episodes_s, ended_s)
 
     def begin(self, extrinsic: Floats, steps: Callable[[], Steps]) -> dict[str, Floats]:
-        """[r] Rewards of a batch by signal, times its strength.
+        """Starts a batch and returns its rewards [r] by signal, times the signal's strength.
 
         Args:
-            extrinsic: the simulator's rewards, those of an agent's group included, `scaled`.
-            steps: makes what the networks are shown; called only where there are any.
+            extrinsic: the simulator's rewards, including those of an agent's group, `scaled`.
+            steps: returns the networks' inputs; called only if there are networks.
         """
         found: dict[str, Floats] = {}
-        shown = steps() if self.sources else None
+        batch = steps() if self.sources else None
         for name, signal in self.settings.items():
-            if shown is None or name == EXTRINSIC:
+            if batch is None or name == EXTRINSIC:
                 found[name] = extrinsic * np.float32(signal.strength)
                 continue
-            found[name] = self.sources[name].begin(shown) * np.float32(signal.strength)
-            self._sums[name].add(shown.agent_episodes, found[name], shown.ended)
+            found[name] = self.sources[name].begin(batch) * np.float32(signal.strength)
+            self._sums[name].add(batch.agent_episodes, found[name], batch.ended)
         return found
 
     def terminal_bootstrap_fraction(self, name: str, ends: int, steps: int) -> float:
-        """How much of the value of a beginning follows the end of an episode: nothing for the simulator's own rewards.
+        """Returns the fraction of `RewardNetwork.terminal_bootstrap_fraction`; 0 for the simulator's own rewards.
 
         Args:
-            name: of the signal.
-            ends: of the batch, those that were not cut.
-            steps: of the batch.
+            name: name of the signal.
+            ends: number of terminated episodes in the batch; interrupted ones do not count.
+            steps: number of steps in the batch.
         """
         return 0.0 if name == EXTRINSIC else self.sources[name].terminal_bootstrap_fraction(ends, steps)
 
     def learn(self, at_B: Tensor) -> None:
-        """One step of each network on rows of the batch."""
+        """Takes one optimizer step of each network on rows of the batch."""
         for source in self.sources.values():
             source.learn(at_B)
 
     def restored(self) -> None:
-        """The weights are those of a checkpoint now."""
+        """Prepares all networks for weights that were loaded from a checkpoint."""
         for source in self.sources.values():
             source.restored()
 
     def statistics(self) -> dict[str, float]:
-        """Of the batch, by ML-Agents' names: losses, and the mean reward of the episodes that ended."""
+        """Returns the batch's losses by ML-Agents' names, and the mean reward of the episodes that ended."""
         found: dict[str, float] = {}
         for name, source in self.sources.items():
             found |= source.statistics()
@@ -182,7 +182,7 @@ class Signals:
 
     @property
     def moments(self) -> dict[str, Tensor]:
-        """States of all optimisers, to be saved and restored in place."""
+        """Returns the states of all optimizers, to be saved and restored in place."""
         return {
             f"{name}.{moment}": values
             for name, source in self.sources.items()
@@ -191,15 +191,15 @@ class Signals:
 
 
 class EpisodeSums:
-    """Sums of rewards over episodes that reach over several batches."""
+    """Sums rewards over episodes, which may span several batches."""
 
     def __init__(self) -> None:
         self._sums = Memories(1)
         self._ended: list[Floats] = []
 
-    def add(self, lives_r: NDArray[np.int64], rewards_r: Floats, ended_r: NDArray[np.bool_]) -> None:
-        """Adds the rewards of steps to those of their lives; of those that ended no more will come."""
-        agent_episodes, at = np.unique(lives_r, return_inverse=True)
+    def add(self, episodes_r: NDArray[np.int64], rewards_r: Floats, ended_r: NDArray[np.bool_]) -> None:
+        """Adds the rewards of steps to the sums of their episodes, and closes those that ended."""
+        agent_episodes, at = np.unique(episodes_r, return_inverse=True)
         sums = self._sums.recall(agent_episodes)
         sums[:, 0] += np.bincount(at, rewards_r, len(agent_episodes))
         over = np.zeros(len(agent_episodes), bool)
@@ -208,18 +208,18 @@ class EpisodeSums:
         self._sums.keep(agent_episodes, sums, over)
 
     def take(self) -> Floats:
-        """Sums of the episodes that ended since this was last called."""
+        """Returns the sums of the episodes that ended since the last call."""
         ended, self._ended = self._ended, []
         return np.concatenate(ended) if ended else np.empty(0, np.float32)
 
 
 def by_series(rewards_r: Floats, timesteps_r: NDArray[np.int64], in_series_T: NDArray[np.int64]) -> Floats:
-    """[T] what the members of groups earned together, at the moments of their decisions.
+    """Returns [T] what the members of groups earned together, at the timesteps of their decisions.
 
     Args:
-        rewards_r: of each decision.
-        timesteps_r: number of its moment.
-        in_series_T: numbers of the moments in the series.
+        rewards_r: reward of each decision.
+        timesteps_r: timestep of each decision.
+        in_series_T: timesteps in the series.
     """
     most = int(max(in_series_T.max(), timesteps_r.max(initial=0))) + 1
     of_timesteps = np.bincount(timesteps_r, rewards_r, most)

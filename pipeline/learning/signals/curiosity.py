@@ -1,16 +1,16 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""Curiosity (Pathak et al. 2017, arXiv 1705.05363): reward for what a forward model predicts badly.
+"""Curiosity (Pathak et al. 2017, arXiv 1705.05363) rewards observations that a forward model predicts badly.
 
-1. Observations are encoded to f. The inverse model tells from f and the next f what was done; the forward model tells
-   from f and what was done the next f. Encoder and both models learn together, so that f holds what actions change.
+1. Observations are encoded to f. The inverse model predicts the action from f and the next f; the forward model
+   predicts the next f from f and the action. Both learn together with the encoder, so that f holds what actions change.
 2. Reward: half the squared error of the forward model, summed over f; at most 1 / strength (ML-Agents), and 0 until the
-   first update: untrained models say nothing about novelty.
+   first update: errors of untrained models do not measure novelty.
 3. Loss: 10 x (0.2 forward + 0.8 inverse) (ML-Agents). The inverse loss is the squared error of continuous actions as
-   simulators get them, and the cross-entropy of each branch, both summed.
-4. One step of Adam for each minibatch of the policy, on it, with constant learning rate (ML-Agents).
-5. Observations are normalised, where `normalize` asks for it, by all that came in former updates.
+   simulators receive them, and the cross-entropy of each branch, both summed.
+4. Adam takes one step on each minibatch of the policy, with constant learning rate (ML-Agents).
+5. If `normalize` is set, observations are normalized by the statistics of all earlier updates.
 
-B rows of a minibatch, U features, A features of what was done, r steps of a batch.
+B rows of a minibatch, U features, A action features, r steps of a batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.settings import CuriositySettings
-from sparring.pipeline.learning.signals.steps import Features, Floats, Steps, dense, linear, some
+from sparring.pipeline.learning.signals.steps import Features, Floats, Steps, dense, linear, select_rows
 from sparring.pipeline.networks.device import CPU, back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.specs import BehaviorSpec
@@ -34,12 +34,12 @@ _ROWS_AT_ONCE: Final = 4096
 
 
 class CuriosityModels(nn.Module):
-    """Encoder, inverse and forward model.
+    """Combines encoder, inverse model and forward model.
 
     Args:
-        spec: of the behavior.
-        settings: of the signal.
-        generator: random source of initial weights.
+        spec: observations and actions of the behavior.
+        settings: the signal's settings.
+        generator: random source of the initial weights.
     """
 
     updated: Tensor
@@ -57,7 +57,7 @@ class CuriosityModels(nn.Module):
         self.register_buffer("updated", torch.zeros(()))
 
     def forward(self, before: Inputs, after: Inputs, done_BA: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared errors of the forward model, halved and summed [B], and of the inverse model [B]."""
+        """Returns squared errors of the forward model, halved and summed [B], and the loss of the inverse model [B]."""
         features_BU, next_BU = self.features(before), self.features(after)
         predicted_BU = self.forward_head(self.forward_model(torch.cat((features_BU, done_BA), 1)))
         guessed_BA = self.inverse_head(self.inverse(torch.cat((features_BU, next_BU), 1)))
@@ -75,17 +75,17 @@ class CuriosityModels(nn.Module):
 
 
 class Curiosity:
-    """Models of one behavior.
+    """Trains the models of one behavior, and computes rewards with them.
 
     Attributes:
-        module: all that is trained.
-        optimizer: of its parameters.
+        module: all trained weights.
+        optimizer: changes its parameters.
 
     Args:
-        spec: of the behavior.
-        settings: of the signal.
-        generator: random source of initial weights.
-        device: where they are.
+        spec: observations and actions of the behavior.
+        settings: the signal's settings.
+        generator: random source of the initial weights.
+        device: device of the models.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Curiosity:
         self._taken: list[tuple[Tensor, Tensor]] = []
 
     def begin(self, steps: Steps) -> Floats:
-        """[r] Rewards of a batch, on whose minibatches `learn` goes on."""
+        """Starts a batch and returns its rewards [r]; `learn` then trains on its minibatches."""
         encoder = self.module.features.encoder
         self._joined = encoder.join(steps.observations)
         self._inputs = encoder.prepare(self._joined)
@@ -120,7 +120,7 @@ class Curiosity:
         return rewards
 
     def learn(self, at_B: Tensor) -> None:
-        """One step on some rows of the batch."""
+        """Takes one optimizer step on some rows of the batch."""
         forward_B, inverse_B = self._errors(at_B)
         forward, inverse = forward_B.mean(), inverse_B.mean()
         loss = LOSS * (FORWARD * forward + (1 - FORWARD) * inverse)
@@ -129,15 +129,15 @@ class Curiosity:
             self.module.updated.fill_(1)
 
     def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
-        """All: what is new is so in any episode, and the next one counts as the rest of this one."""
+        """Returns 1: novelty does not depend on the episode, so the next one counts as the rest of this one."""
         del ends, steps
         return 1.0
 
     def restored(self) -> None:
-        """Nothing is kept of former weights."""
+        """Does nothing, because no result of the previous weights is stored."""
 
     def statistics(self) -> dict[str, float]:
-        """Of the steps since `begin`; takes its observations into the running statistics."""
+        """Returns the mean losses since `begin`, and adds the batch's observations to the running statistics."""
         self.module.features.encoder.update(tuple(column[: len(self._done)] for column in self._joined))
         if not self._taken:
             return {}
@@ -145,7 +145,7 @@ class Curiosity:
         return {"Losses/Curiosity Forward Loss": forward, "Losses/Curiosity Inverse Loss": inverse}
 
     def _errors(self, at_B: Tensor) -> tuple[Tensor, Tensor]:
-        after = some(self._inputs, self._following.index_select(0, at_B))
-        shown = some(self._inputs, at_B), after, self._done.index_select(0, at_B)
-        errors: tuple[Tensor, Tensor] = self.module(*over(shown, self.optimizer.device))
+        after = select_rows(self._inputs, self._following.index_select(0, at_B))
+        inputs = select_rows(self._inputs, at_B), after, self._done.index_select(0, at_B)
+        errors: tuple[Tensor, Tensor] = self.module(*over(inputs, self.optimizer.device))
         return errors

@@ -1,4 +1,4 @@
-"""Single steps, as reward networks are shown them: what was seen, what was done, and what followed.
+"""This module holds single steps as reward networks read them: observation, action and next observation.
 
 r steps of s segments, one segment after the other; C continuous actions, D branches.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparring.pipeline.demonstrations.library import Demonstrations
-from sparring.pipeline.networks.actions import LIMIT, shown_features, to_environment
+from sparring.pipeline.networks.actions import LIMIT, action_features, to_environment
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.initialization import HIDDEN_GAINS, initialize_weights
 from sparring.pipeline.networks.perceptron import unset_linear
@@ -29,16 +29,16 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Columns of steps.
+    """Holds columns of steps.
 
     Attributes:
         actions: spec of the actions.
-        observations: one [n, *shape] per observation: of the r steps first, then others that followed some of them.
-        following: [r] which of these rows followed each step.
-        continuous: [r, C] as the simulator got them, in [-1, 1].
+        observations: one [n, *shape] per observation: those of the r steps first, then others that follow some of them.
+        following: [r] row of the observation after each step.
+        continuous: [r, C] as the simulator received them, in [-1, 1].
         discrete: [r, D] chosen index.
-        ended: [r] the episode ended with the step, or was cut.
-        agent_episodes: [r] number of the agent's life.
+        ended: [r] the episode terminated or was interrupted with the step.
+        agent_episodes: [r] number of the agent episode.
     """
 
     actions: ActionSpec
@@ -59,10 +59,10 @@ class Steps:
         continuous: Floats,
         discrete: NDArray[np.int32],
         ended_s: NDArray[np.bool_],
-        lives_s: NDArray[np.int64],
+        episodes_s: NDArray[np.int64],
         action_limit: float = LIMIT,
     ) -> Steps:
-        """Those of segments: `continuous` are raw samples. A segment may have no step at all."""
+        """Builds the steps of segments; `continuous` are raw samples, and a segment may have no step at all."""
         rows, stepped = int(lengths_s.sum()), np.flatnonzero(lengths_s)
         last = np.cumsum(lengths_s)[stepped] - 1
         following = np.arange(1, rows + 1)
@@ -76,24 +76,24 @@ class Steps:
             continuous=to_environment(continuous, action_limit),
             discrete=discrete,
             ended=ended,
-            agent_episodes=np.repeat(lives_s, lengths_s),
+            agent_episodes=np.repeat(episodes_s, lengths_s),
         )
 
     @classmethod
-    def of_demonstrations(cls, actions: ActionSpec, shown: Demonstrations) -> Steps:
-        """Those of demonstrations."""
-        rows, last = len(shown.ended), np.flatnonzero(shown.ended)
+    def of_demonstrations(cls, actions: ActionSpec, demonstrations: Demonstrations) -> Steps:
+        """Builds the steps of demonstrations."""
+        rows, last = len(demonstrations.ended), np.flatnonzero(demonstrations.ended)
         following = np.arange(1, rows + 1)
         following[last] = rows + np.arange(len(last))
-        both = zip(shown.observations, shown.next_observations, strict=True)
+        both = zip(demonstrations.observations, demonstrations.next_observations, strict=True)
         return cls(
             actions=actions,
             observations=tuple(np.concatenate([column, after[last]]) for column, after in both),
             following=following,
-            continuous=shown.continuous,
-            discrete=shown.discrete,
-            ended=shown.ended,
-            agent_episodes=shown.episode.astype(np.int64),
+            continuous=demonstrations.continuous,
+            discrete=demonstrations.discrete,
+            ended=demonstrations.ended,
+            agent_episodes=demonstrations.episode.astype(np.int64),
         )
 
     def __len__(self) -> int:
@@ -101,28 +101,28 @@ class Steps:
 
     @cached_property
     def done(self) -> Tensor:
-        """[r, A] What was done: continuous actions, then one 1 for each branch."""
-        return torch.from_numpy(shown_features(self.actions, self.continuous, self.discrete))
+        """Returns [r, A] the action features: continuous actions, then one 1 for each branch."""
+        return torch.from_numpy(action_features(self.actions, self.continuous, self.discrete))
 
     @cached_property
     def flags(self) -> Tensor:
-        """[r, 1] 1 where the episode ended."""
+        """Returns [r, 1] 1 if the episode ended with the step."""
         return torch.from_numpy(self.ended.astype(np.float32)[:, None])
 
 
 class Features(nn.Module):
-    """Encoder and layers of a reward network, which can be derived twice.
+    """Combines encoder and layers of a reward network, which can be differentiated twice.
 
-    Goals count as vectors, and nothing is remembered. More inputs may stand beside the observations.
+    Goals count as vectors, and there is no memory. Other inputs may be added to the observations.
 
     Args:
-        spec: of the behavior.
-        settings: of the network.
-        more: inputs beside the observations.
+        spec: observations and actions of the behavior.
+        settings: the network's settings.
+        more: number of other inputs.
         generator: random source of the initial weights.
 
     Attributes:
-        size: features.
+        size: number of features.
     """
 
     def __init__(
@@ -136,14 +136,14 @@ class Features(nn.Module):
         self.size = units
 
     def forward(self, inputs: Inputs, more: Tensor | None = None) -> Tensor:
-        """Features [B, size] of observations that `encoder.prepare` has seen."""
+        """Returns features [B, size] of observations from `encoder.prepare`."""
         encoded = self.encoder(inputs)
         features: Tensor = self.layers(encoded if more is None else torch.cat((encoded, more), 1))
         return features
 
 
 def dense(sizes: Sequence[int], settings: NetworkSettings, generator: torch.Generator | None) -> nn.Sequential:
-    """Layers of hidden units of these sizes, of which the first is that of the inputs."""
+    """Builds layers of hidden units; `sizes` begins with the number of inputs."""
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
         layer = unset_linear(before, after)
@@ -153,12 +153,12 @@ def dense(sizes: Sequence[int], settings: NetworkSettings, generator: torch.Gene
 
 
 def linear(before: int, after: int, gain: float, generator: torch.Generator | None) -> nn.Linear:
-    """A linear layer: weights of variance gain^2 / inputs, biases 0."""
+    """Builds a linear layer: weights of variance gain^2 / inputs, biases 0."""
     layer = unset_linear(before, after)
     initialize_weights(layer, gain, generator)
     return layer
 
 
-def some(inputs: Inputs, rows: Tensor) -> Inputs:
-    """Rows of each column."""
+def select_rows(inputs: Inputs, rows: Tensor) -> Inputs:
+    """Returns some rows of each column."""
     return tuple(column.index_select(0, rows) for column in inputs)

@@ -1,8 +1,8 @@
-"""A policy of ML-Agents, answering observations: `python -m beside.actor CHECKPOINT.pt SIZE ACTIONS NETWORK SEED`.
+"""A policy of ML-Agents that answers observations: `python -m beside.actor CHECKPOINT.pt SIZE ACTIONS NETWORK SEED`.
 
-It runs in ML-Agents' own environment, because a checkpoint there is a pickle and its network is that package's. On the
-standard input stands a number of rows (4 bytes, little endian), then so many observations of SIZE float32; the answer
-on the standard output are as many rows of ACTIONS float32, sampled, as ML-Agents would send them to a game.
+It runs in ML-Agents' own environment, because a checkpoint there is a pickle and its network is that package's. From
+standard input it reads a number of rows (4 bytes, little endian) and as many observations of SIZE float32; to standard
+output it writes as many rows of ACTIONS float32, sampled as ML-Agents would send them to a game.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Actor:
         self._actor.eval()
 
     def act(self, observations: Floats) -> Floats:
-        """[n, actions] in [-1, 1], sampled."""
+        """Samples actions: [n, actions] in [-1, 1]."""
         with torch.no_grad():
             _, outputs, _ = self._actor.get_action_and_stats([torch.from_numpy(observations)])
         return outputs["env_action"].continuous

@@ -1,4 +1,4 @@
-"""What a player recorded: reward over steps, steps and seconds to a threshold, steps per second."""
+"""Curves from a player's record: reward over steps, steps and seconds to a threshold, steps per second."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 EVERY: Final = 1_000
-"""Steps between two looks at the moving mean."""
+"""Steps between two points of the moving mean."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run, looked at every `EVERY` steps of the game.
+    """The curve of one run, with a point every `EVERY` steps of the game.
 
     Attributes:
         steps: [n].
@@ -30,21 +30,21 @@ class Curve:
     rewards: Array
 
     def at(self, steps: float) -> float:
-        """The reward after so many steps."""
+        """Returns the reward after a number of steps."""
         return float(np.interp(steps, self.steps, self.rewards))
 
     def reaches(self, threshold: float) -> tuple[float, float]:
-        """Steps and seconds to a reward; infinite where it is not reached."""
+        """Returns steps and seconds to a reward; infinite where it is not reached."""
         found = (self.rewards >= threshold).nonzero()[0]
         return (float(self.steps[found[0]]), float(self.seconds[found[0]])) if found.size else (np.inf, np.inf)
 
     def steps_per_s(self) -> float:
-        """From the first step to the last."""
+        """Steps per second from the first step to the last."""
         return float(self.steps[-1] / self.seconds[-1])
 
 
 def read(path: Path, most: int, window: int) -> Curve:
-    """The curve of the first behavior of a record.
+    """Reads the curve of the first behavior of a record.
 
     Args:
         path: of `record.jsonl`.

@@ -1,4 +1,4 @@
-"""ML-Agents' own environment, made where it is not there."""
+"""The Python environment of ML-Agents, installed where it is missing."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PACKAGES: Final = (
     "six",
     "filelock",
 )
-"""What its trainers import; its own list asks for a torch and a Python that are hard to find today."""
+"""Packages that its trainers import; its own list needs a torch and a Python that are hard to find today."""
 _ITSELF: Final = ("--no-deps", "--ignore-requires-python", f"mlagents=={VERSION}", f"mlagents-envs=={VERSION}")
 
 
 def prepare(folder: Path, python: str) -> Path:
-    """The interpreter of an environment that has ML-Agents.
+    """Returns the interpreter of an environment that has ML-Agents.
 
     Args:
         folder: of the environment; it is reused where it has the version already.
@@ -42,7 +42,7 @@ def prepare(folder: Path, python: str) -> Path:
 
     Raises:
         SystemExit: there is no such interpreter.
-        CalledProcessError: pip fails; it has said why.
+        CalledProcessError: pip fails; its output has the cause.
     """
     interpreter = folder / "bin" / "python"
     if _version(interpreter) != VERSION:
@@ -53,7 +53,7 @@ def prepare(folder: Path, python: str) -> Path:
 
 
 def _version(interpreter: Path) -> str:
-    """Of ML-Agents there; empty where it has none."""
+    """Returns the version of ML-Agents there; "" where it is missing."""
     if not interpreter.exists():
         return ""
     question = "from importlib.metadata import version; print(version('mlagents'))"
@@ -73,7 +73,7 @@ def _find(python: str) -> str:
 
 
 def _candidates(python: str) -> Iterator[str]:
-    """The named one; where none is named, those of pyenv too."""
+    """Lists the named interpreter, or those on the path and of pyenv where none is named."""
     if found := shutil.which(python):
         yield found
     if python == PYTHON:

@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 _BALANCE: Final = Path(__file__).parents[3] / "pipeline" / "games" / "balance.py"
 _FORWARD: Final[NDArray[np.float64]] = np.array([[1.0], [-1.0]])
-"""Which way along the line each team's body looks."""
+"""Direction along the line in which each team's body faces."""
 _RECORDS: Final = {
     "sparring.pipeline.messages.simulator": ("BehaviorActions", "BehaviorReport", "Decisions", "Ends"),
     "sparring.pipeline.specs": ("ActionSpec", "BehaviorId", "BehaviorSpec", "ObservationSpec"),
 }
-"""What `balance.py` imports of the pipeline, which needs a newer Python than ML-Agents."""
+"""Replacements for what `balance.py` imports from the pipeline, which needs a newer Python than ML-Agents."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What happened to the agents of one behavior in one step.
+    """The outcome of one step for the agents of one behavior.
 
     Attributes:
         observations: [arenas, size] before the next decision.
@@ -54,14 +54,14 @@ class Game(Protocol):
     actions: int
 
     def reset(self) -> dict[str, Floats]:
-        """New episodes in all arenas; returns observations [arenas, size] by behavior."""
+        """Begins new episodes in all arenas; returns observations [arenas, size] by behavior."""
 
     def step(self, actions: Mapping[str, Floats]) -> dict[str, Turn]:
         """Plays one step with actions [arenas, actions] in [-1, 1] by behavior."""
 
 
 def _balance_module() -> ModuleType:
-    """`pipeline/games/balance.py` with plain records in the place of the pipeline's."""
+    """`pipeline/games/balance.py` with plain records instead of the pipeline's."""
     known = {name: sys.modules.get(name) for name in _RECORDS}
     for name, records in _RECORDS.items():
         stand_in: Any = ModuleType(name)
@@ -113,9 +113,9 @@ class Balance:
 
 
 class Push:
-    """Two bodies on a line push each other; who is pushed beyond the own end loses.
+    """Two bodies on a line push each other; one that is pushed beyond its own end loses.
 
-    The ends move inward until they reach the bodies, so that few matches are drawn.
+    The ends move inward until they reach the bodies, so that few matches are draws.
 
     Observation [7], from the own side (forward is toward the other): own distance to the own end, speed and stamina,
     the other's three, and the share of the time that is left. Action [1]: a force. A force tires, and a tired body is
@@ -128,19 +128,19 @@ class Push:
 
     STEP_S: Final = 0.05
     FORCE: Final = 4.0
-    """Acceleration of a full force that is not tired."""
+    """Acceleration of a full force at full stamina."""
     DRAG: Final = 0.8
     """Share of the speed that is lost per second."""
     TIRING: Final = 0.8
     """Stamina that a full force costs per second, of 1."""
     REST: Final = 0.5
-    """Stamina that comes back per second without a force."""
+    """Stamina that recovers per second without a force."""
     WEAKEST: Final = 0.1
     """Share of the force that an exhausted body has."""
     WIDTH: Final = 0.3
     """Distance of two bodies that touch."""
     BOUNCE: Final = 0.4
-    """Share of the relative speed that a collision gives back."""
+    """Share of the relative speed that a collision restores."""
     LIMIT: Final = 150
     SHRINK: Final = 0.85
     """How far each end has moved inward at the limit, from 1."""
@@ -177,7 +177,7 @@ class Push:
         }
 
     def _move(self, pushes: NDArray[np.float64]) -> None:
-        """One semi-implicit Euler step. Args: pushes: [2, arenas]."""
+        """Makes one semi-implicit Euler step. Args: pushes: [2, arenas]."""
         strength = self.WEAKEST + (1 - self.WEAKEST) * self._stamina
         self._speed += self.STEP_S * (_FORWARD * self.FORCE * strength * pushes - self.DRAG * self._speed)
         effort = np.abs(pushes)
@@ -202,7 +202,7 @@ class Push:
         self._age[arenas] = 0
 
     def _room(self) -> NDArray[np.float64]:
-        """[2, arenas] from each body to its own end."""
+        """Returns the distance from each body to its own end: [2, arenas]."""
         return 1 - self.SHRINK * self._age / self.LIMIT + self._position * _FORWARD
 
     def _observations(self) -> dict[str, Floats]:
@@ -217,5 +217,5 @@ class Push:
 
 
 GAMES: Final[dict[str, Callable[[int, int], Game]]] = {"balance": Balance, "push": Push}
-"""By name, of arenas and seed."""
+"""Makers of games by name; arguments: arenas, seed."""
 ARENAS: Final = {"balance": 12, "push": 8}

@@ -1,4 +1,4 @@
-"""Policies of both trainers meet: matches between checkpoints, with sampled actions on both sides."""
+"""Matches between policies of both trainers: matches between checkpoints, with sampled actions on both sides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RESAMPLES: Final = 10_000
 
 class Policy(Protocol):
     def act(self, observations: Floats) -> Floats:
-        """[n, actions] in [-1, 1], sampled, of observations [n, size]."""
+        """Samples actions [n, actions] in [-1, 1] for observations [n, size]."""
 
 
 class Ours:
@@ -77,7 +77,7 @@ def theirs(checkpoint: Path, game: Game, network: Mapping[str, Any], interpreter
 
 
 def points(game: str, ones: Sequence[Policy], matches: int, seed: int) -> float:
-    """Points of the first of two policies, half of the matches from each side: 1 for a win, 0.5 for a draw.
+    """Returns the points of the first of two policies, half from each side: 1 for a win, 0.5 for a draw.
 
     Of each arena the first matches count, so that short ones weigh no more than long ones.
 
@@ -100,12 +100,12 @@ def points(game: str, ones: Sequence[Policy], matches: int, seed: int) -> float:
 
 
 def nearest(paths: Sequence[Path], steps: int) -> Path:
-    """The checkpoint whose name has the number of steps that is nearest to `steps`."""
+    """Returns the checkpoint whose number of steps is nearest to `steps`."""
     return min(paths, key=lambda path: abs(int(re.findall(r"\d+", path.stem)[0]) - steps))
 
 
 def over_seeds(shares: NDArray[np.float64]) -> tuple[float, float]:
-    """A 95 % bootstrap interval of the mean share over pairs of runs: seeds of both sides are resampled.
+    """Returns a 95 % bootstrap interval of the mean share over pairs of runs: seeds of both sides are resampled.
 
     Args:
         shares: [our seeds, their seeds] points per match.

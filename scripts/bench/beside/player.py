@@ -37,11 +37,11 @@ CAPABILITIES: Final = (
 OK: Final = 200
 CONNECT_S: Final = 60.0
 EVERY: Final = 1_000
-"""Steps between two lines of the record that say how far the game is."""
+"""Steps between two lines of the record with the progress of the game."""
 
 
 class Record:
-    """The game's own account, one JSON line per ended episode and one every `EVERY` steps.
+    """The game's own record, one JSON line per ended episode and one every `EVERY` steps.
 
     A step is a decision of the first behavior, which is what a trainer counts of the team that learns.
 
@@ -60,7 +60,7 @@ class Record:
         self._lengths = np.zeros(arenas, np.int64)
 
     def turn(self, turns: Mapping[str, Turn]) -> None:
-        """Counts one step of all arenas; the clock begins with the first."""
+        """Counts one step of all arenas; the clock starts with the first."""
         if self._began is None:
             self._began = time.monotonic()
         self._lengths += 1
@@ -143,7 +143,7 @@ class Player:
         message.unity_output.rl_initialization_output.brain_parameters.extend(known)
 
     def _add(self, infos: Any, key: str, turn: Turn) -> None:
-        """Agents that ended, then all that decide."""
+        """Lists agents that ended, then all that decide."""
         rewards, ids = turn.rewards.tolist(), self._ids[key].tolist()
         ended = turn.ended.nonzero()[0].tolist()
         for arena in ended:
@@ -173,7 +173,7 @@ def _observation(values: Floats) -> Any:
 
 
 def _actions(values: Any, size: int) -> Floats:
-    """[arenas, size]"""
+    """Returns the actions: [arenas, size]."""
     rows = [value.continuous_actions for value in values]
     return np.array(rows, np.float32).reshape(len(rows), size)
 

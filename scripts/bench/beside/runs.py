@@ -23,7 +23,7 @@ MLAGENTS: Final = "mlagents"
 BEHAVIORS: Final = {"balance": "3DBall", "push": "Push"}
 STEPS: Final = {"balance": 300_000, "push": 150_000}
 CHECKPOINTS: Final = 3
-"""How many a run keeps, at equal distances."""
+"""Number of checkpoints that a run keeps, at equal distances."""
 CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "balance": {  # ML-Agents' own config/ppo/3DBall.yaml
         "trainer_type": "ppo",
@@ -70,7 +70,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to be run.
+    """The configuration of a run.
 
     Attributes:
         trainer: `MLAGENTS`, or the label of a variant of this project.
@@ -89,12 +89,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """Name of its folder."""
         return f"{self.game}{self.variant}-{self.steps}-{self.trainer}-{self.seed}"
 
 
 def document(job: Job) -> dict[str, Any]:
-    """The configuration of a run, the same for both trainers but for what the overrides change."""
+    """Returns the configuration of a run, the same for both trainers apart from the overrides."""
     behavior = copy.deepcopy(CONFIGS[job.game])
     behavior |= {
         "max_steps": job.steps,
@@ -113,7 +113,7 @@ def document(job: Job) -> dict[str, Any]:
 
 
 def run(job: Job, folder: Path, interpreter: Path) -> Path:
-    """Trains, or finds the folder of a run that was completed before.
+    """Trains a run, or finds the folder of one that was completed before.
 
     Args:
         folder: of all runs.
@@ -146,7 +146,7 @@ def run(job: Job, folder: Path, interpreter: Path) -> Path:
 
 
 def _command(job: Job, place: Path, interpreter: Path) -> tuple[Sequence[str], Path]:
-    """The command line of a trainer, and where its modules are."""
+    """Returns the command line of a trainer, and the path of its modules."""
     ours = job.trainer != MLAGENTS
     start = [sys.executable, "-m", "sparring", "train"] if ours else [str(interpreter), "-m", "beside.learn"]
     common = ["--env", str(_player(job, place, interpreter)), "--run-id", "run", "--seed", str(job.seed)]
@@ -156,7 +156,7 @@ def _command(job: Job, place: Path, interpreter: Path) -> tuple[Sequence[str], P
 
 
 def _player(job: Job, place: Path, interpreter: Path) -> Path:
-    """An executable that both trainers launch as a Unity build."""
+    """Writes an executable that both trainers launch as a Unity build."""
     path = place / "player"
     command = f"{interpreter} -m beside.player {job.game} --seed {job.seed} --record {place / 'record.jsonl'}"
     path.write_text(f'#!/bin/sh\nPYTHONPATH={BENCH} exec {command} "$@"\n')

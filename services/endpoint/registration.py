@@ -1,0 +1,124 @@
+"""Simulators register behaviors and a number; both are checked here before stepping uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.simulator import VERSION, Hello
+from sparring.pipeline.networks.limits import Unsupported, refuse_unsupported
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.stepping.limits import check_unnamed
+from sparring.services.endpoint.context import ServerContext
+from sparring.services.endpoint.peers import SimulatorPeer
+
+OWN_NUMBERS: Final = 2**20
+"""First number of simulators whose Hello gives none."""
+
+
+def check_version(hello: Hello) -> None:
+    """Rejects a Hello of another protocol version.
+
+    Raises:
+        RemoteProtocolError: the version differs.
+    """
+    if hello.version != VERSION:
+        raise RemoteProtocolError(
+            "version",
+            got=f"protocol version {hello.version}",
+            expected=str(VERSION),
+            remedy="use a client of the same version as the trainer",
+        )
+
+
+def check_number(
+    peer: SimulatorPeer, requested: int | None, number: int, peers: Iterable[SimulatorPeer], now: float, limit_s: float
+) -> None:
+    """Rejects a second simulator with one number, unless it may be the first one, reconnected after a broken link.
+
+    Args:
+        peer: the simulator.
+        requested: number in its Hello.
+        number: number that it gets.
+        peers: all connected simulators.
+        now: seconds.
+        limit_s: seconds of silence after which the link of another simulator may be broken.
+
+    Raises:
+        RemoteProtocolError: the number is out of range or taken.
+    """
+    if requested is not None and not 0 <= requested < OWN_NUMBERS:
+        raise RemoteProtocolError(
+            "number",
+            got=f"simulator number {requested}",
+            expected=f"0 to {OWN_NUMBERS - 1}",
+            remedy="leave the number out, or use $SPARRING_NUMBER",
+        )
+    for other in peers:
+        is_alive = now - other.last_received_at < limit_s
+        if other.number == number and (is_alive or other.candidate.identity != peer.candidate.identity):
+            raise RemoteProtocolError(
+                "number",
+                got=f"simulator number {number} twice",
+                expected="a number of its own for each simulator",
+                remedy="leave the number out, or start each simulator with another",
+            )
+
+
+def check_known(
+    behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]], context: ServerContext
+) -> list[str]:
+    """Rejects behaviors that the run cannot train; returns the names that are new.
+
+    Args:
+        behaviors: specs by behavior id.
+        scripts: scripts of the simulator by behavior name.
+        context: of the endpoint.
+
+    Raises:
+        RemoteProtocolError: a behavior is unknown, exceeds the limits, lacks a script, or needs an unsupported network.
+    """
+    new = sorted({BehaviorId.parse(text).name for text in behaviors} - context.behaviors.keys())
+    for text, spec in behaviors.items():
+        name = BehaviorId.parse(text).name
+        settings, required = _requirements(text, name, new, context)
+        if missing := required - {*scripts.get(name, ())}:
+            raise RemoteProtocolError(
+                "scripts",
+                got=f"behavior {name} with scripts {sorted(scripts.get(name, ()))}",
+                expected=f"{sorted(missing)} too, which self_play.opponents names",
+                remedy="name them in Hello and play them when asked, or take them from the configuration",
+            )
+        try:
+            refuse_unsupported(spec, settings.network_settings)
+        except Unsupported as error:
+            got, expected, remedy = f"{error.got} in behavior {name}", error.expected, error.remedy
+            raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
+    return new
+
+
+def _requirements(text: str, name: str, new: Sequence[str], context: ServerContext) -> tuple[Any, frozenset[str]]:
+    """Returns the settings of a behavior and the scripts that it requires."""
+    known, unnamed = context.behaviors, context.unnamed
+    if name in known:
+        if unnamed is not None and name in unnamed.added:
+            return known[name], unnamed.scripts
+        return known[name], context.scripts.get(name, frozenset())
+    if unnamed is None:
+        raise RemoteProtocolError(
+            "unknown_behavior",
+            got=f"behavior {text!r}",
+            expected=f"one of {sorted(known)}",
+            remedy=f"write `{name}: {{}}` below `behaviors` of the configuration, or default_settings, which "
+            "count for any other name; or correct the name in the simulator",
+        )
+    check_unnamed(name, len(unnamed.added) + new.index(name), context.settings.limits.unnamed_behaviors)
+    return unnamed.settings, unnamed.scripts
+
+
+def add_names(names: Sequence[str], context: ServerContext) -> None:
+    """Adds behaviors that the configuration does not name, for the rest of the run."""
+    if context.unnamed is not None:
+        context.behaviors.update(dict.fromkeys(names, context.unnamed.settings))
+        context.unnamed.added.update(names)

@@ -1,0 +1,111 @@
+"""Rejected peers are counted by kind and logged once per peer and interval.
+
+A peer that could cause a log line with each attempt would fill the disk and hide the other lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sparring.pipeline.monitoring.metrics import Registry
+
+INTERVAL_S: Final = 60.0
+PEERS: Final = 1024
+"""Maximum number of peers with lines of their own; further ones share a line."""
+_TEXT: Final = 300
+
+
+def clip(text: str, most: int = _TEXT) -> str:
+    """Truncates text of a peer for the log."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+@dataclass(slots=True)
+class _EventLog:
+    """An _EventLog counts one kind of event of one peer.
+
+    Attributes:
+        since: start of the interval.
+        logged: lines in the interval.
+        suppressed: events that have not been logged.
+        facts: of the last suppressed event.
+    """
+
+    since: float
+    logged: int = 0
+    suppressed: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class RejectionLog:
+    """A RejectionLog logs events of the peers of one service, at a limited rate.
+
+    Args:
+        registry: gets the counters `rejections.KIND`.
+        log: structlog logger.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, registry: Registry, log: Any, clock: Callable[[], float]) -> None:
+        self._registry = registry
+        self._log = log
+        self._clock = clock
+        self._lines: dict[tuple[str, str, str], _EventLog] = {}
+
+    def reject(self, kind: str, peer: str, **facts: Any) -> None:
+        """Counts a rejection, and logs the first of its kind and peer in an interval.
+
+        Args:
+            kind: of the rejection, as in the counter.
+            peer: address, and name where the peer is authenticated.
+            facts: for the log.
+        """
+        self._registry.add("rejections")
+        self._registry.add(f"rejections.{kind}")
+        self.log_event("simulator_rejected", peer, kind, **facts)
+
+    def log_event(
+        self, event: str, peer: str, kind: str = "", *, most: int = 1, level: str = "warning", **facts: Any
+    ) -> None:
+        """Logs an event, unless `most` of its kind and peer were logged in this interval.
+
+        Args:
+            event: name of the log event.
+            peer: as in `reject`.
+            kind: of the event, one of few; never text of the peer.
+            most: maximum number of lines in an interval.
+            level: log level.
+            facts: for the log; texts are truncated.
+        """
+        facts = {name: clip(value) if isinstance(value, str) else value for name, value in facts.items()}
+        facts = {"kind": kind, **facts} if kind else facts
+        now, key = self._clock(), (event, kind, clip(peer, 100))
+        if key not in self._lines and len(self._lines) >= PEERS:
+            self.summarize()
+            key = key if len(self._lines) < PEERS else (event, kind, "others")
+        line = self._lines.setdefault(key, _EventLog(now))
+        if now - line.since >= INTERVAL_S:
+            self._summarize(key, line)
+            line.since, line.logged = now, 0
+        if line.logged < most:
+            line.logged += 1
+            getattr(self._log, level)(event, peer=key[2], **facts)
+        else:
+            line.suppressed += 1
+            line.facts = facts
+
+    def summarize(self, *, at_end: bool = False) -> None:
+        """Logs the numbers of suppressed events of past intervals; at the end, of all."""
+        now = self._clock()
+        for key, line in list(self._lines.items()):
+            if at_end or now - line.since >= INTERVAL_S:
+                self._summarize(key, line)
+                del self._lines[key]
+
+    def _summarize(self, key: tuple[str, str, str], line: _EventLog) -> None:
+        if line.suppressed:
+            seconds = round(self._clock() - line.since, 1)
+            self._log.warning(f"{key[0]}_again", peer=key[2], times=line.suppressed, seconds=seconds, **line.facts)
+            line.suppressed, line.facts = 0, {}

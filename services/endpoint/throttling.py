@@ -1,0 +1,144 @@
+"""The endpoint limits how fast a simulator is read and how much of its data is held, without closing its connection.
+
+A peer that sends too much is read more slowly: its own system then makes it wait, and no data are lost. Requests that
+waiting cannot repair are rejected (`pipeline/stepping/limits.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+
+from sparring.pipeline.messages.codec import FrameReader
+from sparring.pipeline.messages.simulator import Step
+from sparring.pipeline.stepping.limits import LimitSettings
+
+OWN_BYTES: Final = 2**18
+"""Bytes that each connection may hold without reservation: a usual message, or one read of its socket."""
+
+_BURST_S: Final = 1.0
+"""Seconds whose rate a simulator may use at once."""
+
+
+class LeakyBucket:
+    """A LeakyBucket limits a rate: it fills with the units taken and leaks at that rate.
+
+    Args:
+        rate: units per second.
+        burst: units that may arrive at once.
+        now: seconds.
+    """
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._level = 0.0
+        self._at = now
+
+    def take(self, units: float, now: float) -> float:
+        """Counts `units`; returns the seconds to wait until the next may be taken."""
+        self._level = max(0.0, self._level - (now - self._at) * self._rate) + units
+        self._at = now
+        return max(0.0, (self._level - self._burst) / self._rate)
+
+
+class Pool:
+    """A Pool limits the bytes that incoming large messages of all simulators hold together.
+
+    A simulator with a reservation can finish its message and has a deadline for it, so the others follow in turn.
+
+    Args:
+        size: bytes; a single larger message is admitted alone.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._taken = 0
+        self._waiting: deque[tuple[int, anyio.Event]] = deque()
+
+    @property
+    def taken(self) -> int:
+        """Returns the bytes in use."""
+        return self._taken
+
+    async def take(self, size: int) -> None:
+        """Waits for `size` bytes, in turn. A cancellation leaves nothing reserved."""
+        if not self._waiting and self._fits(size):
+            self._taken += size
+            return
+        turn = (size, anyio.Event())
+        self._waiting.append(turn)
+        try:
+            await turn[1].wait()
+        except BaseException:
+            if turn[1].is_set():
+                self._taken -= size
+            else:
+                self._waiting.remove(turn)
+            self._pass_on()
+            raise
+
+    def give(self, size: int) -> None:
+        """Returns bytes."""
+        self._taken -= size
+        self._pass_on()
+
+    def _fits(self, size: int) -> bool:
+        return not self._taken or self._taken + size <= self._size
+
+    def _pass_on(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            size, turn = self._waiting.popleft()
+            self._taken += size
+            turn.set()
+
+
+class ReadThrottle:
+    """A ReadThrottle limits the reading of one simulator.
+
+    Args:
+        limits: of the stepping process.
+        pool: shared by all its simulators.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, limits: LimitSettings, pool: Pool, clock: Callable[[], float]) -> None:
+        now = clock()
+        self._clock = clock
+        self._pool = pool
+        self._steps = LeakyBucket(limits.steps_per_s, _BURST_S * limits.steps_per_s, now)
+        self._asides = LeakyBucket(limits.asides_per_s, _BURST_S * limits.asides_per_s, now)
+        self._bytes = LeakyBucket(limits.bytes_per_s, max(_BURST_S * limits.bytes_per_s, OWN_BYTES), now)
+        self._reserved = 0
+
+    def note_bytes(self, size: int) -> float:
+        """Counts received bytes; returns the seconds to wait before more are read."""
+        return self._bytes.take(size, self._clock())
+
+    def note_message(self, message: Any) -> float:
+        """Counts a message; returns the seconds to wait before the next one is handled."""
+        bucket = self._steps if isinstance(message, Step) else self._asides
+        return bucket.take(1, self._clock())
+
+    def needs_reservation(self, reader: FrameReader) -> bool:
+        """Returns whether the reservation does not match the incoming message."""
+        return self._wanted(reader) != self._reserved
+
+    async def reserve(self, reader: FrameReader) -> None:
+        """Returns the former reservation and waits until the incoming message may be held whole."""
+        self.close()
+        if size := self._wanted(reader):
+            await self._pool.take(size)
+            self._reserved = size
+
+    def close(self) -> None:
+        """Returns the reservation of this simulator."""
+        reserved, self._reserved = self._reserved, 0
+        if reserved:
+            self._pool.give(reserved)
+
+    def _wanted(self, reader: FrameReader) -> int:
+        return reader.begun if reader.begun > OWN_BYTES else 0

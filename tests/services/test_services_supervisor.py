@@ -1,0 +1,367 @@
+"""The supervisor: services that fail at any time, checkpoints to export, behaviors that are added."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from sparring.pipeline import files
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.state import AssemblyState, BehaviorSpecs, LearnerState, RunState, SteppingState
+from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
+from sparring.pipeline.settings import parse_settings
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from sparring.services.supervision import supervisor as supervisors
+from sparring.services.supervision.ports import Ports
+from sparring.services.supervision.supervisor import EXPORT_S, Supervisor
+from sparring.services.supervision.topology import ServicePlan, Topology, build
+from sparring.services.supervision.watchdog import START_S
+from tests.services.services_graph import settings_text
+
+FINISHED = RunState(
+    start="coordination.1",
+    finished=True,
+    specs={},
+    step_counts={},
+    routed={},
+    versions={},
+    reward_mean_last100={},
+    episodes={},
+)
+
+
+class FakeService:
+    """A service that ends when it is stopped, with a failure or without."""
+
+    pid = None
+    hopeless = False
+
+    def __init__(self, failure: str) -> None:
+        self._failure = failure
+        self._ended = anyio.Event()
+
+    async def wait(self) -> str:
+        await self._ended.wait()
+        return self._failure
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    kill = stop
+
+
+class FakeHost:
+    """Starts fake services."""
+
+    topology: Topology | None = None
+
+    def adopt(self, topology: Topology) -> None:
+        self.topology = topology
+
+    def __init__(self, failures: dict[str, str]) -> None:
+        self.starts: dict[str, list[float]] = {}
+        self.latest: dict[str, FakeService] = {}
+        self._failures = failures
+
+    def service(self, plan: ServicePlan, start: str, *, first: bool) -> FakeService:
+        return self._started(plan.name)
+
+    def watched(self, name: str, command: object, environment: object) -> FakeService:
+        return self._started(name)
+
+    def _started(self, name: str) -> FakeService:
+        self.starts.setdefault(name, []).append(anyio.current_time())
+        self.latest[name] = FakeService(self._failures.get(name, ""))
+        return self.latest[name]
+
+
+def topology_of(folder: Path, text: str = "") -> Topology:
+    """Returns the processes of a small run; `text` is added to its configuration."""
+    settings = parse_settings(settings_text() + text, "test").settings
+    return build(settings, run_id="test", directory=folder, seed=1)
+
+
+def supervisor_of(
+    topology: Topology, host: FakeHost, transport: MemoryTransport, *, simulators: bool = False, **values: Any
+) -> Supervisor:
+    """Returns a supervisor under the virtual clock; with `simulators`, the host starts those of the run, too."""
+    own: Any = host
+    return Supervisor(topology, own, own if simulators else None, transport, clock=anyio.current_time, **values)
+
+
+async def ended(folder: Path, failures: dict[str, str]) -> tuple[str, dict[str, Any] | None]:
+    """Runs a supervisor to the end of a finished run; returns status and summary."""
+    topology = topology_of(folder)
+    hub = MemoryHub()
+    async with (
+        MemoryTransport(hub, start="coordination.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        topic = await own.topic("coordination")
+        topic.publish("run", FINISHED)
+        supervisor = supervisor_of(topology, FakeHost(failures), transport)
+        with anyio.fail_after(300):
+            status = await supervisor.supervise()
+    path = folder / "summary.json"
+    return status, json.loads(path.read_text()) if path.exists() else None
+
+
+DISK_FULL = "exit status 28, no room on the disk"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("part", ["learning-Goal", "coordination"])
+async def test_service_that_fails_while_saving_fails_the_run(tmp_path: Path, part: str) -> None:
+    status, summary = await ended(tmp_path, {part: DISK_FULL})
+    assert status == "failed"
+    assert summary is not None
+    assert summary["status"] == "failed"
+    assert summary["error"] == f"{part} failed at the end: {DISK_FULL}"
+
+
+@pytest.mark.anyio
+async def test_monitor_that_fails_at_the_end_does_not_fail_the_run(tmp_path: Path) -> None:
+    status, summary = await ended(tmp_path, {"monitor": "exit status 1"})
+    assert status == "completed"
+    assert summary is not None
+    assert summary["error"] is None
+
+
+@pytest.mark.anyio
+async def test_summary_that_cannot_be_written_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "put", full)
+    assert await ended(tmp_path, {}) == ("failed", None)
+
+
+@pytest.mark.anyio
+async def test_restart_after_a_slow_start_gets_twice_the_time(tmp_path: Path) -> None:
+    """Otherwise no service would ever start on a machine that is slower than expected."""
+    topology = topology_of(tmp_path)
+    host = FakeHost({"assembly": "killed"})
+    async with MemoryTransport(MemoryHub(), start="supervisor.1") as transport:
+        supervisor = supervisor_of(topology, host, transport)
+        with anyio.move_on_after(START_S * 16):
+            await supervisor.supervise()
+    times = host.starts["assembly"]
+    gaps = [(after - before) / START_S for before, after in itertools.pairwise(times)]
+    assert [math.floor(gap) for gap in gaps] == [1, 2, 4, 8]
+    assert all(gap - math.floor(gap) < 0.1 for gap in gaps)
+
+
+NOTICED_S = 10.0
+"""Limit within which a dead learner is noticed."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("hangs_after_s", [20.0, 20.2, 20.4, 20.6, 20.8])
+async def test_hanging_learner_is_noticed_within_10_seconds(tmp_path: Path, hangs_after_s: float) -> None:
+    """Its process runs but does not answer. A pause of a few seconds is accepted, so not much earlier either."""
+    topology = topology_of(tmp_path)
+    name, host, hub = "learning-Goal", FakeHost({}), MemoryHub()
+    learner = MemoryTransport(hub, start=f"{name}.1")
+    async with learner, MemoryTransport(hub, start="supervisor.1") as transport:
+        await learner.topic(name)
+        supervisor = supervisor_of(topology, host, transport)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            await anyio.sleep(hangs_after_s)
+            assert len(host.starts[name]) == 1, "a learner that answers keeps running"
+            learner.abandon()
+            with anyio.move_on_after(2 * NOTICED_S) as noticed:
+                await host.latest[name].wait()
+            assert 8 < anyio.current_time() - (noticed.deadline - 2 * NOTICED_S) <= NOTICED_S
+            tasks.cancel_scope.cancel()
+
+
+class FakeExports:
+    """Replaces the exports of a run, and records the calls of the supervisor."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.running = False
+        self.calls: list[object] = []
+
+    async def run(self) -> None:
+        self.running = True
+
+    def on_checkpoint(self, _behavior: str, checkpoint: str) -> None:
+        if checkpoint not in self.calls:
+            self.calls.append(checkpoint)
+
+    async def finish(self, timeout_s: float) -> None:
+        self.calls.append(timeout_s)
+
+
+def state_of(checkpoint: str) -> LearnerState:
+    start = "learning-Goal.1"
+    return LearnerState(behavior="Goal", start=start, version=1, updates=1, trained=1, checkpoint=checkpoint)
+
+
+@pytest.mark.anyio
+async def test_every_checkpoint_is_exported_and_the_last_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exports = FakeExports()
+    monkeypatch.setattr(supervisors, "Exports", lambda *_, **__: exports)
+    topology = topology_of(tmp_path)
+    host, hub = FakeHost({}), MemoryHub()
+    async with (
+        MemoryTransport(hub, start="coordination.1") as own,
+        MemoryTransport(hub, start="learning-Goal.1") as learner,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        run, topic = await own.topic("coordination"), await learner.topic("learning-Goal")
+        supervisor = supervisor_of(topology, host, transport)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            for checkpoint in ("", "Goal/first", "Goal/second"):
+                topic.publish("state", state_of(checkpoint))
+                await anyio.sleep(2)
+                assert exports.calls[-1] == checkpoint
+            run.publish("run", FINISHED)
+            await anyio.lowlevel.checkpoint()
+            await host.latest["learning-Goal"].wait()  # it saves a checkpoint when it is stopped
+            topic.publish("state", state_of("Goal/last"))
+    assert exports.running
+    assert exports.calls == ["", "Goal/first", "Goal/second", "Goal/last", EXPORT_S]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("part", "again"), [("assembly", True), ("simulator-0", False)])
+async def test_service_that_is_dead_when_the_run_ends_is_restarted_once(tmp_path: Path, part: str, again: bool) -> None:
+    """Its next incarnation counts the steps that it held as lost; a simulator holds none and stays down."""
+    topology = topology_of(tmp_path, "simulators: [{name: balance}]\n")
+    host, hub = FakeHost({part: "killed"}), MemoryHub()
+    async with (
+        MemoryTransport(hub, start="coordination.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        topic = await own.topic("coordination")
+        supervisor = supervisor_of(topology, host, transport, simulators=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            await anyio.sleep(5)
+            host.latest[part].stop()
+            await anyio.sleep(0.01)
+            topic.publish("run", FINISHED)
+    assert len(host.starts[part]) == (2 if again else 1)
+    if again:
+        assert host.starts[part][1] - host.starts[part][0] < 5.5, "it is restarted without a pause"
+
+
+@pytest.mark.anyio
+async def test_simulator_that_was_given_up_is_restarted(tmp_path: Path) -> None:
+    """A hanging simulator would never connect again; one that started since then is not the one given up."""
+    topology = topology_of(tmp_path, "simulators: [{name: balance, count: 2}]\n")
+    host, hub = FakeHost({}), MemoryHub()
+    limit_s = topology.run.settings.pipeline.simulator_timeout_s
+    async with (
+        MemoryTransport(hub, start="stepping-0.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        topic = await own.topic("stepping-0")
+        supervisor = supervisor_of(topology, host, transport, simulators=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            for after_s, given_up in (
+                (limit_s / 2, {"0": 1}),
+                (limit_s, {"0": 1, "1": 1, "7": 1}),
+                (1.0, {"0": 1, "1": 2}),
+            ):
+                await anyio.sleep(after_s)
+                topic.publish(
+                    "state", SteppingState(source="stepping-0.1", behaviors={}, simulators=2, given_up=given_up)
+                )
+            await anyio.sleep(3)
+            tasks.cancel_scope.cancel()
+    assert len(host.starts["simulator-0"]) == 1
+    (first, second) = host.starts["simulator-1"]
+    assert second - first > limit_s
+
+
+SPEC = BehaviorSpec(observations=(ObservationSpec(name="goal", shape=(1,)),), actions=ActionSpec(continuous=1))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("refused", [False, True])
+async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Path, refused: bool) -> None:
+    """The services before it restart first, then the learner starts; if it cannot be prepared, the run ends."""
+    topology = topology_of(tmp_path, "default_settings: {max_steps: 7}\n")
+    host, hub, requests = FakeHost({}), MemoryHub(), []
+
+    def grow(before: Topology, names: Sequence[str]) -> Topology:
+        requests.append(list(names))
+        if refused:
+            raise SettingsError("no checkpoint")
+        return before.with_behaviors(names, None, ports)
+
+    both = BehaviorSpecs(behaviors={"Late": SPEC, "Goal": SPEC}, teams={"Goal": (0,), "Late": (0,)})
+    async with (
+        MemoryTransport(hub, start="stepping-0.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+        anyio.create_task_group() as tasks,
+    ):
+        topic = await own.topic("stepping-0")
+        with Ports() as ports:
+            supervisor = supervisor_of(topology, host, transport, grow=grow)
+            tasks.start_soon(supervisor.supervise)
+            topic.publish("specs", BehaviorSpecs(behaviors={"Goal": SPEC}, teams={"Goal": (0,)}))
+            await anyio.sleep(5)
+            assert not requests
+            topic.publish("specs", both)
+            await anyio.sleep(5)
+        tasks.cancel_scope.cancel()
+    assert requests == [["Late"]], "requested once"
+    starts = 1 if refused else 2
+    between = ("assembly", "coordination", "monitor")
+    assert [len(host.starts[name]) for name in ("stepping-0", "learning-Goal")] == [1, 1]
+    assert [len(host.starts[name]) for name in between] == [starts] * 3
+    assert len(host.starts.get("learning-Late", [])) == (0 if refused else 1)
+    if refused:
+        return
+    assert host.starts["learning-Late"][0] >= max(host.starts[name][1] for name in between)
+    grown = host.topology
+    assert grown is not None
+    assert {name: one.max_steps for name, one in grown.run.settings.behaviors.items()} == {"Goal": 1000, "Late": 7}
+    assert {"segments:Late", "updates:Late", "topic:policy-Late", "topic:learning-Late"} <= grown.endpoints.keys()
+    assert topology.endpoints.items() <= grown.endpoints.items()
+    assert len({*grown.endpoints.values()}) == len(grown.endpoints)
+
+
+@pytest.mark.anyio
+async def test_run_that_ends_while_a_learner_is_being_added_ends_in_order(tmp_path: Path) -> None:
+    """The learner waits for assembly, which has published nothing since its restart."""
+    topology = topology_of(tmp_path, "default_settings: {max_steps: 7}\n")
+    host, hub = FakeHost({}), MemoryHub()
+    async with (
+        MemoryTransport(hub, start="stepping-0.1") as stepping,
+        MemoryTransport(hub, start="assembly.1") as assembly,
+        MemoryTransport(hub, start="coordination.1") as coordination,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        topics = [await one.topic(one.start.partition(".")[0]) for one in (stepping, assembly, coordination)]
+        topics[1].publish("state", AssemblyState(origin="assembly.1", held={}))
+        with Ports() as ports:
+
+            def grow(before: Topology, names: Sequence[str]) -> Topology:
+                return before.with_behaviors(names, None, ports)
+
+            supervisor = supervisor_of(topology, host, transport, grow=grow)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.supervise)
+                topics[0].publish("specs", BehaviorSpecs(behaviors={"Late": SPEC}, teams={"Late": (0,)}))
+                await anyio.sleep(5)
+                assert len(host.starts["assembly"]) == 2
+                topics[2].publish("run", FINISHED)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
+    assert "learning-Late" not in host.starts

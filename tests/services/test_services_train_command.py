@@ -1,0 +1,102 @@
+"""`sparring train`: its options, the command that resumes a run, and notes to start a game by hand."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+import anyio
+import pytest
+import structlog
+
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.settings import Settings, read
+from sparring.services.commands import train
+from sparring.services.supervision.byhand import relay, written_since
+from sparring.services.supervision.launch import checkpoints
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_resume_command_repeats_the_options_of_the_first_one() -> None:
+    first = parsed(
+        *("ball.yaml", "--env", "my builds/Ball", "--num-envs", "4", "--no-graphics", "--max-steps", "5e6"),
+        *("--run-id", "a", "--force", "--initialize-from", "b", "--env-args", "--level", "3"),
+    )
+    again = shlex.split(train.going_on(first, "a"))
+    assert again[:2] == ["sparring", "train"]
+    expected = vars(first) | {"resume": True, "force": False, "initialize_from": None}
+    assert vars(parsed(*again[2:])) == expected
+
+
+def test_resume_command_names_a_run_without_run_id() -> None:
+    assert train.going_on(parsed("ball.yaml"), "ball-1") == "sparring train ball.yaml --run-id ball-1 --resume"
+
+
+def overridden(tmp_path: Path, *words: str, text: str = "behaviors: {Ball: {}}") -> Settings:
+    path = tmp_path / "ball.yaml"
+    path.write_text(text)
+    args = parsed(str(path), *words)
+    return read(args.config, train._overrides(args)).settings
+
+
+def test_several_players_need_a_build_as_in_ml_agents(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"command line: --num-envs: got num_envs 4 without env_path; .*--env PATH"):
+        overridden(tmp_path, "--num-envs", "4")
+    in_file = "behaviors: {Ball: {}}\nenv_settings: {num_envs: 3}\nsimulators: [{name: goal}]"
+    with pytest.raises(
+        SettingsError, match=r"ball.yaml:2: env_settings.num_envs: got num_envs 3 without .* a count at"
+    ):
+        overridden(tmp_path, text=in_file)
+    assert overridden(tmp_path, "--num-envs", "4", "--env", "Ball").env_settings.num_envs == 4
+    assert overridden(tmp_path, "--num-envs", "1").env_settings.num_envs == 1
+
+
+def test_inference_does_not_accept_initialize_from(tmp_path: Path) -> None:
+    path = tmp_path / "ball.yaml"
+    path.write_text("behaviors: {Ball: {}}")
+    args = parsed(str(path), "--inference", "--run-id", "a", "--initialize-from", "b", "--results-dir", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"--inference with --initialize-from b; .* write --run-id b for those"):
+        train.run(args)
+
+
+def test_new_note_of_a_bridge_is_printed_once(tmp_path: Path) -> None:
+    path, notes = tmp_path / "simulator-0.stderr", []
+    path.write_text("the Unity editor: press Play; an hour ago\n")
+
+    async def listen() -> None:
+        with structlog.testing.capture_logs() as lines, anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(relay, [path, tmp_path / "not-yet.stderr"], structlog.get_logger(), 0)
+                await anyio.lowlevel.checkpoint()
+                with path.open("a") as file:
+                    file.write("a warning\nthe Unity editor: press Play; waiting\n")
+                while not lines:
+                    await anyio.lowlevel.checkpoint()
+                for _ in range(5):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        notes.extend(lines)
+
+    anyio.run(listen)
+    assert [(line["part"], line["note"]) for line in notes] == [
+        ("simulator-0", "the Unity editor: press Play; waiting")
+    ]
+
+
+def test_incomplete_line_waits_and_a_truncated_file_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "simulator-0.stderr"
+    path.write_bytes(b"one\ntw")
+    assert written_since(path, 0) == (b"one\n", 4)
+    path.write_bytes(b"x\n")
+    assert written_since(path, 4) == (b"x\n", 2)
+
+
+def test_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"got no checkpoint of Ball in .*; expected a run that has trained it"):
+        checkpoints(tmp_path, argparse.Namespace(behaviors={"Ball": None}))  # type: ignore[arg-type]

@@ -1,0 +1,183 @@
+"""The bridge waits for the Unity editor, chooses its port, and checks options and actions."""
+
+from __future__ import annotations
+
+import io
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from sparring.pipeline.bridges.unity import channels
+from sparring.pipeline.bridges.unity import game as bridge
+from sparring.pipeline.bridges.unity.game import Unity, make_unity
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.registry import make, parse_options
+from sparring.pipeline.messages.simulator import BehaviorActions
+from tests.simulation.unity_bridge import (
+    LONG_S,
+    Bridges,
+    agents,
+    introduction,
+    message,
+    play,
+    step,
+    with_goal_camera,
+    zeros,
+)
+from tests.simulation.unity_player_peer import Background
+
+SOON_S: Final = 0.2
+
+
+class StartsPlayer(io.StringIO):
+    """A standard error stream that starts a player when the bridge prints where it waits."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self.players: list[Background] = []
+
+    def write(self, text: str) -> int:
+        if found := re.search(r"press Play; waiting for its call on port (\d+)", text):
+            self.players.append(Background(self._folder, int(found[1])))
+        return super().write(text)
+
+
+def test_the_bridge_waits_for_the_editor_and_sends_quit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line shows the port; nothing is launched."""
+    bell = StartsPlayer(tmp_path)
+    monkeypatch.setattr(sys, "stderr", bell)
+    unity = make("unity", 1, port=0)
+    assert isinstance(unity, Unity)
+    play(unity, 3)
+    unity.close()
+    (player,) = bell.players
+    player.join(LONG_S)
+    assert player.played.code == 0
+    assert len(bell.getvalue().splitlines()) == 1
+    assert not unity._player.launched
+
+
+class FakeListener:
+    """A replacement for the listener that records its ports."""
+
+    ports: Final[list[int]] = []
+
+    def __init__(self, port: int, host: str) -> None:
+        assert host == "127.0.0.1"
+        self.port = port
+        self.ports.append(port)
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "port"),
+    [
+        ({}, "", 5004),
+        ({}, "3", 5004),
+        ({"port": 6000}, "", 6000),
+        ({"path": "/bin/true"}, "", 5005),
+        ({"path": "/bin/true"}, "3", 5008),
+        ({"path": "/bin/true", "port": 7000}, "2", 7002),
+        ({"path": "/bin/true", "port": 0}, "2", 0),
+    ],
+)
+def test_ports_count_up_from_that_of_the_first(
+    options: dict[str, Any], number: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The editor uses 5004, builds use 5005 and up, or `--base-port` and up if it is given."""
+    monkeypatch.setattr(bridge, "check_free", lambda _port, _host: None)
+    monkeypatch.setattr(bridge, "Calls", FakeListener)
+    monkeypatch.setenv("SPARRING_NUMBER", number)
+    unity = make_unity(1, **options)
+    assert unity.player().port == port
+    assert unity._calls.port == FakeListener.ports.pop() == port
+
+
+def test_the_wait_for_the_editor_is_at_least_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for a build is the given one."""
+    monkeypatch.setattr(bridge, "Calls", FakeListener)
+    waits = [
+        bridge.make_unity(1, path, timeout_s=t)._connect_s for path, t in ((None, 60), (None, 900), ("/bin/true", 5))
+    ]
+    assert waits == [600, 900, 5]
+
+
+def test_options_of_a_command_line_get_their_types() -> None:
+    texts = ["path=/bin/true", "port=0", "arguments=--level 2", "no_graphics=true", "time_scale=1", "width=84"]
+    options = parse_options("unity", texts)
+    assert options == {
+        "path": "/bin/true",
+        "port": 0,
+        "arguments": "--level 2",
+        "no_graphics": True,
+        "time_scale": 1.0,
+        "width": 84,
+    }
+    with pytest.raises(SettingsError, match="did you mean 'no_graphics'"):
+        parse_options("unity", ["nographics=true"])
+
+
+def test_arguments_of_the_game_need_closed_quotes() -> None:
+    with pytest.raises(SettingsError, match="No closing quotation"):
+        make("unity", 1, path="/bin/true", port=0, arguments="--name 'Jo")
+
+
+def test_the_bridge_listens_at_the_given_address() -> None:
+    unity = bridge.make_unity(1, "/bin/true", port=0, host="127.0.0.2")
+    socket.create_connection(("127.0.0.2", unity._calls.port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", unity._calls.port))
+    unity.close()
+
+
+@pytest.mark.parametrize("text", ["12 or so", "00" * 19, "ff" * 20])
+def test_an_invalid_side_channel_option_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="expected side channel bytes in hexadecimal digits"):
+        make("unity", 1, path="/bin/true", port=0, side_channel=text)
+
+
+def test_the_side_channel_option_is_sent_with_the_first_reset() -> None:
+    """It follows the engine settings, also if the trainer talks to the player directly."""
+    other = channels.analytics(b"anything")
+    plain, more = (make_unity(1, path="/bin/true", port=0, side_channel=text).player() for text in ("", other.hex()))
+    assert bytes.fromhex(more.settings) == bytes.fromhex(plain.settings) + other
+
+
+def test_actions_for_unknown_agents_are_a_local_error(bridges: Bridges) -> None:
+    """The player still receives quit."""
+    unity, player = bridges.played()
+    frame = unity.reset({}, 7)
+    chosen = zeros(unity, frame[0])
+    with pytest.raises(Exception, match="expected those of"):
+        unity.step({})
+    with pytest.raises(Exception, match="actions of 'Other"):
+        unity.step({"Other?team=0": BehaviorActions(**{**_fields(chosen), "behavior": "Other?team=0"})})
+    unity.close()
+    player.join(LONG_S)
+    assert player.played.code == 0
+
+
+def _fields(chosen: BehaviorActions) -> dict[str, Any]:
+    return {name: getattr(chosen, name) for name in ("agents", "continuous", "discrete")}
+
+
+def test_a_goal_signal_that_is_an_image_is_reported(bridges: Bridges, capsys: pytest.CaptureFixture[str]) -> None:
+    """This happens when its behavior is new; networks read it as an image without conditioning."""
+    unity, manual = bridges.manual()
+    waiting = manual.meanwhile(lambda: unity.reset({}, 7))
+    manual.ask(introduction())
+    manual.ask(message())
+    manual.open = manual.call(with_goal_camera(agents(known=True)))
+    frame = waiting.result(LONG_S)
+    assert [one.kind for one in unity.behaviors()["Doll?team=0"].observations] == ["vector", "image"]
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "goal" in line)
+    assert line.startswith("the Unity editor: goal signal 'GoalCamera' of Doll?team=0 is read as any other image")
+    going = manual.meanwhile(lambda: step(unity, frame))
+    manual.open.result(LONG_S)
+    manual.open = manual.call(with_goal_camera(agents()))
+    going.result(LONG_S)
+    assert "goal" not in capsys.readouterr().err
