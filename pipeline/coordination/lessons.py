@@ -4,8 +4,8 @@
     measure        reward: mean return of recent episodes that began in the lesson; progress: share of `max_steps`;
                    rating: of the learner
 
-Lessons only go on, one at a time. Time is that of the weights: in lockstep nobody plays while it is asked, and what is
-asked depends on nothing that is still under way.
+Lessons only advance, one at a time. Time is that of the weights: in lockstep no simulator plays during the question, so
+the answer depends on nothing that is still in flight.
 """
 
 from __future__ import annotations

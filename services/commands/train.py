@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_players(parser: argparse.ArgumentParser) -> None:
-    """The options of Unity players, with the words of `mlagents-learn`."""
+    """Adds the options of Unity players, with the names that `mlagents-learn` uses."""
     players = parser.add_argument_group("Unity players")
     players.add_argument("--env", metavar="PATH", help="build to launch (without one: wait for the editor's Play)")
     players.add_argument("--env-args", nargs=argparse.REMAINDER, help="all that follows is for the build")
@@ -75,7 +75,7 @@ def _add_players(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains; returns the exit status: 0 at the end or a stop by the user, else that of how the run ended.
+    """Trains and returns the exit status: 0 for a completed or stopped run, otherwise that of its failure.
 
     Raises:
         SettingsError: the configuration or an argument cannot be run.
@@ -131,7 +131,7 @@ def _write_used(directory: Path, settings: Settings) -> None:
 
 
 def _with_known(settings: Settings, directory: Path) -> tuple[Settings, tuple[str, ...]]:
-    """The settings with the behaviors that the run in a folder was told of by its simulators; and their names."""
+    """Adds the behaviors that simulators have added to the run in a folder; returns the settings and their names."""
     if settings.unnamed is None:
         return settings, ()
     with contextlib.suppress(ServiceError):
@@ -141,7 +141,7 @@ def _with_known(settings: Settings, directory: Path) -> tuple[Settings, tuple[st
 
 
 def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...]) -> Status:
-    """Plays the newest checkpoints of a run until the user ends it."""
+    """Plays the newest checkpoints of a run until the user stops it."""
     kept = settings.checkpoint_settings
     if kept.run_id is None or kept.force or args.max_steps is not None:
         how = "with --force" if kept.force else "with --max-steps" if kept.run_id is not None else "without --run-id"
@@ -207,7 +207,7 @@ def _given(args: argparse.Namespace, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _refuse(settings: Settings, *, insecure: bool) -> None:
-    """Refuses what cannot be run, before anything is started."""
+    """Refuses settings that cannot run, before any process starts."""
     lines = [*not_here(settings), *unreadable(settings), *exposed(settings, insecure=insecure)]
     lines += [*keys_missing(settings), *keys_unusable(settings)]
     if not settings.checkpoint_settings.inference and (refused := no_device(settings)):
@@ -218,7 +218,7 @@ def _refuse(settings: Settings, *, insecure: bool) -> None:
 
 
 def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
-    """The run's folder, new, emptied or kept."""
+    """Returns the folder of the run, which is new, emptied or kept."""
     directory = (results / run_id).absolute()
     exists = directory.exists() and any(directory.iterdir())
     if resume and not exists:
@@ -241,7 +241,7 @@ def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
 
 
 def going_on(args: argparse.Namespace, run_id: str) -> str:
-    """The command that goes on with a run that was stopped: what it was started with, as far as that still counts."""
+    """Returns the command that resumes a stopped run, with the arguments that still apply."""
     words = ["sparring", "train", str(args.config), "--run-id", run_id, "--resume"]
     for key, value in vars(args).items():
         option = f"--{key.replace('_', '-')}"
@@ -266,7 +266,7 @@ _NOT_AGAIN: Final = {
 
 
 def _seed_of(directory: Path) -> int:
-    """The seed of a resumed run, or a new one."""
+    """Returns the seed of a resumed run, or a new one."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         return int(json.loads((directory / "run.json").read_text())["seed"])
     return random.SystemRandom().randrange(2**31)

@@ -39,7 +39,7 @@ class Rules:
     Attributes:
         areas: number of parallel areas; each plays a match of all behavior ids.
         members: agents of each behavior id in an area.
-        groups: "" for none, "seat" for one group per behavior id and area, "area" for one group per area.
+        groups: "" for none, "behavior_id" for one group per behavior id and area, "area" for one group per area.
         contests: whether all agents of an area end together, with outcomes.
         ends: share of steps in which episodes end.
     """
