@@ -48,7 +48,7 @@ class ScriptedPolicy:
         return SampledActions(continuous=zeros, executed=zeros, discrete=discrete, log_probs=np.zeros(rows, np.float32))
 
 
-class CurrentPolicy:
+class NetworkPolicy:
     """An actor chooses actions with the weights of one version.
 
     Args:
@@ -109,8 +109,8 @@ class Policies:
     """
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
-        self.current: dict[str, CurrentPolicy] = {}
-        self.ghosts: dict[tuple[str, int], CurrentPolicy | ScriptedPolicy] = {}
+        self.current: dict[str, NetworkPolicy] = {}
+        self.ghosts: dict[tuple[str, int], NetworkPolicy | ScriptedPolicy] = {}
         self._settings = settings
         self._named = sorted(settings)
         self._seed = seed
@@ -134,7 +134,7 @@ class Policies:
             return
         policy = self.current.get(name)
         if policy is None:
-            policy = self.current[name] = CurrentPolicy(spec, self._network(name), self._generator(name))
+            policy = self.current[name] = NetworkPolicy(spec, self._network(name), self._generator(name))
         if policy.version < weights.version:
             policy.load(weights)
 
@@ -159,7 +159,7 @@ class Policies:
         if weights.network:
             network = NetworkSettings.model_validate_json(weights.network)
             network = network.model_copy(update={"deterministic": own.deterministic})
-        ghost = CurrentPolicy(spec, network, self._generator(name))
+        ghost = NetworkPolicy(spec, network, self._generator(name))
         ghost.load(weights)
         self.ghosts[name, weights.version] = ghost
 

@@ -30,7 +30,7 @@ from sparring.pipeline.games.registry import make
 from sparring.pipeline.learning.checkpoints import load
 from sparring.pipeline.messages.simulator import BehaviorActions
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.stepping.policies import CurrentPolicy
+from sparring.pipeline.stepping.policies import NetworkPolicy
 from sparring.services.commands.players import actor_of, checkpoints_of
 
 ROOT: Final = Path(__file__).parents[2]
@@ -115,13 +115,13 @@ def connect_four(run: Path) -> bool:
     options = {"env_id": "pettingzoo.classic.connect_four_v3", "behavior": "ConnectFour"}
     spec = make("pettingzoo", 1, **options, teams="each").behaviors()["ConnectFour?team=0"]
     network = NetworkSettings.model_validate_json(weights.network)
-    policy = CurrentPolicy(spec, network, torch.Generator().manual_seed(1))
+    policy = NetworkPolicy(spec, network, torch.Generator().manual_seed(1))
     policy.load(weights)
     outcomes = [outcome for behavior_id in (0, 1) for outcome in against_random(policy, behavior_id, options)]
     return shown("against random", (sum(outcomes), len(outcomes))) > 0.9
 
 
-def against_random(policy: CurrentPolicy, behavior_id: int, options: Mapping[str, Any]) -> list[float]:
+def against_random(policy: NetworkPolicy, behavior_id: int, options: Mapping[str, Any]) -> list[float]:
     """Returns outcomes of a policy with one behavior id: those that began first, equally many of each area."""
     game = make("pettingzoo", RANDOM_AREAS, **options, teams="each", outcomes=True)
     random, mine = np.random.default_rng(behavior_id), f"ConnectFour?team={behavior_id}"

@@ -16,7 +16,7 @@ _NAME: Final = 200
 
 
 class ConnectionLimits:
-    """ConnectionLimits hold the limits, their present use and the log of violations.
+    """ConnectionLimits hold the limits, the memory that connections share, and the log of violations.
 
     Args:
         limits: of the stepping process.

@@ -17,7 +17,7 @@ from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.networks.weights import to_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from sparring.pipeline.stepping.policies import CurrentPolicy, Policies
+from sparring.pipeline.stepping.policies import NetworkPolicy, Policies
 from sparring.pipeline.stepping.stepper import Stepper
 
 SPEC = BehaviorSpec(
@@ -41,10 +41,10 @@ def policies(network: NetworkSettings = SMALL) -> Policies:
     return Policies({"Test": SimpleNamespace(network_settings=network)}, seed=1)
 
 
-def alone(number: int, network: NetworkSettings) -> CurrentPolicy:
+def alone(number: int, network: NetworkSettings) -> NetworkPolicy:
     """Returns a deterministic policy with these weights alone."""
     sure = network.model_copy(update={"deterministic": True})
-    policy = CurrentPolicy(SPEC, sure, torch.Generator().manual_seed(0))
+    policy = NetworkPolicy(SPEC, sure, torch.Generator().manual_seed(0))
     policy.load(weights(number, network))
     return policy
 

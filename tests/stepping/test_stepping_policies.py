@@ -15,7 +15,7 @@ from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.networks.weights import to_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from sparring.pipeline.stepping.policies import CurrentPolicy, Policies
+from sparring.pipeline.stepping.policies import NetworkPolicy, Policies
 from sparring.pipeline.stepping.stepper import Stepper
 
 SPEC = BehaviorSpec(
@@ -35,7 +35,7 @@ def weights(version, network=SMALL):
 
 
 def policy(*versions, network=SMALL):
-    current = CurrentPolicy(SPEC, network, torch.Generator().manual_seed(7))
+    current = NetworkPolicy(SPEC, network, torch.Generator().manual_seed(7))
     for version in versions:
         current.load(weights(version, network))
     return current

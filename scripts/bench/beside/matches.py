@@ -20,7 +20,7 @@ from beside.runs import BENCH
 from sparring.pipeline.learning.checkpoints import load
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from sparring.pipeline.stepping.policies import CurrentPolicy
+from sparring.pipeline.stepping.policies import NetworkPolicy
 from sparring.services.commands.players import actor_of
 
 ARENAS: Final = 25
@@ -42,7 +42,7 @@ class Ours:
             actions=ActionSpec(continuous=game.actions),
         )
         network = NetworkSettings.model_validate_json(weights.network)
-        self._policy = CurrentPolicy(spec, network, torch.Generator().manual_seed(seed))
+        self._policy = NetworkPolicy(spec, network, torch.Generator().manual_seed(seed))
         self._policy.load(weights)
 
     def act(self, observations: Floats) -> Floats:
