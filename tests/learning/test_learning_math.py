@@ -5,46 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sparring.pipeline.learning import losses, returns
 from sparring.pipeline.learning.schedules import Coefficients, scheduled
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from tests.learning.learning_helpers import small_settings
-
-
-def slow_advantages(rewards, values, next_values, lengths, gamma, lambd):
-    """Returns advantages computed step by step in float64."""
-    result, start = [], 0
-    for length, bootstrap in zip(lengths, next_values, strict=True):
-        following, running, segment = float(bootstrap), 0.0, []
-        for row in range(start + length - 1, start - 1, -1):
-            delta = float(rewards[row]) + gamma * following - float(values[row])
-            running = delta + gamma * lambd * running
-            following = float(values[row])
-            segment.append(running)
-        result += segment[::-1]
-        start += length
-    return np.array(result)
-
-
-@given(
-    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),
-    seed=st.integers(0, 1000),
-    gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
-    lambd=st.sampled_from([0.0, 0.95, 1.0]),
-)
-@settings(max_examples=80, deadline=None)
-def test_advantages_equal_those_of_the_twin(lengths, seed, gamma, lambd):
-    random, rows = np.random.default_rng(seed), sum(lengths)
-    rewards, values = random.standard_normal((2, rows), np.float32)
-    next_values = random.standard_normal(len(lengths), np.float32)
-    got = returns.advantages(rewards, values, next_values, np.int32(lengths), gamma, lambd)
-    assert got.dtype == np.float32
-    np.testing.assert_allclose(
-        got, slow_advantages(rewards, values, next_values, lengths, gamma, lambd), rtol=1e-4, atol=1e-4
-    )
 
 
 def test_advantages_by_hand():
