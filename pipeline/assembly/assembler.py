@@ -62,9 +62,9 @@ class Assembler:
         return self._account.received
 
     @property
-    def orphaned(self) -> int:
-        """Returns the steps that could not be recorded because they began before this incarnation of assembly."""
-        return self._account.orphaned
+    def reached(self) -> int:
+        """Returns the steps that are in messages or could not be recorded."""
+        return self._account.reached
 
     @property
     def open_steps(self) -> int:
@@ -78,8 +78,7 @@ class Assembler:
 
     def apply(self, part: BehaviorSteps) -> None:
         """Records the steps of some ticks."""
-        self._account.begin(part.produced_before, part.ghosts)
-        self._notes.add_results(part.results)
+        self._account.begin(part.produced_before)
         for record in (part.ended, part.joined, part.reported, part.acted):
             self.block.grow(None if record is None else record.slots)
         bounds = [[0, 0, 0, 0, 0], *np.cumsum(part.rows, axis=0).tolist()]
@@ -92,12 +91,6 @@ class Assembler:
             found = apply(part, rows, following - at)
             self._account.count(sum(completed[at:following]), found)
             at = following
-
-    def skip(self, part: BehaviorSteps) -> None:
-        """Counts the steps of some ticks as not recorded; the results of matches are kept."""
-        self._account.begin(part.produced_before, part.ghosts)
-        self._account.count(int(part.completed.sum()), 0)
-        self._notes.add_results(part.results)
 
     def close_all(self) -> None:
         """Interrupts all open segments and removes all agents, because the source has ended."""
@@ -114,11 +107,9 @@ class Assembler:
         yield from self._messages(serial, everything=True)
 
     def ready_messages(self) -> Iterator[Segments]:
-        """Yields messages of enough steps, or with results of matches if no open steps will follow."""
+        """Yields messages of enough steps."""
         if self.closed_steps >= self._sizes.message_steps:
             yield from self._messages(0, everything=False)
-        elif self._notes.results and not self.open_steps:
-            yield from self._messages(0, everything=True)
         if self._account.has_unreported:
             yield self.announcement()
 
@@ -286,7 +277,7 @@ class Assembler:
             next_observations=tuple(column[following] for column in log.observations),
             masks=None if log.masks is None else log.masks[rows],
             matchups=joined([piece.matchups for piece in pieces], np.int64) if self.block.has_matchups else None,
-            **self._notes.take(),
+            episodes=self._notes.take(),
             carried=None if log.carried is None else log.carried[rows[self._starts(per_segment["lengths"])]],
             **{name: getattr(log, name)[rows] for name in _PER_ROW},
             **per_segment,

@@ -75,8 +75,7 @@ class GroupAssembler:
         ticks: dict[int, list[tuple[BehaviorMembers, TickEvents]]] = {}
         for part in parts:
             members = self.of(part.behavior)
-            members.account.begin(part.produced_before, part.ghosts)
-            members.notes.add_results(part.results)
+            members.account.begin(part.produced_before)
             for record in (part.ended, part.joined, part.reported, part.acted):
                 members.block.grow(None if record is None else record.slots)
             for number, events in zip(part.ticks.tolist(), split_ticks(part), strict=True):
@@ -85,13 +84,6 @@ class GroupAssembler:
             # Disconnections of simulators are reported apart, after the other events of the tick.
             self._tick(number, {one: events for one, events in tick if not events.has_only_losses})
             self._lose([(one, events.lost) for one, events in tick if events.has_only_losses])
-
-    def skip(self, part: BehaviorSteps) -> None:
-        """Counts the steps of some ticks as not recorded; the results of matches are kept."""
-        members = self.of(part.behavior)
-        members.account.begin(part.produced_before, part.ghosts)
-        members.account.count(int(part.completed.sum()), 0)
-        members.notes.add_results(part.results)
 
     def close_all(self) -> None:
         """Interrupts all open segments and removes all agents, because the source has ended."""
@@ -109,9 +101,9 @@ class GroupAssembler:
         yield from self._messages(behavior, serial)
 
     def ready_messages(self) -> Iterator[Segments]:
-        """Yields messages of all behavior names when one has enough steps, or has results and no open steps."""
+        """Yields messages of all behavior names when one has enough steps."""
         members = self.members.values()
-        if any(one.closed_steps >= one.message_steps or (one.notes.results and not one.open_steps) for one in members):
+        if any(one.closed_steps >= one.message_steps for one in members):
             yield from self._messages()
         for behavior, one in self.members.items():
             if one.account.has_unreported:

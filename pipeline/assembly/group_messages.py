@@ -76,7 +76,7 @@ def message(
         agents=own.agents,
         simulators=own.simulators,
         matchups=own.matchups if one.block.has_matchups else None,
-        **one.notes.take(),
+        episodes=one.notes.take(),
         carried=None if log.carried is None else log.carried[rows[one.starts(own.lengths, times)]],
         shared=GroupSegments(
             numbers=closed.numbers,

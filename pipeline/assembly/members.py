@@ -101,7 +101,7 @@ class BehaviorMembers:
 
     Attributes:
         number: number of the behavior name.
-        notes: episodes and matches that have ended.
+        notes: episodes that have ended.
         horizon: most group timesteps of a segment.
         message_steps: least steps of a message, except after a flush.
         sequence: group timesteps from one stored memory of an agent to the next; 0 for policies without memory.
@@ -126,9 +126,9 @@ class BehaviorMembers:
         return self.account.received
 
     @property
-    def orphaned(self) -> int:
-        """Returns the steps that could not be recorded because they began before this incarnation of assembly."""
-        return self.account.orphaned
+    def reached(self) -> int:
+        """Returns the steps that are in messages or could not be recorded."""
+        return self.account.reached
 
     @property
     def open_steps(self) -> int:

@@ -1,4 +1,4 @@
-"""Notes the step counts of a behavior, and its episodes and matches that have ended."""
+"""Notes the step counts of a behavior, and its episodes that have ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.assembly.block import Block, Slots
 from sparring.pipeline.assembly.columns import joined
-from sparring.pipeline.messages.matches import Results
 from sparring.pipeline.messages.segments import Episodes
 
 _KINDS: Final[tuple[tuple[str, Any], ...]] = (
@@ -24,7 +23,6 @@ _KINDS: Final[tuple[tuple[str, Any], ...]] = (
     ("groups", np.int64),
     ("lessons", np.int64),
 )
-_RESULTS: Final = ("numbers", "matchups", "simulators", "row_counts", "who", "scores", "explicit", "rewards")
 
 
 @dataclass(slots=True)
@@ -35,71 +33,51 @@ class Account:
         behavior: behavior name.
         source: incarnation of the stepping service.
         origin: incarnation of this assembly service.
-        ghosts: steps that ghosts have played.
-        reported_orphans: orphaned steps that the last message reported.
+        received: steps that the source had produced by the last part that arrived.
+        reached: steps that are in messages or could not be recorded; `announced` of them the last message reported.
+        begun: a part has arrived.
     """
 
     behavior: str
     source: str
     origin: str
-    began: int | None = None
-    ghosts: int = 0
     received: int = 0
-    orphaned: int = 0
-    sequence: int = 0
-    handed_on: int = 0
-    reported_orphans: int = 0
+    reached: int = 0
+    announced: int = 0
+    begun: bool = False
 
     @property
     def has_unreported(self) -> bool:
         """Returns whether any steps that could not be recorded are still unreported."""
-        return self.orphaned > self.reported_orphans
+        return self.reached > self.announced
 
-    def begin(self, produced_before: int, ghosts: int) -> None:
-        """Begins to count the steps of a part."""
-        self.ghosts = max(self.ghosts, ghosts)
-        if self.began is None:
-            self.began = self.received = produced_before
+    def begin(self, produced_before: int) -> None:
+        """Begins to count the steps of a part; those before the first part could not be recorded."""
+        if not self.begun:
+            self.begun, self.received, self.reached = True, produced_before, produced_before
 
     def count(self, completed: int, found: int) -> None:
         """Counts the steps that a part completes, and those of them that could be recorded."""
         self.received += completed
-        self.orphaned += completed - found
+        self.reached += completed - found
 
     def next_message(self, steps: int) -> dict[str, Any]:
         """Returns the head of the next message, which has `steps` steps."""
-        self.sequence += 1
-        self.handed_on += steps
-        self.reported_orphans = self.orphaned
-        return {
-            "behavior": self.behavior,
-            "source": self.source,
-            "origin": self.origin,
-            "sequence": self.sequence,
-            "began": self.began or 0,
-            "orphaned": self.orphaned,
-            "received": self.received,
-            "handed_on": self.handed_on,
-            "ghosts": self.ghosts,
-        }
+        self.reached += steps
+        self.announced = self.reached
+        return {"behavior": self.behavior, "source": self.source, "origin": self.origin, "reached": self.reached}
 
 
 class Notes:
-    """Collects the episodes and matches that have ended since the last message."""
+    """Collects the episodes that have ended since the last message."""
 
     def __init__(self) -> None:
         self._episodes: list[Episodes] = []
-        self._results: list[Results] = []
         self._unreported: list[int] = []
 
     def __bool__(self) -> bool:
-        """Returns whether any episode or match has ended."""
-        return bool(self._episodes or self._unreported or self._results)
-
-    @property
-    def results(self) -> bool:
-        """Returns whether any match has ended."""
-        return bool(self._results)
+        """Returns whether any episode has ended."""
+        return bool(self._episodes or self._unreported)
 
     def reportable(self, block: Block, slots: Slots) -> NDArray[np.bool_]:
         """Returns [n] which episodes can be reported: those seen whole, of at least one step."""
@@ -140,21 +118,9 @@ class Notes:
             )
         )
 
-    def add_results(self, results: Results | None) -> None:
-        """Adds the results of matches."""
-        if results is not None:
-            self._results.append(results)
-
-    def take(self) -> dict[str, Any]:
-        """Removes all episodes and results, and returns them as fields of the next message."""
+    def take(self) -> Episodes:
+        """Returns all episodes and forgets them."""
         columns = {name: joined([getattr(one, name) for one in self._episodes], dtype) for name, dtype in _KINDS}
         episodes = Episodes(**columns, unreported=np.array(self._unreported, np.int64))
-        results = _concatenate(self._results) if self._results else None
-        self._episodes, self._unreported, self._results = [], [], []
-        return {"episodes": episodes, "results": results}
-
-
-def _concatenate(results: list[Results]) -> Results:
-    """Returns all results as one record; the names of a later one begin with those of the earlier ones."""
-    columns = {name: np.concatenate([getattr(one, name) for one in results]) for name in _RESULTS}
-    return Results(names=results[-1].names, before=results[0].before, **columns)
+        self._episodes, self._unreported = [], []
+        return episodes

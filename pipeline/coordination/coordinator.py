@@ -6,21 +6,24 @@ The service around it (`services/stages/coordination.py`) receives, writes the f
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from sparring.pipeline.coordination.ghosts import Ghosts
-from sparring.pipeline.coordination.route import LAST_EPISODES, Route
+from sparring.pipeline.coordination.ledger import StepLedger
+from sparring.pipeline.coordination.simulators import SimulatorTotals
 from sparring.pipeline.coordination.teaching import LessonPlan
 from sparring.pipeline.coordination.tournament import Tournament
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.messages.incarnations import precedes, service_of
-from sparring.pipeline.messages.matches import MatchupAssignment
-from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.incarnations import service_of
+from sparring.pipeline.messages.matches import MatchupAssignment, Results
 from sparring.pipeline.messages.state import (
+    AssemblyState,
     BehaviorSpecs,
+    EpisodeReturns,
     FlushRequest,
     LearnerState,
     RunState,
@@ -30,14 +33,47 @@ from sparring.pipeline.messages.state import (
 from sparring.pipeline.specs import BehaviorSpec
 
 STATE_FILE: Final = "coordination.json"
+LAST_EPISODES: Final = 100
+
+
+@dataclass(slots=True)
+class EpisodeCounts:
+    """The episodes of one behavior that have ended, over all incarnations of its learner.
+
+    Attributes:
+        episodes: number of them.
+        last_returns: of the latest.
+        start: incarnation of the learner that reported them last, and `reported` how many it did.
+    """
+
+    episodes: int = 0
+    last_returns: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_EPISODES))
+    start: str = ""
+    reported: int = 0
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean return of the last episodes; None before the first."""
+        return sum(self.last_returns) / len(self.last_returns) if self.last_returns else None
+
+    def new(self, latest: EpisodeReturns) -> EpisodeReturns:
+        """Counts what a learner reports, and returns the part of it that is new."""
+        if latest.start != self.start:
+            self.start, self.reported = latest.start, 0
+        new = latest.episodes - self.reported
+        self.reported = latest.episodes
+        self.episodes += new
+        returns, lessons = latest.returns[-new:] if new else latest.returns[:0], latest.lessons[-new:]
+        self.last_returns.extend(returns.tolist())
+        return replace(latest, returns=returns, lessons=lessons if new else lessons[:0])
 
 
 class Coordinator:
-    """The routes of all behaviors, self-play and lessons of one run.
+    """The step accounting of all behaviors, self-play and lessons of one run.
 
     Args:
         start: incarnation of the service.
-        routes: by behavior name.
+        ledgers: by behavior name.
         added: behavior names that the run was extended by; the run does not wait for one that never stepped.
         ghosts: self-play or a tournament; None without.
         teaching: the lessons of environment parameters; None without.
@@ -45,26 +81,31 @@ class Coordinator:
     Attributes:
         assigned: serial of the published assignment, 0 before the first.
         specs: by behavior name, as the first simulator that has the behavior declares it.
+        episodes: by behavior name.
     """
 
     def __init__(
         self,
         start: str,
-        routes: Mapping[str, Route],
+        ledgers: Mapping[str, StepLedger],
         *,
         added: Iterable[str] = (),
         ghosts: Ghosts | None = None,
         teaching: LessonPlan | None = None,
     ) -> None:
-        self.routes = routes
+        self.ledgers = ledgers
         self.ghosts = ghosts
         self.teaching = LessonPlan({}, {}, None) if teaching is None else teaching
         self.assigned = 0
         self.specs: dict[str, BehaviorSpec] = {}
+        self.episodes = {name: EpisodeCounts() for name in ledgers}
         self._start = start
         self._added = frozenset(added)
         self._timed_out = False
         self._sources: dict[str, str] = {}  # by stepping service, its incarnation
+        self._matches: dict[str, int] = {}  # by incarnation of stepping, results that it has reported
+        self._simulators = SimulatorTotals()
+        self._assembly: AssemblyState | None = None
 
     # ---------------------------------------------------------------- what the stages report
 
@@ -73,64 +114,45 @@ class Coordinator:
         for behavior, spec in specs.behaviors.items():
             self.specs.setdefault(behavior, spec)
         name = service_of(state.source)
-        former = self._sources.get(name)
-        if former is not None and former != state.source:
-            for route in self.routes.values():
-                route.ledger.source_gone(former)
         self._sources[name] = state.source
+        self._matches[state.source] = state.matches
         for behavior, produced in state.behaviors.items():
-            if behavior in self.routes:  # one without a route gets a learner now, and this service a new incarnation
-                self.routes[behavior].ledger.stepped(state.source, produced)
+            if behavior in self.ledgers:  # one without a ledger gets a learner now, and this service a new incarnation
+                self.ledgers[behavior].on_produced(state.source, produced)
+        for behavior, steps in self._simulators.on_stepping_state(state).items():
+            if behavior in self.ledgers:
+                self.ledgers[behavior].recovered += steps
+        for ledger in self.ledgers.values():
+            ledger.replace(state.source)
         if self.ghosts is not None:
-            self.ghosts.stepped(specs.teams, {name: route.ledger.ghosts for name, route in self.routes.items()})
+            self.ghosts.stepped(specs.teams, {name: ledger.ghosts for name, ledger in self.ledgers.items()})
 
-    def on_learner_state(self, route: Route, state: LearnerState) -> int:
-        """Takes over what a learner reports.
+    def on_learner_state(self, state: LearnerState, returns: EpisodeReturns | None) -> list[dict[str, Any]]:
+        """Takes over what a learner reports; returns a log line for each lesson that this ends."""
+        if returns is not None:
+            self.teaching.count(state.behavior, self.episodes[state.behavior].new(returns))
+        self.ledgers[state.behavior].on_learner_state(state)
+        return list(self.teaching.learned(state, self.ledgers))
 
-        Returns:
-            Steps that its weights hold and that were not counted as produced before.
-        """
-        unrecorded = route.ledger.unrecorded
-        route.ledger.on_learner_state(state)
-        route.ledger.learner(state, route.ledger.taken_earlier)
-        route.done, route.latest = state.done, state.latest
-        return route.ledger.unrecorded - unrecorded
+    def on_results(self, results: Results) -> list[tuple[str, float]]:
+        """Rates matches that ended, and returns each of their learners with its score."""
+        return [] if self.ghosts is None else self.ghosts.results(results)
 
-    def on_segments(self, route: Route, segments: Segments) -> tuple[bool, list[tuple[str, float]]]:
-        """Counts segments that arrive.
-
-        Returns:
-            Whether they are new, and not sent again after a restart; and each learner of a match that ended, with its
-            score.
-        """
-        ledger = route.ledger
-        for known in [known for known in ledger.sources if precedes(known, segments.source)]:
-            ledger.source_closed(known)  # no message of an earlier incarnation follows the first of a later one
-        new = ledger.is_new(segments)
-        ledger.routed(segments)
-        if not new:
-            return False, []
-        scores = []
-        if self.ghosts is not None and segments.results is not None:
-            scores = self.ghosts.results(segments.source, route.name, segments.results)
-        self.teaching.count(segments)
-        returns = segments.episodes.returns
-        route.last_returns.extend(returns[-LAST_EPISODES:].tolist())
-        route.episodes += len(returns)
-        return True, scores
-
-    def close_former_run(self) -> None:
-        """Writes off the steps that the processes of a run held before it was resumed."""
-        for route in self.routes.values():
-            for source in route.ledger.sources:
-                route.ledger.source_closed(source)
-            route.ledger.on_all_delivered()
+    def on_assembly_state(self, state: AssemblyState) -> None:
+        """Takes over what assembly holds."""
+        self._assembly = state
 
     def close(self) -> None:
-        """Holds what is queued, and writes off what no learner can receive any more."""
-        for route in self.routes.values():
-            route.empty()
-            route.ledger.mark_lost(route.latest, over=True)
+        """Writes off what no learner can receive any more; what assembly held when it ended in order stays open."""
+        state = self._assembly
+        held = state.held if state is not None and state.final else {}
+        for name, ledger in self.ledgers.items():
+            ledger.close(held.get(name, {}))
+
+    def close_former_run(self) -> None:
+        """Writes off what the processes of a run held before it was resumed."""
+        for ledger in self.ledgers.values():
+            ledger.close_former_run()
 
     def time_out(self) -> bool:
         """Ends a tournament without the matches that are missing; returns False if it is over already."""
@@ -148,21 +170,27 @@ class Coordinator:
         return None if decided is None or decided.serial == self.assigned else decided
 
     def next_flushes(self) -> list[str]:
-        """Decides flushes; returns the names of the behaviors that get a new one."""
-        return [name for name, route in self.routes.items() if route.ledger.next_flush()]
+        """Decides flushes; returns the names of the behaviors that get a new one.
+
+        None is made before the results of all matches that ended have arrived: new weights follow a flush, and with
+        them new matchups, which depend on the results. So lockstep repeats them.
+        """
+        if any(self._matches[source] > self._received(source) for source in self._sources.values()):
+            return []
+        return [name for name, ledger in self.ledgers.items() if ledger.next_flush()]
 
     @property
     def flushes(self) -> dict[str, FlushRequest]:
         """The latest flush of each behavior that had one."""
-        return {name: route.ledger.flush for name, route in self.routes.items() if route.ledger.flush.serial}
+        return {name: ledger.flush for name, ledger in self.ledgers.items() if ledger.flush.serial}
 
     def allowances(self) -> dict[str, dict[str, StepAllowance]]:
         """Shares out what the step budgets have left: by incarnation of stepping, by behavior name."""
         found: dict[str, dict[str, StepAllowance]] = {source: {} for source in self._sources.values()}
-        for name, route in self.routes.items():
-            if self.ghosts is not None and not self.ghosts.knows(name, route.ledger.version):
+        for name, ledger in self.ledgers.items():
+            if self.ghosts is not None and not self.ghosts.knows(name, ledger.version):
                 continue  # it is not decided yet who plays with these weights
-            for source, allowance in route.ledger.allowances().items():
+            for source, allowance in ledger.allowances().items():
                 if source in found:
                     found[source][name] = replace(allowance, assignment=self.assigned, lessons=self.teaching.published)
         return found
@@ -172,30 +200,40 @@ class Coordinator:
         """Whether every learner has reached its end, or the tournament is over."""
         if self.ghosts is not None and isinstance(self.ghosts.rules, Tournament):
             return self._timed_out or self.ghosts.rules.complete
-        needed = [route for name, route in self.routes.items() if name not in self._added or route.ledger.produced]
-        return bool(needed) and all(route.done for route in needed)
+        needed = [ledger for name, ledger in self.ledgers.items() if name not in self._added or ledger.produced]
+        return bool(needed) and all(ledger.learner.done for ledger in needed)
 
     def state(self) -> RunState:
         """The run as it stands."""
-        routes = self.routes
-        means = {name: route.reward_mean for name, route in routes.items()}
+        ledgers = self.ledgers
+        step_counts = {name: ledger.step_counts() for name, ledger in ledgers.items()}
+        means = {name: one.reward_mean for name, one in self.episodes.items()}
+        learners = {f"learning-{name}": ledger.learner.start for name, ledger in ledgers.items()}
         return RunState(
             start=self._start,
             finished=self.finished,
             specs=dict(self.specs),
-            step_counts={name: route.ledger.step_counts() for name, route in routes.items()},
-            routed={name: route.steps for name, route in routes.items()},
-            versions={name: route.ledger.version for name, route in routes.items()},
+            step_counts=step_counts,
+            losses={name: ledger.losses for name, ledger in ledgers.items()},
+            unaccounted={name: self._simulators.total(name) - counts.produced for name, counts in step_counts.items()},
+            versions={name: ledger.version for name, ledger in ledgers.items()},
             reward_mean_last100={name: mean for name, mean in means.items() if mean is not None},
-            episodes={name: route.episodes for name, route in routes.items()},
+            episodes={name: one.episodes for name, one in self.episodes.items()},
             ratings={} if self.ghosts is None else self.ghosts.ratings(),
-            known_incarnations=self._known_incarnations(),
+            matches_lost=self._matches_lost(),
+            incarnations={name: start for name, start in (self._sources | learners).items() if start},
         )
 
     def gauges(self) -> Iterator[tuple[str, float]]:
         """Yields name and value of each gauge."""
-        for name, route in self.routes.items():
-            yield from route.gauges()
+        for name, ledger in self.ledgers.items():
+            for term, steps in asdict(ledger.step_counts()).items():
+                yield f"step_counts.{term}/{name}", steps
+            yield f"in_flight/{name}", ledger.in_flight
+            yield f"budget/{name}", ledger.budget
+            yield f"episodes/{name}", self.episodes[name].episodes
+            if (mean := self.episodes[name].reward_mean) is not None:
+                yield f"reward_mean_last100/{name}", mean
             yield from self.teaching.gauges(name)
         if self.ghosts is not None:
             yield from self.ghosts.gauges()
@@ -209,28 +247,41 @@ class Coordinator:
             OSError: the disk is full or the folder cannot be written.
         """
         return {
-            "behaviors": {name: route.to_plain() for name, route in self.routes.items()},
+            "behaviors": {
+                name: {
+                    "ledger": ledger.to_plain(),
+                    "episodes": {**asdict(self.episodes[name]), "last_returns": [*self.episodes[name].last_returns]},
+                }
+                for name, ledger in self.ledgers.items()
+            },
             "self_play": None if self.ghosts is None else self.ghosts.keep(),
             "lessons": self.teaching.to_plain(),
+            "matches": self._matches,
+            "simulators": self._simulators.to_plain(),
         }
 
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Continues from what `to_plain` returned."""
         if self.ghosts is not None and plain["self_play"] is not None:
             self.ghosts.restore(plain["self_play"])
-        self.teaching.restore(plain.get("lessons"))  # a file may be older than the lessons
+        self.teaching.restore(plain["lessons"])
+        self._matches = dict(plain["matches"])
+        self._simulators.restore(plain["simulators"])
         for name, saved in plain["behaviors"].items():
-            if name in self.routes:
-                self.routes[name].restore(saved)
+            if name in self.ledgers:
+                self.ledgers[name].restore(saved["ledger"])
+                returns = deque(saved["episodes"]["last_returns"], maxlen=LAST_EPISODES)
+                self.episodes[name] = EpisodeCounts(**{**saved["episodes"], "last_returns": returns})
 
     # ---------------------------------------------------------------- inside
 
-    def _known_incarnations(self) -> dict[str, str]:
-        known = {name: route.ledger.known_incarnations for name, route in self.routes.items()}
-        assembly = [one for one, _ in known.values() if one]
-        first = next((one for one in assembly if not any(precedes(other, one) for other in assembly)), "")
-        learners = {f"learning-{name}": learner for name, (_, learner) in known.items()}
-        return {name: start for name, start in (self._sources | learners | {"assembly": first}).items() if start}
+    def _received(self, source: str) -> int:
+        return 0 if self.ghosts is None else self.ghosts.received(source)
+
+    def _matches_lost(self) -> int:
+        """Returns the results that died with an incarnation of stepping before they were read."""
+        dead = self._matches.keys() - set(self._sources.values())
+        return sum(self._matches[source] - self._received(source) for source in dead)
 
 
 def read_state(path: Path) -> dict[str, Any] | None:

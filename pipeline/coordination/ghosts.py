@@ -35,9 +35,6 @@ class Ghosts:
         directory: of the run.
         external: weights of external opponents by behavior name and number.
         topic: for weights of ghosts.
-
-    Attributes:
-        missed: matches that ended and whose results never arrived.
     """
 
     def __init__(
@@ -58,7 +55,6 @@ class Ghosts:
         self._lines: list[str] = []
         self._written = 0
         self._received: dict[str, dict[str, int]] = {}  # matches whose results arrived, by source and behavior
-        self.missed = 0
 
     @property
     def serial(self) -> int:
@@ -87,23 +83,26 @@ class Ghosts:
         for name in sorted(self.rules.names & ghosts.keys()):
             self.rules.ghosts(name, ghosts[name])
 
-    def results(self, source: str, name: str, results: Results) -> list[tuple[str, float]]:
-        """Counts matches of a source that ended, and returns each of their learners with its score.
+    def results(self, results: Results) -> list[tuple[str, float]]:
+        """Counts matches that ended, and returns each of their learners with its score.
 
-        Where assembly died, some results arrive twice and some never; `missed` counts the latter.
+        Stepping reports again what was not on disk when coordination died; such results are counted once.
         """
-        received = self._received.setdefault(source, {})
-        known = received.get(name, 0) - results.before
-        self.missed += max(0, -known)
-        received[name] = max(received.get(name, 0), results.before + len(results.numbers))
-        lines = list(self.rules.results(_without(results, max(0, known))))
-        self._lines += [json.dumps({"source": source, **line}) for line in lines]
+        received = self._received.setdefault(results.source, {})
+        known = max(0, received.get(results.behavior, 0) - results.before)
+        received[results.behavior] = max(received.get(results.behavior, 0), results.before + len(results.numbers))
+        lines = list(self.rules.results(_without(results, known)))
+        self._lines += [json.dumps({"source": results.source, **line}) for line in lines]
         return [
             (player, line["scores"][behavior_id])
             for line in lines
-            for behavior_id, player in line["players"].items()
+            for behavior_id, player in line.get("players", {}).items()
             if player in self.rules.names
         ]
+
+    def received(self, source: str) -> int:
+        """Returns how many matches of an incarnation of stepping have been counted."""
+        return sum(self._received.get(source, {}).values())
 
     # ---------------------------------------------------------------- what is kept and published
 
@@ -119,13 +118,12 @@ class Ghosts:
             "rules": self.rules.to_plain(),
             "matches_bytes": self._written,
             "received": self._received,
-            "missed": self.missed,
         }
 
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Continues from what `keep` returned; later lines of the match file are removed, as they arrive again."""
         self.rules.restore(plain["rules"])
-        self._written, self._received, self.missed = plain["matches_bytes"], plain["received"], plain["missed"]
+        self._written, self._received = plain["matches_bytes"], plain["received"]
         if _size(self._matches) < self._written <= _size(self._former):  # rotated after that state was written
             self._former.replace(self._matches)
         if _size(self._matches) > self._written:

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from sparring.pipeline.messages.segments import Episodes
-from sparring.pipeline.messages.state import LessonsState
+from sparring.pipeline.messages.state import EpisodeReturns, LessonsState
 
 Measure = Literal["reward", "progress", "rating"]
 
@@ -163,7 +162,7 @@ class Lessons:
 
     # ---------------------------------------------------------------- what arrives
 
-    def ended(self, behavior: str, episodes: Episodes) -> None:
+    def ended(self, behavior: str, episodes: EpisodeReturns) -> None:
         """Counts episodes of learning agents that ended."""
         for name, standing in self._standings.items():
             criterion = self._criterion(name)

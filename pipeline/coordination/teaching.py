@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sparring.pipeline.coordination.ghosts import Ghosts
+from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.coordination.lessons import Lesson, Lessons, WeightsUpdate
-from sparring.pipeline.coordination.route import Route
-from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.messages.state import LearnerState
+from sparring.pipeline.messages.state import EpisodeReturns, LearnerState
 from sparring.pipeline.queues.interface import Topic
 
 
@@ -38,11 +37,11 @@ class LessonPlan:
         self._max_steps = max_steps
         self._ghosts = ghosts
 
-    def count(self, segments: Segments) -> None:
-        """Counts the episodes that ended in segments."""
-        self._lessons.ended(segments.behavior, segments.episodes)
+    def count(self, behavior: str, episodes: EpisodeReturns) -> None:
+        """Counts episodes of learning agents that ended."""
+        self._lessons.ended(behavior, episodes)
 
-    def learned(self, state: LearnerState, routes: Mapping[str, Route]) -> Iterator[dict[str, Any]]:
+    def learned(self, state: LearnerState, ledgers: Mapping[str, StepLedger]) -> Iterator[dict[str, Any]]:
         """Ends the lessons that a learner's new weights complete, and yields a log line for each."""
         if not (self._some and state.updates):  # a learner that only plays completes no lesson
             return
@@ -51,9 +50,9 @@ class LessonPlan:
             version=state.version,
             progress=state.trained / self._max_steps[name],
             rating=None if self._ghosts is None else self._ghosts.rating(name),
-            done=routes[name].ledger.done,
+            done=ledgers[name].done,
         )
-        produced = {one: route.ledger.produced for one, route in routes.items()}
+        produced = {one: ledger.produced for one, ledger in ledgers.items()}
         for change in self._lessons.updated(name, update, produced):
             yield {
                 "parameter": change.parameter,

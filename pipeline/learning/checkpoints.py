@@ -44,7 +44,7 @@ _FIELDS: Final = {
     "version": int,
     "updates": int,
     "trained": int,
-    "taken": dict,
+    "counts": dict,
     "files": dict,
 }
 """Fields of `state.json` and their types."""
@@ -73,7 +73,7 @@ class Checkpoint:
         version: version of the weights published last.
         updates: number of updates.
         trained: steps in these updates.
-        taken: the numbers of a StreamPosition by incarnation of assembly, then by incarnation of stepping.
+        counts: steps that are not in the weights, as JSON: `stale`, `lost` and `reached` of LearnerState.
         weights: weights of actor and critic.
         optimizer: moments and random state.
     """
@@ -85,7 +85,7 @@ class Checkpoint:
     trained: int
     weights: Arrays
     optimizer: Arrays
-    taken: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
 
 
 class CheckpointFolder:
@@ -253,7 +253,7 @@ def load(path: Path) -> Checkpoint:
             ValueError,
         ) as error:  # ValueError: a dtype that NumPy does not have
             raise _damaged(path / name, f"safetensors ({error})") from error
-    names = ("behavior", "description", "version", "updates", "trained", "taken")
+    names = ("behavior", "description", "version", "updates", "trained", "counts")
     return Checkpoint(**{name: state[name] for name in names}, weights=tensors[0], optimizer=tensors[1])
 
 
@@ -271,16 +271,9 @@ def _state(path: Path) -> dict[str, Any]:
             expected=f"format {FORMAT}",
             remedy="use the version of sparring that wrote it",
         )
-    state.setdefault("taken", {})  # older checkpoints of this format lack it
     if wrong := [name for name, kind in _FIELDS.items() if type(state.get(name)) is not kind]:
         raise _damaged(path / _STATE, f"a value of the right type for {', '.join(wrong)}")
-    if not all(isinstance(own, dict) and all(map(_is_position, own.values())) for own in state["taken"].values()):
-        raise _damaged(path / _STATE, "three whole numbers in taken for each source")
     return dict(state)
-
-
-def _is_position(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(type(number) is int for number in value)
 
 
 def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -295,7 +288,7 @@ def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
         "version": checkpoint.version,
         "updates": checkpoint.updates,
         "trained": checkpoint.trained,
-        "taken": checkpoint.taken,
+        "counts": checkpoint.counts,
         "files": {name: _sha256(content) for name, content in files.items()},
     }
     state["sha256"] = _sha256(_canonical(state))

@@ -1,4 +1,4 @@
-"""Coordination assigns matchups to stepping, and match results return to it with the steps.
+"""Coordination assigns matchups to stepping, and stepping reports the results of the matches to it.
 
 In self-play one team learns; *ghosts*, fixed policies, play the behavior ids ("Soccer?team=1") of all other teams. A
 *matchup* names these ghosts; a match begins and ends under the same one.
@@ -49,7 +49,12 @@ class MatchupAssignment:
 class Results:
     """Stepping reports the `m` matches that ended, in `r` rows: one for each behavior id of each match, in order.
 
+    It keeps them until coordination has them on disk, and sends them again to a restarted coordination.
+
     Attributes:
+        source: stepping's incarnation.
+        behavior: name of the learning agents' behavior.
+        before: matches that the source reported of this behavior before these.
         numbers: [m] number of each match, unique within the source.
         matchups: [m] number of its matchup.
         simulators: [m] connection number of its simulator.
@@ -60,9 +65,11 @@ class Results:
         scores: [r] 1 won, 0.5 drawn, 0 lost; -1 where only the score of the others is known.
         explicit: [r] 1 where the simulator reported the score, 0 where it is the sign of the final reward.
         rewards: [r] final reward, own plus group's: the mean over the agents that ended last.
-        before: matches that the source reported with this behavior before these; identifies redelivered results.
     """
 
+    source: str
+    behavior: str
+    before: int
     numbers: I64
     matchups: I64
     simulators: I32
@@ -72,7 +79,6 @@ class Results:
     scores: F32
     explicit: I32
     rewards: F32
-    before: int = 0
 
 
 class MatchEnd(NamedTuple):

@@ -6,7 +6,6 @@ from dataclasses import field
 
 import numpy as np
 
-from sparring.pipeline.messages.matches import Results
 from sparring.pipeline.messages.schema import (
     F32,
     I32,
@@ -133,11 +132,8 @@ class Segments:
         behavior: name.
         source: stepping's incarnation that produced the steps.
         origin: assembly's incarnation that assembled them.
-        sequence: counts the Segments of this origin, source and behavior from 1.
-        began: steps that the source had produced for the behavior before its first part reached this origin.
-        orphaned: steps that this origin could not record, because they began before it started.
-        received: steps that the source had produced by the last part that arrived, open ones included.
-        handed_on: steps in all Segments of this origin, source and behavior, up to and including these.
+        reached: steps of the source that are in Segments up to and including these, or that assembly could not record:
+            those that began before its incarnation.
         flush: serial of the flush that these segments complete, else 0; sent even when empty.
         lengths: [s] steps of each segment; 0 only in a group segment, for a member that has only what followed.
         observations: one [r, *shape] per observation, seen at the decision.
@@ -162,18 +158,12 @@ class Segments:
             `sequence_length` group times; None where the network needs neither.
         shared: joins the segments into those of groups; None where the learner does not train groups.
         matchups: [s] number of the matchup that each was played under; None without self-play.
-        ghosts: steps that ghosts of the source have played for the behavior, by the last part that arrived.
-        results: matches that ended since the last message; None for none.
     """
 
     behavior: str
     source: str
     origin: str
-    sequence: int
-    began: int
-    orphaned: int
-    received: int
-    handed_on: int
+    reached: int
     flush: int
     lengths: I32
     observations: tuple[Observation, ...]
@@ -196,5 +186,3 @@ class Segments:
     carried: F32Matrix | None = None
     shared: GroupSegments | None = None
     matchups: I64 | None = None
-    ghosts: int = 0
-    results: Results | None = None

@@ -63,6 +63,8 @@ class Hello:
         scripts: by behavior name, scripted policies with which the simulator can play any agent, where
             `BehaviorActions` asks for it.
         player: player that the simulator launches and asks the trainer to speak with.
+        process: random text that the simulator's process keeps over all its connections: `steps` can be compared with
+            what an earlier incarnation of the trainer counted; "" where nothing is compared.
     """
 
     version: int
@@ -73,6 +75,7 @@ class Hello:
     credential: str = field(default="", repr=False)
     scripts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     player: Player | None = None
+    process: str = ""
 
 
 @record("welcome")

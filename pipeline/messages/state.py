@@ -7,10 +7,14 @@ receives the latest value at once.
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Final
 
 from sparring.pipeline.messages.matches import RatedLearner
-from sparring.pipeline.messages.schema import Weights, record
+from sparring.pipeline.messages.schema import F32, I64, Weights, record
 from sparring.pipeline.specs import BehaviorSpec
+
+EARLIER: Final = "earlier.0"
+"""In place of an incarnation of stepping: steps that a checkpoint holds without saying which one produced them."""
 
 
 @record("policy_weights")
@@ -34,28 +38,11 @@ class PolicyWeights:
     script: str = ""
 
 
-@record("stream_position")
-class StreamPosition:
-    """A learner has taken the Segments of one origin and source up to this position.
-
-    Attributes:
-        sequence: of the last Segments that it took.
-        began: theirs.
-        steps: their `handed_on`.
-    """
-
-    sequence: int
-    began: int
-    steps: int
-
-
-StreamPositions = dict[str, dict[str, StreamPosition]]
-"""Positions by incarnation of assembly, by incarnation of stepping."""
-
-
 @record("learner_state")
 class LearnerState:
-    """A learner publishes its state; its counts begin with its incarnation.
+    """A learner publishes its state; its counts are those of the lineage of its weights, whichever incarnation counted.
+
+    sum of `reached` = trained + training + buffered + stale + ghost + sum of `lost`.
 
     Attributes:
         behavior: name.
@@ -63,14 +50,14 @@ class LearnerState:
         version: of the weights published last.
         updates: in the lineage of the current weights.
         trained: steps in that lineage.
-        taken: steps received from the queue.
-        training: of these, steps in the update under way.
-        buffered: of these, steps that wait for an update.
+        training: steps in the update under way.
+        buffered: steps that wait for an update.
         stale: steps dropped as too old.
         ghost: steps that were played and are not learned from.
-        duplicate: steps dropped because they had been taken before.
-        latest: position that it, and the incarnations whose weights it restored, have reached in the Segments.
-        restored: that position when the restored weights were saved.
+        lost: steps that never arrived, or whose update the weights do not hold, by the stage whose death lost them:
+            "assembly" or "learning".
+        reached: by incarnation of stepping, in the order of their first segments: how many of its steps are in one of
+            these counts. A later incarnation of a stepping service follows the last steps of an earlier one.
         done: `max_steps` is reached.
         checkpoint: folder of the newest checkpoint within the run folder, "" for none.
         weights_sha256: of the weights published last.
@@ -81,17 +68,32 @@ class LearnerState:
     version: int
     updates: int
     trained: int
-    taken: int = 0
     training: int = 0
     buffered: int = 0
     stale: int = 0
     ghost: int = 0
-    duplicate: int = 0
-    latest: StreamPositions = field(default_factory=dict)
-    restored: StreamPositions = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)
     done: bool = False
     checkpoint: str = ""
     weights_sha256: str = ""
+
+
+@record("episode_returns")
+class EpisodeReturns:
+    """A learner publishes the returns of the latest episodes of learning agents, before the state that includes them.
+
+    Attributes:
+        start: incarnation of the learning process.
+        episodes: that have ended since it started.
+        returns: [r] returns of the latest ones, in their order.
+        lessons: [r] serial of the lessons that each began in; empty without curricula.
+    """
+
+    start: str
+    episodes: int
+    returns: F32
+    lessons: I64
 
 
 @record("produced")
@@ -128,6 +130,21 @@ class BehaviorSpecs:
     teams: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
+@record("simulator_steps")
+class SimulatorSteps:
+    """A stepping process publishes the steps of one simulator's process, by behavior name.
+
+    Attributes:
+        before: that it had reported when it connected, less those that this incarnation of stepping had counted before.
+        completed: that this incarnation of stepping has counted.
+        total: that it reported at its end; empty before.
+    """
+
+    before: dict[str, int] = field(default_factory=dict)
+    completed: dict[str, int] = field(default_factory=dict)
+    total: dict[str, int] = field(default_factory=dict)
+
+
 @record("stepping_state")
 class SteppingState:
     """A stepping process publishes its state.
@@ -139,6 +156,8 @@ class SteppingState:
         deterministic: False once a simulator left a lockstep run: the run is no longer reproducible.
         final: it has stopped in order, and publishes no further state.
         given_up: by number of the simulator, how often it was disconnected because it was silent.
+        matches: results of matches that it has reported so far.
+        processes: steps of each simulator's process, by its name in Hello; "" for all that have none.
     """
 
     source: str
@@ -147,6 +166,8 @@ class SteppingState:
     deterministic: bool = True
     final: bool = False
     given_up: dict[str, int] = field(default_factory=dict)
+    matches: int = 0
+    processes: dict[str, SimulatorSteps] = field(default_factory=dict)
 
 
 @record("allowance")
@@ -218,24 +239,29 @@ class AssembledSteps:
     """Assembly counts the steps of one behavior from one source.
 
     Attributes:
-        received: steps that the source had produced by the last part that arrived.
+        sent: steps up to which it has sent segments, as `Segments.reached`.
         open: steps in open segments.
         closed: steps in finished segments that are not sent yet.
-        orphaned: steps that it could not record, because they began before this incarnation.
     """
 
-    received: int
+    sent: int
     open: int
     closed: int
-    orphaned: int
 
 
 @record("assembly_state")
 class AssemblyState:
-    """Assembly publishes its steps by behavior and source: `held["Ball"]["stepping-0.5f3a-1"]`."""
+    """Assembly publishes its state.
+
+    Attributes:
+        origin: its incarnation.
+        held: its steps by behavior and source: `held["Ball"]["stepping-0.5f3a-1"]`.
+        final: it has stopped in order, and publishes no further state.
+    """
 
     origin: str
     held: dict[str, dict[str, AssembledSteps]]
+    final: bool = False
 
 
 @record("step_counts")
@@ -258,22 +284,27 @@ class RunState:
         start: coordination's incarnation.
         finished: every behavior has reached its end.
         specs: of every behavior seen so far.
-        step_counts: by behavior name; `open` is the rest after the other terms.
-        routed: by behavior name, steps that have arrived and that the learner has not acknowledged.
+        step_counts: by behavior name.
+        losses: by behavior name, the lost steps by cause: the stage whose death lost them, or "both_ends" for steps
+            that only the simulators still knew of.
+        unaccounted: by behavior name, steps that the simulators count beyond the produced ones.
         versions: highest weights version seen, by behavior name.
         reward_mean_last100: by behavior name, mean return of the last 100 episodes; absent before the first episode.
         episodes: by behavior name, episodes ended.
         ratings: by behavior name under self-play.
-        known_incarnations: by service, the incarnation whose losses, and those of all before it, are counted.
+        matches_lost: results of matches that died unread with stepping.
+        incarnations: by service, the latest incarnation whose counts are included.
     """
 
     start: str
     finished: bool
     specs: dict[str, BehaviorSpec]
     step_counts: dict[str, StepCounts]
-    routed: dict[str, int]
+    losses: dict[str, dict[str, int]]
+    unaccounted: dict[str, int]
     versions: dict[str, int]
     reward_mean_last100: dict[str, float]
     episodes: dict[str, int]
     ratings: dict[str, RatedLearner] = field(default_factory=dict)
-    known_incarnations: dict[str, str] = field(default_factory=dict)
+    matches_lost: int = 0
+    incarnations: dict[str, str] = field(default_factory=dict)

@@ -6,7 +6,6 @@ Rows of arrays in one record belong together.
 
 from __future__ import annotations
 
-from sparring.pipeline.messages.matches import Results
 from sparring.pipeline.messages.schema import (
     F32,
     I32,
@@ -126,8 +125,6 @@ class BehaviorSteps:
         joined: agents that got a slot.
         reported: agents at their next decision.
         acted: actions chosen.
-        ghosts: steps that ghosts have played for this behavior name by the last tick; they have no rows.
-        results: ended matches of learning agents of this name.
     """
 
     behavior: str
@@ -140,8 +137,6 @@ class BehaviorSteps:
     joined: AgentsStarted | None = None
     reported: OutcomesReported | None = None
     acted: ActionsChosen | None = None
-    ghosts: int = 0
-    results: Results | None = None
 
 
 @record("step_batch")
@@ -152,7 +147,8 @@ class StepBatch:
         source: stepping's incarnation.
         parts: one for each behavior name.
         statistics: of its simulators.
-        introduces: the parts list all live agents, because assembly restarted.
+        introduces: the parts list all live agents: an incarnation of assembly that has no such batch of a source skips
+            its others, which describe agents that it does not know.
     """
 
     source: str

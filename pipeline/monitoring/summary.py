@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from sparring.pipeline.errors import FAILED, STALLED
@@ -29,6 +29,8 @@ class BehaviorSummary:
         reward_mean_last100: mean return of the last 100 episodes.
         step_counts: steps by column: produced, trained, ghost, stale, lost, open.
         lag_mean: mean policy lag of all rows trained, `lag_max` the highest.
+        losses: lost steps by cause; empty while the run is under way.
+        unaccounted: steps that simulators count beyond the produced ones; 0 while the run is under way.
     """
 
     steps: int
@@ -39,6 +41,8 @@ class BehaviorSummary:
     step_counts: Mapping[str, int]
     lag_mean: float | None
     lag_max: float | None
+    losses: Mapping[str, int] = field(default_factory=dict)
+    unaccounted: int = 0
 
     @property
     def balanced(self) -> bool:
@@ -138,6 +142,8 @@ def _entry(one: BehaviorSummary, kept: CheckpointSummary) -> dict[str, Any]:
         "episodes": one.episodes,
         "reward_mean_last100": _finite(one.reward_mean_last100),
         "step_counts": {column: one.step_counts[column] for column in STEP_COUNTS},
+        "losses": dict(one.losses),
+        "unaccounted": one.unaccounted,
         "lag": {"mean": _finite(one.lag_mean), "max": _finite(one.lag_max)},
         **asdict(kept),
     }

@@ -4,8 +4,9 @@ A queue moves records from one or more senders to one receiver, in each sender's
 receiver's capacity is exact, in messages and in agent-steps: it is divided among the senders as
 credit, and what a sender has put and the receiver has not acknowledged never exceeds it. `get`
 acknowledges; arrival does not; `receive` hands out the record and leaves the acknowledgement to
-the caller. No message is dropped: a sender keeps what is not acknowledged and sends it again to a
-restarted receiver, which drops what it has already seen.
+the caller. While both ends live, delivery is once and in order: a sender keeps what is not acknowledged
+and sends it again after a loss. What an incarnation of the receiver has not acknowledged when another
+takes its place is dropped and counted: a stage that must not lose it puts it again.
 
 A topic is for state: subscribers get the publisher's latest record of each key, never a history,
 and a late or restarted subscriber gets it at once.
@@ -46,11 +47,12 @@ class SenderStatistics:
         put_messages: messages put, with `put_steps` steps and `put_bytes` bytes in them (bytes 0 in memory).
         acknowledged_messages: messages that the receiver has acknowledged.
         unacknowledged_messages: messages held for the receiver now.
-        resent_messages: messages sent again after a loss or a restart of the receiver.
+        resent_messages: messages sent again after a loss.
         credit_messages: messages that may be put now without waiting.
         waits: puts that had to wait, for `waited_s` seconds in total.
         receivers: incarnations of the receiver seen so far.
-        acknowledged_steps_earlier: steps acknowledged by incarnations before the present one.
+        dropped_messages: messages, with `dropped_steps` steps in them, that earlier incarnations of the receiver had
+            not acknowledged.
     """
 
     put_messages: int
@@ -66,7 +68,8 @@ class SenderStatistics:
     waits: int
     waited_s: float
     receivers: int
-    acknowledged_steps_earlier: int
+    dropped_messages: int
+    dropped_steps: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +166,7 @@ class SendingQueue(Protocol):
         """
 
     async def drain(self) -> None:
-        """Waits until everything put has been acknowledged. Cancelled: nothing is lost."""
+        """Waits until everything put is acknowledged, or dropped with its receiver. Cancelled: nothing is lost."""
 
     def statistics(self) -> SenderStatistics:
         """Returns the counters."""
@@ -211,7 +214,7 @@ class ReceivingQueue(Protocol):
         """Returns the counters."""
 
     async def aclose(self) -> None:
-        """Closes this end; senders keep unacknowledged messages for the next receiver."""
+        """Closes this end; senders drop its unacknowledged messages once another end replaces it."""
 
 
 class Topic(Protocol):

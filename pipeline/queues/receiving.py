@@ -26,6 +26,7 @@ class KnownSender:
     Attributes:
         route: address of its Grants; opaque here.
         expected: sequence number accepted next.
+        introduced: it has named this receiver in a Hello; earlier messages were sent to a predecessor.
         present: it has sent a message lately.
         gone: it will not return, because it closed or a later incarnation replaced it.
         echo: serial of its latest Hello, which reported `sent`.
@@ -41,6 +42,7 @@ class KnownSender:
     route: Any
     expected: int
     last_seen_at: float
+    introduced: bool = False
     present: bool = True
     gone: bool = False
     echo: int = 0
@@ -144,9 +146,11 @@ class ReceiverState:
             peer.share = self.shares.claim(peer.id)
         peer.last_seen_at = now
         peer.route = route
-        peer.expected = max(peer.expected, hello.oldest)
+        if hello.receiver == self.receiver:
+            peer.introduced = True
+            peer.expected = max(peer.expected, hello.oldest)
         if hello.serial > peer.echo:
-            peer.echo, peer.sent = hello.serial, hello.sent
+            peer.echo, peer.sent = hello.serial, hello.sent if peer.introduced else 0
         self._schedule(peer, now)
 
     def _register(self, now: float, hello: SenderHello, route: Any) -> KnownSender | None:
@@ -160,7 +164,7 @@ class ReceiverState:
         if former is not None and former.end_id.order >= end_id.order:
             self._reject(route, superseded=True)
             return None
-        peer = KnownSender(hello.sender, end_id, route, hello.oldest, now)
+        peer = KnownSender(hello.sender, end_id, route, 0, now)
         self._peers[peer.id] = self._latest[end_id.name] = peer
         peer.share = self.shares.claim(peer.id, first=former is not None)
         if former is not None:
@@ -175,6 +179,9 @@ class ReceiverState:
             self._reject(route, superseded=False)
             return False
         peer.last_seen_at = now
+        if not peer.introduced:
+            self._ask_again(now, peer)
+            return False
         if data.sequence < peer.expected:
             self.duplicates += 1
             self._schedule(peer, now)

@@ -246,6 +246,6 @@ class ReceivingEnd:
         self._arrived.set()
 
     async def aclose(self) -> None:
-        """Closes this end; senders keep unacknowledged messages for the next receiver."""
+        """Closes this end; senders drop its unacknowledged messages once another end replaces it."""
         self.close()
         await anyio.lowlevel.checkpoint()

@@ -11,13 +11,13 @@ from sparring.pipeline.queues.wire import Data, Grant, SenderHello, Timing
 
 
 class SenderState:
-    """Keeps and sends one sender's messages until they are acknowledged.
+    """Keeps and sends one sender's messages until they are acknowledged, or until their receiver is replaced.
 
     Args:
         sender: id of this end.
         timing: intervals.
-        on_receiver: called at the first Grant of each incarnation of the receiver, after everything that its
-            predecessor acknowledged is counted and before the Grant is used.
+        on_receiver: called at the first Grant of each incarnation of the receiver, after what its predecessor
+            did not acknowledge is dropped and before the Grant is used.
     """
 
     def __init__(self, sender: str, timing: Timing, on_receiver: Callable[[], None] = lambda: None) -> None:
@@ -32,8 +32,10 @@ class SenderState:
         self.largest = 0
         self.whole = 0
         self.put_steps = 0
+        self.acknowledged_messages = 0
         self.acknowledged_steps = 0
-        self.acknowledged_steps_earlier = 0
+        self.dropped_messages = 0
+        self.dropped_steps = 0
         self.resent = 0
         self._kept: deque[Data] = deque()  # put and not acknowledged
         self._next = 0  # sequence number of the next put
@@ -56,8 +58,8 @@ class SenderState:
         return self._next
 
     @property
-    def acknowledged_messages(self) -> int:
-        """Returns the number of messages acknowledged so far, in order."""
+    def oldest(self) -> int:
+        """Returns the sequence number of the oldest message kept, or of the next put."""
         return self._next - len(self._kept)
 
     @property
@@ -68,7 +70,7 @@ class SenderState:
     @property
     def unacknowledged_steps(self) -> int:
         """Returns the steps kept for the receiver."""
-        return self.put_steps - self.acknowledged_steps
+        return self.put_steps - self.acknowledged_steps - self.dropped_steps
 
     def fits(self, steps: int) -> bool:
         """Returns whether a message of `steps` can be put now."""
@@ -79,21 +81,12 @@ class SenderState:
         )
 
     @property
-    def stuck(self) -> Data | None:
-        """Returns a message that can never be sent because a new receiver accepts smaller ones only, if any."""
-        if self.whole and self._sent < self._next:
-            unsent = self._kept[self._sent - self.acknowledged_messages]
-            if unsent.steps > self.whole:
-                return unsent
-        return None
-
-    @property
     def deadline(self) -> float:
         """Returns the latest time at which `outgoing` has a message, if nothing else happens."""
         if self.superseded:
             return math.inf
         due = self._hello_at + self._timing.heartbeat
-        if self._sent > self.acknowledged_messages or not self.share_messages:
+        if self._sent > self.oldest or not self.share_messages:
             unanswered = self._serial - self._answered  # the longer the receiver is away, the rarer the Hellos
             due = min(due, max(self._hello_at, self._granted_at) + self._timing.retry * max(1, unanswered))
         if self._asked:
@@ -140,9 +133,12 @@ class SenderState:
         self._believed = self._serial
         self.receiver = grant.receiver
         self.receivers += 1
-        self.acknowledged_steps_earlier = self.acknowledged_steps
+        self.dropped_messages += len(self._kept)
+        self.dropped_steps += self.unacknowledged_steps
+        self._kept.clear()
+        self._sent, self._sent_steps = self._next, 0
         self.share_messages = self.share_steps = 0
-        self._rewind(0)
+        self._asked, self._answered = True, self._serial  # it takes messages after a Hello that names it
         self._on_receiver()
         return True
 
@@ -150,22 +146,28 @@ class SenderState:
         kept = self._kept
         while kept and kept[0].sequence < acknowledged:
             data = kept.popleft()
+            self.acknowledged_messages += 1
             self.acknowledged_steps += data.steps
             if data.sequence < self._sent:
                 self._sent_steps -= data.steps
-        self._sent = max(self._sent, self.acknowledged_messages)
+        self._sent = max(self._sent, self.oldest)
 
     def _rewind(self, sequence: int) -> None:
         """Makes `sequence`, or the oldest message kept, the next message to send."""
-        oldest = self.acknowledged_messages
+        oldest = self.oldest
         self._sent = max(oldest, min(sequence, self._sent))
         self._sent_steps = sum(self._kept[index].steps for index in range(self._sent - oldest))
 
     def outgoing(self, now: float) -> list[SenderHello | Data]:
         """Returns the messages to send now."""
         out: list[SenderHello | Data] = []
+        if self.deadline <= now:
+            self._asked = False
+            self._hello_at = now
+            self._serial += 1
+            out.append(self._hello())
         while self._sent < self._next and not self.superseded:
-            index = self._sent - self.acknowledged_messages
+            index = self._sent - self.oldest
             data = self._kept[index]
             if index >= self.share_messages or self._sent_steps + data.steps > self.share_steps:
                 break
@@ -174,11 +176,9 @@ class SenderState:
             self.resent += self._sent <= self._farthest
             self._farthest = max(self._farthest, self._sent)
             out.append(data)
-        if self.deadline <= now:
-            self._asked = False
-            self._hello_at = now
-            self._serial += 1
-            out.append(
-                SenderHello(sender=self.sender, serial=self._serial, oldest=self.acknowledged_messages, sent=self._sent)
-            )
         return out
+
+    def _hello(self) -> SenderHello:
+        return SenderHello(
+            sender=self.sender, serial=self._serial, oldest=self.oldest, sent=self._sent, receiver=self.receiver
+        )

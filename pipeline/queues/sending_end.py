@@ -98,8 +98,7 @@ class SendingEnd:
         Raises:
             TooLarge: there are more steps than the receiver's `Capacity.largest`.
             QueueClosed: this end is closed.
-            QueueBroken: a later incarnation has replaced this sender, or the receiver came back with a capacity
-                too small for a message that is kept for it.
+            QueueBroken: a later incarnation has replaced this sender.
             CodecError: a field's value does not match its annotation.
         """
         payload, size = self._pack(record)
@@ -138,11 +137,6 @@ class SendingEnd:
                 f"got a message of {steps} steps; expected 0 to {state.largest}, a quarter of the receiving queue or "
                 "a sender's share; split it, or raise the receiver's capacity"
             )
-        if stuck := state.stuck:
-            raise QueueBroken(
-                f"got a receiver that accepts at most {state.whole} steps from one sender, with a message of "
-                f"{stuck.steps} kept for it; expected the capacity of its predecessor; restart it with that capacity"
-            )
 
     async def _turn(self, steps: int) -> None:
         """Waits behind earlier puts until a message of `steps` fits."""
@@ -180,12 +174,12 @@ class SendingEnd:
         before = state.acknowledged_messages
         state.on_grant(self._clock(), grant)
         self.flush()
+        if not state.unacknowledged_messages:
+            self._drained.set()
         if state.acknowledged_messages != before:
-            if not state.unacknowledged_messages:
-                self._drained.set()
             for callback in self._acknowledged_callbacks:
                 callback(state.acknowledged_messages, state.acknowledged_steps)
-        self._wake_all() if state.superseded or state.stuck else self._wake_putter()
+        self._wake_all() if state.superseded else self._wake_putter()
 
     def linked(self) -> None:
         """Handles a new connection of the link to a receiver."""
@@ -216,16 +210,15 @@ class SendingEnd:
     def on_receiver(self, callback: Callable[[int], None]) -> None:
         """Calls `callback(receivers)` with the number of incarnations of the receiver whenever a new one appears.
 
-        At that time `statistics` counts all that its predecessors acknowledged and none of its own, and no
-        message can be put yet. If a receiver is already known, the call is made at once. The limits of
-        `on_acknowledged` apply.
+        At that time what its predecessors did not acknowledge is dropped, and no message can be put yet. If a receiver
+        is already known, the call is made at once. The limits of `on_acknowledged` apply.
         """
         self._receiver_callbacks.append(callback)
         if self._state.receivers:
             callback(self._state.receivers)
 
     async def drain(self) -> None:
-        """Waits until everything put has been acknowledged.
+        """Waits until everything put has been acknowledged, or dropped with an incarnation of the receiver.
 
         Raises:
             QueueClosed, QueueBroken: an acknowledgement can no longer arrive.
@@ -256,7 +249,8 @@ class SendingEnd:
             waits=self._waits,
             waited_s=self._waited_s,
             receivers=state.receivers,
-            acknowledged_steps_earlier=state.acknowledged_steps_earlier,
+            dropped_messages=state.dropped_messages,
+            dropped_steps=state.dropped_steps,
         )
 
     def close(self, *, notify_peers: bool = True) -> None:

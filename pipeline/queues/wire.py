@@ -105,12 +105,15 @@ class SenderHello:
         serial: counts the Hellos of this sender from 1.
         oldest: sequence number of the oldest message that is not acknowledged.
         sent: sequence number after the last message sent to the present receiver.
+        receiver: id of the receiver that the sender knows, "" before the first: another one takes none of its messages,
+            which were sent to its predecessor and are dropped.
     """
 
     sender: str
     serial: int
     oldest: int
     sent: int
+    receiver: str = ""
 
 
 class Data(NamedTuple):

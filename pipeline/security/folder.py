@@ -17,9 +17,9 @@ ROLES: Final = ("stepping", "assembly", "coordination", "learning", "monitor", "
 CONNECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "steps": ("stepping",),
     "segments": ("assembly",),
-    "updates": ("coordination",),
+    "matches": ("stepping",),
     "topic:stepping": ("coordination", "monitor", "supervisor"),
-    "topic:assembly": ("monitor", "supervisor"),
+    "topic:assembly": ("coordination", "monitor", "supervisor"),
     "topic:coordination": ("stepping", "assembly", "learning", "monitor", "supervisor"),
     "topic:ghosts": ("stepping",),
     "topic:learning": ("coordination", "monitor", "supervisor"),
@@ -30,7 +30,7 @@ CONNECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Client roles in the graph by kind of queue or topic."""
 
-_OWNERS: Final = {"steps": "assembly", "segments": "coordination", "updates": "learning"}
+_OWNERS: Final = {"steps": "assembly", "segments": "learning", "matches": "coordination"}
 _TOPIC_OWNERS: Final = {"ghosts": "coordination", "policy": "learning", "host": "supervisor"}
 
 SIMULATORS: Final = "simulators"
@@ -68,7 +68,7 @@ def public_key(directory: Path, role: str) -> str:
 
 
 def endpoint_role(name: str) -> str:
-    """Returns the kind of a queue or topic: "updates" of "updates:Ball", "topic:stepping" of "topic:stepping-0".
+    """Returns the kind of a queue or topic: "segments" of "segments:Ball", "topic:stepping" of "topic:stepping-0".
 
     Raises:
         KeyError: the kind is unknown.

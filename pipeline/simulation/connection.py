@@ -270,7 +270,7 @@ class Client:
     def _greet(self) -> None:
         self._link = link = self._dialer.dial()
         try:
-            link.send(replace(self._hello, steps=self.steps))
+            link.send(replace(self._hello, steps=self.steps, process=self._counter.process))
             welcome = link.receive()
         except LinkLost:
             self._drop()

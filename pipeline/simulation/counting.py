@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -16,9 +17,14 @@ class StepCounter:
     """Counts a simulator's own steps by behavior name.
 
     An agent that got an action is open until its next decision or end is sent.
+
+    Attributes:
+        steps: by behavior name.
+        process: random text that names these counts.
     """
 
     def __init__(self) -> None:
+        self.process = secrets.token_hex(8)
         self.steps: dict[str, int] = {}
         self._open: defaultdict[str, bytes] = defaultdict(bytes)  # copies of ids, because a game may reuse its arrays
         self._names: dict[str, str] = {}

@@ -99,6 +99,7 @@ class SimulatorConnection:
         sequence: of the next Step.
         is_closed: the link is closed.
         lessons: serial of the lessons that it has received.
+        process: name of its process; "" where it has none.
     """
 
     number: int
@@ -112,6 +113,7 @@ class SimulatorConnection:
     sequence: int = 0
     is_closed: bool = False
     lessons: int = 0
+    process: str = ""
 
     @property
     def alive(self) -> int:

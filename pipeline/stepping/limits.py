@@ -26,7 +26,7 @@ class LimitSettings(BaseModel):
     Attributes:
         connections: connected simulators.
         connections_per_host: of these, from one address (IPv6: from one network of 64 bits).
-        handshakes: connections that have not sent Hello yet; a further one replaces the oldest of the address with most.
+        handshakes: connections that have not sent Hello yet; a further one replaces one of the address with most.
         handshake_timeout_s: seconds from the connection to its Hello, including TLS.
         message_bytes: bytes of one message.
         arrays: arrays in one message.

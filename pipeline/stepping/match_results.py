@@ -1,4 +1,4 @@
-"""Match results collect the outcomes of ended matches until they are sent with the steps."""
+"""Match results collect the outcomes of ended matches until they are reported."""
 
 from __future__ import annotations
 
@@ -33,28 +33,34 @@ class MatchOutcome(NamedTuple):
 
 
 class MatchResults:
-    """MatchResults collect the results of one behavior name until they are taken."""
+    """MatchResults collect the results of one behavior name until they are taken.
+
+    Attributes:
+        reported: results added so far.
+    """
 
     def __init__(self) -> None:
+        self.reported = 0
         self._matches: list[NDArray[np.int64]] = []  # [m, 4] number, matchup, simulator, number of rows
         self._rows: list[Columns] = []  # [r, 4] behavior id, score, explicit, reward
-        self._taken = 0
 
     def add(self, matches: NDArray[np.int64], rows: Columns) -> None:
         """Adds matches [m, 4] and their rows [r, 4]."""
         self._matches.append(matches)
         self._rows.append(rows)
+        self.reported += len(matches)
 
-    def take(self, behavior_ids: Iterable[BehaviorId]) -> Results | None:
-        """Returns all results and forgets them; None where there are none."""
+    def take(self, source: str, behavior: str, behavior_ids: Iterable[BehaviorId]) -> Results | None:
+        """Returns all results of the incarnation `source` and forgets them; None where there are none."""
         if not self._matches:
             return None
         numbers, matchups, simulators, counts = np.concatenate(self._matches).T.copy()
         who, scores, explicit, rewards = np.concatenate(self._rows).T.copy()
         self._matches, self._rows = [], []
-        before, self._taken = self._taken, self._taken + len(numbers)
         return Results(
-            before=before,
+            source=source,
+            behavior=behavior,
+            before=self.reported - len(numbers),
             numbers=numbers,
             matchups=matchups,
             simulators=simulators.astype(np.int32),

@@ -141,13 +141,8 @@ class Matches:
 
     def end(
         self, connection: SimulatorConnection, arrivals: Iterable[Arrival], behaviors: Mapping[str, Behavior]
-    ) -> set[str]:
-        """Ends the agents of a simulator in their matches, before their slots are reused.
-
-        Returns:
-            Behavior names that got results.
-        """
-        names: set[str] = set()
+    ) -> None:
+        """Ends the agents of a simulator in their matches, before their slots are reused."""
         closing: list[Match] = []
         for arrival in arrivals:
             if arrival.ends is None or arrival.simulator_behavior.id.name not in self.names:
@@ -156,13 +151,13 @@ class Matches:
             numbers = table.matches[slots]
             alone = np.flatnonzero(table.alone[slots] & (numbers > 0))
             if alone.size:
-                names.add(arrival.simulator_behavior.id.name)
                 heads = np.stack([numbers[alone], table.matchups[slots[alone]]], 1)
                 self._end_alone(connection, arrival.simulator_behavior.id, outcomes_of(arrival.ends, alone), heads)
             closing += self._end_shared(
                 arrival.simulator_behavior.id, arrival.ends, np.where(table.alone[slots], 0, numbers)
             )
-        return names.union(*(self._close(connection, match) for match in closing))
+        for match in closing:
+            self._close(connection, match)
 
     def begin(
         self,
@@ -202,8 +197,8 @@ class Matches:
             table.matches[slots[together[those]]] = match.number
             _assign_matchup(table, slots[together[those]], behavior_id, match.matchup)
 
-    def drop(self, connection: SimulatorConnection, behaviors: Mapping[str, Behavior]) -> set[str]:
-        """Drops the matches of a disconnected simulator, before its slots are reused. Returns as `end`."""
+    def drop(self, connection: SimulatorConnection, behaviors: Mapping[str, Behavior]) -> None:
+        """Drops the matches of a disconnected simulator, before its slots are reused."""
         matches = [one for one in self._by_key.pop(connection.key, {}).values() if self._open.pop(one.number)]
         heads = [[one.number, one.matchup.number] for one in matches if one.number > 0]
         for one in connection.behaviors.values():
@@ -213,12 +208,21 @@ class Matches:
                 heads += np.stack([table.matches[alone], table.matchups[alone]], 1).tolist()
         self._begun.pop(connection.key, None)
         self.lost += len(heads)
-        return self._add_without_result(connection, heads)
+        self._add_without_result(connection, heads)
 
-    def take(self, name: str) -> Results | None:
-        """Returns the results for learning agents of a behavior name since the last call."""
-        results = self._results.get(name)
-        return None if results is None else results.take(self._behavior_ids)
+    @property
+    def reported(self) -> int:
+        """Returns how many results there were so far, taken or not."""
+        return sum(results.reported for results in self._results.values())
+
+    def take(self, source: str) -> list[Results]:
+        """Returns the results since the last call, for each behavior name of learning agents.
+
+        Args:
+            source: incarnation of this stepping service.
+        """
+        found = (results.take(source, name, self._behavior_ids) for name, results in self._results.items())
+        return [results for results in found if results is not None]
 
     # ---------------------------------------------------------------- inside
 
@@ -253,14 +257,13 @@ class Matches:
             return matchup.team
         return min(one.id.team for one in connection.behaviors.values() if one.id.name in self.names)
 
-    def _add_without_result(self, connection: SimulatorConnection, heads: list[list[int]]) -> set[str]:
-        """Reports matches without a result, by number and matchup; returns the behavior name of the report."""
+    def _add_without_result(self, connection: SimulatorConnection, heads: list[list[int]]) -> None:
+        """Reports matches without a result, by number and matchup."""
         behavior_ids = [one.id.name for one in connection.behaviors.values() if one.id.name in self.names]
         if not heads or not behavior_ids:
-            return set()
+            return
         table = [[number, matchup, connection.number, 0] for number, matchup in heads]
         self._results.setdefault(behavior_ids[0], MatchResults()).add(np.array(table, np.int64), np.empty((0, 4)))
-        return {behavior_ids[0]}
 
     def _begin_alone(
         self, connection: SimulatorConnection, behavior_id: BehaviorId, table: SlotTable, slots: Slots
@@ -299,22 +302,20 @@ class Matches:
                 over.append(match)
         return over
 
-    def _close(self, connection: SimulatorConnection, match: Match) -> set[str]:
-        """Closes a match in which no agent is left; returns the behavior names that got results."""
+    def _close(self, connection: SimulatorConnection, match: Match) -> None:
+        """Closes a match in which no agent is left."""
         del self._open[match.number]
         del self._by_key[connection.key][match.key]
         team, outcomes = self._reporting(connection, match.matchup), match.outcomes
         reporting = next((behavior_id for behavior_id in outcomes if behavior_id.team == team), None)
         if reporting is None:  # a group of ghosts, or a match without the learning team
-            return self._add_without_result(
-                connection, [[match.number, match.matchup.number]] if match.number > 0 else []
-            )
+            self._add_without_result(connection, [[match.number, match.matchup.number]] if match.number > 0 else [])
+            return
         if match.key[0] == "group":  # the other teams have groups of their own
             outcomes = outcomes | dict.fromkeys(self._others(connection, team), MatchOutcome(UNKNOWN, 0.0, 0.0))
         head = [[match.number, match.matchup.number, connection.number, len(outcomes)]]
         rows = [[number, *one] for number, one in zip(self._numbers_of(outcomes), outcomes.values(), strict=True)]
         self._add_result(reporting.name, np.array(head, np.int64), np.array(rows))
-        return {reporting.name}
 
     def _add_result(self, name: str, matches: NDArray[np.int64], rows: Columns) -> None:
         self._results.setdefault(name, MatchResults()).add(matches, rows)

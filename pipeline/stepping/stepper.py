@@ -35,6 +35,7 @@ from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConn
 from sparring.pipeline.stepping.limits import check_agents
 from sparring.pipeline.stepping.matches import Matches
 from sparring.pipeline.stepping.parameters import RunParameters
+from sparring.pipeline.stepping.processes import SimulatorProcesses
 from sparring.pipeline.stepping.steps import BehaviorTick, PendingSteps
 from sparring.pipeline.stepping.waiting import Reason, Requirements, sort_by_arrival, waits_for
 
@@ -50,15 +51,15 @@ class Stepper:
         agents_each: maximum number of agents of one simulator.
         self_play: behavior names that play against ghosts.
         ghosts: fixed policies that an assignment names, by behavior name and number.
-        parameters: environment parameters; None for none.
+        parameters: environment parameters.
 
     Attributes:
-        behaviors: by name.
-        connections: simulators by connection key.
+        behaviors, connections: by name; simulators by connection key.
         matches: of self-play.
         parameters: environment parameters.
         requirements: decide which simulators may be answered.
-        introduced: the next `take_steps` lists all live agents, because assembly restarted.
+        introduced: the next steps list all live agents.
+        processes: steps of the simulators' processes.
     """
 
     def __init__(
@@ -76,11 +77,12 @@ class Stepper:
         self.behaviors: dict[str, Behavior] = {}
         self.connections: dict[int, SimulatorConnection] = {}
         self.matches = Matches(self_play)
+        self.processes = SimulatorProcesses()
         self.parameters = RunParameters({}) if parameters is None else parameters
         self.requirements = Requirements(
             self.behaviors, policies, self.matches, self.parameters, lockstep=lockstep, expected=expected
         )
-        self.introduced = False
+        self.introduced = True  # all agents of a new incarnation are new
         self._policies = policies
         self._ghosts = {} if ghosts is None else ghosts
         self._lockstep = lockstep
@@ -113,6 +115,9 @@ class Stepper:
         number: int,
         specs: Mapping[str, BehaviorSpec],
         scripts: Mapping[str, Sequence[str]] | None = None,
+        *,
+        process: str = "",
+        reported: Mapping[str, int] | None = None,
     ) -> int | None:
         """Adds a simulator that has sent Hello.
 
@@ -121,6 +126,8 @@ class Stepper:
             number: orders the simulators.
             specs: by behavior id.
             scripts: by behavior name, scripts with which it can play agents itself.
+            process: name of its process; "" for none.
+            reported: steps that it has reported since it started, by behavior name.
 
         Returns:
             Key of the connection that this one replaces: a simulator may reconnect before its broken link is noticed.
@@ -134,6 +141,7 @@ class Stepper:
         if former is not None:
             self.disconnect(former)
         self.connections[key] = connection
+        self.processes.connect(connection, process, reported or {})
         return former
 
     def add_behaviors(self, key: int, specs: Mapping[str, BehaviorSpec]) -> None:
@@ -211,8 +219,7 @@ class Stepper:
             now: seconds.
             acting: False at the end of a run, when outcomes still count and no simulator is answered.
         """
-        out = TickResult()
-        keys = sort_by_arrival(self.connections, lockstep=self._lockstep)
+        out, keys = TickResult(), sort_by_arrival(self.connections, lockstep=self._lockstep)
         waiting = [key for key in keys if self.requirements.is_covered(self.connections[key])]
         closed = [key for key, c in self.connections.items() if c.is_closed]
         ready = not self._lockstep or self.requirements.round_is_complete(self.connections) or not acting
@@ -237,7 +244,7 @@ class Stepper:
     def take_steps(self) -> tuple[BehaviorSteps, ...]:
         """Returns the steps of all ticks since the last call, in order of behavior names."""
         self.introduced = False
-        return self._pending_steps.take(lambda name: (self.behaviors[name].ghosts, self.matches.take(name)))
+        return self._pending_steps.take()
 
     def state(self) -> dict[str, ProducedSteps]:
         """Returns the published state of each behavior."""
@@ -265,8 +272,7 @@ class Stepper:
 
     def _report(self, keys: list[int], now: float) -> None:
         """Applies the outcomes of new frames."""
-        for key in keys:
-            connection = self.connections[key]
+        for connection in map(self.connections.__getitem__, keys):
             frame = connection.frame
             if frame is None or frame.reported:
                 continue
@@ -274,8 +280,7 @@ class Stepper:
             frame.backpressured_at = now
             for name, count in connection.pending.items():
                 self.behaviors[name].running -= count
-            for name in sorted(self.matches.end(connection, frame.arrivals, self.behaviors)):
-                self._behavior_tick(name)  # carries the results
+            self.matches.end(connection, frame.arrivals, self.behaviors)
             for arrival in frame.arrivals:
                 name = arrival.simulator_behavior.id.name
                 behavior = self.behaviors[name]
@@ -371,12 +376,12 @@ class Stepper:
             if connection.frame is None or not connection.frame.reported:
                 self.behaviors[name].running -= count
         self._vacate(connection)
+        self.processes.close(connection)
 
     def _vacate(self, connection: SimulatorConnection) -> None:
         """Reports the agents of a connection without running actions as lost, after all else in this tick."""
         connection.pending = dict.fromkeys(connection.pending, 0)
-        for name in sorted(self.matches.drop(connection, self.behaviors)):
-            self._behavior_tick(name)  # carries the results of its matches
+        self.matches.drop(connection, self.behaviors)
         for simulator_behavior in connection.behaviors.values():
             slots, simulator_behavior.roster = simulator_behavior.roster.slots, Roster()
             if slots.size:

@@ -5,14 +5,13 @@ Joining is deferred because simulators wait for their actions, while no service 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.messages.matches import Results
 from sparring.pipeline.messages.simulator import Decisions, Ends
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
@@ -145,15 +144,10 @@ class PendingSteps:
         self._ticks[name].append(tick)
         return tick
 
-    def take(self, played: Callable[[str], tuple[int, Results | None]]) -> tuple[BehaviorSteps, ...]:
-        """Returns all steps as records and forgets them.
-
-        Args:
-            played: returns, for a behavior name, the steps of ghosts so far and the matches that ended since its last
-                call.
-        """
+    def take(self) -> tuple[BehaviorSteps, ...]:
+        """Returns all steps as records and forgets them."""
         ticks, self._ticks = self._ticks, {}
-        return tuple(_steps(name, ticks[name], self._produced_before[name], *played(name)) for name in sorted(ticks))
+        return tuple(_steps(name, ticks[name], self._produced_before[name]) for name in sorted(ticks))
 
 
 def join_columns(columns: Sequence[Any]) -> Any:
@@ -174,9 +168,7 @@ def join_optional(columns: Sequence[Any], rows: Iterable[int], missing: float = 
     )
 
 
-def _steps(
-    name: str, ticks: list[BehaviorTick], produced_before: int, ghosts: int, results: Results | None
-) -> BehaviorSteps:
+def _steps(name: str, ticks: list[BehaviorTick], produced_before: int) -> BehaviorSteps:
     lost = [slots for tick in ticks for slots in tick.lost]
     return BehaviorSteps(
         behavior=name,
@@ -189,8 +181,6 @@ def _steps(
         joined=_joined([agent_episodes for tick in ticks for agent_episodes in tick.joined]),
         reported=_reported([entry for tick in ticks for entry in tick.reported]),
         acted=_acted(ticks),
-        ghosts=ghosts,
-        results=results,
     )
 
 

@@ -63,8 +63,7 @@ CASES = {
 }
 QUEUES = {
     "stepping to assembly": ("stepping-0", "steps.out"),
-    "assembly to coordination": ("assembly", "segments:{behavior}.out"),
-    "coordination to learner": ("coordination", "updates:{behavior}.out"),
+    "assembly to learner": ("assembly", "segments:{behavior}.out"),
 }
 """Service and queue of each hop after the first."""
 

@@ -217,13 +217,13 @@ class ExactLag:
         return [one for one in found if len(one.rewards) or len(one.episodes.returns)]
 
     def _assemble(self) -> list[Segments]:
-        parts = self.match.stepper.take_steps()
-        for part in parts:
-            if self._rules is not None:
-                self._rules.ghosts(self.name, part.ghosts)
-                if part.results is not None:
-                    for _ in self._rules.results(part.results):
-                        pass
+        stepper = self.match.stepper
+        parts = stepper.take_steps()
+        if self._rules is not None:
+            self._rules.ghosts(self.name, stepper.behaviors[self.name].ghosts)
+            for results in stepper.matches.take("stepping-0.1"):
+                for _ in self._rules.results(results):
+                    pass
         if self._grouped:
             self._groups.apply(parts)
             return list(self._groups.ready_messages())
@@ -273,9 +273,9 @@ def points(experiment: Experiment, own: PolicyWeights, other: PolicyWeights, mat
         found: list[float] = []
         while len(found) < matches:
             match.step()
-            for part in match.stepper.take_steps():
-                if part.results is not None:
-                    found += [_points(one.scores, side) for one in one_by_one(part.results) if one.behavior_ids]
+            match.stepper.take_steps()
+            for results in match.stepper.matches.take("stepping-0.1"):
+                found += [_points(one.scores, side) for one in one_by_one(results) if one.behavior_ids]
         won += found
     return float(np.mean(won))
 

@@ -132,18 +132,10 @@ class KillRun:
         step_counts = self.training.summary["behaviors"]["Balance"]["step_counts"]
         if not balanced(step_counts):
             found.append(f"{self.name}: got step counts {step_counts}; expected a balance")
-        incidents = (self.training.directory / "logs" / "coordination.jsonl").read_text(errors="replace").splitlines()
-        reported = sum(line["steps"] for line in map(_plain, incidents) if line.get("event") == "steps_lost")
-        if reported != step_counts["lost"]:
-            found.append(f"{self.name}: {step_counts['lost']} steps lost, incidents report {reported}")
+        losses = self.training.summary["behaviors"]["Balance"]["losses"]
+        if sum(losses.values()) != step_counts["lost"]:
+            found.append(f"{self.name}: got {step_counts['lost']} lost steps; expected those with a cause, {losses}")
         return found
-
-
-def _plain(text: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(text))
-    except ValueError:
-        return {}
 
 
 def run(folder: Path, minutes: float, every_s: float, seeds: list[int], limit_s: float) -> list[KillRun]:

@@ -256,7 +256,10 @@ class Simulators:
         number = hello.number if hello.number is not None else OWN_NUMBERS + peer.key
         limit_s = self._context.settings.heartbeat_s
         check_number(peer, hello.number, number, self.peers.values(), self._context.clock(), limit_s)
-        former = self.peers.get(self._stepper.connect(peer.key, number, hello.behaviors, hello.scripts) or 0)
+        replaced = self._stepper.connect(
+            peer.key, number, hello.behaviors, hello.scripts, process=clip(hello.process, 100), reported=hello.steps
+        )
+        former = self.peers.get(replaced or 0)
         add_names(new, self._context)
         if former is not None:
             former.replaced = True
@@ -350,6 +353,7 @@ class Simulators:
         connection = self._stepper.connections.get(peer.key)
         if connection is None or not counts:
             return
+        self._stepper.processes.end(connection, counts)
         frame = connection.frame
         for name, total in counts.items():
             own = total - peer.reported_steps.get(name, 0)

@@ -33,6 +33,8 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 
 METRICS_INTERVAL_S = 1.0
+MATCHES = "matches"
+"""Queue of the results of matches, from stepping to coordination."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:

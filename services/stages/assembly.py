@@ -2,8 +2,11 @@
 
 consumes       StepBatch from "steps" (all stepping services); FlushRequests from coordination's topic
 produces       Segments on "segments:NAME", one queue for each behavior name
-waits for      steps; credit for segments while coordination holds as many as it can
-unblocked by   the next StepBatch or flush; coordination's acknowledgement
+waits for      steps; credit for segments while a learner is busy and its queue is full
+unblocked by   the next StepBatch or flush; a learner's acknowledgement
+
+Every incarnation of a learner, and every new source, gets a message that says how far the segments have come, even
+without steps: what is missing before it was lost.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import anyio
@@ -38,12 +42,16 @@ class Assembly:
         self._assemblers: dict[tuple[str, str], Assembler] = {}
         self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners use groups
         self._warned: set[str] = set()
-        self._introduced: set[str] = set()  # sources that have reported all their agents
+        self._known: set[str] = set()  # sources that have listed all their agents
         self._sources: dict[str, str] = {}
         self._flushes = FlushRequests(behaviors={})
         self._flushed: dict[tuple[str, str], int] = {}
         self._outbox: deque[Segments] = deque()  # finished, not yet put on a queue
         self._turn = anyio.Lock(fast_acquire=True)  # messages leave in the order of their numbers
+        self._announced: set[str] = set()  # behaviors whose present learner knows how far the segments have come
+        self._learner_started = anyio.Event()
+        for name, sender in senders.items():
+            sender.on_receiver(partial(self._on_learner, name))
 
     async def take(self, batch: StepBatch) -> None:
         """Assembles a batch and sends finished segments.
@@ -56,10 +64,11 @@ class Assembly:
 
     def _apply(self, batch: StepBatch) -> None:
         self._replace(batch.source)
-        if self._may_be_repeated(batch):
-            self._skip(batch)
-            return
-        parts = self._known(batch)
+        if batch.introduces:
+            self._known.add(batch.source)
+        if batch.source not in self._known:
+            return  # it describes agents that this incarnation does not know; what it holds is lost
+        parts = self._learned(batch)
         grouped = [part for part in parts if self._in_groups(part.behavior)]
         if grouped:
             self._take_groups(batch.source, grouped)
@@ -68,36 +77,13 @@ class Assembly:
                 self._take_part(batch.source, part)
             self._flush_if_due(part.behavior, batch.source)
 
-    def _known(self, batch: StepBatch) -> list[BehaviorSteps]:
+    def _learned(self, batch: StepBatch) -> list[BehaviorSteps]:
         """Returns the parts of behaviors that have learners.
 
         Another behavior has no step allowance, and no steps; when it gets a learner, this service restarts, and
         stepping reports the behavior's agents again.
         """
-        return [part for part in batch.parts if part.behavior in self._context.run.settings.behaviors]
-
-    def _may_be_repeated(self, batch: StepBatch) -> bool:
-        """Returns whether the previous incarnation may have had a batch, because its source did not know this one yet.
-
-        Its segments may have been sent on, and steps of agents that begin in the batch would be trained twice. All such
-        batches are skipped, or none: each describes agents relative to the one before.
-        """
-        if batch.introduces or self._context.first:
-            self._introduced.add(batch.source)
-        return batch.source not in self._introduced and any(len(part.ticks) for part in batch.parts)
-
-    def _skip(self, batch: StepBatch) -> None:
-        """Counts the steps of a batch as lost with the previous incarnation, and passes on its other contents."""
-        for part in self._known(batch):
-            if self._in_groups(part.behavior):
-                groups = self._groups_of(batch.source)
-                groups.skip(part)
-                self._outbox.append(groups.announcement(part.behavior))
-            else:
-                assembler = self._assembler(part.behavior, batch.source)
-                assembler.skip(part)
-                self._outbox.append(assembler.announcement())
-            self._flush_if_due(part.behavior, batch.source)
+        return [part for part in batch.parts if part.behavior in self._context.run.learners]
 
     def _groups_of(self, source: str) -> GroupAssembler:
         if source not in self._groups:
@@ -109,7 +95,7 @@ class Assembly:
         new = (part.behavior, source) not in self._assemblers
         assembler = self._assembler(part.behavior, source)
         assembler.apply(part)
-        if new:  # announced at once, even without steps: coordination then closes the accounts of earlier incarnations
+        if new:
             self._outbox.append(assembler.announcement())
         self._outbox.extend(assembler.ready_messages())
 
@@ -145,28 +131,47 @@ class Assembly:
                 self._flush_if_due(behavior, source)
             await self._hand_on()
 
+    async def announce(self) -> None:
+        """Tells every new incarnation of a learner how far the segments of its behavior have come."""
+        while True:
+            await self._learner_started.wait()
+            self._learner_started = anyio.Event()
+            async with self._turn:
+                for behavior, source in self._held():
+                    if behavior not in self._announced:
+                        self._outbox.append(self._announcement(behavior, source))
+                self._announced.update(self._senders)
+                await self._hand_on()
+
+    def _announcement(self, behavior: str, source: str) -> Segments:
+        if self._in_groups(behavior):
+            return self._groups[source].announcement(behavior)
+        return self._assemblers[behavior, source].announcement()
+
+    def _on_learner(self, behavior: str, _receivers: int) -> None:
+        self._announced.discard(behavior)
+        self._learner_started.set()
+
     async def settle(self) -> None:
-        """Waits until no batch is partly handled."""
+        """Waits until no batch is partly handled, and learners have received all that was sent."""
         async with self._turn:
             self._context.progress.waits(ALL, "the end")
+        for sender in self._senders.values():
+            await sender.drain()
 
-    def refresh(self) -> None:
-        """Brings gauges and state up to date."""
+    def refresh(self, *, final: bool = False) -> None:
+        """Brings gauges and state up to date; a final state is the last."""
         held: dict[str, dict[str, AssembledSteps]] = {}
         for (behavior, source), assembler in self._held().items():
             held.setdefault(behavior, {})[source] = AssembledSteps(
-                received=assembler.received,
-                open=assembler.open_steps,
-                closed=assembler.closed_steps,
-                orphaned=assembler.orphaned,
+                sent=assembler.reached, open=assembler.open_steps, closed=assembler.closed_steps
             )
         for message in self._outbox:
             sources = held.setdefault(message.behavior, {})
-            known = sources.get(message.source) or AssembledSteps(
-                received=message.received, open=0, closed=0, orphaned=0
-            )
-            sources[message.source] = replace(known, closed=known.closed + len(message.log_probs))
-        self._topic.publish("state", AssemblyState(origin=self._context.start, held=held))
+            rows = len(message.log_probs)
+            known = sources.get(message.source, AssembledSteps(sent=message.reached, open=0, closed=0))
+            sources[message.source] = replace(known, sent=known.sent - rows, closed=known.closed + rows)
+        self._topic.publish("state", AssemblyState(origin=self._context.start, held=held, final=final))
         self._note_open()
 
     # ---------------------------------------------------------------- inside
@@ -242,7 +247,7 @@ class Assembly:
         while self._outbox:
             message = self._outbox[0]
             name, rows = message.behavior, len(message.log_probs)
-            progress.waits(ALL, f"credit.segments/{name}", "coordination")
+            progress.waits(ALL, f"credit.segments/{name}", f"learning-{name}")
             await self._senders[name].put(message, rows)
             self._outbox.popleft()
             self._note(message)
@@ -274,7 +279,6 @@ class Assembly:
             totals[f"episodes_open/{name}"] = totals.get(f"episodes_open/{name}", 0) + float(block.live.sum())
             longest = float((block.episode_lengths + block.lengths)[block.live].max(initial=0))
             oldest[name] = max(oldest.get(name, 0.0), longest)
-            registry.reach(f"orphaned/{name}", assembler.orphaned)
         for gauge, value in totals.items():
             registry.gauge(gauge, value)
         for name, value in oldest.items():
@@ -285,9 +289,8 @@ async def run(context: Context) -> None:
     """Assembles until stopped; then handles the batches that have arrived and sends finished segments."""
     refuse_restart(context)
     transport = context.transport
-    names = context.run.settings.behaviors
     topic = await transport.topic(context.service)
-    senders = {name: await transport.sender(f"segments:{name}", name) for name in names}
+    senders = {name: await transport.sender(f"segments:{name}", name) for name in context.run.learners}
     receiver = await transport.receiver("steps", context.run.capacities["steps"])
     coordination = await transport.subscribe("coordination")
     assembly = Assembly(context, topic, senders)
@@ -312,10 +315,11 @@ async def run(context: Context) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(consume)
         tasks.start_soon(follow, coordination, assembly.flush)
+        tasks.start_soon(assembly.announce)
         tasks.start_soon(publish_metrics, context, topic, refresh)
         await context.stop.wait()  # stepping has ended and drained: no further batch arrives
         with anyio.move_on_after(context.run.settings.pipeline.stop_timeout_s / 2):
             await assembly.settle()
         tasks.cancel_scope.cancel()
-    refresh()
+    assembly.refresh(final=True)
     topic.publish("metrics", context.numbers())

@@ -1,33 +1,34 @@
-"""The process around coordination: forwards segments, and publishes what follows from the counts of the stages.
+"""The process around coordination: publishes what follows from the counts of the stages. No step passes through it.
 
-consumes       Segments from "segments:NAME"; the state of stepping, of assembly and of the learners; under self-play
+consumes       the state of stepping, of assembly and of the learners; Results from "matches"; under self-play
                PolicyWeights from the policy topics
-produces       Segments on "updates:NAME"; step allowances, flushes, the assignment of opponents, the lessons of
-               environment parameters and the state of the run on its topic; the weights of ghosts on the topic "ghosts"
-waits for      segments; credit for updates while a learner is busy and its queue is full
-unblocked by   the next segments, a learner's acknowledgement, a published update
+produces       step allowances, flushes, the assignment of opponents, the lessons of environment parameters and the
+               state of the run on its topic; the weights of ghosts on the topic "ghosts"
+waits for      a state that a stage publishes; results
+unblocked by   produced steps, a published update, an ended match
 
-A segment is acknowledged only after its learner has acknowledged it and the step counts that include it are on disk,
-so a restart loses nothing.
+Results are acknowledged once the ratings that include them are on disk, so that a restart loses none.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import anyio
 
 from sparring.pipeline.coordination.coordinator import STATE_FILE, Coordinator, read_state
 from sparring.pipeline.coordination.ledger import StepLedger
-from sparring.pipeline.coordination.route import Route
 from sparring.pipeline.coordination.teaching import LessonPlan
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages.incarnations import service_of
 from sparring.pipeline.messages.state import (
+    AssemblyState,
     BehaviorSpecs,
+    EpisodeReturns,
     FlushRequests,
     LearnerState,
     PolicyWeights,
@@ -35,16 +36,16 @@ from sparring.pipeline.messages.state import (
     SteppingState,
 )
 from sparring.pipeline.monitoring.progress import ALL, SIMULATORS
-from sparring.pipeline.queues.interface import Subscription, Topic
+from sparring.pipeline.queues.interface import Delivery, ReceivingQueue, Topic
 from sparring.pipeline.settings.parameters import curricula
-from sparring.services.process.runtime import Context, follow, publish_metrics, refuse_restart
+from sparring.services.process.runtime import MATCHES, Context, follow, publish_metrics, refuse_restart
 from sparring.services.stages.ghosts import open_ghosts
 
-_SAVE_INTERVAL_S = 0.05
+_SAVE_INTERVAL_S: Final = 0.2
 
 
 class Coordination:
-    """The coordinator's queues, topic and file.
+    """The coordinator's queue, topic and file.
 
     Args:
         context: of the service.
@@ -57,6 +58,7 @@ class Coordination:
         self._topic = topic
         self.coordinator = coordinator
         self._unwritten = False
+        self._unsaved: deque[Delivery] = deque()  # results that are counted and not on disk
         self._unfinished: set[str] = set()  # stepping services whose final report is missing
         self._final_reports = anyio.Event()
         self._published: dict[str, object] = {}
@@ -64,31 +66,18 @@ class Coordination:
 
     # ---------------------------------------------------------------- what arrives
 
-    async def forward(self, route: Route) -> None:
-        """Counts and forwards the segments of one behavior, until its queue is closed."""
-        progress, product = self._context.progress, f"segments/{route.name}"
+    async def rate(self, results: ReceivingQueue) -> None:
+        """Counts the results of matches, until their queue is closed."""
+        progress = self._context.progress
         try:
             while True:
-                progress.waits(product, product, "assembly")
-                delivery = await route.receiver.receive()
-                progress.works(product)
-                segments = delivery.record
-                new, scores = self.coordinator.on_segments(route, segments)
-                self._log_incidents(route)
-                if new:
-                    self._context.registry.add(f"routed_steps/{route.name}", len(segments.log_probs))
-                for learner, score in scores:
+                progress.waits(MATCHES, "steps", *self._context.run.stepping, text="results of matches")
+                delivery = await results.receive()
+                progress.works(MATCHES)
+                progress.passed(MATCHES, delivery.steps)
+                self._unsaved.append(delivery)
+                for learner, score in self.coordinator.on_results(delivery.record):
                     self._context.registry.observe_mean("Self-play/Win Rate", score, behavior=learner)
-                if route.name not in self._context.run.learners:  # a tournament needs no more than the results
-                    delivery.acknowledge()
-                    progress.passed(product, delivery.steps)
-                    self.publish()
-                    continue
-                route.held.append(delivery)
-                progress.waits(product, f"credit.updates/{route.name}", f"learning-{route.name}")
-                await route.sender.put(segments, delivery.steps)
-                progress.works(product)
-                progress.passed(product, delivery.steps)
                 self.publish()
         except QueueClosed:
             return
@@ -125,19 +114,21 @@ class Coordination:
                 self._wait_for_room(error)
             self.publish()
 
-    def on_learner(self, route: Route, latest: Mapping[str, Any]) -> None:
-        """Takes over what a learner publishes."""
+    def on_assembly(self, latest: Mapping[str, Any]) -> None:
+        """Takes over what assembly publishes."""
         state = latest.get("state")
-        if not isinstance(state, LearnerState) or state.start != route.sender.receiver:
-            return  # what its earlier incarnations took is certain only once its queue has connected
-        unrecorded = self.coordinator.on_learner_state(route, state)
-        self._log_incidents(route)
-        if unrecorded:
-            self._context.log.warning(
-                "step_counts_behind_weights", behavior=route.name, start=state.start, steps=unrecorded
-            )
-        for line in self.coordinator.teaching.learned(state, self.coordinator.routes):
+        if isinstance(state, AssemblyState):
+            self.coordinator.on_assembly_state(state)
+
+    def on_learner(self, latest: Mapping[str, Any]) -> None:
+        """Takes over what a learner publishes."""
+        state, returns = latest.get("state"), latest.get("episodes")
+        if not isinstance(state, LearnerState):
+            return
+        known = returns if isinstance(returns, EpisodeReturns) else None
+        for line in self.coordinator.on_learner_state(state, known):
             self._context.log.info("lesson", **line, notice=True)
+        self._log_losses()
         self.publish()
 
     # ---------------------------------------------------------------- what is published
@@ -203,11 +194,9 @@ class Coordination:
         self._topic.publish("run", self.coordinator.state())
         for gauge, value in self.coordinator.gauges():
             self._context.registry.gauge(gauge, value)
-        for name, route in self.coordinator.routes.items():
-            self._context.note_receiver(f"segments:{name}", route.receiver)
-            self._context.note_sender(f"updates:{name}", route.sender)
-            self._note_waits(name, route.ledger)
-        if not self.coordinator.routes:
+        for name, ledger in self.coordinator.ledgers.items():
+            self._note_waits(name, ledger)
+        if not self.coordinator.ledgers:
             self._context.progress.waits(ALL, "the first simulator", SIMULATORS, who="outside")
 
     def _note_waits(self, name: str, ledger: StepLedger) -> None:
@@ -225,11 +214,10 @@ class Coordination:
     # ---------------------------------------------------------------- on disk
 
     async def settle(self) -> None:
-        """Saves the step counts and acknowledges what they include, whenever a learner has acknowledged."""
+        """Saves the state at a pace, and acknowledges the results that it includes."""
         while True:
-            if self._unwritten or any(route.releasable for route in self.coordinator.routes.values()):
-                await self._context.writing.until_done(self._settle, "the step counts")
             await anyio.sleep(_SAVE_INTERVAL_S)
+            await self._context.writing.until_done(self._settle, "the state of coordination")
 
     async def _settle(self) -> None:
         self.save()
@@ -250,14 +238,13 @@ class Coordination:
                 await self._final_reports.wait()
 
     async def end(self) -> None:
-        """Holds what is queued, saves the step counts a last time, and publishes the final state.
+        """Writes off what no learner received, saves the step counts a last time, and publishes the final state.
 
         Raises:
             DiskFull: the step counts could not be written.
         """
         self.coordinator.close()
-        for route in self.coordinator.routes.values():
-            self._log_incidents(route)
+        self._log_losses()
         limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
         try:
             await self._context.writing.until_done(self._settle, "the step counts", limit_s)
@@ -266,15 +253,14 @@ class Coordination:
             self.publish()
 
     def save(self) -> None:
-        """Writes the file, then acknowledges to assembly what the learners have acknowledged.
+        """Writes the file, then acknowledges the results that it includes.
 
         Raises:
             OSError: the disk is full or the folder cannot be written; nothing is acknowledged.
         """
-        counts = {name: route.releasable for name, route in self.coordinator.routes.items()}
         write_atomically(self._path, json.dumps(self.coordinator.to_plain()).encode(), durable=False)
-        for name, count in counts.items():
-            self.coordinator.routes[name].release(count)
+        while self._unsaved:
+            self._unsaved.popleft().acknowledge()
 
     def restore(self) -> None:
         """Continues from what an earlier incarnation has saved, if there is anything.
@@ -290,37 +276,12 @@ class Coordination:
     def close_former_run(self) -> None:
         """Writes off the steps that the processes of a run held before it was resumed."""
         self.coordinator.close_former_run()
-        for route in self.coordinator.routes.values():
-            self._log_incidents(route)
+        self._log_losses()
 
-    def _log_incidents(self, route: Route) -> None:
-        for incident in route.ledger.take_new_incidents():
-            self._context.log.warning(
-                "steps_lost",
-                behavior=route.name,
-                stage=incident.stage,
-                start=incident.start,
-                steps=incident.steps,
-                cause=incident.cause,
-            )
-
-
-async def open_routes(context: Context) -> dict[str, Route]:
-    """Opens the queues of all behaviors and their ledgers."""
-    routes = {}
-    settings = context.run.settings
-    for name, behavior in settings.behaviors.items():
-        receiver = await context.transport.receiver(
-            f"segments:{name}", context.run.capacities[f"segments:{name}"], name
-        )
-        sender = await context.transport.sender(f"updates:{name}", name)
-        ledger = StepLedger(
-            buffer_size=behavior.hyperparameters.buffer_size,
-            overlap=settings.overlap,
-            processes=len(context.run.stepping),
-        )
-        routes[name] = Route(name, ledger, receiver, sender)
-    return routes
+    def _log_losses(self) -> None:
+        for name, ledger in self.coordinator.ledgers.items():
+            for cause, steps in ledger.take_new_losses().items():
+                self._context.log.warning("steps_lost", behavior=name, cause=cause, steps=steps)
 
 
 async def open_coordination(context: Context, topic: Topic) -> Coordination:
@@ -329,10 +290,18 @@ async def open_coordination(context: Context, topic: Topic) -> Coordination:
     if playing is not None and playing.players:
         refuse_restart(context)
     ghosts = await open_ghosts(context)
-    max_steps = {name: behavior.max_steps for name, behavior in run.settings.behaviors.items()}
+    behaviors = run.settings.behaviors
+    max_steps = {name: behavior.max_steps for name, behavior in behaviors.items()}
     teaching = LessonPlan(curricula(run.settings.environment_parameters), max_steps, ghosts)
-    routes = await open_routes(context)
-    coordinator = Coordinator(context.start, routes, added=run.added, ghosts=ghosts, teaching=teaching)
+    ledgers = {
+        name: StepLedger(
+            buffer_size=behavior.hyperparameters.buffer_size,
+            overlap=run.settings.overlap,
+            processes=len(run.stepping),
+        )
+        for name, behavior in behaviors.items()
+    }
+    coordinator = Coordinator(context.start, ledgers, added=run.added, ghosts=ghosts, teaching=teaching)
     coordination = Coordination(context, topic, coordinator)
     if playing is not None:  # checkpoints play in the lessons that their run has come to
         teaching.restore((read_state(run.directory.parent / STATE_FILE) or {}).get("lessons"))
@@ -349,20 +318,27 @@ async def run(context: Context) -> None:
     topic, playing = await context.transport.topic(context.service), context.run.playing
     coordination = await open_coordination(context, topic)
     stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
-    learners = {name: await context.transport.subscribe(f"learning-{name}") for name in context.run.learners}
+    learners = [await context.transport.subscribe(f"learning-{name}") for name in context.run.learners]
+    assembly = await context.transport.subscribe("assembly")
+    results = await context.transport.receiver(MATCHES, context.run.capacities[MATCHES])
+
+    def refresh() -> None:
+        coordination.refresh()
+        context.note_receiver(MATCHES, results)
+
     async with anyio.create_task_group() as tasks:
         if playing is not None and playing.players:
             tasks.start_soon(coordination.time_out, playing.timeout_s)
         for subscription in stepping:
             tasks.start_soon(follow, subscription, coordination.on_stepping)
-        for name, subscription in learners.items():
-            tasks.start_soon(_follow_learner, coordination, name, subscription)
+        tasks.start_soon(follow, assembly, coordination.on_assembly)
+        for subscription in learners:
+            tasks.start_soon(follow, subscription, coordination.on_learner)
         for name in context.run.self_play if playing is None else ():
             tasks.start_soon(follow, await context.transport.subscribe(f"policy-{name}"), coordination.on_weights)
-        for route in coordination.coordinator.routes.values():
-            tasks.start_soon(coordination.forward, route)
+        tasks.start_soon(coordination.rate, results)
         tasks.start_soon(coordination.settle)
-        tasks.start_soon(publish_metrics, context, topic, coordination.refresh)
+        tasks.start_soon(publish_metrics, context, topic, refresh)
         await context.stop.wait()
         await coordination.wait_for_final_reports()
         tasks.cancel_scope.cancel()
@@ -370,25 +346,3 @@ async def run(context: Context) -> None:
         await coordination.end()
     finally:
         topic.publish("metrics", context.numbers())
-
-
-async def _follow_learner(coordination: Coordination, name: str, subscription: Subscription) -> None:
-    """Follows a learner's topic, and reads it again once the learner's queue, which may come later, has connected."""
-    route = coordination.coordinator.routes[name]
-    connected = anyio.Event()
-
-    def note(_receivers: int) -> None:
-        connected.set()
-
-    async def look_again() -> None:
-        nonlocal connected
-        while True:
-            await connected.wait()
-            connected = anyio.Event()
-            coordination.on_learner(route, subscription.latest)
-
-    route.sender.on_receiver(note)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(look_again)
-        await follow(subscription, lambda latest: coordination.on_learner(route, latest))
-        tasks.cancel_scope.cancel()

@@ -1,6 +1,6 @@
 """This module runs the process around one learner.
 
-consumes       Segments from "updates:NAME"; the behavior's spec and highest version from coordination
+consumes       Segments from "segments:NAME"; the behavior's spec and highest version from coordination
 produces       PolicyWeights on the topic "policy-NAME"; LearnerState on its own topic; checkpoints in the run folder
 waits for      the spec, then enough segments for an update
 unblocked by   coordination, which flushes open segments whenever a whole buffer waits
@@ -18,7 +18,7 @@ import anyio
 
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
-from sparring.pipeline.learning.deduplicator import Deduplicator
+from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.messages.matches import MatchupAssignment
 from sparring.pipeline.messages.segments import Segments
@@ -27,7 +27,9 @@ from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
 from sparring.pipeline.monitoring.progress import ALL
 from sparring.pipeline.networks.device import usable
 from sparring.pipeline.queues.interface import ReceivingQueue, Subscription, Topic
+from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import Context, cancel_at_stop, publish_metrics, spec_of
+from sparring.services.stages.episode_window import EpisodeWindow
 from sparring.services.stages.update_reporter import UpdateReporter
 
 
@@ -58,11 +60,14 @@ class Learning:
         self._recovered_at = context.clock()
         self._next_checkpoint = 0
         self._checkpoint = ""
-        self._deduplicator = Deduplicator()
+        self._intake = Intake(restarted=context.run.resumed or not context.first)
+        self._stale = 0  # in the lineage, before this incarnation
+        self._episodes = EpisodeWindow(context.start, has_lessons=bool(curricula(settings.environment_parameters)))
         self._reporter = UpdateReporter(context, learner.behavior)
         self._flushed = 0
         self._training = 0
         self._dropped = 0
+        self._left = 0  # steps that waited in the queue at the end
         self._team: int | None = None
 
     async def begin(self, versions_seen: int) -> None:
@@ -94,7 +99,8 @@ class Learning:
         if restored:
             checkpoint = await self._context.compute(self._folder.load_latest)
             self._learner.restore(checkpoint)
-            self._deduplicator.restore(checkpoint.taken)
+            self._stale = checkpoint.counts.get("stale", 0)
+            self._intake.restore(checkpoint.counts, self._learner.trained + self._stale)
         saved = self._learner.version
         self._learner.raise_version(max(noted, versions_seen))
         self._context.log.info(
@@ -131,11 +137,15 @@ class Learning:
             return
 
     async def finish(self) -> None:
-        """Saves the current weights.
+        """Counts the segments that wait in the queue, and saves the current weights.
 
         Raises:
             DiskFull: the weights could not be written.
         """
+        while not self._receiver.empty():
+            segments = self._receiver.get_nowait()
+            self._take(segments)
+            self._left += len(segments.log_probs)
         limit_s = self._pipeline.stop_timeout_s / 2
         try:
             await self._context.writing.until_done(self._save, "the last checkpoint", limit_s)
@@ -153,8 +163,9 @@ class Learning:
         self._folder.note_version(self._learner.version)
 
     def publish(self) -> None:
-        """Publishes the state."""
+        """Publishes the state, and before it the episodes that it includes."""
         learner = self._learner
+        self._topic.publish("episodes", self._episodes.latest)
         self._topic.publish(
             "state",
             LearnerState(
@@ -163,13 +174,11 @@ class Learning:
                 version=learner.version,
                 updates=learner.updates,
                 trained=learner.trained,
-                taken=self._deduplicator.steps,
                 training=self._training,
-                buffered=learner.buffered - self._training,
-                stale=learner.stale + self._dropped,
-                duplicate=self._deduplicator.duplicate,
-                latest=self._deduplicator.latest,
-                restored=self._deduplicator.restored,
+                buffered=learner.buffered - self._training + self._left,
+                stale=self._stale + learner.stale + self._dropped,
+                lost=dict(self._intake.lost),
+                reached=dict(self._intake.reached),
                 done=learner.done,
                 checkpoint=self._checkpoint,
                 weights_sha256=learner.weights_sha256 if self._checkpoint else "",
@@ -185,7 +194,7 @@ class Learning:
         registry.reach(f"trained/{name}", self._learner.trained)
         self._context.progress.reach(f"weights/{name}", self._learner.version)
         self._context.progress.reach(f"minibatches/{name}", self._learner.minibatches)  # rises during updates too
-        self._context.note_receiver(f"updates:{name}", self._receiver)
+        self._context.note_receiver(f"segments:{name}", self._receiver)
 
     # ---------------------------------------------------------------- one update
 
@@ -198,7 +207,7 @@ class Learning:
                     break
                 self.publish()
                 continue
-            progress.waits(ALL, f"segments/{name}", "coordination")
+            progress.waits(ALL, f"segments/{name}", "assembly")
             segments = await self._receiver.get()
             progress.works()
             await self._register_teammates(segments)
@@ -219,11 +228,22 @@ class Learning:
 
     def _add(self, segments: Segments) -> bool:
         """Adds segments to the buffer; returns whether they complete a new flush."""
-        if not self._deduplicator.is_new(segments):
-            return False
+        lost = self._take(segments)
         if len(segments.log_probs):
             self._learner.add(segments)
+        if lost:
+            self.publish()
         return self._completes_flush(segments)
+
+    def _take(self, segments: Segments) -> bool:
+        """Counts segments and the episodes that ended in them; returns whether coordination must know at once.
+
+        That is so where steps are missing, or where a new source has closed an earlier one: the budget has room again.
+        """
+        before = len(self._intake.reached), sum(self._intake.lost.values())
+        self._intake.add(segments)
+        self._episodes.add(segments.episodes)
+        return before != (len(self._intake.reached), sum(self._intake.lost.values()))
 
     def _completes_flush(self, segments: Segments) -> bool:
         """Returns whether segments complete a new flush."""
@@ -268,8 +288,9 @@ class Learning:
         return before is not None and before != self._team
 
     def _make_checkpoint(self) -> Checkpoint:
-        """Returns a checkpoint with the position of each source, so that segments sent again are recognized."""
-        return replace(self._learner.checkpoint(), taken=self._deduplicator.keep())
+        """Returns a checkpoint with the counts of the steps that are not in the weights."""
+        counts = {"stale": self._stale + self._learner.stale + self._dropped, **self._intake.to_plain()}
+        return replace(self._learner.checkpoint(), counts=counts)
 
     async def _save(self) -> None:
         if not self._learner.updates:
@@ -295,10 +316,9 @@ class Learning:
         self._context.progress.waits(ALL, "the other behaviors")
         while True:
             segments = await self._receiver.get()
-            if not self._deduplicator.is_new(segments):
-                continue
+            lost = self._take(segments)
             self._dropped += len(segments.log_probs)
-            if self._completes_flush(segments) or not self._lockstep:
+            if self._completes_flush(segments) or lost or not self._lockstep:
                 self.publish()
 
 
@@ -312,7 +332,7 @@ async def run(context: Context) -> None:
     device = await context.compute(partial(usable, context.run.settings.torch_settings.device))
     topic = await context.transport.topic(context.service)
     policies = await context.transport.topic(f"policy-{name}")  # a topic of its own: few readers, large records
-    receiver = await context.transport.receiver(f"updates:{name}", context.run.capacities[f"updates:{name}"], name)
+    receiver = await context.transport.receiver(f"segments:{name}", context.run.capacities[f"segments:{name}"], name)
     coordination = await context.transport.subscribe("coordination")
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
     learning: Learning | None = None

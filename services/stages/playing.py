@@ -1,6 +1,6 @@
 """This process plays a checkpoint in place of a learner.
 
-consumes       Segments from "updates:NAME"; the behavior's spec from coordination
+consumes       Segments from "segments:NAME"; the behavior's spec from coordination
 produces       PolicyWeights of a checkpoint on the topic "policy-NAME"; its state on its own topic; `episodes.csv` and
                recorded episodes in the run folder
 waits for      the spec, then segments
@@ -21,7 +21,7 @@ from sparring.pipeline.errors import CheckpointError, QueueClosed, ServiceError
 from sparring.pipeline.evaluation.episodes import EPISODES_FILE, FirstEpisodes, write_episodes
 from sparring.pipeline.evaluation.recording import Recorder
 from sparring.pipeline.learning.checkpoints import Checkpoint, load
-from sparring.pipeline.learning.deduplicator import Deduplicator
+from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import LearnerState
@@ -64,7 +64,8 @@ class CheckpointPlayer:
         self._episodes = FirstEpisodes(playing.episodes)
         self._folder = context.run.directory / learner.behavior
         self._stream: tuple[str, str] | None = None
-        self._taken = Deduplicator()
+        self._intake = Intake(restarted=not context.first)
+        self._played = 0
         self._timed_out = False
 
     @property
@@ -78,14 +79,18 @@ class CheckpointPlayer:
         """Returns the missing episode; "" where none was requested or all have arrived."""
         return self._episodes.waiting_for if self._requested and not self._episodes.complete else ""
 
+    def count(self, segments: Segments) -> None:
+        """Counts the steps of segments."""
+        self._intake.add(segments)
+        self._played += len(segments.log_probs)
+
     async def take(self, segments: Segments) -> None:
         """Counts played episodes.
 
         Raises:
             ServiceError: a service has restarted, and its former episodes are missing.
         """
-        if not self._taken.is_new(segments):
-            return
+        self.count(segments)
         key = (segments.origin, segments.source)
         if self._requested and self._stream not in (None, key):
             raise ServiceError(
@@ -116,10 +121,9 @@ class CheckpointPlayer:
                 version=self.learner.version,
                 updates=0,
                 trained=0,
-                taken=self._taken.steps,
-                ghost=self._taken.steps,
-                duplicate=self._taken.duplicate,
-                latest=self._taken.latest,
+                ghost=self._played,
+                lost=dict(self._intake.lost),
+                reached=dict(self._intake.reached),
                 done=self.done or self._timed_out,
             ),
         )
@@ -128,7 +132,7 @@ class CheckpointPlayer:
         """Updates the gauges."""
         registry, name = self._context.registry, self.learner.behavior
         registry.gauge(f"version/{name}", self.learner.version)
-        registry.reach(f"played/{name}", self._taken.steps)
+        registry.reach(f"played/{name}", self._played)
         if self._requested:
             registry.gauge(f"evaluated/{name}", self._episodes.count)
 
@@ -154,14 +158,14 @@ async def run(context: Context) -> None:
     name = context.service.partition("-")[2]
     topic = await context.transport.topic(context.service)
     policies = await context.transport.topic(f"policy-{name}")
-    receiver = await context.transport.receiver(f"updates:{name}", context.run.capacities[f"updates:{name}"], name)
+    receiver = await context.transport.receiver(f"segments:{name}", context.run.capacities[f"segments:{name}"], name)
     coordination = await context.transport.subscribe("coordination")
     player: CheckpointPlayer | None = None
 
     def refresh() -> None:
         if player is not None:
             player.refresh()
-        context.note_receiver(f"updates:{name}", receiver)
+        context.note_receiver(f"segments:{name}", receiver)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(publish_metrics, context, topic, refresh)
@@ -175,8 +179,11 @@ async def run(context: Context) -> None:
             await _play(context, player, receiver)
         if deadline.cancelled_caught:
             player.give_up(limit)
-            await context.stop.wait()
+            while True:  # the stages before this one can send what they hold, and stop
+                player.count(await receiver.get())
     if player is not None:
+        while not receiver.empty():
+            player.count(receiver.get_nowait())
         with anyio.CancelScope(shield=True):
             await context.compute(player.finish)
             refresh()
@@ -227,7 +234,7 @@ async def _play(context: Context, player: CheckpointPlayer, receiver: ReceivingQ
     name = player.learner.behavior
     try:
         while True:
-            context.progress.waits(ALL, f"segments/{name}", "coordination", text=player.missing)
+            context.progress.waits(ALL, f"segments/{name}", "assembly", text=player.missing)
             segments = await receiver.get()
             context.progress.works()
             await player.take(segments)

@@ -87,7 +87,7 @@ class StepOutbox:
     async def introduce(self, behaviors: Iterable[str]) -> None:
         """Announces this incarnation to assembly, which then closes what a former one left open."""
         parts = tuple(_no_steps(name) for name in behaviors)
-        await self._sender.put(StepBatch(source=self._context.start, parts=parts), 0)
+        await self._sender.put(StepBatch(source=self._context.start, parts=parts, introduces=True), 0)
 
 
 def _no_steps(behavior: str) -> BehaviorSteps:

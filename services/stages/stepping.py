@@ -3,7 +3,7 @@
 consumes       Step and others from simulators, over stream sockets; PolicyWeights from the policy topics, and of ghosts
                from the topic "ghosts"; step allowances, the assignment and the lessons of environment parameters from
                coordination's topic
-produces       Act and Reset to simulators; StepBatch on "steps"; its state on its topic
+produces       Act and Reset to simulators; StepBatch on "steps"; Results on "matches"; its state on its topic
 waits for      frames; step allowances and weights for those it has; credit for steps
 unblocked by   a frame, a step allowance, new weights, assembly's acknowledgement
 """
@@ -40,7 +40,8 @@ from sparring.services.endpoint.context import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.credentials import credentials
 from sparring.services.endpoint.listening import allow_descriptors
 from sparring.services.endpoint.simulators import Simulators
-from sparring.services.process.runtime import Context, Run, follow, publish_metrics, refuse_restart
+from sparring.services.process.runtime import MATCHES, Context, Run, follow, publish_metrics, refuse_restart
+from sparring.services.stages.match_outbox import MatchOutbox
 from sparring.services.stages.step_outbox import StepOutbox
 
 PARTING_S: Final = 2.0
@@ -50,7 +51,7 @@ PARTING_S: Final = 2.0
 class Stepping:
     """Stepping connects a stepper with its simulators, its topics and its queue."""
 
-    def __init__(self, context: Context, topic: Topic, sender: SendingQueue) -> None:
+    def __init__(self, context: Context, topic: Topic, sender: SendingQueue, results: SendingQueue) -> None:
         settings = context.run.settings
         self._context = context
         self._topic = topic
@@ -92,6 +93,7 @@ class Stepping:
         self._published: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether it had agents
         self._published_specs: tuple[int, dict[str, tuple[int, ...]]] = (0, {})  # number of behaviors, and teams
         self.outbox = StepOutbox(context, self.stepper, sender, self._smallest_share)
+        self.match_outbox = MatchOutbox(context, self.stepper.matches, results)
         self._final = False
         _add_histograms(context.registry)
 
@@ -209,6 +211,7 @@ class Stepping:
                 self._context.registry.add("frames", len(result.acts))
                 self._context.registry.observe("batch_rows", result.acted)
             self.outbox.gather(result)
+            self.match_outbox.gather()
             if self.outbox.is_full or not result.acts or self.stepper.backpressured:
                 await self.outbox.send()
             self._publish_progress()
@@ -241,6 +244,8 @@ class Stepping:
                 deterministic=self.stepper.deterministic,
                 final=self._final,
                 given_up=dict(self.simulators.given_up),
+                matches=self.stepper.matches.reported,
+                processes=self.stepper.processes.steps(self.stepper.connections.values()),
             ),
         )
 
@@ -269,6 +274,7 @@ class Stepping:
             with anyio.move_on_after(limit_s):
                 await self.part(parting_s)
                 await self._sender.drain()
+                await self.match_outbox.drain()
                 return
 
     async def part(self, timeout_s: float) -> None:
@@ -354,8 +360,8 @@ async def run(context: Context) -> None:
     transport = context.transport
     settings = context.run.settings
     topic = await transport.topic(context.service)
-    sender = await transport.sender("steps")
-    stepping = Stepping(context, topic, sender)
+    sender, results = await transport.sender("steps"), await transport.sender(MATCHES)
+    stepping = Stepping(context, topic, sender, results)
     _warn_of_memory_reset(context)
     sender.on_receiver(stepping.on_assembly_restarted)
     coordination = await transport.subscribe("coordination")
@@ -374,6 +380,7 @@ async def run(context: Context) -> None:
         tasks.start_soon(stepping.simulators.watch_silence)
         tasks.start_soon(stepping.loop)
         tasks.start_soon(stepping.outbox.send_in_time)
+        tasks.start_soon(stepping.match_outbox.send)
         tasks.start_soon(publish_metrics, context, topic, stepping.refresh)
         tasks.start_soon(stepping.outbox.introduce, context.run.settings.behaviors)
         await context.stop.wait()

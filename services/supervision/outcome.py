@@ -9,7 +9,7 @@ from typing import Any
 
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
-from sparring.pipeline.messages.state import AssemblyState, LearnerState, RunState, StepCounts
+from sparring.pipeline.messages.state import LearnerState, RunState
 from sparring.pipeline.monitoring.summary import BehaviorSummary, CheckpointSummary, Status, from_status, summary
 from sparring.pipeline.queues.interface import Subscription
 from sparring.services.supervision.topology import Topology
@@ -47,19 +47,18 @@ class SummaryWriter:
         self._reports = reports
         self._log = log
 
-    def write(self, status: Status, error: str | None, wall_s: float, died: Mapping[str, bool]) -> str:
+    def write(self, status: Status, error: str | None, wall_s: float) -> str:
         """Writes `summary.json`.
 
         Args:
             status: of the run.
             error: why it failed.
             wall_s: duration of the run.
-            died: as in `final_counts`.
 
         Returns:
             The failure to write it, "" for none.
         """
-        behaviors = self._behaviors(died)
+        behaviors = self._behaviors()
         content = summary(
             run_id=self._run.id,
             status=status,
@@ -92,8 +91,8 @@ class SummaryWriter:
             self_play=dataclasses.asdict(rated[name]) if name in rated else None,
         )
 
-    def _behaviors(self, died: Mapping[str, bool]) -> dict[str, BehaviorSummary]:
-        """Returns the monitor's summaries, in which the steps that are still open are counted in each stage."""
+    def _behaviors(self) -> dict[str, BehaviorSummary]:
+        """Returns the monitor's summaries with the final counts of coordination and learners."""
         try:
             summaries = from_status(json.loads((self._run.directory / "status.json").read_text()))
         except FileNotFoundError:  # a run that failed before anything was counted
@@ -102,48 +101,23 @@ class SummaryWriter:
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._log.warning("status_unreadable", error=repr(error))
             return {}
-        return {name: self._with_step_counts(name, one, died) for name, one in summaries.items()}
+        return {name: self._with_step_counts(name, one) for name, one in summaries.items()}
 
-    def _with_step_counts(self, name: str, monitored: BehaviorSummary, died: Mapping[str, bool]) -> BehaviorSummary:
+    def _with_step_counts(self, name: str, monitored: BehaviorSummary) -> BehaviorSummary:
         run = self._reports.of("coordination", "run", RunState)
         learner = self._reports.of(f"learning-{name}", "state", LearnerState)
         if run is None or learner is None or name not in run.step_counts:
             return monitored
-        held = held_steps(name, run, learner, self._reports.of("assembly", "state", AssemblyState))
-        step_counts = final_counts(run.step_counts[name], held, died)
-        if (steps := step_counts["lost"] - run.step_counts[name].lost) > 0:
-            self._log.warning("steps_lost", behavior=name, stage=", ".join(died), steps=steps, cause="died at the end")
-        found = dataclasses.replace(monitored, steps=learner.trained, updates=learner.updates, step_counts=step_counts)
+        found = dataclasses.replace(
+            monitored,
+            steps=learner.trained,
+            updates=learner.updates,
+            step_counts=dataclasses.asdict(run.step_counts[name]),
+            losses=run.losses[name],
+            unaccounted=run.unaccounted[name],
+        )
         if not found.balanced:
             self._log.error("step_counts_unbalanced", behavior=name, **found.step_counts, notice=True)
+        if found.unaccounted > 0:
+            self._log.error("steps_unaccounted", behavior=name, steps=found.unaccounted, notice=True)
         return found
-
-
-def held_steps(name: str, run: RunState, learner: LearnerState, assembly: AssemblyState | None) -> dict[str, int]:
-    """Returns the steps of a behavior that each service held by its last report."""
-    sources = {} if assembly is None else assembly.held.get(name, {})
-    return {
-        "assembly": sum(source.open + source.closed for source in sources.values()),
-        "coordination": run.routed[name],
-        f"learning-{name}": learner.buffered + learner.training,
-    }
-
-
-def final_counts(step_counts: StepCounts, held: Mapping[str, int], died: Mapping[str, bool]) -> dict[str, int]:
-    """Returns the step counts of a behavior at the end of a run, during which some services may have died.
-
-    Steps that no living service holds were lost with those that died; steps held beyond the produced ones were
-    produced as well.
-
-    Args:
-        step_counts: by the last report of coordination.
-        held: steps by service, by their last reports.
-        died: services that died while the run ended, and whether they were not started again since; without any, the
-            counts are not corrected, even if they do not balance.
-    """
-    terms = dataclasses.asdict(step_counts) | {"open": sum(n for name, n in held.items() if not died.get(name))}
-    missing = 2 * terms["produced"] - sum(terms.values())
-    if died:
-        terms["lost"] += max(0, missing)
-        terms["produced"] += max(0, -missing)
-    return terms

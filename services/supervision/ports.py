@@ -131,5 +131,5 @@ def _listening_host(hosts: Mapping[str, HostSettings], name: str) -> str:
     if kind == "topic":
         service = {"ghosts": "coordination"}.get(rest, rest.replace("policy-", "learning-", 1))
     else:
-        service = {"steps": "assembly", "segments": "coordination"}.get(kind, f"learning-{rest}")
+        service = {"steps": "assembly", "matches": "coordination"}.get(kind, f"learning-{rest}")
     return place(hosts, service)

@@ -94,8 +94,8 @@ class Shutdown:
         records = [self._reports.of(part.name, key, kind) for key, kind, _ in _REPORTS]
         known = [getattr(one, field) for one, (*_, field) in zip(records, _REPORTS, strict=True) if one is not None]
         run = self._reports.of("coordination", "run", RunState)
-        if run is not None and part.name in run.known_incarnations:
-            known.append(run.known_incarnations[part.name])
+        if run is not None and part.name in run.incarnations:
+            known.append(run.incarnations[part.name])
         return not part.down and all(one == self._incarnation(part.name, part.starts) for one in known)
 
     def _has_reported(self, part: Part) -> bool:

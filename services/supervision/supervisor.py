@@ -287,10 +287,8 @@ class Supervisor:
 
     def _write_summary(self, wall_s: float) -> None:
         """Writes the summary; the run has failed where that fails."""
-        lost = (part for part in self.parts if part.died or not self._shutdown.is_counted(part))
-        died = {part.name: part.gone for part in lost if part.name in self._run.services}
         writer = SummaryWriter(self._topology, self._reports, self._log)
-        if failure := writer.write(self._status, self._error, wall_s, died):
+        if failure := writer.write(self._status, self._error, wall_s):
             self._fail_late(failure)
         path = self._run.directory / "summary.json"
         self._log.info("run_ended", status=self._status, summary=str(path), wall_s=round(wall_s, 1), notice=True)

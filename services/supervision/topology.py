@@ -25,7 +25,7 @@ from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.hosts import main, place
 from sparring.pipeline.stepping.settings import GATHERED_STEPS
 from sparring.services.process.encryption import keys_folder
-from sparring.services.process.runtime import Context, Playback, Run
+from sparring.services.process.runtime import MATCHES, Context, Playback, Run
 from sparring.services.supervision.ports import Ports, addresses_of, endpoints_of
 from sparring.services.supervision.simulators import SimulatorPlan, simulator_plans
 
@@ -327,11 +327,11 @@ def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:
     """Returns the capacity of each queue: twice the step budget, so that the budget is exhausted before a queue."""
     limits = settings.pipeline.capacities
     agents = settings.pipeline.max_agents * len(settings.behaviors) + GATHERED_STEPS
-    found = {"steps": Capacity(messages=limits.step_batches, steps=_SHARES * agents * stepping, senders=stepping)}
+    steps = Capacity(messages=limits.step_batches, steps=_SHARES * agents * stepping, senders=stepping)
+    found = {"steps": steps, MATCHES: steps}  # at most as many matches end in a tick as there are agents
     for name, behavior in settings.behaviors.items():
-        steps = max(2 * settings.budget(name), _SHARES * behavior.time_horizon)
+        most = max(2 * settings.budget(name), _SHARES * behavior.time_horizon)
         if behavior.trainer_type == "poca":  # a message holds at least one timestep of a whole group
-            steps = max(steps, _SHARES * _LARGEST_GROUP)
-        capacity = Capacity(messages=limits.segments, steps=steps)
-        found[f"segments:{name}"] = found[f"updates:{name}"] = capacity
+            most = max(most, _SHARES * _LARGEST_GROUP)
+        found[f"segments:{name}"] = Capacity(messages=limits.segments, steps=most)
     return found

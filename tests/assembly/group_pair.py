@@ -72,11 +72,9 @@ class GroupPair:
         for message in taken:
             name = message.behavior
             self.messages[name].append(message)
-            assert message.sequence == len(self.messages[name])
             assert (message.source, message.origin) == ("stepping-0.1", "assembly.1")
-            assert message.began == self.began.get(name, 0)
-            assert message.orphaned == self.twin.orphaned[name]
-            assert message.received == self.began.get(name, 0) + self.twin.completed[name]
+            sent = sum(len(one.log_probs) for one in self.messages[name])
+            assert message.reached == self.began.get(name, 0) + self.twin.orphaned[name] + sent
             teammates = () if message.shared is None else message.shared.teammates
             assert len(message.log_probs) + sum(len(one.times) for one in teammates) <= self.sizes[name].largest
             self.views[name] += read(message, self.sizes[name].sequence)
@@ -112,9 +110,9 @@ class GroupPair:
             began = self.began.get(name, 0)
             assert one.open_steps == self.twin.open_steps(name)
             assert one.closed_steps == closed[name] - sent
-            assert one.orphaned == self.twin.orphaned[name]
+            assert one.reached == began + self.twin.orphaned[name] + sent
             assert one.received == began + self.twin.completed[name]
-            assert one.received == began + sent + one.open_steps + one.closed_steps + one.orphaned
+            assert one.received == one.reached + one.open_steps + one.closed_steps
 
     # ---------------------------------------------------------------- comparison
 

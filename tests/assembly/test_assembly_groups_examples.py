@@ -149,7 +149,7 @@ def test_each_name_of_a_group_receives_its_return() -> None:
 def test_episodes_of_a_group_joined_under_way_are_unreported() -> None:
     """Steps that began before are orphaned, and the group has no return; later steps are used."""
     script = GroupScript().play("?a ?b", "1: a=1", "2: a=2 b=3", "4: a=4. b=5.")
-    assert script.assembler.of("A").orphaned == 2
+    assert script.assembler.of("A").reached == 2
     assert script.rest() == ["4 13: a2 | a3 b3 | over a. b."]
     episodes = script.messages[0].episodes
     assert (len(episodes.agents), len(episodes.group_returns)) == (0, 0)

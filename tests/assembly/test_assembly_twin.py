@@ -38,8 +38,8 @@ class Pair:
             self.twin.apply(tick)
         part = steps_of(ticks)
         self.assembler.apply(decode([bytes(frame) for frame in encode(part)]))
-        has_message = self.assembler.closed_steps >= self.sizes.message_steps or self.assembler.orphaned > self.orphaned
-        self.orphaned = self.assembler.orphaned
+        has_message = self.assembler.closed_steps >= self.sizes.message_steps or self.twin.orphaned > self.orphaned
+        self.orphaned = self.twin.orphaned
         messages = self.take(self.assembler.ready_messages())
         assert bool(messages) == has_message
         assert self.assembler.closed_steps < self.sizes.message_steps
@@ -65,11 +65,10 @@ class Pair:
         taken = [decode([bytes(frame) for frame in encode(message)]) for message in messages]
         for message in taken:
             self.messages.append(message)
-            assert message.sequence == len(self.messages)
             assert (message.behavior, message.source, message.origin) == ("B", "stepping-0.1", "assembly.1")
-            assert message.began == (self.began or 0)
-            assert message.orphaned == self.twin.orphaned
-            assert message.received == (self.began or 0) + self.twin.completed
+            assert message.matchups is None, "the world has no self-play"
+            sent = sum(len(one.log_probs) for one in self.messages)
+            assert message.reached == (self.began or 0) + self.twin.orphaned + sent
             assert len(message.log_probs) <= self.sizes.largest
             self.segments += read_segments(message, self.sequence)
             episodes = message.episodes
@@ -87,9 +86,8 @@ class Pair:
         assembler = self.assembler
         sent = sum(len(message.log_probs) for message in self.messages)
         assert assembler.open_steps == self.twin.open_steps
-        assert assembler.orphaned == self.twin.orphaned
-        accounted = sent + assembler.open_steps + assembler.closed_steps + assembler.orphaned
-        assert assembler.received == (self.began or 0) + accounted
+        assert assembler.reached == (self.began or 0) + self.twin.orphaned + sent
+        assert assembler.received == assembler.reached + assembler.open_steps + assembler.closed_steps
 
     def compare(self) -> None:
         for segment in self.twin.segments:

@@ -1,88 +1,66 @@
-"""Parts of the tiny pipeline: messages without data, stepping processes, assemblers."""
+"""Parts of the tiny pipeline: messages, stepping processes, assemblers."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from sparring.pipeline.messages.segments import Episodes, Segments
-from sparring.pipeline.messages.state import ProducedSteps, StepAllowance
-
-
-def segments(
-    source: str,
-    origin: str,
-    sequence: int,
-    *,
-    steps: int,
-    began: int,
-    received: int,
-    orphaned: int,
-    flush: int = 0,
-    before: int = 0,
-) -> Segments:
-    """Returns a message with the counts that a ledger reads and no data; earlier ones held `before` steps."""
-    f, i, none = np.zeros(steps, np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32)
-    return Segments(
-        behavior="B",
-        source=source,
-        origin=origin,
-        sequence=sequence,
-        began=began,
-        orphaned=orphaned,
-        received=received,
-        handed_on=before + steps,
-        flush=flush,
-        lengths=i,
-        observations=(),
-        next_observations=(),
-        continuous=np.zeros((steps, 0), np.float32),
-        discrete=np.zeros((steps, 0), np.int32),
-        log_probs=f,
-        masks=None,
-        rewards=f,
-        group_rewards=f,
-        versions=np.zeros(steps, np.int64),
-        terminated=np.zeros(0, bool),
-        interrupted=np.zeros(0, bool),
-        group_ended=np.zeros(0, bool),
-        teams=i,
-        groups=i.astype(np.int64),
-        agents=i.astype(np.int64),
-        simulators=i,
-        episodes=Episodes(returns=none, lengths=i, group_returns=none, teams=i, outcomes=none),
-    )
-
-
-def produced(steps: int, serial: int, allowance: int, agents: int) -> ProducedSteps:
-    """Returns the state that a source publishes."""
-    return ProducedSteps(steps=steps, serial=serial, allowance=allowance, agents=agents, waiting=0)
+from sparring.pipeline.messages.state import StepAllowance
 
 
 @dataclass
 class Part:
-    """The rows of one tick: agents with a completed step, and agents with an action."""
+    """The rows of one tick: agents with a completed step, and agents with an action.
+
+    Attributes:
+        before: steps that the source had produced before.
+        introduces: all live agents are listed; an assembly skips parts of a source until one is so.
+    """
 
     before: int
     completed: list[tuple[int, int]]
     acted: list[int]
-    joined: list[int] = field(default_factory=list)
+    introduces: bool = False
+
+
+@dataclass
+class Segments:
+    """What a learner counts of a message: where it comes from, how far it reaches, and its steps."""
+
+    source: str
+    reached: int
+    flush: int
+    steps: list[int]
+
+    @property
+    def log_probs(self) -> list[int]:
+        """One for each step."""
+        return self.steps
 
 
 class Stepping:
-    """One incarnation of a stepping process with some simulators."""
+    """One incarnation of a stepping process with some simulators.
 
-    def __init__(self, service: str, incarnation: int, simulators: list[int]) -> None:
+    Args:
+        service: its name.
+        incarnation: its number.
+        simulators: number of agents of each.
+        totals: steps that each simulator's process has reported so far, by its name; shared by all incarnations.
+    """
+
+    def __init__(self, service: str, incarnation: int, simulators: list[int], totals: Counter[str]) -> None:
         self.service = service
-        self.source = f"{service}.{incarnation}"
+        self.source = f"{service}.5f3a-{incarnation}"
         self.sizes = simulators
         self.computing = [False] * len(simulators)
         self.produced = 0
+        self.totals = totals
+        self.before = {self.process(one): totals[self.process(one)] for one in range(len(simulators))}
         self.allowance = StepAllowance(serial=0, steps=0)
-        self.outbox: deque[Part] = deque()
-        self.has_reported = False
+        self.outbox: deque[Part] = deque([Part(0, [], [], introduces=True)])
+
+    def process(self, simulator: int) -> str:
+        return f"{self.service}/{simulator}"
 
     @property
     def running(self) -> int:
@@ -101,24 +79,21 @@ class Stepping:
             self.allowance = StepAllowance(serial=self.allowance.serial, steps=self.produced)
 
 
+@dataclass
 class Assembler:
-    """Holds open and closed steps of one source."""
+    """Holds open and closed steps of one source.
 
-    def __init__(self, began: int) -> None:
-        self.began = self.received = began
-        self.orphaned = 0
-        self.acting: set[int] = set()
-        self.open: dict[int, list[int]] = {}
-        self.closed: list[int] = []
-        self.sequence = self.handed_on = 0
+    Attributes:
+        received: steps that the source had produced by the last part.
+        reached: of these, those that were sent or could not be recorded; `announced` of them the last message says.
+    """
+
+    received: int
+    reached: int
+    announced: int = 0
+    acting: set[int] = field(default_factory=set)
+    open: dict[int, list[int]] = field(default_factory=dict)
+    closed: list[int] = field(default_factory=list)
 
     def held(self) -> list[int]:
         return [step for steps in self.open.values() for step in steps] + self.closed
-
-
-@dataclass
-class Message:
-    """A Segments record with the numbers of its steps."""
-
-    record: Segments
-    steps: list[int]

@@ -1,26 +1,37 @@
-"""Ledgers, learner states and stream positions for tests of single rules."""
+"""Ledgers and the states of learners for tests of single rules."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from sparring.pipeline.coordination.ledger import StepLedger
-from sparring.pipeline.messages.state import LearnerState, StreamPosition
+from sparring.pipeline.messages.state import LearnerState, ProducedSteps
+
+FIRST, SECOND, THIRD = (f"stepping-0.5f3a-{incarnation}" for incarnation in (1, 2, 3))
+OTHER = "stepping-1.5f3a-1"
 
 
 def new_ledger(buffer_size: int = 100, overlap: int = 1, processes: int = 1) -> StepLedger:
     return StepLedger(buffer_size=buffer_size, overlap=overlap, processes=processes)
 
 
-def state(incarnation: int = 1, **changed: Any) -> LearnerState:
-    """Returns a learner's state with consistent `taken`; only a later incarnation restores `trained` steps."""
-    terms = ("training", "buffered", "stale", *(("trained",) if incarnation == 1 else ()))
-    changed.setdefault("taken", sum(changed.get(term, 0) for term in terms))
-    return replace(
-        LearnerState(behavior="B", start=f"learning-B.{incarnation}", version=1, updates=0, trained=0), **changed
-    )
+def produced(steps: int, serial: int = 0, allowance: int = 0, agents: int = 4, *, ghosts: int = 0) -> ProducedSteps:
+    """Returns the state that a source publishes."""
+    return ProducedSteps(steps=steps, serial=serial, allowance=allowance, agents=agents, waiting=0, ghosts=ghosts)
 
 
-def positions(origin: str, sequence: int, steps: int, began: int = 0) -> dict[str, dict[str, StreamPosition]]:
-    return {origin: {"s.1": StreamPosition(sequence=sequence, began=began, steps=steps)}}
+def state(incarnation: int = 1, *, reached: dict[str, int] | None = None, **changed: Any) -> LearnerState:
+    """Returns a learner's state; all that it counts is of the first source, unless `reached` says otherwise."""
+    terms = sum(changed.get(term, 0) for term in ("trained", "training", "buffered", "stale", "ghost"))
+    terms += sum(changed.get("lost", {}).values())
+    own = {FIRST: terms} if reached is None else reached
+    assert sum(own.values()) == terms, "a learner counts each step that reached it once"
+    plain = {"version": 1, "updates": 0, "trained": 0} | changed
+    return LearnerState(behavior="B", start=f"learning-B.5f3a-{incarnation}", reached=own, **plain)
+
+
+def terms(ledger: StepLedger) -> tuple[int, int, int, int, int, int]:
+    """Returns the step counts, which balance: produced, trained, ghost, stale, lost, open."""
+    counts = ledger.step_counts()
+    assert counts.produced == counts.trained + counts.ghost + counts.stale + counts.lost + counts.open
+    return counts.produced, counts.trained, counts.ghost, counts.stale, counts.lost, counts.open

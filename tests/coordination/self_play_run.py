@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from sparring.pipeline.coordination.ghosts import Ghosts
 from sparring.pipeline.coordination.snapshots import Snapshots
+from sparring.pipeline.messages.matches import Results
 from tests.coordination.self_play_world import (
     Layout,
     RecordingTopic,
@@ -91,7 +91,8 @@ SMALL = {"save_steps": 20, "swap_steps": 30, "team_change": 60, "window": 3}
 A0, A1 = behavior_id("A", 0), behavior_id("A", 1)
 
 
-def matches_of(run: Run, numbers: range) -> Any:
-    number = matchups(run.rules)[0].number
-    found = results([(number, {A0: 1.0, A1: 0.0})] * len(numbers), numbers=list(numbers))
-    return replace(found, before=numbers.start - 1)
+def matches_of(run: Run, numbers: range, source: str = "stepping-0.5f3a-1") -> Results:
+    """Returns the results of matches that a source numbers from 1."""
+    matchup = matchups(run.rules)[0].number
+    scores = {A0: 1.0, A1: 0.0}
+    return results([(matchup, scores)] * len(numbers), numbers=list(numbers), source=source, before=numbers.start - 1)

@@ -66,13 +66,21 @@ def started_rules(layout: Layout, **settings: Any) -> SelfPlay:
 
 
 def results(
-    matches: Iterable[Match], *, numbers: Sequence[int] | None = None, simulators: Sequence[int] | None = None
+    matches: Iterable[Match],
+    *,
+    numbers: Sequence[int] | None = None,
+    simulators: Sequence[int] | None = None,
+    source: str = "stepping-0.5f3a-1",
+    before: int = 0,
 ) -> Results:
-    """Returns results with explicit scores; -1 is an unknown score."""
+    """Returns results with explicit scores of behavior A; -1 is an unknown score."""
     rows = list(matches)
     names = tuple(dict.fromkeys(one for _, scores in rows for one in scores))
     flat = [(names.index(one), score) for _, scores in rows for one, score in scores.items()]
     return Results(
+        source=source,
+        behavior="A",
+        before=before,
         numbers=np.array(range(1, len(rows) + 1) if numbers is None else numbers, np.int64),
         matchups=np.array([matchup for matchup, _ in rows], np.int64),
         simulators=np.array([0] * len(rows) if simulators is None else simulators, np.int32),

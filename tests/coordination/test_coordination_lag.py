@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.messages.state import LearnerState
-from tests.coordination.coordination_parts import produced, segments
+from tests.coordination.ledger_parts import produced
 
-SOURCE, MAX_LAG = "stepping-0.1", 3
+SOURCE, MAX_LAG = "stepping-0.5f3a-1", 3
 
 
 @dataclass
@@ -41,9 +41,7 @@ class TimedPipeline:
         self.open: list[list[int]] = [[] for _ in range(self.agents)]
         self.closed: list[list[int]] = []
         self.buffer: deque[list[int]] = deque()
-        self.buffered = self.produced = self.reported = self.trained = self.training = self.sequence = (
-            self.handed_on
-        ) = 0
+        self.buffered = self.produced = self.reported = self.trained = self.training = 0
         self.allowance = self.serial = 0
         self.version, self.now, self.ended_at = 1, 0.0, 0.0
         self.next_frame = self.ends_at = float("inf")
@@ -74,7 +72,7 @@ class TimedPipeline:
         if self.produced - self.reported >= self.buffer_size // 32 or self.produced >= self.allowance:
             self._report()
         if sum(map(len, self.closed)) >= self.buffer_size // 16:
-            self._send(0)
+            self._send()
         self.next_frame = float("inf")
         self._continue()
 
@@ -85,30 +83,24 @@ class TimedPipeline:
 
     def _report(self) -> None:
         self.reported = self.produced
-        self.ledger.stepped(SOURCE, produced(self.produced, self.serial, self.allowance, self.agents))
+        self.ledger.on_produced(SOURCE, produced(self.produced, self.serial, self.allowance, self.agents))
         self._decide()
 
     def _decide(self) -> None:
         if self.ledger.next_flush():
             self.closed += [steps for steps in self.open if steps]
             self.open = [[] for _ in self.open]
-            self._send(self.ledger.flush.serial)
+            self._send()
         allowance = self.ledger.allowances()[SOURCE]
         self.serial, self.allowance = allowance.serial, allowance.steps
         self.peak = max(self.peak, self.produced - self.ledger.done)
         self._continue()
 
-    def _send(self, flush: int) -> None:
+    def _send(self) -> None:
         steps = sum(map(len, self.closed))
-        self.sequence += 1
         self.buffer += self.closed
         self.buffered += steps
         self.closed = []
-        counts = {"began": 0, "received": self.produced, "orphaned": 0}
-        self.ledger.routed(
-            segments(SOURCE, "a.1", self.sequence, steps=steps, **counts, flush=flush, before=self.handed_on)
-        )
-        self.handed_on += steps
 
     def _begin(self) -> None:
         if self.training or self.buffered < self.buffer_size:
@@ -150,19 +142,18 @@ class TimedPipeline:
         self._publish_state()
 
     def _publish_state(self) -> None:
-        self.ledger.learner(
+        self.ledger.on_learner_state(
             LearnerState(
                 behavior="B",
-                start="learning-B.1",
+                start="learning-B.5f3a-1",
                 version=self.version,
                 updates=self.updates,
                 trained=self.trained,
-                taken=self.trained + self.training + self.buffered + self.dropped,
+                reached={SOURCE: self.trained + self.training + self.buffered + self.dropped},
                 training=self.training,
                 buffered=self.buffered,
                 stale=self.dropped,
-            ),
-            0,
+            )
         )
         self._decide()
 

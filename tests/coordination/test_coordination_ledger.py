@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
+from dataclasses import asdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,52 +35,61 @@ def pipelines(
 
 def check_budget(pipeline: Pipeline) -> None:
     """Checks the true count of steps in flight: produced, and in no published update."""
-    ledger = pipeline.ledger
-    done = len(pipeline.trained) + len(pipeline.truly_lost)
-    assert pipeline.numbers - done <= ledger.budget + pipeline.frames + pipeline.unreported
+    done = len(pipeline.trained) + len(pipeline.stale) + len(pipeline.lost_by)
+    assert pipeline.numbers - done <= pipeline.ledger.budget + pipeline.frames + pipeline.unreported
+
+
+def check_identity(pipeline: Pipeline) -> None:
+    """Checks the ledger at any time: it balances, and knows of no step and of no loss that does not exist."""
+    counts, losses = pipeline.ledger.step_counts(), pipeline.ledger.losses
+    assert counts.produced == counts.trained + counts.ghost + counts.stale + counts.lost + counts.open
+    assert 0 <= counts.produced <= pipeline.numbers
+    assert counts.open >= 0
+    assert min(losses.values(), default=1) > 0
+    unreported = losses.get("both_ends", 0)  # on their way, or lost with the process that had not reported them
+    assert counts.lost == sum(losses.values()) <= len(pipeline.lost_by) + unreported
+    assert unreported <= pipeline.unreported
 
 
 def check_step_counts(pipeline: Pipeline, *, is_complete: bool = False) -> None:
     """Compares the settled ledger with the stages; without `is_complete` some losses may be unknown to it."""
-    ledger = pipeline.ledger.step_counts()
-    still_open = pipeline.open()
-    assert pipeline.numbers == len(pipeline.trained) + len(still_open) + len(pipeline.truly_lost), (
-        "the test's own counts"
-    )
-    assert len(set(still_open)) == len(still_open)
-    assert not pipeline.truly_lost & set(still_open)
-    assert ledger.produced == ledger.trained + ledger.ghost + ledger.stale + ledger.lost + ledger.open
-    assert ledger.trained == len(pipeline.trained)
-    assert ledger.lost <= len(pipeline.truly_lost)
-    assert ledger.open >= 0
+    check_identity(pipeline)
+    counts, places = pipeline.ledger.step_counts(), [*pipeline.trained, *pipeline.stale, *pipeline.open()]
+    assert sorted([*places, *pipeline.lost_by]) == list(range(pipeline.numbers)), "each step is in one place"
+    assert (counts.trained, counts.stale, counts.ghost) == (len(pipeline.trained), len(pipeline.stale), 0)
     if is_complete:
-        assert ledger.open == len(still_open)
-        # steps that a stepping process lost before reporting them are in neither count
-        assert pipeline.numbers - ledger.produced == len(pipeline.truly_lost) - ledger.lost
+        lost, still_open = len(pipeline.lost_by), len(pipeline.open())
+        assert (counts.produced, counts.lost, counts.open) == (pipeline.numbers, lost, still_open)
+        assert pipeline.coordinator.state().unaccounted == {"B": 0}
 
 
 def check_fed(pipeline: Pipeline) -> None:
     """Checks that a whole waiting buffer is flushed, delivered and in training once the pipeline is settled."""
-    assert pipeline.training or pipeline.ledger.waiting < pipeline.buffer_size
+    assert pipeline.training or len(pipeline.open()) < pipeline.buffer_size
 
 
 def run(pipeline: Pipeline, moves: int) -> None:
     for _ in range(moves):
         pipeline.step()
         check_budget(pipeline)
+        check_identity(pipeline)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pipeline=pipelines(), rests=st.integers(1, 6))
 def test_without_a_crash_the_budget_holds_and_nothing_is_lost(pipeline: Pipeline, rests: int) -> None:
-    """At most a frame of each process exceeds the budget, and settled step counts are exact."""
+    """At most a frame of each process exceeds the budget, by the ledger too, and settled step counts are exact."""
     for _ in range(rests):
-        run(pipeline, 120)
+        for _ in range(120):
+            run(pipeline, 1)
+            ledger = pipeline.ledger  # a step that the learner reports before stepping does is open and unused
+            ahead = sum(max(0, source.received - source.produced) for source in ledger.sources.values())
+            assert ledger.in_flight - ahead <= ledger.budget + pipeline.frames
         pipeline.settle()
         check_step_counts(pipeline, is_complete=True)
         check_fed(pipeline)
-        assert not pipeline.truly_lost
-        assert not pipeline.ledger.incidents
+        assert not pipeline.lost_by
+        assert pipeline.ledger.take_new_losses() == {}
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,6 +107,7 @@ def test_training_never_ends(pipeline: Pipeline) -> None:
 @given(pipeline=pipelines(processes=1, overlaps=(0,)))
 def test_lockstep_trains_on_all_produced_steps(pipeline: Pipeline) -> None:
     """With overlap 0 and one process an update takes every step, so none is older than one version."""
+    pipeline.stale_share = 0
     while len(pipeline.updates) < 3:
         pipeline.step()
         if pipeline.training:
@@ -103,48 +115,90 @@ def test_lockstep_trains_on_all_produced_steps(pipeline: Pipeline) -> None:
             assert not any(stepping.remaining > 0 for stepping in pipeline.steppings)
 
 
-KILLS = ("stepping", "assembly", "coordination", "learner")
+KILLS = ("stepping", "assembly", "coordination", "learning")
 
 
-@settings(max_examples=60, deadline=None)
-@given(pipeline=pipelines(), kills=st.lists(st.sampled_from(KILLS), min_size=1, max_size=4), before=st.integers(0, 400))
-def test_a_crash_loses_and_counts_what_its_stage_held(pipeline: Pipeline, kills: list[str], before: int) -> None:
-    """Work continues after a crash of any stage at any time, and each lost step is counted once."""
-    for kill in kills:
-        run(pipeline, before)
-        pipeline.save()
-        run(pipeline, 5)
-        held = kill_one(pipeline, kill)
-        lost = len(pipeline.truly_lost)
-        assert lost <= held
-        run(pipeline, 400)
-        pipeline.settle()
-        check_step_counts(pipeline)
+@settings(max_examples=30, deadline=None)
+@given(
+    pipeline=pipelines(),
+    kills=st.lists(st.sampled_from(KILLS), min_size=1, max_size=5),
+    before=st.lists(st.integers(0, 300), min_size=5, max_size=5),
+)
+def test_a_crash_loses_and_counts_what_its_stage_held(pipeline: Pipeline, kills: list[str], before: list[int]) -> None:
+    """Work continues after crashes of any stages at any times, and each lost step is counted once.
+
+    Coordination's file and the learner's checkpoint are as old as the schedule makes them.
+    """
+    for kill, moves in zip(kills, before, strict=False):
+        run(pipeline, moves)
+        kill_one(pipeline, kill)
+        run(pipeline, 20)
     train_on(pipeline)
     pipeline.settle()
     check_step_counts(pipeline, is_complete=True)
+    check_identity(pipeline)
+    causes = {"stepping": {"stepping", "both_ends"}}
+    assert pipeline.ledger.losses.keys() <= set().union(*(causes.get(kill, {kill}) for kill in kills))
 
 
-def kill_one(pipeline: Pipeline, kill: str) -> int:
-    """Crashes a stage; returns how many steps may be lost in all by now."""
-    before = len(pipeline.truly_lost)
+@settings(max_examples=30, deadline=None)
+@given(
+    pipeline=pipelines(),
+    kill=st.sampled_from(KILLS),
+    times=st.lists(st.integers(0, 300), min_size=1, max_size=4),
+)
+def test_losses_have_the_stage_that_died_as_their_cause(pipeline: Pipeline, kill: str, times: list[int]) -> None:
+    """Where one stage crashes, once or more, each cause has exactly the steps that the world has noted."""
+    reported: Counter[str] = Counter()
+    for moves in times:
+        run(pipeline, moves)
+        kill_one(pipeline, kill)
+    train_on(pipeline)
+    pipeline.settle()
+    check_step_counts(pipeline, is_complete=True)
+    reported.update(pipeline.ledger.take_new_losses())
+    assert pipeline.ledger.losses == reported == Counter(pipeline.lost_by.values())
+    assert pipeline.ledger.take_new_losses() == {}
+
+
+@settings(max_examples=30, deadline=None)
+@given(pipeline=pipelines(), times=st.lists(st.integers(0, 200), min_size=2, max_size=6), saves=st.booleans())
+def test_a_restart_of_coordination_loses_and_gains_nothing(pipeline: Pipeline, times: list[int], saves: bool) -> None:
+    """Its counts are those of a coordination that heard the same and never crashed, however old its file is."""
+    for moves in times:
+        run(pipeline, moves)
+        if saves:
+            pipeline.save()
+        pipeline.settle()
+        before = pipeline.coordinator.state()
+        pipeline.kill_coordination()
+        check_identity(pipeline)
+        pipeline.settle()
+        after = pipeline.coordinator.state()
+        assert asdict(after.step_counts["B"]) == asdict(before.step_counts["B"])
+        assert (after.losses, after.unaccounted) == ({"B": {}}, {"B": 0})
+        assert not pipeline.lost_by
+        check_step_counts(pipeline, is_complete=True)
+    train_on(pipeline)
+
+
+def kill_one(pipeline: Pipeline, kill: str) -> None:
+    """Crashes a stage; its file or its checkpoint is sometimes fresh."""
+    fresh = pipeline.rng.random() < 0.5
     if kill == "stepping":
-        index = pipeline.rng.randrange(pipeline.processes)
-        held = sum(len(part.completed) for part in pipeline.steppings[index].outbox)
-        pipeline.kill_stepping(index)
+        pipeline.kill_stepping(pipeline.rng.randrange(pipeline.processes))
     elif kill == "assembly":
-        held = sum(len(assembler.held()) for assembler in pipeline.assemblers.values())
         pipeline.kill_assembly()
-    elif kill == "learner":
-        if pipeline.rng.random() < 0.5:
-            pipeline.checkpoint = list(pipeline.trained)
+    elif kill == "learning":
+        if fresh:
+            pipeline.save_weights()
             pipeline.step()
-        held = len(pipeline.trained) - len(pipeline.checkpoint) + len(pipeline.training) + len(pipeline.buffer)
         pipeline.kill_learner()
     else:
-        held = 0
+        if fresh:
+            pipeline.save()
+            pipeline.step()
         pipeline.kill_coordination()
-    return before + held
 
 
 def train_on(pipeline: Pipeline) -> None:
@@ -157,7 +211,7 @@ def train_on(pipeline: Pipeline) -> None:
     assert len(pipeline.updates) >= updates + 4, f"stalled with {pipeline.ledger.in_flight} in flight"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pipeline=pipelines(overlaps=(1,), buffers=(50, 128)), before=st.integers(0, 300))
 def test_a_stepping_process_without_simulators_starves_no_other(pipeline: Pipeline, before: int) -> None:
     """Steps that a crashed source had open or lost do not keep the others from training."""
@@ -169,7 +223,7 @@ def test_a_stepping_process_without_simulators_starves_no_other(pipeline: Pipeli
     check_step_counts(pipeline)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pipeline=pipelines(), before=st.integers(0, 300), other=st.integers(1, 500))
 def test_saved_and_restored_at_any_point_changes_nothing(pipeline: Pipeline, before: int, other: int) -> None:
     """A ledger that went through JSON answers and saves as the original."""
@@ -182,8 +236,9 @@ def test_saved_and_restored_at_any_point_changes_nothing(pipeline: Pipeline, bef
     twin.restore(plain)
     assert json.dumps(plain) == copy, "restore does not change its argument"
     assert twin.to_plain() == ledger.to_plain()
-    assert (twin.produced, twin.done, twin.in_flight) == (ledger.produced, ledger.done, ledger.in_flight)
-    assert twin.waiting == ledger.waiting
+    assert asdict(twin.step_counts()) == asdict(ledger.step_counts())
+    assert (twin.done, twin.in_flight) == (ledger.done, ledger.in_flight)
+    assert twin.losses == ledger.losses
     assert twin.next_flush() == ledger.next_flush()
     assert (twin.flush.serial, twin.flush.required_steps) == (ledger.flush.serial, ledger.flush.required_steps)
     plain_allowances = [
@@ -191,4 +246,4 @@ def test_saved_and_restored_at_any_point_changes_nothing(pipeline: Pipeline, bef
         for one in (twin, ledger)
     ]
     assert plain_allowances[0] == plain_allowances[1]
-    assert twin.take_new_incidents() == []
+    assert twin.take_new_losses() == ledger.take_new_losses()

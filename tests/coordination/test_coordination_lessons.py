@@ -20,7 +20,7 @@ from sparring.pipeline.coordination.lessons import (
     Measure,
     WeightsUpdate,
 )
-from sparring.pipeline.messages.segments import Episodes
+from sparring.pipeline.messages.state import EpisodeReturns
 
 
 def lesson(number: int, criterion: Criterion | None = None) -> Lesson:
@@ -46,16 +46,13 @@ def curriculum(*criteria: Criterion) -> list[Lesson]:
     return [*(lesson(number, one) for number, one in enumerate(criteria)), lesson(len(criteria))]
 
 
-def episodes(returns: Sequence[float], serial: int | Sequence[int] = 0) -> Episodes:
+def episodes(returns: Sequence[float], serial: int | Sequence[int] = 0) -> EpisodeReturns:
     """Returns episodes that began in the lessons of `serial`."""
-    n = len(returns)
-    return Episodes(
+    return EpisodeReturns(
+        start="learning-A.5f3a-1",
+        episodes=len(returns),
         returns=np.array(returns, np.float32),
-        lengths=np.ones(n, np.int32),
-        group_returns=np.zeros(0, np.float32),
-        teams=np.zeros(n, np.int32),
-        outcomes=np.full(n, -1, np.float32),
-        lessons=np.broadcast_to(np.array(serial, np.int64), n).copy(),
+        lessons=np.broadcast_to(np.array(serial, np.int64), len(returns)).copy(),
     )
 
 

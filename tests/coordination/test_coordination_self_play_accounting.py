@@ -11,22 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.messages.state import ProducedSteps
-from tests.coordination.coordination_parts import produced, segments
 from tests.coordination.coordination_world import Pipeline
-from tests.coordination.ledger_parts import new_ledger
+from tests.coordination.ledger_parts import FIRST, SECOND, new_ledger, produced, state
 
 
 def with_ghosts(steps: int, ghosts: int, *, agents: int = 4) -> ProducedSteps:
-    return replace(produced(steps, 0, 0, agents), ghosts=ghosts)
+    return produced(steps, agents=agents, ghosts=ghosts)
 
 
 def test_steps_of_ghosts_count_as_produced_and_ghost_at_once() -> None:
     """They are never open, in flight or waiting, and need no flush."""
     ledger = new_ledger(20)
-    ledger.stepped("stepping-0.1", with_ghosts(0, 10_000))
+    ledger.on_produced(FIRST, with_ghosts(0, 10_000))
     found = ledger.step_counts()
     assert (found.produced, found.ghost, found.open) == (10_000, 10_000, 0)
-    assert (ledger.in_flight, ledger.waiting) == (0, 0)
+    assert (ledger.in_flight, ledger.open) == (0, 0)
     assert not ledger.next_flush()
 
 
@@ -34,32 +33,20 @@ def test_steps_of_ghosts_take_no_budget() -> None:
     """A run with many ghost steps gets the same allowances as one without ghosts."""
     one, other = new_ledger(20), new_ledger(20)
     for steps in range(0, 40, 5):
-        one.stepped("stepping-0.1", with_ghosts(steps, 1000 * steps))
-        other.stepped("stepping-0.1", with_ghosts(steps, 0))
+        one.on_produced(FIRST, with_ghosts(steps, 1000 * steps))
+        other.on_produced(FIRST, with_ghosts(steps, 0))
         assert one.next_flush() == other.next_flush()
-        mine, others = one.allowances()["stepping-0.1"], other.allowances()["stepping-0.1"]
+        mine, others = one.allowances()[FIRST], other.allowances()[FIRST]
         assert (mine.serial, mine.steps) == (others.serial, others.steps)
-
-
-def test_a_late_count_of_ghosts_takes_nothing_back() -> None:
-    """Topics and segments report ghosts in any order, and a source's highest count is right."""
-    ledger = new_ledger(20)
-    ledger.stepped("stepping-0.1", with_ghosts(0, 50))
-    late = replace(segments("stepping-0.1", "assembly.1", 1, steps=0, began=0, received=0, orphaned=0), ghosts=30)
-    ledger.routed(late)
-    assert ledger.ghosts == 50
-    ledger.routed(replace(late, sequence=2, ghosts=70))
-    ledger.stepped("stepping-0.1", with_ghosts(0, 60))
-    assert ledger.ghosts == ledger.step_counts().ghost == 70
 
 
 def test_ghost_steps_of_a_dead_process_stay_counted() -> None:
     """Its successor counts from zero; the sum continues, and no ghost step is lost."""
     ledger = new_ledger(20)
-    ledger.stepped("stepping-0.1", with_ghosts(5, 50))
-    ledger.source_gone("stepping-0.1")
-    ledger.stepped("stepping-0.2", with_ghosts(0, 7))
-    ledger.source_closed("stepping-0.1")
+    ledger.on_produced(FIRST, with_ghosts(5, 50))
+    ledger.retire(FIRST)
+    ledger.on_produced(SECOND, with_ghosts(0, 7))
+    ledger.on_learner_state(state(reached={FIRST: 0, SECOND: 0}))
     found = ledger.step_counts()
     assert (found.ghost, found.lost, found.produced) == (57, 5, 62)
 
@@ -85,14 +72,15 @@ def test_step_counts_balance_over_any_history(moves: list[tuple[int, int, int]])
     saved = json.dumps(ledger.to_plain())
     kept = dict(known)
     for move, at, amount in moves:
-        name, source = f"stepping-{at}.{incarnations[at]}", sources[at]
+        name, source = f"stepping-{at}.5f3a-{incarnations[at]}", sources[at]
         if move in (0, 1):
             source.ghosts += amount
         elif move in (2, 3):
-            ledger.stepped(name, with_ghosts(source.steps, source.ghosts))
+            ledger.on_produced(name, with_ghosts(source.steps, source.ghosts))
             known[name] = source.ghosts
         elif move == 4:
-            ledger.source_gone(name)
+            if name in ledger.sources:
+                ledger.retire(name)
             incarnations[at], sources[at] = incarnations[at] + 1, Incarnation()
         elif move == 5:
             saved, kept = json.dumps(ledger.to_plain()), dict(known)
@@ -123,15 +111,15 @@ class PipelineWithGhosts(Pipeline):
 
     def publish(self, stepping: Any) -> None:
         super().publish(stepping)
-        source, report = self.stepping_topic[stepping.service]
-        if report is not None:
-            self.stepping_topic[stepping.service] = source, replace(report, ghosts=self.played.get(source, 0))
+        state = self.stepping_topic[stepping.service]
+        report = replace(state.behaviors["B"], ghosts=self.played.get(state.source, 0))
+        self.stepping_topic[stepping.service] = replace(state, behaviors={"B": report})
 
     def receive_produced(self, stepping: Any) -> None:
         super().receive_produced(stepping)
-        source, report = self.stepping_topic.get(stepping.service, ("", None))
-        if report is not None:
-            self.received[source] = max(self.received.get(source, 0), report.ghosts)
+        state = self.stepping_topic.get(stepping.service)
+        if state is not None:
+            self.received[state.source] = max(self.received.get(state.source, 0), state.behaviors["B"].ghosts)
 
 
 def granted(world: Pipeline) -> dict[str, tuple[int, int]]:

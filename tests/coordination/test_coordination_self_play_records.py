@@ -34,16 +34,16 @@ def test_resent_results_are_in_the_table_once(tmp_path: Path) -> None:
     """The file is truncated to the matches of the saved state, whose ratings are restored."""
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(1, 4)))
+    run.ghosts.results(matches_of(run, range(1, 4)))
     run.keep()
     saved = dict(run.rules.ratings.elo)
-    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(4, 8)))
+    run.ghosts.results(matches_of(run, range(4, 8)))
     run.ghosts.keep()  # the matching state is not saved any more
     assert table(tmp_path) == list(range(1, 8))
     restarted = run.restart()
     assert restarted.rules.ratings.elo == saved
     assert table(tmp_path) == [1, 2, 3]
-    restarted.ghosts.results("stepping-0.1", "A", matches_of(restarted, range(4, 9)))
+    restarted.ghosts.results(matches_of(restarted, range(4, 9)))
     restarted.keep()
     assert table(tmp_path) == list(range(1, 9))
     assert restarted.rules.ratings.matches == 8
@@ -53,11 +53,11 @@ def test_resent_results_before_the_first_save_are_in_the_table_once(tmp_path: Pa
     """A state without matches truncates the table to nothing."""
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(1, 4)))
+    run.ghosts.results(matches_of(run, range(1, 4)))
     run.ghosts.keep()
     restarted = run.restart()
     assert table(tmp_path) == []
-    restarted.ghosts.results("stepping-0.1", "A", matches_of(restarted, range(1, 4)))
+    restarted.ghosts.results(matches_of(restarted, range(1, 4)))
     restarted.keep()
     assert table(tmp_path) == [1, 2, 3]
 
@@ -69,36 +69,38 @@ def test_a_table_rotated_before_a_crash_neither_doubles_nor_loses_a_match(
     monkeypatch.setattr(ghosts_module, "_LONGEST", 100)
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(1, 4)))
+    run.ghosts.results(matches_of(run, range(1, 4)))
     run.keep()
-    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(4, 6)))
+    run.ghosts.results(matches_of(run, range(4, 6)))
     run.ghosts.keep()  # rotates the table, then crashes
     restarted = run.restart()
-    restarted.ghosts.results("stepping-0.1", "A", matches_of(restarted, range(4, 8)))
+    restarted.ghosts.results(matches_of(restarted, range(4, 8)))
     restarted.keep()
     assert table(tmp_path) == list(range(1, 8))
 
 
-def test_matches_that_a_new_assembly_reports_again_are_rated_once(tmp_path: Path) -> None:
-    """Known matches are skipped, and a missing one is counted."""
+def test_results_that_are_reported_again_are_rated_once(tmp_path: Path) -> None:
+    """Of a message that is partly known only the new matches count; each source is counted alone."""
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(1, 4)))
-    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(2, 7)))
-    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(8, 9)))
+    assert len(run.ghosts.results(matches_of(run, range(1, 4)))) == 3
+    assert len(run.ghosts.results(matches_of(run, range(2, 7)))) == 3
+    assert run.ghosts.results(matches_of(run, range(1, 7))) == []
+    assert len(run.ghosts.results(matches_of(run, range(1, 3), "stepping-1.5f3a-1"))) == 2
     run.keep()
-    assert table(tmp_path) == [1, 2, 3, 4, 5, 6, 8]
-    assert (run.rules.ratings.matches, run.ghosts.missed) == (7, 1)
+    assert table(tmp_path) == [1, 2, 3, 4, 5, 6, 1, 2]
+    assert run.rules.ratings.matches == 8
+    assert [run.ghosts.received(f"stepping-{at}.5f3a-1") for at in range(3)] == [6, 2, 0]
 
 
 def test_lines_of_the_table_name_their_source(tmp_path: Path) -> None:
     """Match numbers are unique within a source only."""
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    learners = run.ghosts.results("stepping-1.2", "A", matches_of(run, range(1, 2)))
+    learners = run.ghosts.results(matches_of(run, range(1, 2), "stepping-1.5f3a-2"))
     run.keep()
     (line,) = map(json.loads, (tmp_path / MATCHES_FILE).read_text().splitlines())
-    assert (line["source"], line["match"]) == ("stepping-1.2", 1)
+    assert (line["source"], line["match"]) == ("stepping-1.5f3a-2", 1)
     assert learners == [("A", 1.0)]
 
 
@@ -168,7 +170,7 @@ def test_ratings_hold_win_rate_and_matches_of_each_opponent(tmp_path: Path) -> N
     """They also hold the team, and whether it learns."""
     run = Run(tmp_path, {"A": (0, 1)})
     run.begin()
-    run.ghosts.results("stepping-0.1", "A", matches_of(run, range(1, 4)))
+    run.ghosts.results(matches_of(run, range(1, 4)))
     found = run.ghosts.ratings()["A"]
     assert (found.team, found.learning) == (0, True)
     assert found.elo > 1200 > found.opponents["A@1"].elo

@@ -33,4 +33,10 @@ def test_a_run_without_a_state_file_begins_with_empty_counts(tmp_path: Path) -> 
     coordination.restore()
     coordination.save()
     coordination.restore()
-    assert json.loads((tmp_path / STATE_FILE).read_text()) == {"behaviors": {}, "self_play": None, "lessons": None}
+    assert json.loads((tmp_path / STATE_FILE).read_text()) == {
+        "behaviors": {},
+        "self_play": None,
+        "lessons": None,
+        "matches": {},
+        "simulators": {"known": {}, "first": {}, "unnamed": {}},
+    }

@@ -326,8 +326,7 @@ def test_matches_of_single_agents_are_numbered_as_they_begin() -> None:
             ends=ends, simulator_behavior=behavior_ids[str(one)], vacated=np.array([slot], np.int32)
         )
         matches.end(connection, [arrival], behaviors)
-        reported = matches.take("S")
-        assert reported is not None
+        (reported,) = matches.take("stepping-0.5f3a-1")
         found += reported.numbers.tolist()
     assert found == [2, 1]
 
@@ -370,8 +369,7 @@ def test_a_match_lost_with_its_simulator_does_not_block_the_tournament() -> None
     for number in range(1, 21):
         matches.assignment = tournament.assignment
         end(begin(remaining, number))
-        reported = matches.take("S")
-        if reported is not None:
+        for reported in matches.take("stepping-0.5f3a-1"):
             list(tournament.results(reported))
     assert matches.ended == 20
     assert tournament.complete

@@ -20,7 +20,7 @@ class AllowedEffects:
         times: most failures of that process, and at least one unless it is 0; ANY for no limit.
         certain: whether that process must fail.
         lost: stage that may lose steps; "" for none.
-        unreceived: most steps that simulators counted and stepping never received.
+        unreceived: most steps that simulators counted and stepping never received; they are lost at both ends.
         counted: whether every simulator reported its count.
     """
 
@@ -52,22 +52,18 @@ def judge(trial: Trial, allowed: AllowedEffects, *, status: str = "completed") -
     expect(summary["status"] == status, f"status {summary['status']}: {summary['error']}")
     step_counts = summary["behaviors"][BEHAVIOR]["step_counts"]
     expect_balance(step_counts)
-    _judge_lost(trial, allowed, step_counts)
+    _judge_lost(trial, allowed, step_counts, summary["behaviors"][BEHAVIOR]["losses"])
     _judge_failures(trial, allowed)
     _judge_versions(trial)
     _judge_end(trial, summary["behaviors"][BEHAVIOR], status)
     return int(step_counts["lost"])
 
 
-def _judge_lost(trial: Trial, allowed: AllowedEffects, step_counts: dict[str, int]) -> None:
-    """Checks that only the allowed stage lost steps and that an incident reports each of them."""
-    incidents = trial.log("coordination", "steps_lost")
-    reported = sum(incident["steps"] for incident in incidents)
-    expect(reported == step_counts["lost"], f"{step_counts['lost']} steps lost, incidents report {reported}")
-    stages = {incident["stage"] for incident in incidents}
-    expect(
-        stages <= {allowed.lost}, f"steps lost in {sorted(stages)}, allowed {allowed.lost or 'nowhere'}: {incidents}"
-    )
+def _judge_lost(trial: Trial, allowed: AllowedEffects, step_counts: dict[str, int], losses: dict[str, int]) -> None:
+    """Checks that only the allowed stage lost steps, and that each of them has a cause."""
+    expect(sum(losses.values()) == step_counts["lost"], f"{step_counts['lost']} steps lost, by cause {losses}")
+    causes = {allowed.lost} | ({"both_ends"} if allowed.unreceived else set())
+    expect(losses.keys() <= causes, f"steps lost by {losses}, allowed {allowed.lost or 'nowhere'}")
     expect(step_counts["stale"] == step_counts["ghost"] == 0, f"step counts {step_counts}")
     most = in_flight(trial.mode)
     starts = 1 if allowed.times is ANY else max(1, allowed.times)
@@ -82,16 +78,16 @@ def _judge_lost(trial: Trial, allowed: AllowedEffects, step_counts: dict[str, in
 
 
 def _judge_counts(trial: Trial, allowed: AllowedEffects, step_counts: dict[str, int], starts: int) -> None:
-    """Compares the simulators' own counts with step accounting."""
-    unreceived = trial.training.simulator_steps() - step_counts["produced"]
-    if not allowed.counted:
-        expect(
-            unreceived <= allowed.unreceived,
-            f"simulators counted {unreceived} steps more, allowed {allowed.unreceived}",
-        )
-        return
+    """Compares the simulators' own counts with step accounting, which recovers what stepping never received."""
+    both_ends = trial.training.summary["behaviors"][BEHAVIOR]["losses"].get("both_ends", 0)
     unknown = min(allowed.unreceived, starts * (in_flight(trial.mode) + AGENTS))
-    expect(0 <= unreceived <= unknown, f"simulators counted {unreceived} steps too many, allowed {unknown}")
+    expect(both_ends <= unknown, f"{both_ends} steps lost at both ends, allowed {unknown}")
+    unaccounted = trial.training.simulator_steps() - step_counts["produced"]
+    if not allowed.counted:
+        expect(unaccounted <= 0, f"simulators counted {unaccounted} steps more")
+        return
+    expect(unaccounted == 0, f"simulators counted {unaccounted} steps more than were produced")
+    expect(trial.training.summary["behaviors"][BEHAVIOR]["unaccounted"] == 0, "the run reports unaccounted steps")
     differ = trial.log("stepping-0", "step_counts_differ")
     expect(not differ or unknown > 0, f"counts differ: {differ}")
 

@@ -48,8 +48,7 @@ def record(
     own_columns = _columns(groups, OWN, specs[OWN])
     masks = np.array([step.mask for step in steps]) if masked and steps else None
     columns = {
-        "behavior": OWN, "source": "stepping-0.1", "origin": "assembly.1", "sequence": 1, "began": 0, "orphaned": 0,
-        "received": len(steps), "handed_on": len(steps), "flush": 0,
+        "behavior": OWN, "source": "stepping-0.1", "origin": "assembly.1", "reached": len(steps), "flush": 0,
         **{name: column for name, column in own_columns.items() if name not in _OF_SHARED},
         "log_probs": np.array([step.log_prob for step in steps], np.float32),
         "masks": masks,

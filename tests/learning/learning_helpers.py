@@ -82,7 +82,7 @@ def segments(
 def _head(rows: int) -> dict:
     """Returns the fields of the first record of an assembly incarnation, without a flush."""
     names = {"behavior": "Test", "source": "stepping-0.1", "origin": "assembly.1"}
-    return {**names, "sequence": 1, "began": 0, "orphaned": 0, "received": rows, "handed_on": rows, "flush": 0}
+    return {**names, "reached": rows, "flush": 0}
 
 
 def _ends(count: int) -> dict:

@@ -251,8 +251,7 @@ def record_of(batch: Batch, source: str = "stepping-0.1") -> Segments:
         "group_rewards", "versions", "terminated", "carried",
     )  # fmt: skip
     return Segments(
-        behavior="Test", source=source, origin="assembly.1", sequence=1, began=0, orphaned=0, received=rows,
-        handed_on=rows,
+        behavior="Test", source=source, origin="assembly.1", reached=rows,
         flush=0, interrupted=batch.ended & ~batch.terminated, group_ended=np.zeros(count, np.bool_),
         teams=np.zeros(count, np.int32), groups=np.zeros(count, np.int64), agents=batch.agent_episodes,
         simulators=np.zeros(count, np.int32), episodes=no_episodes(),

@@ -13,7 +13,6 @@ import tests.learning.recurrent_helpers as recurrent
 from sparring.pipeline.learning import poca, ppo, proximal
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.report import diagnostics
-from sparring.pipeline.learning.rows import policy_loss
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.networks.weights import to_arrays
@@ -210,50 +209,6 @@ def test_setting_disables_the_correction():
     assert torch.equal(after[False, 0], after[False, 1])
     assert torch.equal(after[False, 0], after[True, 0])
     assert not torch.equal(after[True, 0], after[True, 1])
-
-
-@ACTIONS
-def test_gradient_with_a_ratio_per_part_equals_that_of_autograd(actions):
-    """It is the gradient of the mean clipped surrogate over parts; the bonus is not multiplied by their number."""
-    algorithm, spec = plain(actions, ratio="per_dimension")
-    batch = batch_for(algorithm, spec)
-    prepared = algorithm.networks.prepare(batch)
-    rows = algorithm._rows(batch, prepared, algorithm.networks.estimate(prepared, batch), 0.2)
-    rows, _ = proximal.correct(algorithm.actor, rows, batch.versions < 0, None, 0.2, decoupled=True, per_dimension=True)
-    move(algorithm, 0.3)
-    actor, beta = algorithm.actor, 0.3
-    head = actor(rows.inputs).detach().requires_grad_(True)
-    log_sigma = actor.log_sigma.detach().clone().requires_grad_(True)
-    log_prob = torch.stack(
-        [
-            by_torch(actions, head[at], log_sigma, rows._replace(continuous=rows.continuous[at], discrete=one))
-            for at, one in enumerate(rows.discrete)
-        ]
-    )
-    ratio, advantage = (log_prob - rows.log_prob).exp(), rows.advantage[:, None]
-    objective = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-    normal = Normal(head[:, : actions.continuous], log_sigma.exp())
-    entropy = normal.entropy().mean(1).mean() if actions.continuous else torch.zeros(())
-    logits = head[:, actions.continuous :]
-    for branch in logits.split(list(actions.discrete), 1) if actions.discrete else ():
-        entropy = entropy + Categorical(logits=branch).entropy().mean()
-    (-objective.mean() - beta * entropy).backward()
-    with torch.no_grad():
-        found = policy_loss(actor, head, rows, beta)
-    torch.testing.assert_close(found.objective, objective.detach(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.to_head, head.grad, rtol=1e-3, atol=1e-5)
-    if actions.continuous:
-        torch.testing.assert_close(found.to_log_sigma, log_sigma.grad, rtol=1e-3, atol=1e-5)
-
-
-def test_both_ratios_agree_for_actions_of_one_part():
-    after = []
-    for ratio in ("joint", "per_dimension"):
-        algorithm, spec = plain(ActionSpec(continuous=1), ratio=ratio, num_epoch=1)
-        batch = batch_for(algorithm, spec)
-        algorithm.update(batch, 1, 0)
-        after.append(algorithm.optimizer.parameters.flat.detach().clone())
-    torch.testing.assert_close(after[0], after[1], rtol=1e-3, atol=1e-5)
 
 
 def test_log_probabilities_of_parts_add_up_to_the_joint_one():

@@ -74,6 +74,8 @@ def test_summary_has_exactly_the_fields_of_the_contract(fake_run: FakeRun) -> No
                     "lost": 0,
                     "open": 1_000,
                 },
+                "losses": {},
+                "unaccounted": 0,
                 "lag": {"mean": 1.0, "max": 1.0},
                 "checkpoint": "Balance/Balance-24000.safetensors",
                 "weights_sha256": "ab",

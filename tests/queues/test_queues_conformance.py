@@ -303,6 +303,6 @@ async def test_statistics_add_up(world: World) -> None:
             assert here.put_messages == here.acknowledged_messages + here.unacknowledged_messages == 6
             assert here.put_steps == here.acknowledged_steps + here.unacknowledged_steps == 18
             assert (here.credit_messages, here.credit_steps, here.receivers) == (6, 88, 1)
-            assert here.acknowledged_steps_earlier == 0
+            assert (here.dropped_messages, here.dropped_steps) == (0, 0)
             assert (here.put_bytes > 0) == (world.kind in ("ipc", "tcp"))
             delivery.acknowledge()

@@ -33,11 +33,11 @@ from sparring.pipeline.queues.zmq_transport import ZmqTransport
 
 TEN = Capacity(messages=10, steps=100)
 REAL = Timing(heartbeat=0.05, retry=0.03, peer_timeout=5.0, acknowledge=0.002)
-QUEUE = "updates:Ball"
-PAIRS = {role: new_curve_pair() for role in ("learning", "coordination", "stepping", "unlisted")}
+QUEUE = "segments:Ball"
+PAIRS = {role: new_curve_pair() for role in ("learning", "assembly", "stepping", "unlisted")}
 
 
-def curve(role: str, *, server: str = "learning", clients: tuple[str, ...] = ("coordination",)) -> Curve:
+def curve(role: str, *, server: str = "learning", clients: tuple[str, ...] = ("assembly",)) -> Curve:
     public, secret = PAIRS[role]
     allowed = frozenset(PAIRS[name][0] for name in clients)
     others = frozenset({PAIRS["stepping"][0]})
@@ -84,7 +84,7 @@ async def connect_and_wait(endpoints: Mapping[str, str], keys: Curve, name: str 
 async def test_a_key_on_the_list_is_accepted(endpoints: dict[str, str]) -> None:
     async with (
         transport(endpoints, "learning.1", curve=curve("learning")) as server,
-        transport(endpoints, "coordination.1", curve=curve("coordination")) as client,
+        transport(endpoints, "coordination.1", curve=curve("assembly")) as client,
     ):
         receiver = await server.receiver(QUEUE, TEN)
         sender = await client.sender(QUEUE)
@@ -113,7 +113,7 @@ async def test_a_key_that_is_not_on_the_list_is_refused_and_its_owner_gets_an_er
 
 @pytest.mark.asyncio
 async def test_a_client_that_expects_another_server_sends_this_one_nothing(endpoints: dict[str, str]) -> None:
-    other = curve("coordination", server="unlisted")
+    other = curve("assembly", server="unlisted")
     async with (
         transport(endpoints, "learning.1", curve=curve("learning")) as server,
         transport(endpoints, "coordination.1", curve=other) as client,
@@ -177,7 +177,7 @@ async def test_a_list_applies_to_its_endpoint_only(endpoints: dict[str, str]) ->
                 while "k" not in subscription.latest:
                     await subscription.changed()
         with pytest.raises(QueueError, match="got a rejected connection to topic:b"):
-            await connect_and_wait(endpoints, curve("coordination"), "topic:b")
+            await connect_and_wait(endpoints, curve("assembly"), "topic:b")
 
 
 @pytest.mark.asyncio
@@ -195,8 +195,8 @@ async def test_a_run_on_several_machines_accepts_no_other_address() -> None:
     endpoints = {QUEUE: f"tcp://127.0.0.2:{free_port()}"}
     async with (
         transport(endpoints, "learning.1", curve=curve("learning"), machines=("127.0.0.2", "127.0.0.3")) as server,
-        transport(endpoints, "c.1", curve=curve("coordination"), machines=("127.0.0.3", "127.0.0.2")) as near,
-        transport(endpoints, "c.2", curve=curve("coordination"), machines=("127.0.0.4", "127.0.0.2")) as far,
+        transport(endpoints, "c.1", curve=curve("assembly"), machines=("127.0.0.3", "127.0.0.2")) as near,
+        transport(endpoints, "c.2", curve=curve("assembly"), machines=("127.0.0.4", "127.0.0.2")) as far,
     ):
         receiver = await server.receiver(QUEUE, TEN)
         await far.sender(QUEUE)

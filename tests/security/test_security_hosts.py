@@ -87,7 +87,7 @@ def test_each_service_listens_at_its_own_port_on_its_machine() -> None:
         *("topic:stepping-1", "topic:stepping-2", "topic:host-rack")
     }
     assert {name for name, address in on.items() if address == "10.9.9.3"} == {
-        *("updates:Ball", "topic:learning-Ball", "topic:policy-Ball", "topic:host-tower")
+        *("segments:Ball", "topic:learning-Ball", "topic:policy-Ball", "topic:host-tower")
     }
 
 

@@ -31,7 +31,7 @@ from sparring.services.process.protection import curve
 NAMES = [
     "steps",
     "segments:Ball",
-    "updates:Ball",
+    "matches",
     *(f"topic:{name}" for name in ("stepping-0", "assembly", "coordination", "learning-Ball", "policy-Ball", "ghosts")),
     *(f"topic:{name}" for name in ("monitor", "supervisor", "host-rack")),
 ]
@@ -240,9 +240,9 @@ def test_a_service_knows_which_clients_each_endpoint_accepts(made: Path) -> None
     found = curve(made, "learning", NAMES)
     publics = {role: public_key(made, role) for role in ROLES}
     assert found.public == publics["learning"]
-    assert found.servers["updates:Ball"] == found.servers["topic:policy-Ball"] == publics["learning"]
+    assert found.servers["segments:Ball"] == found.servers["topic:policy-Ball"] == publics["learning"]
     assert found.servers["topic:ghosts"] == publics["coordination"]
-    assert found.clients["updates:Ball"] == {publics["coordination"]}
+    assert found.clients["segments:Ball"] == {publics["assembly"]}
     assert found.clients["topic:monitor"] == {publics["supervisor"]}
 
 

@@ -27,7 +27,7 @@ def check_ghosts_are_not_learned_from(play: Play) -> None:
     """A learner receives steps of the learning team only, of matchups that were published before."""
     matchups, names = play.recorder.matchups, play.graph.names
     for name in names:
-        received = play.recorder.received[f"updates:{name}"]
+        received = play.recorder.received[f"segments:{name}"]
         assert any(len(record.lengths) for record in received)
         for record in received:
             if not len(record.lengths):

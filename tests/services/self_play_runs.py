@@ -222,7 +222,7 @@ class _RecordingTransport(MemoryTransport):
 
     async def receiver(self, name: str, *arguments: Any) -> Any:
         receiver = await super().receiver(name, *arguments)
-        return _RecordingReceiver(receiver, name, self._recorder) if name.startswith("updates:") else receiver
+        return _RecordingReceiver(receiver, name, self._recorder) if name.startswith("segments:") else receiver
 
 
 class _RecordingTopic:

@@ -284,7 +284,7 @@ class Graph:
         run: RunState = self.latest("coordination", "run")
         learner: LearnerState = self.latest(f"learning-{name}", "state")
         held: AssemblyState = self.latest("assembly", "state")
-        open_steps = run.routed[name] + learner.buffered + learner.training
+        open_steps = learner.buffered + learner.training
         open_steps += sum(one.open + one.closed for one in held.held.get(name, {}).values())
         step_counts = run.step_counts[name]
         return {

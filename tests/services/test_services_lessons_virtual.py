@@ -144,7 +144,7 @@ async def test_lesson_with_require_reset_resets_every_simulator_once(tmp_path: P
     run: RunState = play.graph.latest("coordination", "run")
     ended = sum(sum(game.ended.values()) for game in games)
     assert ended - 3 * 3 <= run.episodes["Goal"] <= ended  # the last of each agent may be open at the end
-    received = play.recorder.received["updates:Goal"]
+    received = play.recorder.received["segments:Goal"]
     lengths = [length for segments in received for length in segments.episodes.lengths.tolist()]
     assert set(lengths) <= {LENGTH, LENGTH + 1, LENGTH + 2}  # complete ones only; the first of an agent may be longer
     interrupted = [flag for segments in received for flag in segments.interrupted.tolist()]

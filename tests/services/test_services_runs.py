@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,14 @@ def bounds(training: Training, part: str) -> tuple[int, int]:
 
     * stepping: open steps, and steps that assembly has not acknowledged. Only the simulator may have counted the
       open step of an agent.
-    * assembly: open segments, and finished ones that are not acknowledged.
+    * assembly: open segments, finished ones that are not acknowledged, and the step of each agent whose observation
+      only the former incarnation knew.
     * learning: the updates since its newest checkpoint, and the segments for the next one.
     """
     if part == "learning-Balance":
         updates = rolled_back(training)
         return updates * BUFFER, updates * BUFFER + IN_FLIGHT
-    return 0, {"stepping-0": IN_FLIGHT + AGENTS, "assembly": IN_FLIGHT, "coordination": 0, "monitor": 0}[part]
+    return 0, {"stepping-0": IN_FLIGHT + AGENTS, "assembly": IN_FLIGHT + AGENTS, "coordination": 0, "monitor": 0}[part]
 
 
 def rolled_back(training: Training) -> int:
@@ -98,22 +100,37 @@ def recoverable(training: Training) -> bool:
     return any((training.directory / "Balance").glob("recovery-*"))
 
 
-def lost_steps(training: Training) -> list[dict[str, Any]]:
-    """Returns the lost steps that coordination logged."""
-    return [entry for entry in service_log(training, "coordination") if entry["event"] == "steps_lost"]
-
-
 @pytest.mark.parametrize("part", ["stepping-0", "assembly", "coordination", "learning-Balance", "monitor"])
 def test_killed_service_restarts_and_its_lost_steps_are_counted(tmp_path: Path, part: str) -> None:
     training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
     step_counts = kill_and_stop(training, part)
-    uncounted = training.simulator_steps() - step_counts["produced"]  # only their simulator counted them
-    assert uncounted == 0 or (uncounted > 0 and part == "stepping-0")
+    result = training.summary["behaviors"]["Balance"]
+    assert (step_counts["produced"], result["unaccounted"]) == (training.simulator_steps(), 0)
     least, most = bounds(training, part)
-    assert least <= step_counts["lost"] + uncounted <= most
-    found = lost_steps(training)
-    assert sum(entry["steps"] for entry in found) == step_counts["lost"]
-    assert {entry["stage"] for entry in found} <= {part.partition("-")[0]}
+    assert least <= step_counts["lost"] <= most
+    assert sum(result["losses"].values()) == step_counts["lost"]
+    assert result["losses"].keys() <= {part.partition("-")[0], *(["both_ends"] if part == "stepping-0" else [])}
+
+
+def test_steps_that_died_with_all_who_counted_them_are_lost_at_both_ends(tmp_path: Path) -> None:
+    """Coordination dies, and 0.3 s later stepping and assembly: only simulators know what was completed meanwhile."""
+    training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
+    training.updates(2)
+    training.kill("coordination")
+    time.sleep(0.3)
+    training.kill("stepping-0")
+    training.kill("assembly")
+    versions = CheckpointFolder(training.directory, "Balance")
+    training.wait_for(lambda lines: sum("failed" in line for line in lines) >= 3)
+    under_way = versions.noted_version() + BUDGET // BUFFER + 1
+    training.wait_for(lambda _: versions.noted_version() > under_way)
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
+    result = training.summary["behaviors"]["Balance"]
+    assert balanced(result["step_counts"]), result
+    assert (result["step_counts"]["produced"], result["unaccounted"]) == (training.simulator_steps(), 0)
+    assert sum(result["losses"].values()) == result["step_counts"]["lost"] > 0
+    assert result["losses"].keys() <= {"stepping", "assembly", "both_ends"}
 
 
 def test_killed_simulator_restarts_without_lost_steps(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ async def test_no_match_has_two_versions_of_an_opponent(tmp_path: Path, kind: st
     play = await run_to_end(tmp_path, [one.game(), one.game()], plain_settings(one, self_play=rules))
     check_all(play)
     matchups_of_agents: dict[tuple[str, int], set[int]] = {}
-    for record in play.recorder.received[f"updates:{one.names[0]}"]:
+    for record in play.recorder.received[f"segments:{one.names[0]}"]:
         if record.matchups is None:
             continue
         for agent, matchup in zip(record.agents.tolist(), record.matchups.tolist(), strict=True):

@@ -64,8 +64,7 @@ async def test_simulators_that_do_not_answer_are_the_root_of_the_chain(tmp_path:
         (stall,) = await stalls_after(stalls, graph.seen, 8)
         assert (stall.root, stall.kind) == ("simulators", "outside")
         assert stall.chain == (
-            "learning-Goal waits for segments of Goal from coordination",
-            "coordination waits for segments of Goal from assembly",
+            "learning-Goal waits for segments of Goal from assembly",
             "assembly waits for steps from stepping-0",
             "stepping-0 waits for frames of Goal from simulator 0",
         )

@@ -31,7 +31,8 @@ FINISHED = RunState(
     finished=True,
     specs={},
     step_counts={},
-    routed={},
+    losses={},
+    unaccounted={},
     versions={},
     reward_mean_last100={},
     episodes={},
@@ -333,7 +334,7 @@ async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Pat
     grown = host.topology
     assert grown is not None
     assert {name: one.max_steps for name, one in grown.run.settings.behaviors.items()} == {"Goal": 1000, "Late": 7}
-    assert {"segments:Late", "updates:Late", "topic:policy-Late", "topic:learning-Late"} <= grown.endpoints.keys()
+    assert {"segments:Late", "topic:policy-Late", "topic:learning-Late"} <= grown.endpoints.keys()
     assert topology.endpoints.items() <= grown.endpoints.items()
     assert len({*grown.endpoints.values()}) == len(grown.endpoints)
 

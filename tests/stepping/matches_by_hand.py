@@ -108,7 +108,7 @@ class SteppedMatches:
     def take(self) -> None:
         parts = self.stepper.take_steps()
         self.parts += parts
-        self.matches += [part.results for part in parts if part.results is not None]
+        self.matches += self.stepper.matches.take("stepping-0.1")
 
     def report(
         self,

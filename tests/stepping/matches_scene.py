@@ -148,8 +148,7 @@ class MatchScene:
         self.parts += parts
         for part in parts:
             self.readers[part.behavior].read(part)
-            if part.results is not None:
-                self.results.append(part.results)
+        self.results += self.stepper.matches.take("stepping-0.1")
 
     def _policies(self) -> dict[tuple[str, int], TaggedPolicy]:
         return self.ghosts | {(name, LATEST): one for name, one in self.latest.items()}
@@ -190,9 +189,6 @@ class MatchScene:
             assert behavior.produced == reader.completed == sum(len(one.steps) for one in learned)
             ghosts = sum(len(one.steps) for one in agent_episodes if one.taken and not one.learns)
             assert behavior.ghosts == self.stepper.state()[name].ghosts == ghosts
-            counts = [part.ghosts for part in self.parts if part.behavior == name]
-            assert counts == sorted(counts)
-            assert not counts or counts[-1] == ghosts
             by_first = {one.steps[0][0]: one for one in learned}
             for episode in [*reader.past, *reader.slots.values()]:
                 matchup = self.matchups.made[reader.matchups[episode.agent]]
@@ -232,10 +228,11 @@ class MatchScene:
 
     def check_results(self) -> None:
         """Checks that each finished match of learning agents is reported once, with a possible matchup."""
-        for name in self.names:  # results that no later part carried
-            if (rest := self.stepper.matches.take(name)) is not None:
-                self.results.append(rest)
-
+        assert sum(len(one.numbers) for one in self.results) == self.stepper.matches.reported
+        before: dict[str, int] = {}
+        for one in self.results:
+            assert (one.source, one.before) == ("stepping-0.1", before.get(one.behavior, 0))
+            before[one.behavior] = one.before + len(one.numbers)
         unmatched = Counter(self.reported_matches())
         for simulator in self.everyone():
             for contest in simulator.finished:

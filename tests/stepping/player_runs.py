@@ -149,8 +149,6 @@ class EpisodeRecorder:
             self._end(steps.behavior, tick["ended"], number)
             self._join(steps.behavior, tick["joined"])
             self._decide(steps.behavior, tick["reported"], tick["acted"])
-        if steps.results is not None:
-            self.results.append(steps.results)
 
     def _end(self, name: str, ended: Any, number: int) -> None:
         for row, slot in enumerate([] if ended is None else ended.slots.tolist()):
@@ -345,6 +343,7 @@ class PlayedGame:
                 answered += 1
             for steps in self.stepper.take_steps():
                 self.record.recorder.read(steps)
+            self.record.recorder.results += self.stepper.matches.take("stepping-0.1")
 
     def _enable(self) -> None:
         """Gives registered behaviors their policies and allowances."""

@@ -92,8 +92,8 @@ def test_a_result_leaves_when_the_match_ends_whichever_agent_ends_last() -> None
     stepped.play(stepped.report(ONE, ends=[1], rewards=[1]), stepped.report("B?team=1", [1], matches=[5]))
     stepped.play(stepped.report("B?team=1", ends=[1], rewards=[-1]))
     assert stepped.results == [(1, 0, [(ONE, 1.0, 0, 1.0), ("B?team=1", 0.0, 0, -1.0)])]
-    (part,) = [part for part in stepped.parts if part.results is not None]
-    assert part.behavior == "A", "the name that learned"
+    (result,) = stepped.matches
+    assert result.behavior == "A", "the name that learned"
 
 
 def test_results_keep_the_order_of_behavior_ids_of_earlier_results() -> None:

@@ -15,7 +15,7 @@ from sparring.pipeline.errors import CodecError, ServiceError
 from sparring.pipeline.messages.codec import SERVICES, decode, encode
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
 from sparring.pipeline.messages.simulator import Ping
-from sparring.pipeline.messages.state import PolicyWeights, RunState, StepCounts
+from sparring.pipeline.messages.state import LearnerState, PolicyWeights, RunState, StepCounts
 from sparring.pipeline.monitoring.progress import ProgressTracker
 from sparring.services.stages import assembly
 from tests.world import world_game, world_links, world_run
@@ -48,7 +48,8 @@ def step_counts(**terms: int) -> RunState:
         finished=False,
         specs={},
         step_counts={"A": own},
-        routed=nothing,
+        losses=nothing,
+        unaccounted=nothing,
         versions=nothing,
         reward_mean_last100=nothing,
         episodes=nothing,
@@ -124,21 +125,32 @@ def another_content(watch: Watch) -> None:
     watch.published("ghosts", "ghost-0", weights(1, 0.5))
 
 
-def lost(*steps: int, stage: str = "assembly", failed: str = "assembly") -> Callable[[Watch], None]:
-    """Returns a check of `steps[0]` lost steps against incidents of the other numbers; 20 steps can be in flight."""
+def lost(failed: dict[str, int], **losses: int) -> Callable[[Watch], None]:
+    """Returns a check of lost steps by cause, after so many incarnations failed; 20 steps can be in flight."""
+    return lambda watch: watch.check_losses("A", losses, failed, 20)
 
-    def see(watch: Watch) -> None:
-        watch.check_losses("A", steps[0], [{"stage": stage, "steps": one} for one in steps[1:]], {failed}, 20)
 
-    return see
+def state_of_learner(**counts: int) -> Callable[[Watch], None]:
+    """Returns the publication of a learner that 10 steps have reached."""
+    record = LearnerState(
+        behavior="A",
+        start="learning-A.1",
+        version=1,
+        updates=1,
+        reached={"stepping-0.1": 10},
+        **{"trained": 0, **counts},
+    )
+    return lambda watch: watch.published("learning-A", "state", record)
 
 
 @pytest.mark.parametrize(
     ("rule", "see"),
     [
-        ("losses", lost(10, 6)),
-        ("losses", lost(10, 10, failed="learning")),
-        ("losses", lost(21, 21)),
+        ("losses", lost({"learning": 1}, assembly=10)),
+        ("losses", lost({"assembly": 1}, assembly=21)),
+        ("losses", lost({"stepping": 1}, stepping=-1)),
+        ("losses", lost({"assembly": 1}, assembly=3, both_ends=3)),
+        ("step_counts", state_of_learner(trained=4, buffered=5)),
         ("once", trained_twice),
         ("once", trained_again_after_a_restore),
         ("matches", lambda watch: two_opponents(watch, [5, 5], [-1, -1])),
@@ -162,8 +174,11 @@ def test_allowed_events_violate_no_rule() -> None:
         watch.published("ghosts", "ghost-0", weights(1))
         watch.published("coordination", "run", step_counts(produced=5, trained=4, open=1))
         take(watch, [1, 2])
-        lost(10, 6, 4)(watch)
-        lost(48, 48, stage="learning", failed="learning")(watch)
+        state_of_learner(trained=4, buffered=5, stale=1)(watch)
+        lost({"assembly": 1}, assembly=20)(watch)
+        lost({"assembly": 2}, assembly=40)(watch)
+        lost({"link": 1}, both_ends=20)(watch)
+        lost({"learning": 1}, learning=48)(watch)
 
     assert violations(see) == []
 

@@ -1,8 +1,9 @@
 """Invariants of a run, checked at each event.
 
 capacity    what a receiver holds and what is in transit to it never exceeds its capacity, and the shares agree
-step_counts each step is in one term at each publication, and in one place of one stage at the end
+step_counts each step is in one term at each publication, of coordination and of the learners
 losses      steps are lost only with an incarnation that died, and no more than were in flight
+unaccounted what the simulators count is what step accounting has as produced
 versions    the version of a behavior never falls at any subscriber, and each version has one content
 once        no decision is trained twice within the lineage of any weights, whatever was restored
 matches     an agent episode, and a match, has one matchup; steps of ghosts are not trained
@@ -25,10 +26,9 @@ import trio
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.messages.state import AssemblyState, PolicyWeights, RunState
+from sparring.pipeline.messages.state import LearnerState, PolicyWeights, RunState
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.sending_end import SendingEnd
-from sparring.services.supervision.outcome import final_counts, held_steps
 from tests.world.world_learner import RecordingLearner
 
 LINES: Final = 60
@@ -130,6 +130,10 @@ class Watch:
             self._weights(topic, record)
         elif isinstance(record, RunState):
             self._step_counts(record)
+        elif isinstance(record, LearnerState):
+            held = record.training + record.buffered + record.stale + record.ghost + sum(record.lost.values())
+            same = sum(record.reached.values()) == record.trained + held
+            self.require(same or self.damage, "step_counts", f"{record.behavior}: {record}")
         elif isinstance(record, MatchupAssignment):
             for matchup in record.matchups:
                 known = self._matchups.setdefault(matchup.number, matchup)
@@ -218,56 +222,40 @@ class Watch:
 
     # ---------------------------------------------------------------- the end
 
-    def check_losses(
-        self, name: str, steps: int, incidents: Sequence[Mapping[str, Any]], failed: set[str], most: int
-    ) -> None:
-        """Checks the lost steps of a behavior against the incidents.
+    def check_losses(self, name: str, losses: Mapping[str, int], failed: Mapping[str, int], most: int) -> None:
+        """Checks the lost steps of a behavior.
 
         Args:
             name: name of the behavior.
-            steps: all lost steps.
-            incidents: incidents that coordination recorded.
-            failed: stages of which an incarnation died.
+            losses: lost steps by cause.
+            failed: by stage, how many incarnations died; "link" stands for connections to simulators.
             most: most steps of a behavior that can be in flight.
         """
-        reported = sum(incident["steps"] for incident in incidents)
-        self.require(reported == steps, "losses", f"{name}: {steps} lost, incidents report {reported}")
-        for incident in incidents:
-            stage, lost = incident["stage"], incident["steps"]
-            self.require(stage in failed, "losses", f"{name}: no incarnation of {stage} has died: {incident}")
-            if stage != "learning":  # which also loses the updates since its checkpoint
-                self.require(0 < abs(lost) <= most, "losses", f"{name}: at most {most} were in flight: {incident}")
+        for cause, lost in losses.items():
+            stages = ("stepping", "link") if cause == "both_ends" else (cause,)
+            deaths = sum(failed.get(stage, 0) for stage in stages)
+            self.require(deaths > 0, "losses", f"{name}: no incarnation of {stages} has died: {losses}")
+            if deaths and "learning" not in failed:  # which also loses the updates since its checkpoint
+                self.require(0 < lost <= most * deaths, "losses", f"{name}: at most {most} were in flight: {losses}")
 
-    def check_end(
-        self,
-        names: Sequence[str],
-        counted: dict[str, int],
-        died: Mapping[str, bool] | None = None,
-        *,
-        exact: bool,
-        most: int = 0,
-    ) -> dict[str, dict[str, int]]:
-        """Checks after an orderly end that each step is in one place of one stage.
+    def check_end(self, names: Sequence[str], counted: dict[str, int], *, counts: str) -> dict[str, dict[str, int]]:
+        """Checks the step accounting after an orderly end.
 
         Args:
             names: names of the behaviors.
             counted: steps that the simulators counted, by behavior.
-            died: services that died while the run stopped, and whether they were not restarted since.
-            exact: whether no fault concerned simulators or stepping.
-            most: most steps of a behavior that can be in flight.
+            counts: what their counts prove: "all" steps are produced, "no more" than these are, or "nothing".
         """
         run: RunState = self.latest_records["coordination", "run"]
-        assembly: AssemblyState = self.latest_records["assembly", "state"]
         found = {}
         for name in names:
-            places = held_steps(name, run, self.latest_records[f"learning-{name}", "state"], assembly)
-            step_counts = found[name] = final_counts(run.step_counts[name], places, died or {})
-            for term in ("lost", "produced"):  # bounds the steps whose last place is unknown
-                more = step_counts[term] - getattr(run.step_counts[name], term)
-                self.require(more <= most, "losses", f"{name}: {more} more {term} at the end, at most {most} under way")
-            total = sum(value for term, value in step_counts.items() if term != "produced")
-            self.require(step_counts["produced"] == total, "step_counts", f"{name} at the end: {step_counts}")
+            step_counts = found[name] = asdict(run.step_counts[name])
             steps = counted.get(name, 0)
-            fits = step_counts["produced"] == steps if exact else step_counts["produced"] <= steps or self.damage
-            self.require(fits, "step_counts", f"{name}: simulators counted {steps}, step accounting {step_counts}")
+            fits = {
+                "all": step_counts["produced"] == steps and run.unaccounted[name] == 0,
+                "no more": step_counts["produced"] <= steps,
+                "nothing": True,
+            }[counts]
+            text = f"{name}: simulators counted {steps}, {step_counts}, {run.unaccounted[name]} unaccounted"
+            self.require(fits, "unaccounted", text)
         return found

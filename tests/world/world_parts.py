@@ -84,7 +84,7 @@ class HostedService:
         self.world.queue.resume(self.plan.name, forget=True)
 
     def _record_failure(self) -> None:
-        self.world.failed_stages.add(self.plan.name.partition("-")[0])
+        self.world.failed_stages[self.plan.name.partition("-")[0]] += 1
 
     async def compute(self, work: Callable[[], Any]) -> Any:
         """Computes as a worker thread does, in virtual time that only the end of the process shortens."""

@@ -41,6 +41,7 @@ class Player:
 
     Args:
         number: number of the simulator.
+        attempt: number of the process.
         listeners: listeners of trainers.
         address: address of its trainer.
         game: the game that it plays.
@@ -51,6 +52,7 @@ class Player:
     def __init__(
         self,
         number: int,
+        attempt: int,
         listeners: Listeners,
         address: str,
         game: NumberedGame,
@@ -59,6 +61,7 @@ class Player:
     ) -> None:
         self.counter = StepCounter()
         self._number = number
+        self._process = f"{number}-{attempt}"
         self._part = f"simulator-{number}"
         self._listeners = listeners
         self._address = address
@@ -84,7 +87,14 @@ class Player:
                 await anyio.sleep(0.1)
 
     async def _play(self, stream: Stream) -> None:
-        hello = Hello(version=VERSION, name="tally", behaviors=dict(self._game.behaviors()), number=self._number)
+        hello = Hello(
+            version=VERSION,
+            name="tally",
+            behaviors=dict(self._game.behaviors()),
+            number=self._number,
+            steps=dict(self.counter.steps),
+            process=self._process,
+        )
         await stream.send(to_bytes(hello))
         reader, sequence = FrameReader(), 0
         heartbeat_s, timeout_s = 1.0, 4.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import json
 import shutil
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -72,8 +72,10 @@ class World:
         self.hosted: dict[str, HostedService] = {}
         self.counted: dict[str, int] = {}
         self.status = ""
-        self.died: dict[str, bool] = {}
-        self.failed_stages: set[str] = set()
+        self.died: set[str] = set()
+        self.failed_stages: Counter[str] = Counter()
+        self.parted: set[int] = set()  # simulators that ended with Bye
+        self.unparted = 0  # processes of simulators that ended otherwise
         self._opened = itertools.count(1)
         self._numbers = itertools.count(1)
         self.agent_episodes: dict[str, anyio.CancelScope] = {}
@@ -175,7 +177,7 @@ class World:
                 handles_signals=False,
             )
             self.status = await supervisor.supervise()
-            self.died = {part.name: part.gone for part in supervisor.parts if part.died}
+            self.died = {part.name for part in supervisor.parts if part.died}
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
         """Starts a service for the supervisor."""
@@ -202,11 +204,12 @@ class World:
         for attempt in itertools.count():
             chance = Random(f"game {self.plan.seed} {number} {attempt}")
             game = NumberedGame(setting.rules, chance, lambda: next(self._numbers))
-            player = Player(number, self.listeners, address, game, setting.frame_s, self._stepped)
+            player = Player(number, attempt, self.listeners, address, game, setting.frame_s, self._stepped)
             with anyio.CancelScope() as scope:
                 self.agent_episodes[part] = scope
                 try:
                     await player.run()
+                    self.parted.add(number)
                     return
                 except FaultReceived as error:
                     self._on_fault(part, error)
@@ -214,6 +217,7 @@ class World:
                     self.watch.require(self.watch.damage, "failures", f"{part} cannot read: {error}")
                 finally:
                     self._count(part, player.counter)
+            self.unparted += 1
             await anyio.sleep(0.3)
 
     def _count(self, part: str, counter: StepCounter) -> None:
@@ -253,7 +257,7 @@ class World:
         states = {name: self.watch.latest_records.get((name, "metrics")) for name in self.plan.setting.services}
         waits = "; ".join(f"{name}: {state.waiting_for}" for name, state in states.items() if state is not None)
         run = self.watch.latest_records.get(("coordination", "run"))
-        return waits + (f"; {run.step_counts} routed {run.routed}" if isinstance(run, RunState) else "")
+        return waits + (f"; {run.step_counts} {run.losses}" if isinstance(run, RunState) else "")
 
     def _check_end(self) -> None:
         plan, watch = self.plan, self.watch
@@ -262,19 +266,21 @@ class World:
         ]  # hold steps that must survive
         good = self.status == "completed" or (self.status == "failed" and keepers)
         watch.violations += [] if good else [f"progress: the run ended as {self.status!r}"]
-        if not watch.violations:
+        if not watch.violations and "coordination" not in self.died:
             rows = plan.setting.simulators * plan.setting.rules.areas * plan.setting.rules.members
-            most = max(map(self.run.settings.budget, plan.setting.names)) + rows
-            if "coordination" not in self.died:
-                self._check_losses(most)
-            watch.check_end(plan.setting.names, self.counted, self.died, exact=not plan.faults, most=most)
-
-    def _check_losses(self, most: int) -> None:
-        run: RunState = self.watch.latest_records["coordination", "run"]
-        saved = json.loads((self.folder / "coordination.json").read_text())
-        for name in self.plan.setting.names:
-            incidents = saved["behaviors"][name]["ledger"]["incidents"]
-            self.watch.check_losses(name, run.step_counts[name].lost, incidents, self.failed_stages, most)
+            # A new assembly does not know the observations of decisions that wait: one more step of each agent.
+            most = max(map(self.run.settings.budget, plan.setting.names)) + 2 * rows
+            run: RunState = watch.latest_records["coordination", "run"]
+            links = sum(fault.kind in ("link", "reset", "hang", "slow", "crash") for fault in plan.faults)
+            for name in plan.setting.names:
+                watch.check_losses(name, run.losses[name], self.failed_stages + Counter(link=links), most)
+            complete = len(self.parted) == plan.setting.simulators and not self.unparted
+            complete &= not any(part.startswith("stepping") for part in self.died)  # with what simulators said last
+            watch.check_end(
+                plan.setting.names,
+                self.counted,
+                counts="nothing" if watch.damage else "all" if complete else "no more",
+            )
 
 
 @lru_cache(maxsize=256)

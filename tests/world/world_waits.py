@@ -40,7 +40,8 @@ WATCHED: Final = {
     "services/endpoint/admission.py ConnectionAcceptor.run": ORDER,
     "services/stages/assembly.py run": ORDER,
     "services/stages/coordination.py run": ORDER,
-    "services/stages/coordination.py _follow_learner.<locals>.look_again": ORDER,
+    "services/stages/match_outbox.py MatchOutbox._send_to_present": ORDER,
+    "services/stages/assembly.py Assembly.announce": ORDER,
     "services/stages/stepping.py run": ORDER,
     "services/stages/stepping.py Stepping.loop": ORDER,
     "services/stages/stepping.py Stepping._step": FLOW,  # while it sends steps
