@@ -39,6 +39,7 @@ _LENGTH: Final = struct.Struct("<H")
 _MOST: Final = 16
 _CAPACITY: Final = Capacity(messages=4, steps=64, senders=2)
 _ID: Final = "stepping-0.1#18a3bc~0"
+_RECEIVER: Final = "assembly-0.1#1~0"
 
 
 class Ends:
@@ -47,7 +48,7 @@ class Ends:
     def __init__(self) -> None:
         self._now = 0.0
         self._receiver = ReceiverState(
-            "assembly-0.1#1~0", _CAPACITY, DEFAULT_TIMING, lambda payload: framing.unpack(payload, SERVICES)
+            _RECEIVER, _CAPACITY, DEFAULT_TIMING, lambda payload: framing.unpack(payload, SERVICES)
         )
         self._sender = SenderState(_ID, DEFAULT_TIMING)
         self._publisher = PublisherState("stepping-0.1#2~0", DEFAULT_TIMING)
@@ -153,7 +154,7 @@ def seeds() -> list[bytes]:
     """Returns conversations of all ends, and every record in a message."""
     rng = Random(2)
     records = [framing.pack(example(cls, rng)) for _, cls in sorted(TAGS.items()) for _ in range(2)]
-    hello = (0, framing.to_receiver(SenderHello(sender=_ID, serial=1, oldest=0, sent=0)))
+    hello = (0, framing.to_receiver(SenderHello(sender=_ID, serial=1, oldest=0, sent=0, receiver=_RECEIVER)))
     inputs = [
         as_input(
             [hello, (0, framing.to_receiver(Data(_ID, 0, 3, one))), (0, framing.to_receiver(SenderBye(sender=_ID)))]
@@ -163,7 +164,7 @@ def seeds() -> list[bytes]:
     grant: dict[str, Any] = {"messages": 4, "steps": 64, "largest": 16, "whole": 64, "received": 0, "acknowledged": 0}
     statuses = [SubscriberStatus(serial=serial, publisher="", revision=0, answer=True) for serial in (1, 2, 3)]
     inputs += [
-        as_input([(1, framing.to_sender(Grant(receiver="assembly-0.1#1~0", echo=1, **grant)))] * 2),
+        as_input([(1, framing.to_sender(Grant(receiver=_RECEIVER, echo=1, **grant)))] * 2),
         as_input([(2, framing.to_publisher(status)) for status in statuses]),
         as_input([(3, framing.to_subscriber(PublisherHeartbeat(publisher="x.1#1~0", echo=1), None))]),
     ]

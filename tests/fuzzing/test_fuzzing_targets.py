@@ -41,18 +41,21 @@ def test_the_seeds_of_the_codec_are_one_message_of_every_record() -> None:
     assert read == set(TAGS.values())
 
 
-def test_the_seeds_of_the_services_reach_every_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seeds_of_the_services_reach_every_end_and_fill_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     reached = set()
+    queued = set()
 
     class RecordingEnds(services.Ends):
         def receive(self, end: int, frames: Any) -> None:
             super().receive(end, frames)
             reached.add(end)
+            queued.add(self._receiver.queued_messages)
 
     monkeypatch.setattr(services, "Ends", RecordingEnds)
     for seed in services.seeds():
         services.one_input(seed)
     assert reached == {0, 1, 2, 3}
+    assert queued == {0, 1}
 
 
 def test_the_seeds_of_the_protocol_complete_steps_of_learners_and_of_ghosts(monkeypatch: pytest.MonkeyPatch) -> None:
