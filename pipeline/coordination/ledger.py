@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sparring.pipeline.messages.incarnations import precedes, service_of
@@ -227,7 +227,11 @@ class StepLedger:
             source.closed = True
 
     def close_former_run(self) -> None:
-        """Retires the sources of a run that is resumed: what was open at its end is lost."""
+        """Retires the sources of a run that is resumed: what was open at its end is lost.
+
+        Its learner may have more steps to make than the one that ended: it says itself when it is done.
+        """
+        self.learner = replace(self.learner, done=False)
         for name, source in self.sources.items():
             self.retire(name)
             source.closed, source.held = True, None

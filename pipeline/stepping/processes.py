@@ -18,14 +18,15 @@ class SimulatorProcesses:
 
     def __init__(self) -> None:
         self._records: dict[str, SimulatorSteps] = {}
-        self._hellos: list[tuple[str, Mapping[str, int]]] = []  # not applied: an earlier connection may hold a frame
+        self._hellos: list[tuple[SimulatorConnection, Mapping[str, int]]] = []
+        """Not applied so far: an earlier connection of the same process may hold a frame."""
 
     def connect(self, connection: SimulatorConnection, process: str, reported: Mapping[str, int]) -> None:
         """Names the process of a connection, which has reported so many steps since it started, by behavior name."""
         if process in self._records or len(self._records) + len(self._hellos) < _MOST:
             connection.process = process
         if connection.process:
-            self._hellos.append((process, reported))
+            self._hellos.append((connection, reported))
         else:
             self._records.setdefault("", SimulatorSteps())
 
@@ -54,10 +55,11 @@ class SimulatorProcesses:
 
     def _apply_hellos(self, connections: Sequence[SimulatorConnection]) -> None:
         """Computes what processes had reported before their Hello; none of their earlier connections holds a frame."""
-        for process, reported in self._hellos:
-            record = self._records.setdefault(process, SimulatorSteps())
-            completed = self._completed(process, connections)
-            record.before.update({name: steps - completed[name] for name, steps in reported.items()})
+        for connection, reported in self._hellos:
+            record = self._records.setdefault(connection.process, SimulatorSteps())
+            earlier = self._completed(connection.process, connections)
+            earlier.subtract(connection.completed)  # these followed its Hello
+            record.before.update({name: steps - earlier[name] for name, steps in reported.items()})
         self._hellos.clear()
 
     def _completed(self, process: str, connections: Iterable[SimulatorConnection]) -> Counter[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sparring.pipeline.messages.state import EARLIER, AssembledSteps
@@ -123,6 +125,14 @@ def test_a_resumed_run_has_lost_what_was_open_at_its_end() -> None:
     ledger.on_learner_state(state(2, trained=50, lost={"learning": 10}))
     assert terms(ledger) == (100, 50, 0, 0, 50, 0)
     assert (ledger.losses, ledger.allowances()) == ({"learning": 10, "stepping": 40}, {})
+
+
+def test_the_learner_of_a_resumed_run_says_itself_that_it_is_done() -> None:
+    """The run may be resumed with more steps to make: it must not end before its learner is there."""
+    ledger = new_ledger()
+    ledger.on_learner_state(replace(state(trained=50), done=True))
+    ledger.close_former_run()
+    assert not ledger.learner.done
 
 
 def test_a_source_known_from_a_learner_alone_has_no_allowance() -> None:
