@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+Json = Any
+"""A value of a parsed JSON or YAML document whose content its reader has not checked yet."""
 
 
 def put(file: BinaryIO, data: bytes) -> None:

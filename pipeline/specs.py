@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparring.pipeline.errors import ExplainedError
+
+Array = NDArray[Any]
+"""An array whose dtype only its reader knows: an observation, a column of a message, a weight."""
 
 ObservationKind = Literal["vector", "image", "entities", "goal"]
 ObservationDtype = Literal["float32", "uint8"]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly.log import RowNumbers, StepLog
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted
+from sparring.pipeline.specs import Array
 
 Slots = NDArray[np.int32]
 Mask = NDArray[np.bool_]
@@ -170,7 +171,7 @@ class Block:
         self.seen[slots] = False
         return done
 
-    def observe(self, slots: Slots, observations: tuple[NDArray[Any], ...]) -> tuple[Slots, RowNumbers]:
+    def observe(self, slots: Slots, observations: tuple[Array, ...]) -> tuple[Slots, RowNumbers]:
         """Writes the observations of agents at their next decision.
 
         Returns:
@@ -189,7 +190,7 @@ class Block:
     def step(
         self,
         slots: Slots,
-        observations: tuple[NDArray[Any], ...],
+        observations: tuple[Array, ...],
         rewards: NDArray[np.float32],
         group_rewards: NDArray[np.float32] | None,
         acted: ActionsChosen,
@@ -218,7 +219,7 @@ class Block:
         self.seen[slots] = True
         self.acted[slots] = True
 
-    def append(self, observations: tuple[NDArray[Any], ...]) -> RowNumbers:
+    def append(self, observations: tuple[Array, ...]) -> RowNumbers:
         """Writes the observations of agents at their end; returns the row of each."""
         return self._add(observations)
 
@@ -350,7 +351,7 @@ class Block:
             more = max(time + 1 - steps, min(steps, self.horizon + 1 - steps))
             self._path = np.concatenate([self._path, np.zeros((len(self._path), more), np.int64)], axis=1)
 
-    def _add(self, observations: tuple[NDArray[Any], ...]) -> RowNumbers:
+    def _add(self, observations: tuple[Array, ...]) -> RowNumbers:
         n = len(observations[0])
         if self.log.size + n > self.log.capacity:
             self._compact(n)

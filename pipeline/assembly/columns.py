@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from sparring.pipeline.specs import Array
 
 
 def joined(columns: list[Any], dtype: Any) -> Any:
@@ -15,7 +16,7 @@ def joined(columns: list[Any], dtype: Any) -> Any:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
-def slice_rows(record: Any, part: slice | NDArray[Any]) -> Any:
+def slice_rows(record: Any, part: slice | Array) -> Any:
     """Returns some rows of a record of columns."""
     values: dict[str, Any] = {}
     for name in type(record).__slots__:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.assembly.columns import joined
 from sparring.pipeline.assembly.log import RowNumbers
+from sparring.pipeline.specs import Array
 
 Places = NDArray[np.int64]
 """Rows of a group table."""
@@ -264,7 +265,7 @@ class Groups:
 
     # ---------------------------------------------------------------- inside
 
-    def _credit(self, places: Places, gain: NDArray[Any]) -> None:
+    def _credit(self, places: Places, gain: Array) -> None:
         begun = self.times[places] > 0
         np.add.at(self._rewards, (places[begun], self.times[places[begun]] - 1), gain[begun])
 
@@ -284,6 +285,6 @@ class Groups:
     def _grow(self) -> None:
         size = len(self.live)
         for name in ("live", "times", "participants", "horizons", "totals", "known", "names", "numbers", "_rewards"):
-            column: NDArray[Any] = getattr(self, name)
+            column: Array = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         self._free = [*range(2 * size - 1, size - 1, -1), *self._free]

@@ -7,16 +7,16 @@ the log is full, rows that no segment needs are dropped, and the others move to 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.messages.steps import ActionsChosen
+from sparring.pipeline.specs import Array
 
 RowNumbers = NDArray[np.int64]
 """Row numbers in the log."""
-AnyArray = NDArray[Any]
 
 _FIRST_ROWS: Final = 256
 
@@ -42,7 +42,7 @@ class StepLog:
     def __init__(self) -> None:
         self.size = 0
         self.capacity = _FIRST_ROWS
-        self.observations: list[AnyArray] = []
+        self.observations: list[Array] = []
         self.rewards: NDArray[np.float32] = np.zeros(_FIRST_ROWS, np.float32)
         self.group_rewards: NDArray[np.float32] = np.zeros(_FIRST_ROWS, np.float32)
         self.log_probs: NDArray[np.float32] = np.zeros(_FIRST_ROWS, np.float32)
@@ -53,7 +53,7 @@ class StepLog:
         self.carried: NDArray[np.float32] | None = None
         self.times: NDArray[np.int32] = np.zeros(_FIRST_ROWS, np.int32)
 
-    def add(self, observations: tuple[AnyArray, ...]) -> int:
+    def add(self, observations: tuple[Array, ...]) -> int:
         """Writes the observations of agents, for which enough rows must be free.
 
         Returns:
@@ -109,7 +109,7 @@ class StepLog:
         while capacity < 2 * (len(kept) + more):  # at least half is free, so that rows are not moved again soon
             capacity *= 2
 
-        def moved(column: AnyArray) -> AnyArray:
+        def moved(column: Array) -> Array:
             new = np.zeros((capacity, *column.shape[1:]), column.dtype)
             new[: len(kept)] = column[kept]
             return new
@@ -125,7 +125,7 @@ class StepLog:
         numbers: RowNumbers = np.cumsum(needed) - 1
         return numbers
 
-    def _of_width(self, column: AnyArray, like: AnyArray) -> AnyArray:
+    def _of_width(self, column: Array, like: Array) -> Array:
         """Returns the column, which gets its width when the first actions arrive."""
         if column.shape[1] == like.shape[1]:
             return column

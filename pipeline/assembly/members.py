@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from sparring.pipeline.assembly.block import Block, FinishedSegments, Slots
 from sparring.pipeline.assembly.groups import Mask, MemberSegments, Places
 from sparring.pipeline.assembly.log import RowNumbers
 from sparring.pipeline.assembly.notes import Account, Notes
+from sparring.pipeline.specs import Array
 
 
 class MemberBlock(Block):
@@ -144,6 +144,6 @@ class BehaviorMembers:
         return sequences.windows(lengths, times, self.sequence)
 
 
-def observations(columns: list[NDArray[Any]], rows: RowNumbers) -> tuple[NDArray[Any], ...]:
+def observations(columns: list[Array], rows: RowNumbers) -> tuple[Array, ...]:
     """Returns the given rows of every observation."""
     return tuple(column[rows] for column in columns)

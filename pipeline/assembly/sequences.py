@@ -7,15 +7,15 @@ s segments, q sequences, r rows of all segments, one segment after the other.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
+
+from sparring.pipeline.specs import Array
 
 Numbers = NDArray[np.int64]
 
 
-def counts(lengths_s: NDArray[Any], length: int) -> Numbers:
+def counts(lengths_s: Array, length: int) -> Numbers:
     """Returns [s] the number of sequences of each segment.
 
     Args:
@@ -25,7 +25,7 @@ def counts(lengths_s: NDArray[Any], length: int) -> Numbers:
     return -(-lengths_s.astype(np.int64) // length)
 
 
-def divide(lengths_s: NDArray[Any], length: int) -> tuple[Numbers, Numbers]:
+def divide(lengths_s: Array, length: int) -> tuple[Numbers, Numbers]:
     """Returns the first row [q] and number of rows [q] of each sequence; arguments as for `counts`."""
     counts_s = counts(lengths_s, length)
     starts_s = np.cumsum(lengths_s, dtype=np.int64) - lengths_s
@@ -34,7 +34,7 @@ def divide(lengths_s: NDArray[Any], length: int) -> tuple[Numbers, Numbers]:
     return np.repeat(starts_s, counts_s) + within_q, np.minimum(left_q, length)
 
 
-def windows(lengths_s: NDArray[Any], times_r: NDArray[Any], length: int) -> Numbers:
+def windows(lengths_s: Array, times_r: Array, length: int) -> Numbers:
     """Returns [q] the first row of each sequence of group members.
 
     Members share windows of group timesteps: a sequence begins with each segment, and in each window.
@@ -51,7 +51,7 @@ def windows(lengths_s: NDArray[Any], times_r: NDArray[Any], length: int) -> Numb
     return np.flatnonzero(begins_r)
 
 
-def rows_of(first_q: NDArray[Any], lengths_q: NDArray[Any]) -> Numbers:
+def rows_of(first_q: Array, lengths_q: Array) -> Numbers:
     """Returns [r] the rows of the given sequences, one sequence after the other."""
     ends_q = np.cumsum(lengths_q, dtype=np.int64)
     rows_r: Numbers = np.arange(int(lengths_q.sum())) + np.repeat(first_q - (ends_q - lengths_q), lengths_q)

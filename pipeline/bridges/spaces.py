@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError, install_command
-from sparring.pipeline.specs import ActionSpec, ObservationSpec, SpecError
-
-Array = NDArray[Any]
+from sparring.pipeline.specs import ActionSpec, Array, ObservationSpec, SpecError
 
 
 def import_optional(module: str, extra: str) -> Any:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.compliance.peer import ConversationStopped, SimulatorHost, TrialConnection
 from sparring.pipeline.compliance.steps import StepWatch, failed, skipped
@@ -22,12 +21,12 @@ from sparring.pipeline.messages.simulator import (
     Step,
     Welcome,
 )
-from sparring.pipeline.specs import ActionSpec
+from sparring.pipeline.specs import ActionSpec, Array
 
 FIRST_SAMPLE: Final = 0.5
 """Number among the parameters for one with a sampler."""
 
-FirstObservations = dict[str, tuple[NDArray[Any], ...]]
+FirstObservations = dict[str, tuple[Array, ...]]
 """By behavior id: agent ids and observations of a first Step, sorted by agent."""
 
 

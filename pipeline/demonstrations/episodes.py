@@ -27,19 +27,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from sparring.pipeline.demonstrations.pairing import Pairing
 from sparring.pipeline.errors import ExplainedError
-from sparring.pipeline.specs import BehaviorSpec, read_spec
+from sparring.pipeline.specs import Array, BehaviorSpec, read_spec
 
 FORMAT: Final = "sparring-episodes"
 VERSION: Final = "1"
 SUFFIX: Final = ".episodes.safetensors"
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Array]
 
 PER_EPISODE: Final = ("lengths", "agents", "teams", "simulators", "groups", "terminated")
 PER_STEP: Final = ("continuous", "discrete", "rewards", "group_rewards")

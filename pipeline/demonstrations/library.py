@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.demonstrations import episodes
 from sparring.pipeline.demonstrations.episodes import PER_EPISODE, PER_STEP, SUFFIX, Arrays, Recording, RecordingError
 from sparring.pipeline.demonstrations.pairing import DemoActions, Pairing
-from sparring.pipeline.specs import BehaviorSpec, ObservationSpec
+from sparring.pipeline.specs import Array, BehaviorSpec, ObservationSpec
 
 UNITY_SUFFIX: Final = ".demo"
 
@@ -61,8 +61,8 @@ class Demonstrations:
         files: files that these episodes, or those they were chosen from, were read from.
     """
 
-    observations: tuple[NDArray[Any], ...]
-    next_observations: tuple[NDArray[Any], ...]
+    observations: tuple[Array, ...]
+    next_observations: tuple[Array, ...]
     continuous: NDArray[np.float32]
     discrete: NDArray[np.int32]
     masks: NDArray[np.bool_] | None
@@ -217,7 +217,7 @@ def describe(recording: Recording) -> dict[str, Any]:
     return found
 
 
-def _spread(values: NDArray[Any]) -> dict[str, float | None]:
+def _spread(values: Array) -> dict[str, float | None]:
     deviation = float(values.std(ddof=1)) if len(values) > 1 else None
     ends = {"min": float(values.min()), "max": float(values.max())}
     return {"mean": float(values.mean()), "deviation": deviation} | ends
@@ -307,7 +307,7 @@ def _demonstrations(columns: Arrays, spec: BehaviorSpec, files: tuple[Demonstrat
     )
 
 
-def _following(observations: NDArray[Any], final: NDArray[Any], last: NDArray[np.int64]) -> NDArray[Any]:
+def _following(observations: Array, final: Array, last: NDArray[np.int64]) -> Array:
     following = np.empty_like(observations)
     following[:-1] = observations[1:]
     following[last] = final

@@ -5,7 +5,7 @@ n rows of one report. Reports are stored in order of arrival and sorted by agent
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.demonstrations.episodes import Arrays, Recording
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec
 
 Ids = NDArray[np.int64]
 
@@ -28,11 +28,11 @@ class ByAgent:
         like: [0, ...] dtype and shape of the values.
     """
 
-    def __init__(self, like: NDArray[Any]) -> None:
+    def __init__(self, like: Array) -> None:
         self._ids: Ids = np.empty(0, np.int64)
         self._values = like
 
-    def find(self, ids: Ids) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    def find(self, ids: Ids) -> tuple[Array, NDArray[np.bool_]]:
         """Returns [n, ...] the value of each id, zeros for unknown ones; and [n] whether the id is known."""
         found = np.zeros((len(ids), *self._values.shape[1:]), self._values.dtype)
         at = np.searchsorted(self._ids, ids)
@@ -41,7 +41,7 @@ class ByAgent:
         found[known] = self._values[at[known]]
         return found, known
 
-    def put(self, ids: Ids, values: NDArray[Any]) -> None:
+    def put(self, ids: Ids, values: Array) -> None:
         """Sets the values of `ids`, all different, whether they are known or not."""
         self.remove(ids)
         every = np.concatenate([self._ids, ids])

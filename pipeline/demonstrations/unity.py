@@ -39,7 +39,7 @@ from sparring.pipeline.bridges.unity.observations import SensorReader, arrays, d
 from sparring.pipeline.demonstrations.episodes import Arrays, Recording, RecordingError
 from sparring.pipeline.demonstrations.framing import content
 from sparring.pipeline.demonstrations.pairing import ActionsOf, DemoActions, UnknownPairing, action_values, pairing_of
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, SpecError
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, SpecError
 
 _WHOLE: Final = "demonstrations of Unity: a whole .demo file"
 
@@ -57,7 +57,7 @@ class _Pair:
     number: int
     agent: int
     group: int
-    observations: list[NDArray[Any]]
+    observations: list[Array]
     mask: NDArray[np.bool_]
     reward: float
     group_reward: float

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages.segments import Episodes
+from sparring.pipeline.specs import Array
 
 EPISODES_FILE: Final = "episodes.csv"
 
@@ -77,20 +77,20 @@ class FirstEpisodes:
             self._settled = following
             self._counted += following in self._reported
 
-    def columns(self) -> dict[str, NDArray[Any]]:
+    def columns(self) -> dict[str, Array]:
         """Returns agent episodes and the columns of `COLUMNS` of the wanted episodes, in the order of their starts.
 
         Only those before the first one under way are included, so that short episodes do not count more.
         """
         chosen = sorted(number for number in self._reported if number <= self._settled)[: self._wanted]
-        columns: dict[str, NDArray[Any]] = {
+        columns: dict[str, Array] = {
             name: np.array([self._reported[number][place] for number in chosen], dtype)
             for place, (name, dtype) in enumerate(COLUMNS.items())
         }
         return {"agents": np.array(chosen, np.int64)} | columns
 
 
-def write_episodes(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
+def write_episodes(path: Path, columns: Mapping[str, Array]) -> None:
     """Writes columns as a table, a line for each episode; raises `OSError`."""
     text = io.StringIO()
     writer = csv.writer(text)
@@ -99,7 +99,7 @@ def write_episodes(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     write_atomically(path, text.getvalue().encode())
 
 
-def read_episodes(path: Path) -> dict[str, NDArray[Any]]:
+def read_episodes(path: Path) -> dict[str, Array]:
     """Returns the columns of a table that `write_episodes` wrote; none without a file."""
     if not path.exists():
         return {}

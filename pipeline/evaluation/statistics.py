@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest, bootstrap
 
+from sparring.pipeline.specs import Array
+
 CONFIDENCE: Final = 0.95
 _RESAMPLES: Final = 9999
 _VALUES_AT_ONCE: Final = 10**7
@@ -24,7 +26,7 @@ _MOST_FOR_BCA: Final = 3000
 OUTCOMES: Final = {"won": 1.0, "drawn": 0.5, "lost": 0.0}
 
 
-def describe(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def describe(columns: Mapping[str, Array]) -> dict[str, Any]:
     """Returns statistics of episodes, as plain values for JSON.
 
     Args:
@@ -44,7 +46,7 @@ def describe(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     return found
 
 
-def by_team(columns: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
+def by_team(columns: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
     """Returns `describe` for each team if there are several."""
     teams = np.unique(columns["teams"])
     if len(teams) < 2:
@@ -55,7 +57,7 @@ def by_team(columns: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def spread(values: NDArray[Any], *, independent: bool = True) -> dict[str, Any]:
+def spread(values: Array, *, independent: bool = True) -> dict[str, Any]:
     """Returns mean with interval, standard deviation and quartiles; no interval for single or dependent values."""
     values = values.astype(np.float64)
     smallest, lower, median, upper, largest = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from sparring.pipeline.export.policy import (
 from sparring.pipeline.networks.actions import to_environment
 from sparring.pipeline.networks.distributions import FORBIDDEN
 from sparring.pipeline.networks.recurrent import Layout
-from sparring.pipeline.specs import ObservationSpec
+from sparring.pipeline.specs import Array, ObservationSpec
 
 TOLERANCE: Final = 1e-4
 """Largest difference between an export and its network: of an action in [-1, 1], a logit, or a value of a memory."""
@@ -70,7 +70,7 @@ def compare(policy: TrainedPolicy, model: Model) -> float:
     return differences[worst]
 
 
-def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator) -> tuple[Tensors, list[NDArray[Any]]]:
+def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator) -> tuple[Tensors, list[Array]]:
     """Returns inputs as a game would provide them, and the same observations as the network reads them in training.
 
     Vectors follow the statistics of a normalizer if there is one. Lists of entities hold some, all or none. Each branch
@@ -97,7 +97,7 @@ def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator)
     return given, observations
 
 
-def _observation(spec: ObservationSpec, rows: int, random: np.random.Generator) -> NDArray[Any]:
+def _observation(spec: ObservationSpec, rows: int, random: np.random.Generator) -> Array:
     shape = (rows, *spec.shape)
     if spec.dtype == "uint8":
         return random.integers(0, 256, shape, np.uint8)
@@ -122,9 +122,7 @@ def _masks(branches: tuple[int, ...], rows: int, random: np.random.Generator) ->
 
 
 @torch.no_grad()
-def _network(
-    policy: TrainedPolicy, observations: list[NDArray[Any]], memory_B1M: NDArray[Any] | None
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def _network(policy: TrainedPolicy, observations: list[Array], memory_B1M: Array | None) -> tuple[Array, Array | None]:
     """Returns means and logits [B, H], and the memory after them."""
     actor = policy.actor
     prepared = actor.encoder.prepare(actor.encoder.join(observations))
@@ -148,7 +146,7 @@ def _check_layout(policy: TrainedPolicy, got: Tensors, rows: int) -> None:
             raise _wrong(policy, f"{name} {got[name].tolist()}", f"{values.tolist()}")
 
 
-def _continuous(policy: TrainedPolicy, got: Tensors, head_BH: NDArray[Any]) -> dict[str, float]:
+def _continuous(policy: TrainedPolicy, got: Tensors, head_BH: Array) -> dict[str, float]:
     count = policy.spec.actions.continuous
     if not count:
         return {}
@@ -159,9 +157,7 @@ def _continuous(policy: TrainedPolicy, got: Tensors, head_BH: NDArray[Any]) -> d
     return {name: float(np.abs(got[name] - to_environment(head_BH[:, :count], policy.actor.action_limit)).max())}
 
 
-def _discrete(
-    policy: TrainedPolicy, got: Tensors, head_BH: NDArray[Any], allowed_BK: NDArray[Any] | None
-) -> dict[str, float]:
+def _discrete(policy: TrainedPolicy, got: Tensors, head_BH: Array, allowed_BK: Array | None) -> dict[str, float]:
     actions = policy.spec.actions
     if allowed_BK is None:
         return {}
@@ -180,7 +176,7 @@ def _discrete(
     return {name: worst}
 
 
-def _at(values_Bk: NDArray[Any], choice_B: NDArray[Any]) -> NDArray[Any]:
+def _at(values_Bk: Array, choice_B: Array) -> Array:
     return np.take_along_axis(values_Bk, choice_B[:, None], 1)[:, 0]
 
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparring.pipeline.export.policy import ExportError
@@ -29,6 +28,7 @@ from sparring.pipeline.networks.normalizer import CLIP, Normalizer
 from sparring.pipeline.networks.perceptron import Perceptron
 from sparring.pipeline.networks.recurrent import Recurrent
 from sparring.pipeline.networks.settings import Activation
+from sparring.pipeline.specs import Array
 
 _ABSENT: Final = -1e9
 """Added to the score of an absent entity, whose weight is then exactly 0."""
@@ -46,7 +46,7 @@ class Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
 
-    def constant(self, values: Tensor | NDArray[Any] | Sequence[int] | float) -> str:
+    def constant(self, values: Tensor | Array | Sequence[int] | float) -> str:
         """Stores values, floats as float32 and integers as int64, and returns their name."""
         found = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
         name = f"constant_{len(self.constants)}"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.errors import ExplainedError, install_command
 from sparring.pipeline.export.packages import missing_packages
@@ -16,7 +15,7 @@ from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.networks.weights import load_arrays
-from sparring.pipeline.specs import BehaviorSpec, read_spec
+from sparring.pipeline.specs import Array, BehaviorSpec, read_spec
 
 VERSION: Final = 3
 """Version of the layout of a model, which ML-Agents' packages from 2.0 on load."""
@@ -37,7 +36,7 @@ OUTPUTS: Final = (
 )
 """Names of all possible outputs, in order."""
 
-Tensors = dict[str, NDArray[Any]]
+Tensors = dict[str, Array]
 """Inputs or outputs of a model, by name."""
 
 _ACTOR: Final = "actor."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec
 
 STEP_SIZE: Final = 0.2
 TIME_PENALTY: Final = 0.01
@@ -124,22 +124,22 @@ class Goal:
             return ObservationSpec(name=name, shape=(2,), kind="goal")
         return ObservationSpec(name=name, shape=(1,))
 
-    def _observe(self) -> list[NDArray[Any]]:
+    def _observe(self) -> list[Array]:
         goals = self._goals if self._shown is None else np.where(self._ages < self._shown, self._goals, 0)
         seen = {"image": self._image, "entities": self._entities, "goal": _side}
         return [seen.get(kind, self._vector)(goals) for kind in self._kinds]
 
-    def _vector(self, goals: NDArray[np.float64]) -> NDArray[Any]:
+    def _vector(self, goals: NDArray[np.float64]) -> Array:
         shown = self._positions.mean(1) if "goal" in self._kinds else goals
         return shown.astype(np.float32)[:, None]
 
-    def _image(self, goals: NDArray[np.float64]) -> NDArray[Any]:
+    def _image(self, goals: NDArray[np.float64]) -> Array:
         images = np.zeros((len(goals), 3, self._pixels, self._pixels), np.uint8)
         images[goals < 0, 0] = 255
         images[goals > 0, 1] = 255
         return images
 
-    def _entities(self, goals: NDArray[np.float64]) -> NDArray[Any]:
+    def _entities(self, goals: NDArray[np.float64]) -> Array:
         areas = len(goals)
         sides = self._random.choice([-1.0, 1.0], (areas, MOST_ENTITIES))
         seen = np.stack([np.full_like(sides, -1.0), sides], 2)
@@ -154,5 +154,5 @@ class Goal:
         self._ages[areas] = 0
 
 
-def _side(goals: NDArray[np.float64]) -> NDArray[Any]:
+def _side(goals: NDArray[np.float64]) -> Array:
     return np.stack([goals < 0, goals > 0], 1).astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.games.goal import STEP_SIZE, SUCCESS, TIME_PENALTY
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Ends
 from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec
 
 _CONTINUOUS: Final = ActionSpec(continuous=1)
 _DISCRETE: Final = ActionSpec(discrete=(2,))
@@ -136,7 +136,7 @@ class Goals:
                 reports.append(BehaviorReport(behavior=part.id, decisions=seen, ends=ended))
         return reports
 
-    def _observe(self, part: _Part, mine: NDArray[np.bool_]) -> list[NDArray[Any]]:
+    def _observe(self, part: _Part, mine: NDArray[np.bool_]) -> list[Array]:
         goals = self._goals[mine]
         if part.spec.observations == _GOAL:
             return [goals[:, None]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
 from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -184,7 +184,7 @@ class KeyDoor:
         self._states[areas] = self._random.choice(self._maze.starts, areas.size)
         self._ages[areas] = 0
 
-    def _moves(self, actions: BehaviorActions) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    def _moves(self, actions: BehaviorActions) -> tuple[Array, Array | None]:
         """Returns the move of each agent, [areas], and the same as actions to report, [areas, 1], if a script plays any
         agent.
         """

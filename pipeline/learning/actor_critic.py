@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import Perceptron, accumulate
 from sparring.pipeline.networks.recurrent import Layout
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec
 
 _ROWS_AT_ONCE: Final = 1024
 _BYTES_AT_ONCE: Final = 4 * 2**20
@@ -74,7 +74,7 @@ class Recurrence:
         found: NDArray[np.bool_] = np.logical_or.reduceat(within, np.cumsum(self.lengths) - self.lengths)
         return found
 
-    def select(self, which_q: NDArray[Any]) -> tuple[Tensor, RecurrentState]:
+    def select(self, which_q: Array) -> tuple[Tensor, RecurrentState]:
         """Returns the rows [B] of the given sequences, one after the other, and the memories at their starts."""
         lengths = self.lengths[which_q]
         critic = None if self.critic is None else torch.from_numpy(self.critic[which_q])

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.segments import Segments
-
-Array = NDArray[Any]
+from sparring.pipeline.specs import Array
 
 _PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
 _PER_SEGMENT = ("lengths", "terminated", "ended", "agent_episodes")

@@ -11,14 +11,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.learning.buffer import droppable
 from sparring.pipeline.messages.segments import Segments, TeammateSegments
-
-Array = NDArray[Any]
+from sparring.pipeline.specs import Array
 
 _EPISODES_PER_SOURCE: Final = 2**40
 _SHARED: Final = ("members", "times", "next_times", "until", "next_continuous", "next_discrete")

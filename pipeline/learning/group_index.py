@@ -8,13 +8,12 @@ g group segments; s segments of members; r rows of our own members, K timesteps.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.group_buffer import GroupBatch, GroupMembers
+from sparring.pipeline.specs import Array
 
 Numbers = NDArray[np.int64]
 
@@ -71,7 +70,7 @@ class GroupIndex:
         """Returns row and timestep of each token, and the first token of each decision."""
         group_s = np.repeat(np.arange(len(members.members)), members.members)
         group_r = np.repeat(group_s, members.lengths)
-        end_r: NDArray[Any] = np.empty_like(members.times)
+        end_r: Array = np.empty_like(members.times)
         end_r[:-1] = members.times[1:]
         stepped = members.lengths > 0
         end_r[np.cumsum(members.lengths)[stepped] - 1] = members.next_times[stepped]

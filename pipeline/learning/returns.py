@@ -8,17 +8,17 @@ R rows of all segments, one segment after the other; S segments.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
+
+from sparring.pipeline.specs import Array
 
 Floats = NDArray[np.float32]
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def advantages(
-    rewards_R: Floats, values_R: Floats, next_values_S: Floats, lengths_S: NDArray[Any], gamma: float, lambd: float
+    rewards_R: Floats, values_R: Floats, next_values_S: Floats, lengths_S: Array, gamma: float, lambd: float
 ) -> Floats:
     """Returns [R] `A_t = delta_t + gamma lambda A_{t+1}` with `delta_t = r_t + gamma V_{t+1} - V_t`.
 

@@ -29,6 +29,7 @@ import numpy as np
 from sparring.pipeline.errors import CodecError, LimitExceeded
 from sparring.pipeline.messages.fields import DTYPES, Arrays, FieldError, compile_decoder, compile_encoder, shorten
 from sparring.pipeline.messages.schema import TAGS, tag_of
+from sparring.pipeline.specs import Array
 
 Buffer = bytes | bytearray | memoryview
 
@@ -309,10 +310,10 @@ def _layout(text: str, shape: tuple[int, ...], limits: Limits) -> _ArrayLayout:
     return _ArrayLayout(dtype, shape, full if all(shape) else 0)
 
 
-def _view(source: Buffer, at: int, layout: _ArrayLayout) -> np.ndarray[Any, Any]:
+def _view(source: Buffer, at: int, layout: _ArrayLayout) -> Array:
     """Returns a read-only array over bytes of `source`."""
     if not layout.size:
-        array: np.ndarray[Any, Any] = np.empty(layout.shape, layout.dtype)
+        array: Array = np.empty(layout.shape, layout.dtype)
     else:
         array = np.ndarray(layout.shape, layout.dtype, source, at)
     if array.flags.writeable:

@@ -18,8 +18,9 @@ import numpy as np
 
 from sparring.pipeline.errors import CodecError, SparringError
 from sparring.pipeline.messages.schema import Columns
+from sparring.pipeline.specs import Array
 
-Arrays = list[np.ndarray[Any, Any]]
+Arrays = list[Array]
 Encode = Callable[[Any, Arrays], Any]
 Decode = Callable[[Any, Arrays], Any]
 

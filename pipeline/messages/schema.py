@@ -14,6 +14,8 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.specs import Array
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
@@ -36,8 +38,8 @@ I64 = Annotated[NDArray[np.int64], Columns(("<i8",))]
 Octets = Annotated[NDArray[np.uint8], Columns(("|u1",))]
 Flags = Annotated[NDArray[np.bool_], Columns(("|b1",))]
 FlagsMatrix = Annotated[NDArray[np.bool_], Columns(("|b1",), 2)]
-Observation = Annotated[NDArray[Any], Columns(("<f4", "|u1"), None)]
-Weights = Annotated[NDArray[Any], Columns(("<f4", "<i8"), None)]
+Observation = Annotated[Array, Columns(("<f4", "|u1"), None)]
+Weights = Annotated[Array, Columns(("<f4", "<i8"), None)]
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from sparring.pipeline.networks.initialization import LOGIT_GAINS, MEAN_GAINS
 from sparring.pipeline.networks.recurrent import Layout, Recurrent
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.networks.weights import to_arrays
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec
 
 VALUE_GAIN: Final = 1.0
 
@@ -92,7 +92,7 @@ class Actor(nn.Module):
 
     def act(
         self,
-        observations: Sequence[NDArray[Any]],
+        observations: Sequence[Array],
         masks: NDArray[np.bool_] | None,
         generator: torch.Generator,
         deterministic: bool = False,
@@ -144,7 +144,7 @@ class InferenceActor:
 
     def act(
         self,
-        observations: Sequence[NDArray[Any]],
+        observations: Sequence[Array],
         masks: NDArray[np.bool_] | None,
         generator: torch.Generator,
         deterministic: bool = False,
@@ -196,7 +196,7 @@ class RecurrentInferenceActor(InferenceActor):
 
     def act(
         self,
-        observations: Sequence[NDArray[Any]],
+        observations: Sequence[Array],
         masks: NDArray[np.bool_] | None,
         generator: torch.Generator,
         deterministic: bool = False,

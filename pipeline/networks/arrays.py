@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Arrays = dict[str, NDArray[Any]]
+from sparring.pipeline.specs import Array
+
+Arrays = dict[str, Array]
 
 
-def weights_sha256(arrays: Mapping[str, NDArray[Any]]) -> str:
+def weights_sha256(arrays: Mapping[str, Array]) -> str:
     """Returns a hash of names, dtypes, shapes and bytes, the same for the same weights in any order."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
@@ -22,6 +22,6 @@ def weights_sha256(arrays: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def non_finite(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+def non_finite(arrays: Mapping[str, Array]) -> list[str]:
     """Returns the names of arrays that hold a NaN or an infinity."""
     return sorted(name for name, array in arrays.items() if not np.isfinite(array).all())

@@ -14,10 +14,10 @@ import sys
 from typing import Any, Final, TypeVar
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sparring.pipeline.networks.limits import Unsupported
+from sparring.pipeline.specs import Array
 
 CPU: Final = torch.device("cpu")
 
@@ -52,9 +52,9 @@ def over(record: T, device: torch.device) -> T:
     return record if device == CPU else _moved(record, device)
 
 
-def back(tensor: Tensor) -> NDArray[Any]:
+def back(tensor: Tensor) -> Array:
     """Returns a tensor of any device as an array; one on the CPU shares its memory."""
-    array: NDArray[Any] = tensor.cpu().numpy()
+    array: Array = tensor.cpu().numpy()
     return array
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparring.pipeline.specs import ActionSpec
+from sparring.pipeline.specs import ActionSpec, Array
 
 FORBIDDEN: Final = -1e8
 """Logit of a masked choice: its probability is exactly 0, its logarithm finite."""
@@ -54,7 +54,7 @@ class ActionSampler:
         masks_BK: NDArray[np.bool_] | None,
         generator: torch.Generator,
         deterministic: bool = False,
-    ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[Any]]:
+    ) -> tuple[Array, NDArray[np.int32], Array]:
         """Samples an action per row, or takes the most likely one.
 
         Args:
@@ -77,7 +77,7 @@ class ActionSampler:
         log_prob_B += log_p_B
         return continuous_BC, discrete_BD, log_prob_B
 
-    def _gaussian(self, head_BH: Tensor, source: torch.Generator | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _gaussian(self, head_BH: Tensor, source: torch.Generator | None) -> tuple[Array, Array]:
         """Returns samples, or means without a source, and their log-probability."""
         size, head = (len(head_BH), len(self._sigma_C)), head_BH.numpy()
         if not size[1]:
@@ -92,7 +92,7 @@ class ActionSampler:
         log_prob_B += self._offset
         return continuous_BC, log_prob_B
 
-    def _categorical(self, logits_BK: Tensor, source: torch.Generator | None) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    def _categorical(self, logits_BK: Tensor, source: torch.Generator | None) -> tuple[NDArray[np.int32], Array]:
         """Returns choices, the most likely ones without a source, and their log-probability."""
         row_B, log_prob_B = np.arange(len(logits_BK)), np.zeros(len(logits_BK), self._sigma_C.dtype)
         discrete_BD = np.empty((len(logits_BK), len(self._branches)), np.int32)

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparring.pipeline.networks.entities import EntityEncoder
@@ -30,12 +28,12 @@ from sparring.pipeline.networks.normalizer import Normalizer
 from sparring.pipeline.networks.perceptron import Perceptron
 from sparring.pipeline.networks.recurrent import Recurrent
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec
 
 Inputs = tuple[Tensor, ...]
 """[B, F] of all vectors, then one tensor for each other observation in the order of the spec."""
 
-Encode = Callable[[Sequence[NDArray[Any]], Tensor | None], Tensor]
+Encode = Callable[[Sequence[Array], Tensor | None], Tensor]
 """Maps one [B, *shape] array per observation, and previous actions [B, P] if enabled, to a body's input, [B, F]."""
 
 Body = Perceptron | ConditionedLayers | Recurrent
@@ -91,7 +89,7 @@ class Encoder(nn.Module):
         """Returns whether all observations are vectors, so that nothing is trained."""
         return not self._others
 
-    def join(self, observations: Sequence[NDArray[Any]]) -> Inputs:
+    def join(self, observations: Sequence[Array]) -> Inputs:
         """Returns tensors of one [B, *shape] array per observation; those of vectors are always copied."""
         if self.plain:
             return (torch.from_numpy(np.concatenate(observations, axis=1)),)
@@ -156,5 +154,5 @@ class Encoder(nn.Module):
         return Recurrent(trunk, width, settings.memory.memory_size, output_gains, generator, kind[1])
 
 
-def _joined(observations: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _joined(observations: Sequence[Array]) -> Array:
     return np.concatenate(observations, axis=1)

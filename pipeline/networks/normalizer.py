@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from sparring.pipeline.specs import Array
 
 CLIP: Final = 5.0
 """Largest absolute value after normalization."""
@@ -43,7 +44,7 @@ class Normalizer(nn.Module):
         """Returns normalized rows [B, F]."""
         return _normalize(self.mean, self.variance.sqrt(), rows_BF)
 
-    def frozen(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    def frozen(self) -> Callable[[Array], Array]:
         """Returns a NumPy function, whose calls cost less, that normalizes rows by the current statistics in place."""
         return partial(_normalize_few, self.mean.numpy().copy(), self.variance.sqrt().numpy())
 
@@ -68,7 +69,7 @@ class Normalizer(nn.Module):
         return True
 
 
-def _normalize_few(mean_F: NDArray[Any], deviation_F: NDArray[Any], rows_BF: NDArray[Any]) -> NDArray[Any]:
+def _normalize_few(mean_F: Array, deviation_F: Array, rows_BF: Array) -> Array:
     rows_BF -= mean_F
     rows_BF /= deviation_F
     np.maximum(rows_BF, -CLIP, out=rows_BF)

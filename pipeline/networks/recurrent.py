@@ -11,11 +11,10 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -24,6 +23,7 @@ from sparring.pipeline.networks.goals import ConditionedLayers
 from sparring.pipeline.networks.initialization import initialize_weights
 from sparring.pipeline.networks.perceptron import Perceptron
 from sparring.pipeline.networks.settings import Initialization
+from sparring.pipeline.specs import Array
 
 FORGET_BIAS: Final = 1.0
 """An LSTM that initially keeps its memory learns long gaps (Jozefowicz et al. 2015, "An Empirical Exploration of
@@ -48,7 +48,7 @@ class Layout:
 
     __slots__ = ("by_length", "by_number", "inverse", "order", "sizes")
 
-    def __init__(self, lengths_Q: NDArray[Any]) -> None:
+    def __init__(self, lengths_Q: Array) -> None:
         by_length_Q = np.argsort(-lengths_Q, kind="stable")
         first_Q = (np.cumsum(lengths_Q, dtype=np.int64) - lengths_Q)[by_length_Q]
         shortest_first_Q = lengths_Q[by_length_Q][::-1]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.networks.arrays import Arrays
 from sparring.pipeline.networks.device import back
+from sparring.pipeline.specs import Array
 
 
 def to_arrays(module: nn.Module) -> Arrays:
@@ -20,7 +19,7 @@ def to_arrays(module: nn.Module) -> Arrays:
     return {name: back(tensor).copy() for name, tensor in module.state_dict().items()}
 
 
-def load_arrays(module: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
+def load_arrays(module: nn.Module, arrays: Mapping[str, Array]) -> None:
     """Copies `arrays` into a module on any device, which must have exactly these names, shapes and dtypes.
 
     Raises:

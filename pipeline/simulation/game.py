@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from sparring.pipeline.messages.simulator import (
     Adopted,
@@ -19,9 +19,9 @@ from sparring.pipeline.messages.simulator import (
     Progress,
     Statistic,
 )
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec
 
-Observations = NDArray[Any] | Sequence[ArrayLike]
+Observations = Array | Sequence[ArrayLike]
 
 
 class Game(Protocol):
@@ -183,15 +183,15 @@ def ends(
     )
 
 
-def _column(values: ArrayLike | None, rows: int, dtype: type[np.generic]) -> NDArray[Any]:
+def _column(values: ArrayLike | None, rows: int, dtype: type[np.generic]) -> Array:
     return np.zeros(rows, dtype) if values is None else np.asarray(values, dtype)
 
 
-def _optional(values: ArrayLike | None, dtype: type[np.generic]) -> NDArray[Any] | None:
+def _optional(values: ArrayLike | None, dtype: type[np.generic]) -> Array | None:
     return None if values is None else np.asarray(values, dtype)
 
 
-def _observations(observations: Observations) -> tuple[NDArray[Any], ...]:
+def _observations(observations: Observations) -> tuple[Array, ...]:
     parts = (observations,) if isinstance(observations, np.ndarray) else observations
     arrays = (np.asarray(part) for part in parts)
     return tuple(array if array.dtype == np.uint8 else array.astype(np.float32, copy=False) for array in arrays)

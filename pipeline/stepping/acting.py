@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Reset
+from sparring.pipeline.specs import Array
 from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
 from sparring.pipeline.stepping.behaviors import Behavior
 from sparring.pipeline.stepping.connections import Arrival, SimulatorConnection
 from sparring.pipeline.stepping.steps import Choice, SampledActions, join_columns, join_optional
 
-ActorInputs = tuple[tuple[NDArray[Any], ...], NDArray[np.bool_] | None, NDArray[np.float32] | None]
+ActorInputs = tuple[tuple[Array, ...], NDArray[np.bool_] | None, NDArray[np.float32] | None]
 """Observations, masks, and what agents carry, of the same rows."""
 
 
@@ -36,7 +37,7 @@ class Policy(Protocol):
 
     def act(
         self,
-        observations: tuple[NDArray[Any], ...],
+        observations: tuple[Array, ...],
         masks: NDArray[np.bool_] | None,
         carried: NDArray[np.float32] | None,
     ) -> SampledActions:

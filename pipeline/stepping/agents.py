@@ -6,10 +6,12 @@ ends and decides again in one frame keeps its slot and begins a new episode.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sparring.pipeline.specs import Array
 
 Ids = NDArray[np.int64]
 Slots = NDArray[np.int32]
@@ -105,7 +107,7 @@ class SlotTable:
     def _grow(self) -> None:
         size = len(self.live)
         for name in _COLUMNS:
-            column: NDArray[Any] = getattr(self, name)
+            column: Array = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         self.learning[size:] = True
         self._free = [*range(2 * size - 1, size - 1, -1), *self._free]

@@ -14,7 +14,7 @@ from sparring.pipeline.networks.actions import to_environment
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.networks.weights import load_arrays
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec
 from sparring.pipeline.stepping.steps import SampledActions
 
 
@@ -36,7 +36,7 @@ class ScriptedPolicy:
 
     def act(
         self,
-        observations: tuple[NDArray[Any], ...],
+        observations: tuple[Array, ...],
         masks: NDArray[np.bool_] | None,
         carried: NDArray[np.float32] | None = None,
     ) -> SampledActions:
@@ -84,7 +84,7 @@ class NetworkPolicy:
 
     def act(
         self,
-        observations: tuple[NDArray[Any], ...],
+        observations: tuple[Array, ...],
         masks: NDArray[np.bool_] | None,
         carried: NDArray[np.float32] | None = None,
     ) -> SampledActions:

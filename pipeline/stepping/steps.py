@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.messages.simulator import Decisions, Ends
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
+from sparring.pipeline.specs import Array
 from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
 
 
@@ -247,5 +248,5 @@ def _as_reported(tick: BehaviorTick) -> bool:
     )
 
 
-def _observations(rows: Sequence[Decisions] | Sequence[Ends]) -> tuple[NDArray[Any], ...]:
+def _observations(rows: Sequence[Decisions] | Sequence[Ends]) -> tuple[Array, ...]:
     return tuple(join_columns(column) for column in zip(*(one.observations for one in rows), strict=True))

@@ -6,14 +6,14 @@ Each violation becomes a `RemoteProtocolError` that names behavior, field and ag
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec
 
 MAX_GROUP: Final = 2**31 - 1
 _DTYPES: Final = {"float32": np.dtype(np.float32), "uint8": np.dtype(np.uint8)}
@@ -140,7 +140,7 @@ def _check_observations(behavior: str, what: str, rows: Decisions | Ends, spec: 
             _check_finite(behavior, f"{what}.observations[{wanted.name!r}]", column, rows.agents)
 
 
-def _check_finite(behavior: str, field: str, column: NDArray[Any], agents: NDArray[np.int64]) -> None:
+def _check_finite(behavior: str, field: str, column: Array, agents: NDArray[np.int64]) -> None:
     # A finite sum of squares has finite terms only; an infinite one may be an overflow, so the rows are checked.
     if math.isfinite(np.vdot(column, column)):
         return

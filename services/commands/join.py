@@ -25,7 +25,6 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
-import numpy as np
 from anyio import to_thread
 
 from sparring.pipeline.errors import SettingsError
@@ -38,6 +37,7 @@ from sparring.pipeline.queues.endpoints import is_open
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.pipeline.queues.zmq_transport import ZmqTransport
 from sparring.pipeline.settings import no_device
+from sparring.pipeline.specs import Array
 from sparring.services.process.encryption import KEYS_VARIABLE, add_insecure
 from sparring.services.process.hosting import HostedService, ProcessHost
 from sparring.services.process.machines import SILENT_S, OrderExecutor
@@ -186,7 +186,7 @@ def _read(content: bytes, folder: Path) -> tuple[Run, str]:
         return load_run(Path(name))[0], origin_of(Path(name))
 
 
-def _write(directory: Path, path: PurePosixPath, octets: np.ndarray[Any, Any]) -> None:
+def _write(directory: Path, path: PurePosixPath, octets: Array) -> None:
     if path.is_absolute() or ".." in path.parts:
         raise SettingsError(f"got a file for {path}; expected one within the run's folder; use the same version on all")
     target = directory / path

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from sparring.pipeline.specs import Array
+
 Read = Callable[[Sequence[Any]], Array]
 """Converts the values of n agents to [n, ...]; raises ValueError with the reason if they are wrong."""
 

@@ -32,7 +32,7 @@ from sparring.pipeline.bridges.player import PlayerFailed, PlayerProgram
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import BehaviorSpec, SpecError
+from sparring.pipeline.specs import Array, BehaviorSpec, SpecError
 
 PORT: Final = 11008
 MAJOR_VERSION: Final = "0"
@@ -224,7 +224,7 @@ class GodotGame:
         self._player.phase = "initialized"
         return policies
 
-    def _columns(self, answer: Mapping[str, Any]) -> list[tuple[NDArray[Any], ...]]:
+    def _columns(self, answer: Mapping[str, Any]) -> list[tuple[Array, ...]]:
         """Returns the observations of each policy."""
         rows = self._listed(answer, "obs")
         return [policy.columns(rows) for policy in self._policies]
@@ -251,7 +251,7 @@ class GodotGame:
 
 
 def _report(
-    policy: PolicyAgents, seen: tuple[NDArray[Any], ...], rewards: NDArray[np.float32], over: NDArray[np.bool_]
+    policy: PolicyAgents, seen: tuple[Array, ...], rewards: NDArray[np.float32], over: NDArray[np.bool_]
 ) -> BehaviorReport:
     ended = None
     if over.any():

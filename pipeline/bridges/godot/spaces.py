@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from sparring.pipeline.bridges.godot.columns import Array, Read, column, numbers, one_hot, pick, pixels, short
+from sparring.pipeline.bridges.godot.columns import Read, column, numbers, one_hot, pick, pixels, short
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec, SpecError
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec, SpecError
 
 DEFAULT_BEHAVIOR: Final = "Godot"
 MOST_AGENTS: Final = 2**16

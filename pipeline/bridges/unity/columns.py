@@ -20,7 +20,7 @@ from sparring.pipeline.bridges.unity.observations import decoded, sensors
 from sparring.pipeline.bridges.unity.sensing import NOT_FINITE, SAME_SENSORS, SensorColumn, fit_for_games
 from sparring.pipeline.errors import LocalProtocolError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
+from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec, SpecError
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -42,7 +42,7 @@ class _MessageRows(NamedTuple):
 
     infos: Sequence[Any]
     agents: Ids
-    observations: Sequence[NDArray[Any]]
+    observations: Sequence[Array]
     rewards: Floats
     group_rewards: Floats | None
 
@@ -147,7 +147,7 @@ class PlayerBehavior:
             group_rewards=self._rewards("group reward", shared, agents) if any(shared) else None,
         )
 
-    def _observations(self, infos: Sequence[Any], agents: Ids) -> list[NDArray[Any]]:
+    def _observations(self, infos: Sequence[Any], agents: Ids) -> list[Array]:
         seen = [info.observations[:] for info in infos]  # a slice is a list, and twice as fast as iteration
         for row, of_one in enumerate(seen):
             if len(of_one) != len(self._sensors):
@@ -252,7 +252,7 @@ class _DecidedAgents:
         return at, self._ids[at] == ordered
 
 
-def _unless_zero(column: NDArray[Any] | None, at: Places) -> Any:
+def _unless_zero(column: Array | None, at: Places) -> Any:
     """Returns the rows of a column; None if all are 0."""
     if column is None or not np.count_nonzero(rows := column[at]):
         return None

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.bridges.unity.messages import messages, parsed
 from sparring.pipeline.errors import install_command
-from sparring.pipeline.specs import ObservationKind, ObservationSpec
+from sparring.pipeline.specs import Array, ObservationKind, ObservationSpec
 
 NONE, PNG = 0, 1
 GOAL_SIGNAL: Final = 1
@@ -95,7 +95,7 @@ def sensors(observations: Sequence[Any]) -> tuple[SensorReader, ...]:
     return tuple(_sensor(one, _free(one.name or f"obs_{at}", taken)) for at, one in enumerate(observations))
 
 
-def arrays(all_sensors: tuple[SensorReader, ...], observations: Sequence[Any]) -> list[NDArray[Any]]:
+def arrays(all_sensors: tuple[SensorReader, ...], observations: Sequence[Any]) -> list[Array]:
     """Returns one array of the spec's shape and dtype for each sensor.
 
     Raises:
@@ -129,7 +129,7 @@ def shaped(sensor: SensorReader, data: bytes, n: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(np.frombuffer(data, "<f4").reshape(n, height, width, channels).transpose(0, 3, 1, 2))
 
 
-def image(sensor: SensorReader, one: Any) -> NDArray[Any]:
+def image(sensor: SensorReader, one: Any) -> Array:
     """Returns an observation in PNG as [channels, height, width].
 
     Raises:
@@ -225,7 +225,7 @@ def _check_signature(sensor: SensorReader, one: Any) -> None:
         raise UnreadableData(f"observation {sensor.spec.name!r} with fields {signature}, at first {sensor.signature}")
 
 
-def _array(sensor: SensorReader, one: Any) -> NDArray[Any]:
+def _array(sensor: SensorReader, one: Any) -> Array:
     if one.compression_type == PNG:
         return image(sensor, one)
     values: NDArray[np.float32] = shaped(sensor, numbers(sensor, one), 1)[0]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData
 from sparring.pipeline.bridges.unity.messages import messages, parsed
 from sparring.pipeline.bridges.unity.observations import PNG, SensorReader, image, numbers, shaped
+from sparring.pipeline.specs import Array
 
 SAME_SENSORS: Final = "give all agents of a behavior the same sensors, and leave them as they are while it trains"
 NOT_FINITE: Final = "find where the game divides by zero or overflows"
@@ -47,7 +48,7 @@ class SensorColumn:
         self._before, self._behind = around or (b"", b"")
         self._whole = len(self._before) + self._size + len(self._behind) if around else -1
 
-    def read(self, encoded: Sequence[bytes], agents: NDArray[np.int64]) -> NDArray[Any]:
+    def read(self, encoded: Sequence[bytes], agents: NDArray[np.int64]) -> Array:
         """Returns the column [n, *shape] in the spec's dtype.
 
         Args:

@@ -7,7 +7,7 @@ r steps of a batch, B of these in a minibatch, s segments.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from sparring.pipeline.learning.signals.rnd import Rnd
 from sparring.pipeline.learning.signals.scale import RewardScale
 from sparring.pipeline.learning.signals.steps import Floats, Steps
 from sparring.pipeline.networks.device import CPU
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec
 
 EXTRINSIC: Final = "extrinsic"
 
@@ -119,7 +119,7 @@ class Signals:
     def scaled(
         self,
         extrinsic_r: Floats,
-        lengths_s: NDArray[Any],
+        lengths_s: Array,
         episodes_s: NDArray[np.int64],
         ended_s: NDArray[np.bool_],
     ) -> Floats:

@@ -13,7 +13,7 @@ r steps of s segments, one segment after the other.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning import returns
 from sparring.pipeline.learning.memories import Memories
 from sparring.pipeline.networks.normalizer import Normalizer
+from sparring.pipeline.specs import Array
 
 CLIP: Final = np.float32(10.0)
 """Largest absolute value of a reward."""
@@ -46,7 +47,7 @@ class RewardScale:
         self._sums = Memories(1)
 
     def divide(
-        self, rewards_r: Floats, lengths_s: NDArray[Any], episodes_s: NDArray[np.int64], ended_s: NDArray[np.bool_]
+        self, rewards_r: Floats, lengths_s: Array, episodes_s: NDArray[np.int64], ended_s: NDArray[np.bool_]
     ) -> Floats:
         """Returns the rewards [r] of a batch, divided and clipped.
 
@@ -62,7 +63,7 @@ class RewardScale:
         return np.clip(divided, -CLIP, CLIP, out=divided)
 
     def _discounted(
-        self, rewards_r: Floats, lengths_s: NDArray[Any], episodes_s: NDArray[np.int64], ended_s: NDArray[np.bool_]
+        self, rewards_r: Floats, lengths_s: Array, episodes_s: NDArray[np.int64], ended_s: NDArray[np.bool_]
     ) -> Floats:
         """Returns [r] discounted sums so far, episode by episode: advantages of value 0, in reverse order."""
         by_episode_s = np.argsort(episodes_s, kind="stable")

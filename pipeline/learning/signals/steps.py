@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.initialization import HIDDEN_GAINS, initialize_weights
 from sparring.pipeline.networks.perceptron import unset_linear
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.specs import ActionSpec, BehaviorSpec
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec
 
 Floats = NDArray[np.float32]
 
@@ -42,7 +41,7 @@ class Steps:
     """
 
     actions: ActionSpec
-    observations: tuple[NDArray[Any], ...]
+    observations: tuple[Array, ...]
     following: NDArray[np.int64]
     continuous: Floats
     discrete: NDArray[np.int32]
@@ -53,9 +52,9 @@ class Steps:
     def of_segments(
         cls,
         actions: ActionSpec,
-        lengths_s: NDArray[Any],
-        observations: Sequence[NDArray[Any]],
-        next_observations: Sequence[NDArray[Any]],
+        lengths_s: Array,
+        observations: Sequence[Array],
+        next_observations: Sequence[Array],
         continuous: Floats,
         discrete: NDArray[np.int32],
         ended_s: NDArray[np.bool_],
