@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -73,12 +73,11 @@ class Coordinator:
 
     Args:
         start: incarnation of the service.
-        ledgers: by behavior name.
-        added: behavior names that the run was extended by; the run does not wait for one that never stepped.
         ghosts: self-play or a tournament; None without.
         teaching: the lessons of environment parameters; None without.
 
     Attributes:
+        ledgers: by behavior name.
         assigned: serial of the published assignment, 0 before the first.
         specs: by behavior name, as the first simulator that has the behavior declares it.
         episodes: by behavior name.
@@ -87,25 +86,38 @@ class Coordinator:
     def __init__(
         self,
         start: str,
-        ledgers: Mapping[str, StepLedger],
         *,
-        added: Iterable[str] = (),
         ghosts: Ghosts | None = None,
         teaching: LessonPlan | None = None,
     ) -> None:
-        self.ledgers = ledgers
+        self.ledgers: dict[str, StepLedger] = {}
         self.ghosts = ghosts
-        self.teaching = LessonPlan({}, {}, None) if teaching is None else teaching
+        self.teaching = LessonPlan({}, None) if teaching is None else teaching
         self.assigned = 0
         self.specs: dict[str, BehaviorSpec] = {}
-        self.episodes = {name: EpisodeCounts() for name in ledgers}
+        self.episodes: dict[str, EpisodeCounts] = {}
         self._start = start
-        self._added = frozenset(added)
+        self._added: set[str] = set()
         self._timed_out = False
         self._sources: dict[str, str] = {}  # by stepping service, its incarnation
         self._matches: dict[str, int] = {}  # by incarnation of stepping, results that it has reported
         self._simulators = SimulatorTotals()
         self._assembly: AssemblyState | None = None
+
+    def add(self, name: str, ledger: StepLedger, max_steps: int, *, added: bool = False) -> None:
+        """Adds a behavior.
+
+        Args:
+            name: of the behavior.
+            ledger: of its steps.
+            max_steps: where its learner ends.
+            added: only simulators have named it; the run does not wait for it where it never steps.
+        """
+        self.ledgers[name] = ledger
+        self.episodes[name] = EpisodeCounts()
+        self.teaching.max_steps[name] = max_steps
+        if added:
+            self._added.add(name)
 
     # ---------------------------------------------------------------- what the stages report
 
@@ -117,7 +129,7 @@ class Coordinator:
         self._sources[name] = state.source
         self._matches[state.source] = state.matches
         for behavior, produced in state.behaviors.items():
-            if behavior in self.ledgers:  # one without a ledger gets a learner now, and this service a new incarnation
+            if behavior in self.ledgers:  # one without a ledger has no steps yet
                 self.ledgers[behavior].on_produced(state.source, produced)
         for behavior, steps in self._simulators.on_stepping_state(state).items():
             if behavior in self.ledgers:

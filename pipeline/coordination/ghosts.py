@@ -33,7 +33,6 @@ class Ghosts:
     Args:
         rules: of self-play or of a tournament.
         directory: of the run.
-        external: weights of external opponents by behavior name and number.
         topic: for weights of ghosts.
     """
 
@@ -41,12 +40,12 @@ class Ghosts:
         self,
         rules: SelfPlay | Tournament,
         directory: Path,
-        external: Mapping[tuple[str, int], PolicyWeights],
         topic: Topic,
     ) -> None:
         self.rules = rules
+        self._directory = directory
         self._snapshots = Snapshots(directory)
-        self._external = external
+        self._external: dict[tuple[str, int], PolicyWeights] = {}
         self._topic = topic
         self._latest: dict[str, PolicyWeights] = {}
         self._unsaved: dict[tuple[str, int], PolicyWeights] = {}
@@ -55,6 +54,18 @@ class Ghosts:
         self._lines: list[str] = []
         self._written = 0
         self._received: dict[str, dict[str, int]] = {}  # matches whose results arrived, by source and behavior
+
+    def load_external(self, name: str, opponents: Sequence[ExternalOpponent]) -> None:
+        """Loads the weights of a behavior's external opponents, or of the players of a tournament: -1, -2, ...
+
+        Raises:
+            ServiceError: a file of weights is missing or damaged.
+        """
+        players = Snapshots(self._directory / PLAYERS_FOLDER)
+        for number, one in enumerate(opponents, 1):
+            scripted = PolicyWeights(behavior=name, version=-number, arrays={}, script=one.script)
+            weights = scripted if one.script else replace(players.load(name, number), version=-number)
+            self._external[name, -number] = weights
 
     @property
     def serial(self) -> int:
@@ -271,24 +282,3 @@ def _rated(rules: SelfPlay, name: str) -> RatedLearner:
             for player, record in opponents
         },
     )
-
-
-def load_external(
-    directory: Path, opponents: Mapping[str, Sequence[ExternalOpponent]]
-) -> dict[tuple[str, int], PolicyWeights]:
-    """Loads the weights of external opponents, or of the players of a tournament, under their numbers: -1, -2, ...
-
-    Args:
-        directory: of the run.
-        opponents: by behavior name.
-
-    Raises:
-        ServiceError: a file of weights is missing or damaged.
-    """
-    players = Snapshots(directory / PLAYERS_FOLDER)
-    found = {}
-    for name, own in opponents.items():
-        for number, one in enumerate(own, 1):
-            scripted = PolicyWeights(behavior=name, version=-number, arrays={}, script=one.script)
-            found[name, -number] = scripted if one.script else replace(players.load(name, number), version=-number)
-    return found

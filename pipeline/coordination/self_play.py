@@ -32,12 +32,9 @@ class SelfPlay:
     """Decides the learning team and the matchups of one run.
 
     Args:
-        settings: by behavior name under self-play.
-        max_steps: of each.
         seed: of the run.
         places: matchups of an assignment.
         lockstep: opponents change with new weights only.
-        external: opponents that are no snapshots of this run, by behavior name.
 
     Attributes:
         sides: by behavior name.
@@ -50,18 +47,12 @@ class SelfPlay:
 
     def __init__(
         self,
-        settings: Mapping[str, SelfPlaySettings],
-        max_steps: Mapping[str, int],
         *,
         seed: int,
         places: int,
         lockstep: bool,
-        external: Mapping[str, Sequence[ExternalOpponent]] | None = None,
     ) -> None:
-        others = external or {}
-        self.sides = {
-            name: Side(one, max_steps[name], list(others.get(name, ()))) for name, one in sorted(settings.items())
-        }
+        self.sides: dict[str, Side] = {}
         self.ratings = Ratings()
         self.assignment: MatchupAssignment | None = None
         self.changes = 0
@@ -76,8 +67,20 @@ class SelfPlay:
         self._matchups: dict[int, Matchup] = {}  # the latest, by number
         self._numbers = 0
         self._arrived: set[str] = set()  # names whose weights have arrived in this incarnation
-        for name, side in self.sides.items():
-            self.ratings.enter(name, elo=side.settings.initial_elo)
+
+    def add(
+        self, name: str, settings: SelfPlaySettings, max_steps: int, external: Sequence[ExternalOpponent] = ()
+    ) -> None:
+        """Adds a behavior name.
+
+        Args:
+            name: of the behavior.
+            settings: of its self-play.
+            max_steps: where its learner ends.
+            external: opponents that are no snapshots of this run.
+        """
+        self.sides = dict(sorted({**self.sides, name: Side(settings, max_steps, [*external])}.items()))
+        self.ratings.enter(name, elo=settings.initial_elo)
 
     @property
     def names(self) -> frozenset[str]:

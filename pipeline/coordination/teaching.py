@@ -20,21 +20,19 @@ class LessonPlan:
 
     Args:
         curricula: lessons by parameter name; empty without lessons.
-        max_steps: of each behavior, by name.
         ghosts: whose ratings may end a lesson; None without self-play.
 
     Attributes:
+        max_steps: of each behavior, by name.
         published: serial of the published lessons; 0 without lessons.
     """
 
-    def __init__(
-        self, curricula: Mapping[str, Sequence[Lesson]], max_steps: Mapping[str, int], ghosts: Ghosts | None
-    ) -> None:
+    def __init__(self, curricula: Mapping[str, Sequence[Lesson]], ghosts: Ghosts | None) -> None:
+        self.max_steps: dict[str, int] = {}
         self.published = 0
         self._lessons = Lessons(curricula)
         self._some = bool(curricula)
         self._is_published = False
-        self._max_steps = max_steps
         self._ghosts = ghosts
 
     def count(self, behavior: str, episodes: EpisodeReturns) -> None:
@@ -48,7 +46,7 @@ class LessonPlan:
         name = state.behavior
         update = WeightsUpdate(
             version=state.version,
-            progress=state.trained / self._max_steps[name],
+            progress=state.trained / self.max_steps[name],
             rating=None if self._ghosts is None else self._ghosts.rating(name),
             done=ledgers[name].done,
         )

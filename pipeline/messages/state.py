@@ -234,6 +234,13 @@ class FlushRequests:
     behaviors: dict[str, FlushRequest]
 
 
+@record("added_behaviors")
+class AddedBehaviors:
+    """The supervisor names the behaviors that the run has got since it started, once their queues and topics exist."""
+
+    names: tuple[str, ...]
+
+
 @record("assembled")
 class AssembledSteps:
     """Assembly counts the steps of one behavior from one source.

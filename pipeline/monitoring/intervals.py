@@ -133,6 +133,10 @@ class Intervals:
         self._max_steps = max_steps
         self._starts: dict[str, _IntervalStart] = {}
 
+    def adopt(self, frequencies: Mapping[str, int], max_steps: Mapping[str, int]) -> None:
+        """Takes over `summary_freq` and the last step of all behaviors, after further ones were added."""
+        self._frequencies, self._max_steps = frequencies, max_steps
+
     def track(self, behavior: str, time_s: float) -> None:
         """Follows a behavior; must be called whenever its numbers may have changed.
 

@@ -49,6 +49,10 @@ class Overview:
         self._steps: dict[str, int] = {}
         self._combined: Numbers | None = None
 
+    def expect(self, services: Iterable[str]) -> None:
+        """Expects further services to publish."""
+        self.services = {service: Totals() for service in services} | self.services
+
     def update(self, metrics: Metrics) -> bool:
         """Adds a record; returns False if it is not newer than the known one."""
         fresh = self.services.setdefault(metrics.service, Totals()).update(metrics)

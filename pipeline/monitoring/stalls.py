@@ -111,7 +111,7 @@ class Stalls:
     """
 
     def __init__(self, sinks: Sequence[str], timeout_s: float) -> None:
-        self._sinks = sinks
+        self.sinks = sinks
         self._timeout_s = timeout_s
         self._stages: dict[str, _Stage] = {}
         self._looked: float | None = None
@@ -137,7 +137,7 @@ class Stalls:
                 stage.started_at += gap
                 stage.moved = {name: min(now, moved + gap) for name, moved in stage.moved.items()}
         found: dict[str, Stall] = {}
-        for sink in self._sinks:
+        for sink in self.sinks:
             ends = list(self._ends(sink, ALL, "", ()))
             if not ends or any(now - end.moved <= self._timeout_s for end in ends):
                 continue

@@ -25,7 +25,7 @@ CONNECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "topic:learning": ("coordination", "monitor", "supervisor"),
     "topic:policy": ("stepping", "coordination"),
     "topic:monitor": ("supervisor",),
-    "topic:supervisor": ("supervisor",),
+    "topic:supervisor": ("stepping", "coordination", "monitor", "supervisor"),
     "topic:host": ("supervisor",),
 }
 """Client roles in the graph by kind of queue or topic."""

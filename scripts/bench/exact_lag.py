@@ -185,8 +185,8 @@ class ExactLag:
         self._rules: SelfPlay | None = None
         self._known: dict[tuple[str, int], PolicyWeights] = {}
         if self.settings.self_play is not None:
-            own = self.settings.self_play
-            self._rules = SelfPlay({self.name: own}, {self.name: UNLIMITED}, seed=seed, places=4, lockstep=True)
+            self._rules = SelfPlay(seed=seed, places=4, lockstep=True)
+            self._rules.add(self.name, self.settings.self_play, UNLIMITED)
             self._rules.set_teams(self.name, self.match.stepper.teams[self.name])
         self._publish()
 

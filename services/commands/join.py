@@ -42,10 +42,9 @@ from sparring.services.process.encryption import KEYS_VARIABLE, add_insecure
 from sparring.services.process.hosting import HostedService, ProcessHost
 from sparring.services.process.machines import SILENT_S, OrderExecutor
 from sparring.services.process.protection import curve, protection
-from sparring.services.process.runtime import Run
+from sparring.services.process.runtime import SUPERVISOR, Run
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Processes
-from sparring.services.supervision.ports import SUPERVISOR
 from sparring.services.supervision.topology import RUN_FILE, Topology, load_run, load_topology, origin_of
 
 _LOOK_S: Final = 0.25
@@ -126,14 +125,14 @@ async def _take_part(args: argparse.Namespace, keys: Path | None, deadline: floa
 
 async def _wait_for_run(args: argparse.Namespace, keys: Path | None, session: str, deadline: float) -> HostRun | int:
     """Waits until the main machine sends the run; returns an exit status where it does not in time."""
-    endpoints = {SUPERVISOR: args.address}
+    endpoints = {f"topic:{SUPERVISOR}": args.address}
     own = None if keys is None else curve(keys, "supervisor", endpoints)
     protected = Protection(curve=own, insecure=args.insecure, machines=(args.own,) if args.own else ())
     sys.stdout.write(f"waiting for the run at {args.address}\n")
     sys.stdout.flush()
     with anyio.move_on_after(deadline - time.monotonic()):
         async with ZmqTransport(endpoints, session, protection=protected) as transport:
-            supervisor = await transport.subscribe(SUPERVISOR.removeprefix("topic:"))
+            supervisor = await transport.subscribe(SUPERVISOR)
             while True:
                 await supervisor.changed()
                 found = supervisor.latest.get("run")
@@ -217,7 +216,7 @@ class HostSession:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_end_at_signal, tasks)
             topic = await transport.topic(f"host-{self._topology.host}")
-            supervisor = await transport.subscribe(SUPERVISOR.removeprefix("topic:"))
+            supervisor = await transport.subscribe(SUPERVISOR)
             executor = OrderExecutor(self._session, self._start, partial(topic.publish, "state"), tasks)
             tasks.start_soon(self._export, transport)
             status = await self.follow(supervisor, executor)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -19,22 +19,31 @@ from anyio.abc import Listener, TaskGroup
 
 from sparring.pipeline.errors import QueueClosed, ServiceError
 from sparring.pipeline.messages.metrics import Metrics
-from sparring.pipeline.messages.state import RunState
+from sparring.pipeline.messages.state import AddedBehaviors, RunState
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ALL, ProgressTracker
 from sparring.pipeline.monitoring.writing import Writing
 from sparring.pipeline.queues.interface import Capacity, ReceivingQueue, SendingQueue, Subscription, Topic, Transport
+from sparring.pipeline.settings.behavior import BehaviorSettings
 from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.stepping.settings import GATHERED_STEPS
 from sparring.services.endpoint.listening import listen
 
 T = TypeVar("T")
 Clock = Callable[[], float]
 
 METRICS_INTERVAL_S = 1.0
+SUPERVISOR: Final = "supervisor"
+"""Topic of the supervisor, in runs that may get behaviors or other machines."""
 MATCHES = "matches"
 """Queue of the results of matches, from stepping to coordination."""
+
+
+_LARGEST_GROUP: Final = 1024
+_SHARES: Final = 4
+"""A queue holds this many of the largest messages."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -79,7 +88,6 @@ class Run:
         directory: run folder.
         settings: of the run.
         seed: source of all random streams.
-        capacities: of each queue, by name.
         addresses: addresses for simulators, by stepping service.
         simulators: number of simulators that the supervisor starts for each stepping service.
         resumed: the run continues from the state in its folder.
@@ -93,7 +101,6 @@ class Run:
     directory: Path
     settings: Settings
     seed: int
-    capacities: Mapping[str, Capacity]
     addresses: Mapping[str, str]
     simulators: Mapping[str, int]
     resumed: bool = False
@@ -111,6 +118,32 @@ class Run:
     def stepping(self) -> tuple[str, ...]:
         """Returns the names of the stepping services."""
         return tuple(self.addresses)
+
+    @property
+    def grows(self) -> bool:
+        """Returns whether simulators may add behaviors to the run."""
+        return self.playing is None and self.settings.unnamed is not None
+
+    def behavior(self, name: str) -> BehaviorSettings:
+        """Returns the settings of a behavior, which the run has or may get."""
+        settings = self.settings if name in self.settings.behaviors else self.settings.naming([name])
+        return settings.behaviors[name]
+
+    def capacity(self, queue: str) -> Capacity:
+        """Returns the capacity of a queue: twice the step budget, so that the budget is exhausted before a queue."""
+        settings, limits = self.settings, self.settings.pipeline.capacities
+        kind, _, name = queue.partition(":")
+        if kind != "segments":  # at most as many matches end in a tick as there are agents
+            further = settings.pipeline.limits.unnamed_behaviors if self.grows else 0
+            agents = settings.pipeline.max_agents * (len(settings.behaviors) + further) + GATHERED_STEPS
+            processes = len(self.stepping)
+            return Capacity(messages=limits.step_batches, steps=_SHARES * agents * processes, senders=processes)
+        behavior = self.behavior(name)
+        budget = (1 + settings.overlap) * behavior.hyperparameters.buffer_size
+        most = max(2 * budget, _SHARES * behavior.time_horizon)
+        if behavior.trainer_type == "poca":  # a message holds at least one timestep of a whole group
+            most = max(most, _SHARES * _LARGEST_GROUP)
+        return Capacity(messages=limits.segments, steps=most)
 
     @property
     def self_play(self) -> tuple[str, ...]:
@@ -239,6 +272,21 @@ async def follow(subscription: Subscription, react: Callable[[Mapping[str, Any]]
                 await outcome
     except QueueClosed:
         return
+
+
+async def follow_growth(context: Context, grow: Callable[[Sequence[str]], Awaitable[None]]) -> None:
+    """Calls `grow` with the names of behaviors that the run gets, once the context has the run with them."""
+    if context.reload is None or not context.run.grows:
+        return
+
+    async def adopt(latest: Mapping[str, Any]) -> None:
+        added = latest.get("added")
+        if context.reload is not None and isinstance(added, AddedBehaviors):
+            names = [name for name in added.names if name not in context.run.settings.behaviors]
+            context.run = context.reload()
+            await grow(names)
+
+    await follow(await context.transport.subscribe(SUPERVISOR), adopt)
 
 
 async def spec_of(context: Context, coordination: Subscription, name: str) -> tuple[BehaviorSpec, int]:

@@ -35,10 +35,10 @@ from sparring.services.process.runtime import Context, follow, publish_metrics, 
 class Assembly:
     """Assembles the segments of all behaviors and sources, and sends them."""
 
-    def __init__(self, context: Context, topic: Topic, senders: Mapping[str, SendingQueue]) -> None:
+    def __init__(self, context: Context, topic: Topic) -> None:
         self._context = context
         self._topic = topic
-        self._senders = senders
+        self._senders: dict[str, SendingQueue] = {}
         self._assemblers: dict[tuple[str, str], Assembler] = {}
         self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners use groups
         self._warned: set[str] = set()
@@ -50,8 +50,17 @@ class Assembly:
         self._turn = anyio.Lock(fast_acquire=True)  # messages leave in the order of their numbers
         self._announced: set[str] = set()  # behaviors whose present learner knows how far the segments have come
         self._learner_started = anyio.Event()
-        for name, sender in senders.items():
-            sender.on_receiver(partial(self._on_learner, name))
+
+    async def open(self, name: str) -> bool:
+        """Opens the queue to a behavior's learner; returns False where the behavior has none yet."""
+        context = self._context
+        if name not in context.run.learners and context.reload is not None:
+            context.run = context.reload()
+        if name not in context.run.learners:
+            return False
+        self._senders[name] = await context.transport.sender(f"segments:{name}", name)
+        self._senders[name].on_receiver(partial(self._on_learner, name))
+        return True
 
     async def take(self, batch: StepBatch) -> None:
         """Assembles a batch and sends finished segments.
@@ -78,12 +87,9 @@ class Assembly:
             self._flush_if_due(part.behavior, batch.source)
 
     def _learned(self, batch: StepBatch) -> list[BehaviorSteps]:
-        """Returns the parts of behaviors that have learners.
-
-        Another behavior has no step allowance, and no steps; when it gets a learner, this service restarts, and
-        stepping reports the behavior's agents again.
-        """
-        return [part for part in batch.parts if part.behavior in self._context.run.learners]
+        """Returns the parts of behaviors that have learners or may get them; until then they have no steps."""
+        run = self._context.run
+        return [part for part in batch.parts if run.grows or part.behavior in run.learners]
 
     def _groups_of(self, source: str) -> GroupAssembler:
         if source not in self._groups:
@@ -173,6 +179,8 @@ class Assembly:
             sources[message.source] = replace(known, sent=known.sent - rows, closed=known.closed + rows)
         self._topic.publish("state", AssemblyState(origin=self._context.start, held=held, final=final))
         self._note_open()
+        for name, sender in self._senders.items():
+            self._context.note_sender(f"segments:{name}", sender)
 
     # ---------------------------------------------------------------- inside
 
@@ -187,11 +195,11 @@ class Assembly:
     def _in_groups(self, behavior: str) -> bool:
         """Returns whether the behavior's learner trains on group segments."""
         run = self._context.run
-        return run.playing is None and run.settings.behaviors[behavior].trainer_type == "poca"
+        return run.playing is None and run.behavior(behavior).trainer_type == "poca"
 
     def _sizes(self, behavior: str) -> Sizes:
-        settings = self._context.run.settings.behaviors[behavior]
-        largest = self._context.run.capacities[f"segments:{behavior}"].largest
+        settings = self._context.run.behavior(behavior)
+        largest = self._context.run.capacity(f"segments:{behavior}").largest
         return Sizes(
             horizon=settings.time_horizon,
             message_steps=max(1, min(settings.hyperparameters.buffer_size // 16, largest // 2)),
@@ -247,6 +255,10 @@ class Assembly:
         while self._outbox:
             message = self._outbox[0]
             name, rows = message.behavior, len(message.log_probs)
+            if name not in self._senders and not await self.open(name):
+                assert not rows, "a behavior without a learner has no steps"
+                self._outbox.popleft()  # an announcement, which its learner gets once it has started
+                continue
             progress.waits(ALL, f"credit.segments/{name}", f"learning-{name}")
             await self._senders[name].put(message, rows)
             self._outbox.popleft()
@@ -290,16 +302,15 @@ async def run(context: Context) -> None:
     refuse_restart(context)
     transport = context.transport
     topic = await transport.topic(context.service)
-    senders = {name: await transport.sender(f"segments:{name}", name) for name in context.run.learners}
-    receiver = await transport.receiver("steps", context.run.capacities["steps"])
+    receiver = await transport.receiver("steps", context.run.capacity("steps"))
     coordination = await transport.subscribe("coordination")
-    assembly = Assembly(context, topic, senders)
+    assembly = Assembly(context, topic)
+    for name in context.run.learners:
+        await assembly.open(name)
 
     def refresh() -> None:
         assembly.refresh()
         context.note_receiver("steps", receiver)
-        for name, sender in senders.items():
-            context.note_sender(f"segments:{name}", sender)
 
     async def consume() -> None:
         try:

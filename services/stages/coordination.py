@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
@@ -38,8 +38,16 @@ from sparring.pipeline.messages.state import (
 from sparring.pipeline.monitoring.progress import ALL, SIMULATORS
 from sparring.pipeline.queues.interface import Delivery, ReceivingQueue, Topic
 from sparring.pipeline.settings.parameters import curricula
-from sparring.services.process.runtime import MATCHES, Context, follow, publish_metrics, refuse_restart
-from sparring.services.stages.ghosts import open_ghosts
+from sparring.services.process.runtime import (
+    MATCHES,
+    Context,
+    Run,
+    follow,
+    follow_growth,
+    publish_metrics,
+    refuse_restart,
+)
+from sparring.services.stages.ghosts import add_sides, open_ghosts
 
 _SAVE_INTERVAL_S: Final = 0.2
 
@@ -63,6 +71,12 @@ class Coordination:
         self._final_reports = anyio.Event()
         self._published: dict[str, object] = {}
         self._path = context.run.directory / STATE_FILE
+
+    def grow(self, names: Sequence[str]) -> None:
+        """Takes over behaviors that the run has got."""
+        add_behaviors(self.coordinator, self._context.run, names)
+        if self.coordinator.ghosts is not None:
+            add_sides(self.coordinator.ghosts, self._context.run, names)
 
     # ---------------------------------------------------------------- what arrives
 
@@ -284,24 +298,27 @@ class Coordination:
                 self._context.log.warning("steps_lost", behavior=name, cause=cause, steps=steps)
 
 
+def add_behaviors(coordinator: Coordinator, run: Run, names: Iterable[str]) -> None:
+    """Adds behaviors of a run to the step accounting."""
+    for name in names:
+        behavior = run.behavior(name)
+        ledger = StepLedger(
+            buffer_size=behavior.hyperparameters.buffer_size,
+            overlap=run.settings.overlap,
+            processes=len(run.stepping),
+        )
+        coordinator.add(name, ledger, behavior.max_steps, added=name in run.added)
+
+
 async def open_coordination(context: Context, topic: Topic) -> Coordination:
     """Opens all that coordination works with, and restores what an earlier incarnation has saved."""
     run, playing = context.run, context.run.playing
     if playing is not None and playing.players:
         refuse_restart(context)
     ghosts = await open_ghosts(context)
-    behaviors = run.settings.behaviors
-    max_steps = {name: behavior.max_steps for name, behavior in behaviors.items()}
-    teaching = LessonPlan(curricula(run.settings.environment_parameters), max_steps, ghosts)
-    ledgers = {
-        name: StepLedger(
-            buffer_size=behavior.hyperparameters.buffer_size,
-            overlap=run.settings.overlap,
-            processes=len(run.stepping),
-        )
-        for name, behavior in behaviors.items()
-    }
-    coordinator = Coordinator(context.start, ledgers, added=run.added, ghosts=ghosts, teaching=teaching)
+    teaching = LessonPlan(curricula(run.settings.environment_parameters), ghosts)
+    coordinator = Coordinator(context.start, ghosts=ghosts, teaching=teaching)
+    add_behaviors(coordinator, run, run.settings.behaviors)
     coordination = Coordination(context, topic, coordinator)
     if playing is not None:  # checkpoints play in the lessons that their run has come to
         teaching.restore((read_state(run.directory.parent / STATE_FILE) or {}).get("lessons"))
@@ -318,13 +335,24 @@ async def run(context: Context) -> None:
     topic, playing = await context.transport.topic(context.service), context.run.playing
     coordination = await open_coordination(context, topic)
     stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
-    learners = [await context.transport.subscribe(f"learning-{name}") for name in context.run.learners]
     assembly = await context.transport.subscribe("assembly")
-    results = await context.transport.receiver(MATCHES, context.run.capacities[MATCHES])
+    results = await context.transport.receiver(MATCHES, context.run.capacity(MATCHES))
 
     def refresh() -> None:
         coordination.refresh()
         context.note_receiver(MATCHES, results)
+
+    async def follow_learners(names: Iterable[str]) -> None:
+        for name in names:
+            tasks.start_soon(follow, await context.transport.subscribe(f"learning-{name}"), coordination.on_learner)
+            if name in context.run.self_play and playing is None:
+                tasks.start_soon(follow, await context.transport.subscribe(f"policy-{name}"), coordination.on_weights)
+
+    async def grow(names: Sequence[str]) -> None:
+        coordination.grow(names)
+        for subscription in stepping:  # what they said of these behaviors before
+            coordination.on_stepping(subscription.latest)
+        await follow_learners(names)
 
     async with anyio.create_task_group() as tasks:
         if playing is not None and playing.players:
@@ -332,10 +360,8 @@ async def run(context: Context) -> None:
         for subscription in stepping:
             tasks.start_soon(follow, subscription, coordination.on_stepping)
         tasks.start_soon(follow, assembly, coordination.on_assembly)
-        for subscription in learners:
-            tasks.start_soon(follow, subscription, coordination.on_learner)
-        for name in context.run.self_play if playing is None else ():
-            tasks.start_soon(follow, await context.transport.subscribe(f"policy-{name}"), coordination.on_weights)
+        await follow_learners(context.run.learners)
+        tasks.start_soon(follow_growth, context, grow)
         tasks.start_soon(coordination.rate, results)
         tasks.start_soon(coordination.settle)
         tasks.start_soon(publish_metrics, context, topic, refresh)

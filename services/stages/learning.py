@@ -332,7 +332,7 @@ async def run(context: Context) -> None:
     device = await context.compute(partial(usable, context.run.settings.torch_settings.device))
     topic = await context.transport.topic(context.service)
     policies = await context.transport.topic(f"policy-{name}")  # a topic of its own: few readers, large records
-    receiver = await context.transport.receiver(f"segments:{name}", context.run.capacities[f"segments:{name}"], name)
+    receiver = await context.transport.receiver(f"segments:{name}", context.run.capacity(f"segments:{name}"), name)
     coordination = await context.transport.subscribe("coordination")
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
     learning: Learning | None = None

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -38,7 +38,7 @@ from sparring.pipeline.monitoring.stalls import Stall, Stalls
 from sparring.pipeline.monitoring.summary import BehaviorSummary, summarize_behavior
 from sparring.pipeline.monitoring.writing import Writing
 from sparring.pipeline.queues.interface import Subscription, Topic, Transport
-from sparring.services.process.runtime import Context
+from sparring.services.process.runtime import Context, follow_growth
 
 KEY = "metrics"
 """Topic key under which every service publishes its numbers."""
@@ -48,6 +48,10 @@ SILENT_S = 10.0
 
 TOPIC_PACE_S = 0.5
 """Numbers change every second; other keys of the topics change hundreds of times per second."""
+
+
+Adopt = Callable[["RunInfo"], Coroutine[None, None, None]]
+Follow = Callable[[Adopt], Coroutine[None, None, None]]
 
 
 class StopSignal(Protocol):
@@ -98,8 +102,26 @@ class RunInfo:
 
 async def run(context: Context) -> None:
     """Watches the run of `context` until it is stopped."""
+
+    async def follow_behaviors(adopt: Adopt) -> None:
+        await follow_growth(context, lambda _names: adopt(_info_of(context)))
+
+    await monitor(
+        context.transport,
+        _info_of(context),
+        clock=context.clock,
+        wall_clock=context.wall_clock,
+        stop=context.stop,
+        stream=sys.stdout,
+        registry=context.registry,
+        topic=await context.transport.topic(context.service),
+        follow_behaviors=follow_behaviors,
+    )
+
+
+def _info_of(context: Context) -> RunInfo:
     settings, learns = context.run.settings, context.run.playing is None
-    info = RunInfo(
+    return RunInfo(
         run_id=context.run.id,
         run_dir=context.run.directory,
         services=context.run.services,
@@ -111,16 +133,6 @@ async def run(context: Context) -> None:
         again=not context.first,
         log_bytes=settings.pipeline.logs.most_bytes,
         logs_kept=settings.pipeline.logs.kept,
-    )
-    await monitor(
-        context.transport,
-        info,
-        clock=context.clock,
-        wall_clock=context.wall_clock,
-        stop=context.stop,
-        stream=sys.stdout,
-        registry=context.registry,
-        topic=await context.transport.topic(context.service),
     )
 
 
@@ -134,6 +146,7 @@ async def monitor(
     stream: TextIO,
     registry: Registry,
     topic: Topic | None = None,
+    follow_behaviors: Follow | None = None,
 ) -> None:
     """Watches a run until `stop`, then closes all intervals and plots the curves.
 
@@ -146,6 +159,7 @@ async def monitor(
         stream: console stream; a terminal also shows progress bars.
         registry: the monitor's own numbers.
         topic: topic on which these are published, if any.
+        follow_behaviors: calls its argument with the description of the run whenever that has got behaviors.
 
     Raises:
         OSError: a file of the run cannot be written at the start or the end; other failures are counted.
@@ -160,9 +174,18 @@ async def monitor(
         watch = MonitorState(run, subscriptions, display, clock=clock, wall_clock=wall_clock)
         registry.add("unwatched_s", watch.unwatched_s)
         writing = Writing(registry, logs.get(), clock, limit_s=0)
+
+        async def adopt(run: RunInfo) -> None:
+            for service in [one for one in run.services if one not in subscriptions]:
+                subscriptions[service] = await transport.subscribe(service, TOPIC_PACE_S)
+                tasks.start_soon(_follow, subscriptions[service], watch)
+            watch.adopt(run)
+
         async with anyio.create_task_group() as tasks:
             for subscription in subscriptions.values():
                 tasks.start_soon(_follow, subscription, watch)
+            if follow_behaviors is not None:
+                tasks.start_soon(follow_behaviors, adopt)
             tasks.start_soon(_tick, watch, registry, writing, topic, run.tick_s, wall_clock)
             await stop.wait()
             tasks.cancel_scope.cancel()
@@ -252,6 +275,13 @@ class MonitorState:
         self.stalled: list[Stall] = []
         self.unwatched_s = 0.0
         self._restore()
+
+    def adopt(self, run: RunInfo) -> None:
+        """Continues with a run that has more behaviors."""
+        self._run = run
+        self._overview.expect(run.services)
+        self._intervals.adopt(run.behaviors, run.max_steps)
+        self._stalls.sinks = run.sinks
 
     def take(self, subscription: Subscription) -> None:
         """Adds the latest numbers of a topic."""

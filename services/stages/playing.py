@@ -158,7 +158,7 @@ async def run(context: Context) -> None:
     name = context.service.partition("-")[2]
     topic = await context.transport.topic(context.service)
     policies = await context.transport.topic(f"policy-{name}")
-    receiver = await context.transport.receiver(f"segments:{name}", context.run.capacities[f"segments:{name}"], name)
+    receiver = await context.transport.receiver(f"segments:{name}", context.run.capacity(f"segments:{name}"), name)
     coordination = await context.transport.subscribe("coordination")
     player: CheckpointPlayer | None = None
 

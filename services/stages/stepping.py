@@ -22,7 +22,6 @@ from sparring.pipeline.messages.state import (
     BehaviorSpecs,
     LessonsState,
     PolicyWeights,
-    RunState,
     StepAllowances,
     SteppingState,
 )
@@ -40,7 +39,15 @@ from sparring.services.endpoint.context import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.credentials import credentials
 from sparring.services.endpoint.listening import allow_descriptors
 from sparring.services.endpoint.simulators import Simulators
-from sparring.services.process.runtime import MATCHES, Context, Run, follow, publish_metrics, refuse_restart
+from sparring.services.process.runtime import (
+    MATCHES,
+    Context,
+    Run,
+    follow,
+    follow_growth,
+    publish_metrics,
+    refuse_restart,
+)
 from sparring.services.stages.match_outbox import MatchOutbox
 from sparring.services.stages.step_outbox import StepOutbox
 
@@ -62,7 +69,6 @@ class Stepping:
         self._follows_ghosts = False
         self._unnamed = _default_behaviors(context.run)
         self._scripts = _scripts(context.run)
-        self._learner_added = anyio.Event()  # set when the run has added one
         self.policies = Policies(self._behaviors, seed=context.run.seed)
         self.stepper = Stepper(
             self.policies.current,
@@ -100,10 +106,7 @@ class Stepping:
     # ---------------------------------------------------------------- records of other services
 
     def on_coordination(self, latest: Mapping[str, Any]) -> None:
-        """Adopts step allowances, matchups and lessons, and notices behaviors with new learners."""
-        run = latest.get("run")
-        if isinstance(run, RunState) and run.step_counts.keys() - self._followed:
-            self._learner_added.set()
+        """Adopts step allowances, matchups and lessons."""
         lessons = latest.get("lessons")
         if isinstance(lessons, LessonsState) and self.stepper.parameters.adopt(lessons):
             self.simulators.send_first_resets()
@@ -160,19 +163,16 @@ class Stepping:
                 self._followed.add(name)
                 tasks.start_soon(follow, await transport.subscribe(f"policy-{name}"), self.on_weights)
 
-    async def follow_added(self, tasks: TaskGroup) -> None:
-        """Subscribes to the weights of behaviors that simulators have added, once they have learners."""
-        while self._context.reload is not None:
-            await self._learner_added.wait()
-            self._learner_added = anyio.Event()
-            run = self._context.reload()
-            self._behaviors.update(run.settings.behaviors | self._behaviors)
-            if self._unnamed is not None:
-                self._unnamed.added.update(run.added)
-            self._scripts |= _scripts(run)
-            self.stepper.matches.names |= {*run.self_play}
-            await self.follow_learners(run, tasks)
-            self._load()
+    async def grow(self, tasks: TaskGroup) -> None:
+        """Takes over the behaviors that the run has got."""
+        run = self._context.run
+        self._behaviors.update(run.settings.behaviors | self._behaviors)
+        if self._unnamed is not None:
+            self._unnamed.added.update(run.added)
+        self._scripts |= _scripts(run)
+        self.stepper.matches.names |= {*run.self_play}
+        await self.follow_learners(run, tasks)
+        self._load()
 
     def on_assembly_restarted(self, _starts: int) -> None:
         """Lists every live agent for assembly, which has restarted."""
@@ -376,7 +376,7 @@ async def run(context: Context) -> None:
         await stepping.follow_learners(context.run, tasks)
         tasks.start_soon(acceptor.run, listener, tasks)
         tasks.start_soon(follow, coordination, stepping.on_coordination)
-        tasks.start_soon(stepping.follow_added, tasks)
+        tasks.start_soon(follow_growth, context, lambda _names: stepping.grow(tasks))
         tasks.start_soon(stepping.simulators.watch_silence)
         tasks.start_soon(stepping.loop)
         tasks.start_soon(stepping.outbox.send_in_time)

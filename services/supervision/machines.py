@@ -24,8 +24,8 @@ from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.services.process.hosting import HostedService, ProcessHost
 from sparring.services.process.machines import Machine
+from sparring.services.process.runtime import SUPERVISOR
 from sparring.services.supervision.hosts import Processes
-from sparring.services.supervision.ports import SUPERVISOR
 from sparring.services.supervision.topology import RUN_FILE, ServicePlan, Topology
 
 LOOK_S: Final = 0.5
@@ -83,14 +83,14 @@ async def machines(
     if not names:
         yield Machines(topology, processes, {})
         return
-    topic = await transport.topic(SUPERVISOR.removeprefix("topic:"))
+    topic = await transport.topic(SUPERVISOR)
     topic.publish("run", _description(topology))
     timeout_s = topology.run.settings.pipeline.host_timeout_s
     others = {name: Machine(name, partial(topic.publish, f"orders:{name}"), clock, timeout_s) for name in names}
     async with anyio.create_task_group() as tasks:
         for name, other in others.items():
             tasks.start_soon(_follow, other, await transport.subscribe(f"host-{name}"))
-        address = topology.endpoints[SUPERVISOR]
+        address = topology.endpoints[f"topic:{SUPERVISOR}"]
         keys = "" if topology.run.keys is None else " --keys DIR"  # their copy may be in another folder
         commands = [f"sparring join {address} --host {name}{keys}" for name in names]
         logs.get().info("waiting_for_machines", start_there=commands, notice=True)

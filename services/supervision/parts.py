@@ -46,7 +46,6 @@ class Part:
         failure: what went wrong while it was being ended; "" for nothing.
         gone: its last incarnation failed, or ended without a request, while the run ended.
         died: that is true of any of its incarnations.
-        renewed: number of the incarnation that ends because `renew` wants another.
         down: it has failed, and its next incarnation has not begun.
         ended: set when it is not started any more.
     """
@@ -63,7 +62,6 @@ class Part:
     failure: str = ""
     gone: bool = False
     died: bool = False
-    renewed: int = 0
     down: bool = False
     ended: anyio.Event = field(default_factory=anyio.Event)
 
@@ -124,13 +122,6 @@ class Parts:
         self._parts[name] = part
         tasks.start_soon(self._run, part)
 
-    def renew(self, name: str) -> None:
-        """Ends the present incarnation of a part and starts the next one at once; that is no failure."""
-        part = self._parts[name]
-        part.renewed = part.starts
-        if part.hosted is not None:
-            part.hosted.kill()
-
     async def _run(self, part: Part) -> None:
         """Restarts a part until it is stopped or fails too often."""
         try:
@@ -151,8 +142,6 @@ class Parts:
                     part.failure = failure
                     return
                 part.down = True
-                if part.renewed == part.starts and not self._over.is_set():
-                    continue
                 if not self._keeps(part) or not await self._may_restart(part, failure):
                     return
         finally:

@@ -9,14 +9,13 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.hosts import HostSettings, main, place
-
-SUPERVISOR: Final = "topic:supervisor"
+from sparring.services.process.runtime import SUPERVISOR
 
 
 class Ports:
@@ -115,7 +114,8 @@ def _between_machines(settings: Settings, names: list[str], ports: Ports) -> dic
     hosts = settings.pipeline.hosts
     own = main(hosts)
     found = {}
-    for port, name in enumerate([SUPERVISOR, *names, *(f"topic:host-{one}" for one in hosts)], settings.pipeline.port):
+    topics = [f"topic:host-{one}" for one in hosts]
+    for port, name in enumerate([f"topic:{SUPERVISOR}", *names, *topics], settings.pipeline.port):
         where = _listening_host(hosts, name)
         found[name] = _at(hosts[where].address, port)
         if where == own:

@@ -19,21 +19,22 @@ import anyio
 from anyio.abc import TaskGroup
 
 from sparring.pipeline.errors import SparringError
-from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState
+from sparring.pipeline.messages.state import AddedBehaviors, BehaviorSpecs, LearnerState, RunState
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import Status
-from sparring.pipeline.queues.interface import Subscription, Transport
+from sparring.pipeline.queues.interface import Subscription, Topic, Transport
 from sparring.pipeline.settings import started_by_hand
 from sparring.services.process.hosting import HostedService
+from sparring.services.process.runtime import SUPERVISOR
 from sparring.services.supervision.byhand import relay
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Host, Launcher
 from sparring.services.supervision.outcome import FinalReports, SummaryWriter
 from sparring.services.supervision.parts import Part, Parts
-from sparring.services.supervision.shutdown import TURN_S, Shutdown
+from sparring.services.supervision.shutdown import Shutdown
 from sparring.services.supervision.simulators import SimulatorPlan
 from sparring.services.supervision.topology import ServicePlan, Topology
-from sparring.services.supervision.watchdog import LOOK_S, START_S, Watchdog
+from sparring.services.supervision.watchdog import LOOK_S, Watchdog
 
 EXPORT_S = 60.0
 """The time for the exports of the last checkpoints."""
@@ -169,6 +170,7 @@ class Supervisor:
         A behavior for which no learner can be started keeps only its own simulators waiting.
         """
         refused: set[str] = set()
+        topic = await self._transport.topic(SUPERVISOR)
         while not self._over.is_set():
             await anyio.sleep(LOOK_S)
             specs = [self._reports.of(name, "specs", BehaviorSpecs) for name in self._run.stepping]
@@ -187,36 +189,23 @@ class Supervisor:
                     if not self._run.settings.behaviors:
                         self._fail(f"no learner for {', '.join(names)}: {error}")
                     continue
-                await self._adopt(topology, tasks)
+                await self._adopt(topology, tasks, topic)
                 self._log.info("behaviors_added", behaviors=names, cause="default_settings count for them", notice=True)
 
-    async def _adopt(self, topology: Topology, tasks: TaskGroup) -> None:
-        """Continues with a topology that has more behaviors.
-
-        The services between stepping and the learners restart, as after a crash, and then know all queues. The new
-        learners start after them, so that no step is under way to an incarnation that is about to end.
-        """
-        known = {plan.name for plan in self._topology.services}
-        new = [plan for plan in topology.services if plan.name not in known]
+    async def _adopt(self, topology: Topology, tasks: TaskGroup, topic: Topic) -> None:
+        """Continues with a topology that has more behaviors: tells the services, and starts the new learners."""
+        new = [plan for plan in topology.services if plan.name not in self._topics]
         topics = {plan.name: await self._transport.subscribe(plan.name, TOPIC_PACE_S) for plan in new}
-        between = [self.parts[name] for name in ("assembly", "coordination", "monitor")]
-        former = [part.starts for part in between]
         if self._over.is_set():
             return
         self._topology, self._run = topology, topology.run
+        self._topics |= topics
         self._watchdog.adopt(topology)
         self._shutdown.adopt(topology)
         self._host.adopt(topology)
-        for part in between:
-            self.parts.renew(part.name)
-        with anyio.move_on_after(START_S):
-            for part, starts in zip(between, former, strict=True):
-                while part.starts == starts or not self._shutdown.is_counted(part):  # noqa: ASYNC110 (retained topics)
-                    await anyio.sleep(TURN_S)
-        if not self._over.is_set():
-            self._topics |= topics
-            for plan in new:
-                self.parts.keep(tasks, plan.name, partial(self._start_service, plan))
+        topic.publish("added", AddedBehaviors(names=topology.run.added))
+        for plan in new:
+            self.parts.keep(tasks, plan.name, partial(self._start_service, plan))
 
     # ---------------------------------------------------------------- exports
 

@@ -20,18 +20,14 @@ from pathlib import Path
 
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.queues.interface import Capacity
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.hosts import main, place
-from sparring.pipeline.stepping.settings import GATHERED_STEPS
 from sparring.services.process.encryption import keys_folder
-from sparring.services.process.runtime import MATCHES, Context, Playback, Run
+from sparring.services.process.runtime import MATCHES, SUPERVISOR, Context, Playback, Run
 from sparring.services.supervision.ports import Ports, addresses_of, endpoints_of
 from sparring.services.supervision.simulators import SimulatorPlan, simulator_plans
 
 RUN_FILE = "run.json"
-_LARGEST_GROUP = 1024
-_SHARES = 4  # a queue holds this many of the largest messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +94,6 @@ class Topology:
         run = dataclasses.replace(
             self.run,
             settings=settings,
-            capacities=_capacities(settings, len(self.run.stepping)),
             added=(*self.run.added, *names),
         )
         plans = service_plans(run)
@@ -124,7 +119,6 @@ class Topology:
             "playing": None if run.playing is None else dataclasses.asdict(run.playing),
             "addresses": dict(run.addresses),
             "simulators": dict(run.simulators),
-            "capacities": {n: [c.messages, c.steps, c.senders] for n, c in run.capacities.items()},
             "endpoints": dict(self.endpoints),
             "insecure": run.insecure,
             "added": run.added,
@@ -173,7 +167,6 @@ def build(
             directory=directory,
             settings=settings,
             seed=seed,
-            capacities=_capacities(settings, len(stepping)),
             addresses=addresses,
             simulators={
                 name: sum(plan.environment["SPARRING_ADDRESS"] == address for plan in simulators)
@@ -233,7 +226,6 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
             directory=directory,
             settings=settings,
             seed=plain["seed"],
-            capacities={n: Capacity(messages=m, steps=s, senders=k) for n, (m, s, k) in plain["capacities"].items()},
             addresses=plain["addresses"],
             simulators=plain["simulators"],
             resumed=plain["resumed"],
@@ -276,7 +268,10 @@ def plan_of(run: Run, name: str) -> ServicePlan:
 def _channels(run: Run, plans: Sequence[ServicePlan]) -> list[str]:
     """Returns the names of all queues, and of all topics as "topic:NAME"."""
     topics = [*(plan.name for plan in plans), *(f"policy-{name}" for name in run.settings.behaviors), "ghosts"]
-    return [*run.capacities, *(f"topic:{topic}" for topic in topics)]
+    if run.grows:
+        topics.append(SUPERVISOR)
+    queues = ("steps", MATCHES, *(f"segments:{name}" for name in run.settings.behaviors))
+    return [*queues, *(f"topic:{topic}" for topic in topics)]
 
 
 def service_plans(run: Run) -> tuple[ServicePlan, ...]:
@@ -321,17 +316,3 @@ def cores_beside_learners(
     if not settings.pipeline.leave_cores_to_learners or not rest:
         return {}
     return {plan.name: rest for plan in plans if plan.name not in learners}
-
-
-def _capacities(settings: Settings, stepping: int) -> dict[str, Capacity]:
-    """Returns the capacity of each queue: twice the step budget, so that the budget is exhausted before a queue."""
-    limits = settings.pipeline.capacities
-    agents = settings.pipeline.max_agents * len(settings.behaviors) + GATHERED_STEPS
-    steps = Capacity(messages=limits.step_batches, steps=_SHARES * agents * stepping, senders=stepping)
-    found = {"steps": steps, MATCHES: steps}  # at most as many matches end in a tick as there are agents
-    for name, behavior in settings.behaviors.items():
-        most = max(2 * settings.budget(name), _SHARES * behavior.time_horizon)
-        if behavior.trainer_type == "poca":  # a message holds at least one timestep of a whole group
-            most = max(most, _SHARES * _LARGEST_GROUP)
-        found[f"segments:{name}"] = Capacity(messages=limits.segments, steps=most)
-    return found

@@ -229,7 +229,9 @@ class Stages:
 
     def _new_coordinator(self) -> Coordinator:
         ledger = StepLedger(buffer_size=self.buffer_size, overlap=self.overlap, processes=self.processes)
-        return Coordinator("coordination.5f3a-1", {"B": ledger})
+        coordinator = Coordinator("coordination.5f3a-1")
+        coordinator.add("B", ledger, 2**62)
+        return coordinator
 
     # ---------------------------------------------------------------- learning
 

@@ -33,7 +33,7 @@ class Run:
         self.root, self.layout, self.settings = root, layout, settings
         self.topic = RecordingTopic()
         self.rules = make(layout, **settings)
-        self.ghosts = Ghosts(self.rules, root, {}, self.topic)
+        self.ghosts = Ghosts(self.rules, root, self.topic)
         self.published = 0
         self.state = ""
         self.former: set[tuple[str, int]] = set()

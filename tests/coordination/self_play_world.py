@@ -51,8 +51,11 @@ def make(
     **settings: Any,
 ) -> SelfPlay:
     max_steps_of = dict.fromkeys(layout, max_steps) if isinstance(max_steps, int) else dict(max_steps)
-    own = {name: SelfPlaySettings(**{**settings, **(per_name or {}).get(name, {})}) for name in layout}
-    return SelfPlay(own, max_steps_of, seed=seed, places=places, lockstep=lockstep, external=external)
+    rules = SelfPlay(seed=seed, places=places, lockstep=lockstep)
+    for name in layout:
+        own = SelfPlaySettings(**{**settings, **(per_name or {}).get(name, {})})
+        rules.add(name, own, max_steps_of[name], (external or {}).get(name, ()))
+    return rules
 
 
 def started_rules(layout: Layout, **settings: Any) -> SelfPlay:

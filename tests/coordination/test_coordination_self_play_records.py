@@ -120,16 +120,19 @@ def test_a_restart_without_a_needed_snapshot_names_its_path(tmp_path: Path) -> N
 
 def test_external_weights_are_published_under_their_number(tmp_path: Path) -> None:
     """Their number is negative, and they are not saved as a snapshot."""
-    external = weights("A", -1)
-    rules = make({"A": (0, 1)}, external={"A": [ExternalOpponent("old", 1e12)]})
+    Snapshots(tmp_path / ghosts_module.PLAYERS_FOLDER).save(weights("A", 1))
+    old = ExternalOpponent("old", 1e12)
+    rules = make({"A": (0, 1)}, external={"A": [old]})
     topic = RecordingTopic()
-    ghosts = Ghosts(rules, tmp_path, {("A", -1): external}, topic)
+    ghosts = Ghosts(rules, tmp_path, topic)
+    ghosts.load_external("A", [old])
     ghosts.stepped({"A": (0, 1)}, {})
-    ghosts.weights(weights("A", 1))
+    ghosts.weights(weights("A", 2))
     ghosts.keep()
     ghosts.publish()
-    assert list(topic.latest.values()) == [external]
-    assert [path.stem for path in tmp_path.rglob("*.safetensors")] == ["000000001"]
+    assert [one.version for one in topic.latest.values()] == [-1]
+    assert not Snapshots(tmp_path).has("A", 1)
+    assert Snapshots(tmp_path).has("A", 2)
     assert ghosts.described()["opponents"] == ["old"]
 
 
@@ -143,14 +146,20 @@ def test_external_players_are_loaded_under_negative_numbers(tmp_path: Path) -> N
         ExternalOpponent("two", 1.0),
         ExternalOpponent("simulator/keeper", 1.0, "keeper"),
     ]
-    found = ghosts_module.load_external(tmp_path, {"A": players})
-    assert {key: (one.version, one.trained, one.script) for key, one in found.items()} == {
-        ("A", -1): (-1, 1, ""),
-        ("A", -2): (-2, 2, ""),
-        ("A", -3): (-3, 0, "keeper"),
-    }
+    topic = RecordingTopic()
+    rules = make({"A": (0, 1)}, places=32, external={"A": players}, play_against_latest_model_ratio=1.0)
+    ghosts = Ghosts(rules, tmp_path, topic)
+    ghosts.load_external("A", players)
+    ghosts.stepped({"A": (0, 1)}, {})
+    ghosts.weights(weights("A", 9))
+    ghosts.publish()
+    assert sorted((one.version, one.trained, one.script) for one in topic.latest.values() if one.version < 0) == [
+        (-3, 0, "keeper"),
+        (-2, 2, ""),
+        (-1, 1, ""),
+    ]
     with pytest.raises(ServiceError, match="expected"):
-        ghosts_module.load_external(tmp_path, {"A": [*players, ExternalOpponent("four", 1.0)]})
+        ghosts.load_external("A", [*players, ExternalOpponent("four", 1.0)])
 
 
 def test_mean_and_spread_of_the_opponents_ratings_are_those_of_the_window(tmp_path: Path) -> None:

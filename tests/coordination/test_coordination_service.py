@@ -18,7 +18,7 @@ from sparring.services.stages.coordination import Coordination
 def coordination_in(folder: Path) -> Coordination:
     """Returns a service without behaviors, which needs only its folder."""
     context: Any = SimpleNamespace(run=SimpleNamespace(directory=folder), log=structlog.get_logger())
-    return Coordination(context, SimpleNamespace(), Coordinator("coordination.1", {}))  # type: ignore[arg-type]
+    return Coordination(context, SimpleNamespace(), Coordinator("coordination.1"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\0\0\0\0", b'{"Ball": {"led', b"\xff"])

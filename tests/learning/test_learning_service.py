@@ -22,7 +22,6 @@ from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
 from sparring.pipeline.messages.state import LearnerState, PolicyWeights, RunState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
 from sparring.pipeline.networks.limits import Unsupported
-from sparring.pipeline.queues.interface import Capacity
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.services.process.runtime import Context, Run, inline
@@ -52,7 +51,6 @@ def run_in(folder, resumed=False) -> Run:
         directory=folder,
         settings=parse_settings(CONFIG, "test").settings,
         seed=1,
-        capacities={"segments:Test": Capacity(messages=16, steps=16 * BUFFER)},
         addresses={"stepping-0": "unix:///nowhere"},
         simulators={"stepping-0": 1},
         resumed=resumed,

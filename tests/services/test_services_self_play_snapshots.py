@@ -42,8 +42,9 @@ def ghosts(folder: Path, topic: FakeTopic) -> Ghosts:
     settings = SelfPlaySettings(
         save_steps=SAVE, swap_steps=5, window=3, team_change=10**6, play_against_latest_model_ratio=0.0
     )
-    rules = SelfPlay({NAME: settings}, {NAME: 10**6}, seed=1, places=4, lockstep=False)
-    return Ghosts(rules, folder, {}, topic)
+    rules = SelfPlay(seed=1, places=4, lockstep=False)
+    rules.add(NAME, settings, 10**6)
+    return Ghosts(rules, folder, topic)
 
 
 def register_teams(one: Ghosts) -> None:

@@ -47,7 +47,7 @@ def test_services_leave_as_many_cores_to_learners_as_these_have_threads(
     """Without a free core every service may use all cores; learners always may."""
     settings = settings_of(learning, processes)
     stepping = {f"stepping-{index}": "" for index in range(processes)}
-    run = Run(id="r", directory=Path(), settings=settings, seed=0, capacities={}, addresses=stepping, simulators={})
+    run = Run(id="r", directory=Path(), settings=settings, seed=0, addresses=stepping, simulators={})
     plans = service_plans(run)
     found = cores_beside_learners(settings, plans, sorted(usable))
     left = len(usable) - 2 * learning
