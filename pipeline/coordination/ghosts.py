@@ -17,9 +17,10 @@ from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.coordination.snapshots import Snapshots
 from sparring.pipeline.coordination.tournament import Tournament
 from sparring.pipeline.files import append
+from sparring.pipeline.messages.channels import ghost_topic
 from sparring.pipeline.messages.matches import RatedLearner, Rating, Results
 from sparring.pipeline.messages.state import PolicyWeights
-from sparring.pipeline.queues.interface import Topic
+from sparring.pipeline.queues.interface import Publisher
 
 MATCHES_FILE: Final = "matches.jsonl"
 PLAYERS_FOLDER: Final = "players"
@@ -42,7 +43,7 @@ class Ghosts:
         rules: SelfPlay | Tournament,
         directory: Path,
         external: Mapping[tuple[str, int], PolicyWeights],
-        topic: Topic,
+        topic: Publisher,
     ) -> None:
         self.rules = rules
         self._snapshots = Snapshots(directory)
@@ -149,7 +150,7 @@ class Ghosts:
                 weights = known
             else:
                 weights = self._snapshots.load(name, number)
-            self._topic.publish(f"ghost-{at}", weights)
+            self._topic.publish(ghost_topic(at), weights)
         self._tidy()
 
     def ratings(self) -> dict[str, RatedLearner]:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import anyio
 
@@ -23,19 +22,20 @@ from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.assembly.group_assembler import GroupAssembler
 from sparring.pipeline.assembly.members import BehaviorMembers
 from sparring.pipeline.errors import QueueClosed
+from sparring.pipeline.messages.channels import ASSEMBLY_STATE, FLUSHES, METRICS, STEPS, segments_queue
 from sparring.pipeline.messages.incarnations import service_of
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import AssembledSteps, AssemblyState, FlushRequests
 from sparring.pipeline.messages.steps import BehaviorSteps, StepBatch
 from sparring.pipeline.monitoring.progress import ALL
-from sparring.pipeline.queues.interface import SendingQueue, Topic
+from sparring.pipeline.queues.interface import Publisher, Sender, Subscription
 from sparring.services.process.runtime import Context, follow, publish_metrics, refuse_restart
 
 
 class Assembly:
     """Assembles the segments of all behaviors and sources, and sends them."""
 
-    def __init__(self, context: Context, topic: Topic, senders: Mapping[str, SendingQueue]) -> None:
+    def __init__(self, context: Context, topic: Publisher, senders: Mapping[str, Sender[Segments]]) -> None:
         self._context = context
         self._topic = topic
         self._senders = senders
@@ -120,9 +120,9 @@ class Assembly:
         self._outbox.extend(groups.announcement(behavior) for behavior in new)
         self._outbox.extend(groups.ready_messages())
 
-    async def flush(self, latest: Mapping[str, Any]) -> None:
+    async def flush(self, topics: Subscription) -> None:
         """Closes and sends the open segments that coordination has requested."""
-        flushes = latest.get("flushes")
+        flushes = topics.latest(FLUSHES)
         if flushes is None:
             return
         self._flushes = flushes
@@ -171,7 +171,7 @@ class Assembly:
             rows = len(message.log_probs)
             known = sources.get(message.source, AssembledSteps(sent=message.reached, open=0, closed=0))
             sources[message.source] = replace(known, sent=known.sent - rows, closed=known.closed + rows)
-        self._topic.publish("state", AssemblyState(origin=self._context.start, held=held, final=final))
+        self._topic.publish(ASSEMBLY_STATE, AssemblyState(origin=self._context.start, held=held, final=final))
         self._note_open()
 
     # ---------------------------------------------------------------- inside
@@ -289,9 +289,9 @@ async def run(context: Context) -> None:
     """Assembles until stopped; then handles the batches that have arrived and sends finished segments."""
     refuse_restart(context)
     transport = context.transport
-    topic = await transport.topic(context.service)
-    senders = {name: await transport.sender(f"segments:{name}", name) for name in context.run.learners}
-    receiver = await transport.receiver("steps", context.run.capacities["steps"])
+    topic = await transport.publisher(context.service)
+    senders = {name: await transport.sender(segments_queue(name)) for name in context.run.learners}
+    receiver = await transport.receiver(STEPS, context.run.capacities["steps"])
     coordination = await transport.subscribe("coordination")
     assembly = Assembly(context, topic, senders)
 
@@ -307,8 +307,7 @@ async def run(context: Context) -> None:
                 context.progress.waits("segments", "steps", *context.run.stepping)
                 batch = await receiver.get()
                 context.progress.works("segments")
-                if isinstance(batch, StepBatch):
-                    await assembly.take(batch)
+                await assembly.take(batch)
         except QueueClosed:
             return
 
@@ -322,4 +321,4 @@ async def run(context: Context) -> None:
             await assembly.settle()
         tasks.cancel_scope.cancel()
     assembly.refresh(final=True)
-    topic.publish("metrics", context.numbers())
+    topic.publish(METRICS, context.numbers())

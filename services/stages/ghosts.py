@@ -17,7 +17,7 @@ async def open_ghosts(context: Context) -> Ghosts | None:
     names, settings, playing = context.run.self_play, context.run.settings, context.run.playing
     if not names:
         return None
-    topic = await context.transport.topic("ghosts")
+    topic = await context.transport.publisher("ghosts")
     directory = context.run.directory
     if playing is not None:
         tournament = Tournament(names, playing.players, playing.matches, mirror=playing.mirror)

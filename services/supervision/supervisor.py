@@ -19,7 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from sparring.pipeline.errors import SparringError
-from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState
+from sparring.pipeline.messages.channels import LEARNER_STATE, RUN, SPECS
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.queues.interface import Subscription, Transport
@@ -171,7 +171,7 @@ class Supervisor:
         refused: set[str] = set()
         while not self._over.is_set():
             await anyio.sleep(LOOK_S)
-            specs = [self._reports.of(name, "specs", BehaviorSpecs) for name in self._run.stepping]
+            specs = [self._reports.of(name, SPECS) for name in self._run.stepping]
             named = {name for one in specs if one is not None for name in one.behaviors}
             names = sorted(named - self._run.settings.behaviors.keys() - refused)
             most = max(0, self._settings.limits.unnamed_behaviors - len(self._run.added))
@@ -230,7 +230,7 @@ class Supervisor:
         for name in self._run.learners:
             if self._topology.place(f"learning-{name}") != self._topology.host:
                 continue  # `sparring join` exports it there
-            state = self._reports.of(f"learning-{name}", "state", LearnerState)
+            state = self._reports.of(f"learning-{name}", LEARNER_STATE)
             if state is not None:
                 exports.on_checkpoint(name, state.checkpoint)
 
@@ -246,8 +246,8 @@ class Supervisor:
         topic = self._topics["coordination"]
         while True:
             await topic.changed()
-            state = topic.latest.get("run")
-            if isinstance(state, RunState) and state.finished:
+            state = topic.latest(RUN)
+            if state is not None and state.finished:
                 self._end("completed", None)
                 return
 

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from sparring.pipeline.messages.metrics import Metrics
+from sparring.pipeline.messages.channels import METRICS
 from sparring.pipeline.messages.state import SteppingState
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.monitoring.rotation import full, trim
@@ -101,8 +101,8 @@ class Watchdog:
             for name, topic in self._topics.items():
                 self._check_answers(self._parts[name], topic, now, awake)
                 self._check_writes(name, topic, now)
-                metrics = topic.latest.get("metrics")
-                if isinstance(metrics, Metrics) and name in self._run.services:
+                metrics = topic.latest(METRICS)
+                if metrics is not None and name in self._run.services:
                     self._stalls.update(metrics, now)
             self._check_simulators(now)
             self._check_progress(self._stalls.look(now), now)
@@ -155,8 +155,8 @@ class Watchdog:
 
     def _check_writes(self, name: str, topic: Subscription, now: float) -> None:
         """Reports a service that cannot write: on a full disk it cannot write its own log either."""
-        metrics = topic.latest.get("metrics")
-        count = metrics.counters.get(COUNTER, 0) if isinstance(metrics, Metrics) else 0
+        metrics = topic.latest(METRICS)
+        count = metrics.counters.get(COUNTER, 0) if metrics is not None else 0
         reported, at = self._reported_writes.get(name, (0, -WRITES_S))
         if count > reported and now - at >= WRITES_S:
             self._reported_writes[name] = count, now
