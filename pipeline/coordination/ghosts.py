@@ -17,9 +17,10 @@ from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.coordination.snapshots import Snapshots
 from sparring.pipeline.coordination.tournament import Tournament
 from sparring.pipeline.files import append
+from sparring.pipeline.messages.channels import ghost_topic
 from sparring.pipeline.messages.matches import RatedLearner, Rating, Results
 from sparring.pipeline.messages.state import PolicyWeights
-from sparring.pipeline.queues.interface import Topic
+from sparring.pipeline.queues.interface import Publisher
 
 MATCHES_FILE: Final = "matches.jsonl"
 PLAYERS_FOLDER: Final = "players"
@@ -40,7 +41,7 @@ class Ghosts:
         self,
         rules: SelfPlay | Tournament,
         directory: Path,
-        topic: Topic,
+        topic: Publisher,
     ) -> None:
         self.rules = rules
         self._directory = directory
@@ -160,7 +161,7 @@ class Ghosts:
                 weights = known
             else:
                 weights = self._snapshots.load(name, number)
-            self._topic.publish(f"ghost-{at}", weights)
+            self._topic.publish(ghost_topic(at), weights)
         self._tidy()
 
     def ratings(self) -> dict[str, RatedLearner]:

@@ -11,8 +11,9 @@ from typing import Any
 from sparring.pipeline.coordination.ghosts import Ghosts
 from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.coordination.lessons import Lesson, Lessons, WeightsUpdate
+from sparring.pipeline.messages.channels import LESSONS
 from sparring.pipeline.messages.state import EpisodeReturns, LearnerState
-from sparring.pipeline.queues.interface import Topic
+from sparring.pipeline.queues.interface import Publisher
 
 
 class LessonPlan:
@@ -60,12 +61,12 @@ class LessonPlan:
                 "measure": round(change.measure, 6),
             }
 
-    def publish(self, topic: Topic, save: Callable[[], None]) -> None:
+    def publish(self, topic: Publisher, save: Callable[[], None]) -> None:
         """Publishes new lessons, once `save` has written them."""
         if self._some and not (self._is_published and self._lessons.serial == self.published):
             save()
             self._is_published, self.published = True, self._lessons.serial
-            topic.publish("lessons", self._lessons.state)
+            topic.publish(LESSONS, self._lessons.state)
 
     def gauges(self, behavior: str) -> Iterator[tuple[str, float]]:
         """Yields name and value of each gauge."""

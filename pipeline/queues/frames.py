@@ -94,7 +94,7 @@ def from_sender(frames: Sequence[Buffer]) -> SenderHello | Data | SenderBye:
     head = frames[0] if frames else b""
     if head[:1] not in (_SMALL_DATA, _LARGE_DATA):
         message = codec.decode(frames)
-        return message if isinstance(message, SenderHello) else _only(message, SenderBye)
+        return message if isinstance(message, SenderHello) else only(message, SenderBye)
     try:
         _, sequence, steps = _HEAD.unpack_from(head)
         sender = bytes(head[_HEAD.size :]).decode()
@@ -118,7 +118,7 @@ def from_receiver(frames: Sequence[Buffer]) -> Grant:
     Raises:
         CodecError: this is not a receiver's message.
     """
-    return _only(codec.decode(frames), Grant)
+    return only(codec.decode(frames), Grant)
 
 
 def to_subscriber(message: TopicUpdate | PublisherHeartbeat, payload: Payload | None) -> list[Buffer]:
@@ -136,7 +136,7 @@ def from_publisher(frames: Sequence[Buffer], limits: Limits) -> tuple[TopicUpdat
     message = codec.decode(frames[:1])
     if isinstance(message, TopicUpdate):
         return message, unpack(Payload(frames[1:], 0), limits)
-    return _only(message, PublisherHeartbeat), None
+    return only(message, PublisherHeartbeat), None
 
 
 def to_publisher(status: SubscriberStatus) -> list[Buffer]:
@@ -150,10 +150,15 @@ def from_subscriber(frames: Sequence[Buffer]) -> SubscriberStatus:
     Raises:
         CodecError: this is not a subscriber's message.
     """
-    return _only(codec.decode(frames), SubscriberStatus)
+    return only(codec.decode(frames), SubscriberStatus)
 
 
-def _only(message: Any, kind: type[T]) -> T:
+def only(message: Any, kind: type[T]) -> T:
+    """Returns a message of this kind.
+
+    Raises:
+        CodecError: it is of another kind.
+    """
     if not isinstance(message, kind):
         raise CodecError(
             got=f"{type(message).__name__}",

@@ -8,15 +8,21 @@ the caller. While both ends live, delivery is once and in order: a sender keeps 
 and sends it again after a loss. What an incarnation of the receiver has not acknowledged when another
 takes its place is dropped and counted: a stage that must not lose it puts it again.
 
-A topic is for state: subscribers get the publisher's latest record of each key, never a history,
-and a late or restarted subscriber gets it at once.
+A topic is for state: subscribers get the publisher's latest record, never a history, and a late or restarted
+subscriber gets it at once. `messages.channels` names the queues and topics, and the type of the records of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
+
+from sparring.pipeline.messages.channels import Queue, Topic
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,11 +108,11 @@ class ReceiverStatistics:
     fullest_steps: int
 
 
-class Delivery(Protocol):
+class Delivery(Protocol[T_co]):
     """Holds a record from `receive`, which counts against the capacity until it is acknowledged."""
 
     @property
-    def record(self) -> Any:
+    def record(self) -> T_co:
         """Returns the record."""
 
     @property
@@ -124,12 +130,8 @@ class Delivery(Protocol):
         """
 
 
-class SendingQueue(Protocol):
+class Sender(Protocol[T_contra]):
     """Sends records to the receiver of a queue."""
-
-    @property
-    def behavior_id(self) -> str:
-        """Returns the behavior name that the queue carries, "*" for all."""
 
     @property
     def maxlen(self) -> int:
@@ -139,11 +141,11 @@ class SendingQueue(Protocol):
     def receiver(self) -> str:
         """Returns the incarnation of the service that receives, "" before its first message."""
 
-    async def put(self, record: Any, steps: int) -> None:
+    async def put(self, record: T_contra, steps: int) -> None:
         """Sends a record, waiting for credit.
 
         Args:
-            record: any registered record; the caller must not change it afterwards.
+            record: the caller must not change it afterwards.
             steps: agent-steps in it.
 
         Raises:
@@ -153,7 +155,7 @@ class SendingQueue(Protocol):
         Cancelled: the record was not put.
         """
 
-    def put_nowait(self, record: Any, steps: int) -> None:
+    def put_nowait(self, record: T_contra, steps: int) -> None:
         """Sends a record as `put` does, but raises `Full` instead of waiting."""
 
     def on_acknowledged(self, callback: Callable[[int, int], None]) -> None:
@@ -175,18 +177,14 @@ class SendingQueue(Protocol):
         """Closes this end and drops unacknowledged messages (drain first to keep them)."""
 
 
-class ReceivingQueue(Protocol):
+class Receiver(Protocol[T_co]):
     """Receives the records of all senders of a queue."""
-
-    @property
-    def behavior_id(self) -> str:
-        """Returns the behavior name that the queue carries, "*" for all."""
 
     @property
     def maxlen(self) -> int:
         """Returns the capacity in messages."""
 
-    async def get(self) -> Any:
+    async def get(self) -> T_co:
         """Waits for the next record, acknowledges it and returns it.
 
         Raises:
@@ -195,13 +193,13 @@ class ReceivingQueue(Protocol):
         Cancelled: no record was taken.
         """
 
-    def get_nowait(self) -> Any:
+    def get_nowait(self) -> T_co:
         """Returns the next record as `get` does, but raises `Empty` instead of waiting."""
 
-    async def receive(self) -> Delivery:
+    async def receive(self) -> Delivery[T_co]:
         """Waits for the next record, which the caller acknowledges; raises and cancels as `get` does."""
 
-    def receive_nowait(self) -> Delivery:
+    def receive_nowait(self) -> Delivery[T_co]:
         """Returns the next record as `receive` does, but raises `Empty` instead of waiting."""
 
     def qsize(self) -> int:
@@ -217,22 +215,24 @@ class ReceivingQueue(Protocol):
         """Closes this end; senders drop its unacknowledged messages once another end replaces it."""
 
 
-class Topic(Protocol):
-    """Publishes the latest record of each key."""
+class Publisher(Protocol):
+    """Publishes the latest record of each topic of a service."""
 
-    def publish(self, key: str, record: Any) -> None:
-        """Makes `record` the latest of `key` for all subscribers, without waiting."""
+    def publish(self, topic: Topic[T], record: T) -> None:
+        """Makes `record` the latest of `topic` for all subscribers, without waiting."""
 
     async def aclose(self) -> None:
         """Closes this end; subscribers keep what they have."""
 
 
 class Subscription(Protocol):
-    """Receives the latest record of each key of a topic."""
+    """Receives the latest record of each topic of a service."""
 
-    @property
-    def latest(self) -> dict[str, Any]:
-        """Returns the latest record of each key seen so far, which must not be changed."""
+    def latest(self, topic: Topic[T]) -> T | None:
+        """Returns the latest record of a topic, which must not be changed; None before the first."""
+
+    def every(self, record: type[T]) -> list[T]:
+        """Returns the latest records of all topics of this type."""
 
     @property
     def publisher(self) -> str:
@@ -255,14 +255,14 @@ class Transport(Protocol):
     Each end belongs to the task group in which the transport was entered, and is open until closed.
     """
 
-    async def sender(self, name: str, behavior_id: str = "*") -> SendingQueue:
-        """Opens the sending end of queue `name` for this incarnation of the service."""
+    async def sender(self, queue: Queue[T]) -> Sender[T]:
+        """Opens a sending end of a queue for this incarnation of the service."""
 
-    async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingQueue:
-        """Opens the receiving end of queue `name`, which `capacity` bounds exactly."""
+    async def receiver(self, queue: Queue[T], capacity: Capacity) -> Receiver[T]:
+        """Opens the receiving end of a queue, which `capacity` bounds exactly."""
 
-    async def topic(self, service: str) -> Topic:
-        """Opens the publishing end of `service`'s topic."""
+    async def publisher(self, service: str) -> Publisher:
+        """Opens the publishing end of `service`'s topics."""
 
     async def subscribe(self, service: str, pace: float = 0.0) -> Subscription:
-        """Opens a subscription to `service`'s topic, which receives updates at most every `pace` seconds."""
+        """Opens a subscription to `service`'s topics, which receives updates at most every `pace` seconds."""

@@ -15,7 +15,8 @@ from typing import Any, Self
 import anyio
 
 from sparring.pipeline.errors import QueueError
-from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.messages.channels import Queue
+from sparring.pipeline.queues.interface import Capacity, T
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.scope import Scope
 from sparring.pipeline.queues.sending_end import SendingEnd
@@ -42,8 +43,8 @@ class MemoryHub:
 
     def __init__(self) -> None:
         self.opened = itertools.count(1)
-        self.senders: dict[str, list[SendingEnd]] = {}
-        self.receivers: dict[str, ReceivingEnd] = {}
+        self.senders: dict[str, list[SendingEnd[Any]]] = {}
+        self.receivers: dict[str, ReceivingEnd[Any]] = {}
         self.topics: dict[str, TopicEnd] = {}
         self.subscriptions: dict[str, list[SubscriptionEnd]] = {}
         self._calls: deque[Callable[[], None]] = deque()
@@ -61,14 +62,14 @@ class MemoryHub:
         finally:
             self._running = False
 
-    def to_receiver(self, name: str, message: SenderHello | Data | SenderBye, route: SendingEnd) -> None:
+    def to_receiver(self, name: str, message: SenderHello | Data | SenderBye, route: SendingEnd[Any]) -> None:
         """Delivers a message to the receiver of a queue, or loses it if none is open."""
         end = self.receivers.get(name)
         if end is not None:
             end.received(message, route)
             end.settle()
 
-    def to_sender(self, end: SendingEnd, grant: Grant) -> None:
+    def to_sender(self, end: SendingEnd[Any], grant: Grant) -> None:
         """Delivers a Grant to a sender, or loses it if the end is closed."""
         if not end.closed:
             end.received(grant)
@@ -126,9 +127,9 @@ class MemoryTransport:
 
     # ------------------------------------------------------------ queues
 
-    async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
-        """Opens a sending end of queue `name`; ends open at the same time are different senders."""
-        hub, scope = self.hub, self._scope
+    async def sender(self, queue: Queue[T]) -> SendingEnd[T]:
+        """Opens a sending end of a queue; ends open at the same time are different senders."""
+        name, hub, scope = queue.name, self.hub, self._scope
         peers = hub.senders.setdefault(name, [])
         index = scope.index(name)
 
@@ -137,9 +138,8 @@ class MemoryTransport:
             scope.release_index(name, index)
             peers.remove(end)
 
-        end = SendingEnd(
+        end: SendingEnd[T] = SendingEnd(
             make_id(self.start, next(hub.opened), index),
-            behavior_id,
             self._timing,
             self._clock,
             pack=lambda record: (record, 0),
@@ -152,23 +152,22 @@ class MemoryTransport:
         end.flush()
         return end
 
-    async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingEnd:
-        """Opens the receiving end of queue `name`, which `capacity` bounds exactly.
+    async def receiver(self, queue: Queue[T], capacity: Capacity) -> ReceivingEnd[T]:
+        """Opens the receiving end of a queue, which `capacity` bounds exactly.
 
         Raises:
             QueueError: the queue already has a receiver, or a sender's share would hold nothing.
         """
-        hub, scope = self.hub, self._scope
+        name, hub, scope = queue.name, self.hub, self._scope
         _refuse_second("receiver of queue", name, hub.receivers)
 
         def release() -> None:
             scope.remove(end)
             del hub.receivers[name]
 
-        end = ReceivingEnd(
+        end: ReceivingEnd[T] = ReceivingEnd(
             make_id(self.start, next(hub.opened)),
             capacity,
-            behavior_id,
             self._timing,
             self._clock,
             unpack=lambda payload: payload,
@@ -185,7 +184,7 @@ class MemoryTransport:
 
     # ------------------------------------------------------------ topics
 
-    async def topic(self, service: str) -> TopicEnd:
+    async def publisher(self, service: str) -> TopicEnd:
         """Opens the publishing end of `service`'s topic.
 
         Raises:

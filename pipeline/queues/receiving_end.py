@@ -7,7 +7,7 @@ message is taken.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -18,20 +18,23 @@ from sparring.pipeline.queues.interface import Capacity, Delivery, ReceiverStati
 from sparring.pipeline.queues.timer import Timer
 from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, Timing
 
+T = TypeVar("T")
 
-class _Delivery:
+
+class _Delivery(Generic[T]):
     """Holds a record that was handed out and can be acknowledged."""
 
     __slots__ = ("_end", "_entry")
 
-    def __init__(self, end: ReceivingEnd, entry: ReceivedMessage) -> None:
+    def __init__(self, end: ReceivingEnd[T], entry: ReceivedMessage) -> None:
         self._end = end
         self._entry = entry
 
     @property
-    def record(self) -> Any:
+    def record(self) -> T:
         """Returns the record."""
-        return self._entry.record
+        record: T = self._entry.record
+        return record
 
     @property
     def steps(self) -> int:
@@ -48,13 +51,12 @@ class _Delivery:
         self._end.acknowledge(self._entry)
 
 
-class ReceivingEnd:
-    """Receives the records of a queue; see `ReceivingQueue`.
+class ReceivingEnd(Generic[T]):
+    """Receives the records of a queue; see `Receiver`.
 
     Args:
         receiver: id of this end.
         capacity: never exceeded.
-        behavior_id: behavior name that the queue carries.
         timing: intervals.
         clock: gives rising seconds.
         unpack: turns a payload into a record; a CodecError discards the message.
@@ -72,17 +74,15 @@ class ReceivingEnd:
         self,
         receiver: str,
         capacity: Capacity,
-        behavior_id: str,
         timing: Timing,
         clock: Callable[[], float],
-        unpack: Callable[[Any], Any],
+        unpack: Callable[[Any], T],
         on_discard: Callable[[str, CodecError], None],
         transmit: Callable[[Any, Grant], None],
         poll: Callable[[], None],
         release: Callable[[], None],
     ) -> None:
         self._state = ReceiverState(receiver, capacity, timing, unpack, on_discard)
-        self._behavior_id = behavior_id
         self._timing = timing
         self._clock = clock
         self._transmit = transmit
@@ -96,11 +96,6 @@ class ReceivingEnd:
         self.timer = Timer(clock, lambda: self._state.deadline, self._tick)
 
     @property
-    def behavior_id(self) -> str:
-        """Returns the behavior name that the queue carries, "*" for all."""
-        return self._behavior_id
-
-    @property
     def maxlen(self) -> int:
         """Returns the capacity in messages."""
         return self._state.capacity.messages
@@ -112,23 +107,24 @@ class ReceivingEnd:
 
     # ------------------------------------------------------------ getting
 
-    async def get(self) -> Any:
-        """Returns the next record as `ReceivingQueue.get` does."""
+    async def get(self) -> T:
+        """Returns the next record as `Receiver.get` does."""
         await self._arrival()
         return self.get_nowait()
 
-    async def receive(self) -> Delivery:
-        """Returns the next record as `ReceivingQueue.receive` does."""
+    async def receive(self) -> Delivery[T]:
+        """Returns the next record as `Receiver.receive` does."""
         await self._arrival()
         return self.receive_nowait()
 
-    def get_nowait(self) -> Any:
+    def get_nowait(self) -> T:
         """Returns the next record as `get` does, but raises `Empty` instead of waiting."""
         entry = self._take()
         self.acknowledge(entry)
-        return entry.record
+        record: T = entry.record
+        return record
 
-    def receive_nowait(self) -> Delivery:
+    def receive_nowait(self) -> Delivery[T]:
         """Returns the next record as `receive` does, but raises `Empty` instead of waiting."""
         return _Delivery(self, self._take())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -21,14 +21,14 @@ from sparring.pipeline.queues.timer import Timer
 from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, Timing, incarnation_of
 
 Acknowledged = Callable[[int, int], None]
+T = TypeVar("T")
 
 
-class SendingEnd:
-    """Sends records to the receiver of a queue; see `SendingQueue`.
+class SendingEnd(Generic[T]):
+    """Sends records to the receiver of a queue; see `Sender`.
 
     Args:
         sender: id of this end.
-        behavior_id: behavior name that the queue carries.
         timing: intervals.
         clock: gives rising seconds.
         pack: turns a record into a payload and its size in bytes.
@@ -40,16 +40,14 @@ class SendingEnd:
     def __init__(
         self,
         sender: str,
-        behavior_id: str,
         timing: Timing,
         clock: Callable[[], float],
-        pack: Callable[[Any], tuple[Any, int]],
+        pack: Callable[[T], tuple[Any, int]],
         transmit: Callable[[SenderHello | Data | SenderBye], None],
         poll: Callable[[], None],
         release: Callable[[], None],
     ) -> None:
         self._state = SenderState(sender, timing, self._new_receiver)
-        self._behavior_id = behavior_id
         self._clock = clock
         self._pack = pack
         self._transmit = transmit
@@ -64,11 +62,6 @@ class SendingEnd:
         self._waits = 0
         self._waited_s = 0.0
         self.timer = Timer(clock, lambda: self._state.deadline, self.flush)
-
-    @property
-    def behavior_id(self) -> str:
-        """Returns the behavior name that the queue carries, "*" for all."""
-        return self._behavior_id
 
     @property
     def maxlen(self) -> int:
@@ -92,8 +85,8 @@ class SendingEnd:
 
     # ------------------------------------------------------------ putting
 
-    async def put(self, record: Any, steps: int) -> None:
-        """Sends a record as `SendingQueue.put` does; waiting puts are served in order.
+    async def put(self, record: T, steps: int) -> None:
+        """Sends a record as `Sender.put` does; waiting puts are served in order.
 
         Raises:
             TooLarge: there are more steps than the receiver's `Capacity.largest`.
@@ -107,7 +100,7 @@ class SendingEnd:
             await self._turn(steps)
         self._put(steps, payload, size)
 
-    def put_nowait(self, record: Any, steps: int) -> None:
+    def put_nowait(self, record: T, steps: int) -> None:
         """Sends a record as `put` does, but raises `Full` instead of waiting."""
         payload, size = self._pack(record)
         if not self._may_put(steps):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
 
 from sparring.pipeline.errors import QueueClosed
+from sparring.pipeline.messages.channels import Topic
 from sparring.pipeline.queues.timer import Timer
 from sparring.pipeline.queues.topic import PublisherState, SubscriberState
 from sparring.pipeline.queues.wire import PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate, incarnation_of
 
+T = TypeVar("T")
+
 
 class TopicEnd:
-    """Publishes the records of a topic; see `Topic`.
+    """Publishes the records of a topic; see `Publisher`.
 
     Args:
         publisher: id of this end.
@@ -55,10 +58,10 @@ class TopicEnd:
         """Returns whether this end is closed."""
         return self._closed
 
-    def publish(self, key: str, record: Any) -> None:
-        """Makes `record` the latest of `key` for all subscribers, without waiting.
+    def publish(self, topic: Topic[T], record: T) -> None:
+        """Makes `record` the latest of `topic` for all subscribers, without waiting.
 
-        Its arrays must not change until long after the key is published again: pass copies.
+        Its arrays must not change until long after the topic is published again: pass copies.
 
         Raises:
             QueueClosed: this end is closed.
@@ -66,9 +69,9 @@ class TopicEnd:
         """
         if self._closed:
             raise QueueClosed(
-                f"got {key!r} for {self._state.publisher}, which is closed; expected an open end; open a new one"
+                f"got {topic.key!r} for {self._state.publisher}, which is closed; expected an open end; open a new one"
             )
-        self._state.publish(key, self._pack(record))
+        self._state.publish(topic.key, self._pack(record))
         self.settle()
 
     def received(self, status: SubscriberStatus, route: Any) -> None:
@@ -128,9 +131,18 @@ class SubscriptionEnd:
         self.timer = Timer(clock, lambda: self._state.deadline, self.flush)
 
     @property
-    def latest(self) -> dict[str, Any]:
-        """Returns the latest record of each key seen so far, which must not be changed."""
+    def records(self) -> Mapping[str, Any]:
+        """Returns the latest record of each key seen so far."""
         return self._state.latest
+
+    def latest(self, topic: Topic[T]) -> T | None:
+        """Returns the latest record of a topic, which must not be changed; None before the first."""
+        record = self._state.latest.get(topic.key)
+        return record if isinstance(record, topic.record) else None
+
+    def every(self, record: type[T]) -> list[T]:
+        """Returns the latest records of all topics of this type."""
+        return [one for one in self._state.latest.values() if isinstance(one, record)]
 
     @property
     def publisher(self) -> str:

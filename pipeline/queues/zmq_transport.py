@@ -12,11 +12,12 @@ import anyio
 import anyio.to_thread
 import structlog
 
+from sparring.pipeline.messages.channels import Queue
 from sparring.pipeline.messages.codec import SERVICES, Limits
 from sparring.pipeline.queues import frames as framing
 from sparring.pipeline.queues.curve import UNPROTECTED, HandshakeRejections, Protection
 from sparring.pipeline.queues.endpoints import endpoint_of
-from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.interface import Capacity, T
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.scope import Scope
 from sparring.pipeline.queues.sending_end import SendingEnd
@@ -126,12 +127,13 @@ class ZmqTransport:
 
     # ------------------------------------------------------------ queues
 
-    async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
-        """Opens a sending end of queue `name`; ends open at the same time are different senders.
+    async def sender(self, queue: Queue[T]) -> SendingEnd[T]:
+        """Opens a sending end of a queue; ends open at the same time are different senders.
 
         Raises:
             QueueError: there is no endpoint of that name, or it cannot be connected to.
         """
+        name = queue.name
         link, close = self._sockets.connect(name, endpoint_of(self.endpoints, name))
         index = self._scope.index(name)
 
@@ -140,9 +142,8 @@ class ZmqTransport:
             self._scope.remove(end)
             close()
 
-        end = SendingEnd(
+        end: SendingEnd[T] = SendingEnd(
             make_id(self.start, self._opened(), index),
-            behavior_id,
             self._timing,
             self._clock,
             pack=_pack,
@@ -154,25 +155,25 @@ class ZmqTransport:
         self._scope.add(end, end.timer)
         return end
 
-    async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingEnd:
-        """Opens the receiving end of queue `name`, which `capacity` bounds exactly.
+    async def receiver(self, queue: Queue[T], capacity: Capacity) -> ReceivingEnd[T]:
+        """Opens the receiving end of a queue, which `capacity` bounds exactly.
 
         Raises:
             QueueError: there is no endpoint of that name, another process listens there, the address cannot be
                 used, or a sender's share would hold nothing.
         """
+        name = queue.name
 
         def release() -> None:
             self._scope.remove(end)
             close()
 
-        end = ReceivingEnd(
+        end: ReceivingEnd[T] = ReceivingEnd(
             make_id(self.start, self._opened()),
             capacity,
-            behavior_id,
             self._timing,
             self._clock,
-            unpack=lambda payload: framing.unpack(payload, self._limits),
+            unpack=lambda payload: framing.only(framing.unpack(payload, self._limits), queue.record),
             on_discard=lambda sender, error: log.warning("discarded", queue=name, sender=sender, error=str(error)),
             transmit=lambda route, grant: link.send(framing.to_sender(grant), route),
             poll=lambda: link.poll(),
@@ -187,7 +188,7 @@ class ZmqTransport:
 
     # ------------------------------------------------------------ topics
 
-    async def topic(self, service: str) -> TopicEnd:
+    async def publisher(self, service: str) -> TopicEnd:
         """Opens the publishing end of `service`'s topic.
 
         Raises:

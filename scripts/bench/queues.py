@@ -27,6 +27,7 @@ import numpy as np
 import zmq
 
 from sparring.pipeline.messages import codec
+from sparring.pipeline.messages.channels import Queue
 from sparring.pipeline.messages.schema import Observation, record
 from sparring.pipeline.queues.interface import Capacity
 from sparring.pipeline.queues.zmq_transport import ZmqTransport
@@ -41,6 +42,9 @@ class Columns:
     source: str
     tick: int
     columns: tuple[Observation, ...]
+
+
+QUEUE = Queue(NAME, Columns)
 
 
 def columns() -> Columns:
@@ -61,7 +65,7 @@ def report(messages: int, wall: float, cpu: float) -> None:
 async def put(endpoint: str, messages: int, rate: float) -> None:
     value = columns()
     async with ZmqTransport({NAME: endpoint}, "sender.1") as transport:
-        queue = await transport.sender(NAME)
+        queue = await transport.sender(QUEUE)
         await queue.put(value, STEPS)
         await queue.drain()
         began, cpu = time.perf_counter(), time.process_time()
@@ -77,7 +81,7 @@ async def put(endpoint: str, messages: int, rate: float) -> None:
 
 async def get(endpoint: str, messages: int) -> None:
     async with ZmqTransport({NAME: endpoint}, "receiver.1") as transport:
-        queue = await transport.receiver(NAME, CAPACITY)
+        queue = await transport.receiver(QUEUE, CAPACITY)
         await queue.get()
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(messages):

@@ -29,8 +29,8 @@ from anyio import to_thread
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.messages.hosts import HostOrders, HostRun, PartOrder
-from sparring.pipeline.messages.state import LearnerState
+from sparring.pipeline.messages.channels import HOST_RUN, HOST_STATE, LEARNER_STATE, orders_topic
+from sparring.pipeline.messages.hosts import HostRun, PartOrder
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.curve import Protection
 from sparring.pipeline.queues.endpoints import is_open
@@ -135,8 +135,8 @@ async def _wait_for_run(args: argparse.Namespace, keys: Path | None, session: st
             supervisor = await transport.subscribe(SUPERVISOR)
             while True:
                 await supervisor.changed()
-                found = supervisor.latest.get("run")
-                if isinstance(found, HostRun):
+                found = supervisor.latest(HOST_RUN)
+                if found is not None:
                     return found
     sys.stderr.write(
         f"sparring: got nothing from {args.address} for {args.timeout:g} s; expected a run whose pipeline.hosts name "
@@ -215,9 +215,9 @@ class HostSession:
         """Executes orders until the run is over; returns its exit status, or None where the main machine was lost."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_end_at_signal, tasks)
-            topic = await transport.topic(f"host-{self._topology.host}")
+            topic = await transport.publisher(f"host-{self._topology.host}")
             supervisor = await transport.subscribe(SUPERVISOR)
-            executor = OrderExecutor(self._session, self._start, partial(topic.publish, "state"), tasks)
+            executor = OrderExecutor(self._session, self._start, partial(topic.publish, HOST_STATE), tasks)
             tasks.start_soon(self._export, transport)
             status = await self.follow(supervisor, executor)
             if status is not None and self._exports is not None:
@@ -236,8 +236,8 @@ class HostSession:
             if supervisor.publisher != leader:  # it restarted so quickly that no heartbeat was missed
                 self._log.warning("main_machine_restarted", notice=True)
                 return None
-            orders = supervisor.latest.get(f"orders:{self._topology.host}")
-            if isinstance(orders, HostOrders):
+            orders = supervisor.latest(orders_topic(self._topology.host))
+            if orders is not None:
                 executor.follow(orders)
             silent_s = min(supervisor.heartbeat_age, time.monotonic() - began)
             if silent_s > SILENT_S:
@@ -274,8 +274,8 @@ class HostSession:
 async def _follow_checkpoints(exports: Exports, name: str, topic: Subscription) -> None:
     while True:
         await topic.changed()
-        state = topic.latest.get("state")
-        if isinstance(state, LearnerState):
+        state = topic.latest(LEARNER_STATE)
+        if state is not None:
             exports.on_checkpoint(name, state.checkpoint)
 
 

@@ -18,12 +18,12 @@ import anyio.to_thread
 from anyio.abc import Listener, TaskGroup
 
 from sparring.pipeline.errors import QueueClosed, ServiceError
+from sparring.pipeline.messages.channels import ADDED, METRICS, RUN
 from sparring.pipeline.messages.metrics import Metrics
-from sparring.pipeline.messages.state import AddedBehaviors, RunState
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ALL, ProgressTracker
 from sparring.pipeline.monitoring.writing import Writing
-from sparring.pipeline.queues.interface import Capacity, ReceivingQueue, SendingQueue, Subscription, Topic, Transport
+from sparring.pipeline.queues.interface import Capacity, Publisher, Receiver, Sender, Subscription, Transport
 from sparring.pipeline.settings.behavior import BehaviorSettings
 from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.settings.model import Settings
@@ -221,7 +221,7 @@ class Context:
         waits = self.progress.published()
         return self.registry.snapshot(self.wall_clock(), self.progress.waiting_for, waits)
 
-    def note_sender(self, name: str, queue: SendingQueue) -> None:
+    def note_sender(self, name: str, queue: Sender[T]) -> None:
         """Adds the statistics of a sending end to the metrics."""
         stats = queue.statistics()
         self.registry.queue(
@@ -235,7 +235,7 @@ class Context:
         self.registry.reach(f"queue.{name}.out.put_steps", stats.put_steps)
         self.registry.reach(f"queue.{name}.out.put_bytes", stats.put_bytes)
 
-    def note_receiver(self, name: str, queue: ReceivingQueue) -> None:
+    def note_receiver(self, name: str, queue: Receiver[T]) -> None:
         """Adds the statistics of a receiving end to the metrics."""
         stats = queue.statistics()
         self.registry.queue(
@@ -248,7 +248,7 @@ class Context:
         )
 
 
-async def publish_metrics(context: Context, topic: Topic, refresh: Callable[[], None]) -> None:
+async def publish_metrics(context: Context, topic: Publisher, refresh: Callable[[], None]) -> None:
     """Publishes the service's metrics every second, until cancelled.
 
     Args:
@@ -258,17 +258,17 @@ async def publish_metrics(context: Context, topic: Topic, refresh: Callable[[], 
     """
     while True:
         refresh()
-        topic.publish("metrics", context.numbers())
+        topic.publish(METRICS, context.numbers())
         await anyio.sleep(METRICS_INTERVAL_S)
 
 
-async def follow(subscription: Subscription, react: Callable[[Mapping[str, Any]], Any]) -> None:
-    """Calls `react` with the latest records, at once and after each change, until the subscription is closed."""
+async def follow(subscription: Subscription, react: Callable[[Subscription], Awaitable[None] | None]) -> None:
+    """Calls `react` with the subscription, at once and after each change, until the subscription is closed."""
     try:
         while True:
             await subscription.changed()
-            outcome = react(subscription.latest)
-            if isinstance(outcome, Awaitable):
+            outcome = react(subscription)
+            if outcome is not None:
                 await outcome
     except QueueClosed:
         return
@@ -279,9 +279,9 @@ async def follow_growth(context: Context, grow: Callable[[Sequence[str]], Awaita
     if context.reload is None or not context.run.grows:
         return
 
-    async def adopt(latest: Mapping[str, Any]) -> None:
-        added = latest.get("added")
-        if context.reload is not None and isinstance(added, AddedBehaviors):
+    async def adopt(topics: Subscription) -> None:
+        added = topics.latest(ADDED)
+        if context.reload is not None and added is not None:
             names = [name for name in added.names if name not in context.run.settings.behaviors]
             context.run = context.reload()
             await grow(names)
@@ -293,8 +293,8 @@ async def spec_of(context: Context, coordination: Subscription, name: str) -> tu
     """Waits for a behavior's spec; returns it with the highest version of its weights ever published."""
     context.progress.waits(ALL, f"specs/{name}", "coordination", text=f"the first simulator with {name}")
     while True:
-        state = coordination.latest.get("run")
-        if isinstance(state, RunState) and name in state.specs:
+        state = coordination.latest(RUN)
+        if state is not None and name in state.specs:
             context.progress.works()
             return state.specs[name], state.versions.get(name, 0)
         await coordination.changed()

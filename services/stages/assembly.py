@@ -12,10 +12,9 @@ without steps: what is missing before it was lost.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import anyio
 
@@ -23,22 +22,23 @@ from sparring.pipeline.assembly.assembler import Assembler, Sizes
 from sparring.pipeline.assembly.group_assembler import GroupAssembler
 from sparring.pipeline.assembly.members import BehaviorMembers
 from sparring.pipeline.errors import QueueClosed
+from sparring.pipeline.messages.channels import ASSEMBLY_STATE, FLUSHES, METRICS, STEPS, segments_queue
 from sparring.pipeline.messages.incarnations import service_of
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import AssembledSteps, AssemblyState, FlushRequests
 from sparring.pipeline.messages.steps import BehaviorSteps, StepBatch
 from sparring.pipeline.monitoring.progress import ALL
-from sparring.pipeline.queues.interface import SendingQueue, Topic
+from sparring.pipeline.queues.interface import Publisher, Sender, Subscription
 from sparring.services.process.runtime import Context, follow, publish_metrics, refuse_restart
 
 
 class Assembly:
     """Assembles the segments of all behaviors and sources, and sends them."""
 
-    def __init__(self, context: Context, topic: Topic) -> None:
+    def __init__(self, context: Context, topic: Publisher) -> None:
         self._context = context
         self._topic = topic
-        self._senders: dict[str, SendingQueue] = {}
+        self._senders: dict[str, Sender[Segments]] = {}
         self._assemblers: dict[tuple[str, str], Assembler] = {}
         self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners use groups
         self._warned: set[str] = set()
@@ -58,7 +58,7 @@ class Assembly:
             context.run = context.reload()
         if name not in context.run.learners:
             return False
-        self._senders[name] = await context.transport.sender(f"segments:{name}", name)
+        self._senders[name] = await context.transport.sender(segments_queue(name))
         self._senders[name].on_receiver(partial(self._on_learner, name))
         return True
 
@@ -126,9 +126,9 @@ class Assembly:
         self._outbox.extend(groups.announcement(behavior) for behavior in new)
         self._outbox.extend(groups.ready_messages())
 
-    async def flush(self, latest: Mapping[str, Any]) -> None:
+    async def flush(self, topics: Subscription) -> None:
         """Closes and sends the open segments that coordination has requested."""
-        flushes = latest.get("flushes")
+        flushes = topics.latest(FLUSHES)
         if flushes is None:
             return
         self._flushes = flushes
@@ -177,7 +177,7 @@ class Assembly:
             rows = len(message.log_probs)
             known = sources.get(message.source, AssembledSteps(sent=message.reached, open=0, closed=0))
             sources[message.source] = replace(known, sent=known.sent - rows, closed=known.closed + rows)
-        self._topic.publish("state", AssemblyState(origin=self._context.start, held=held, final=final))
+        self._topic.publish(ASSEMBLY_STATE, AssemblyState(origin=self._context.start, held=held, final=final))
         self._note_open()
         for name, sender in self._senders.items():
             self._context.note_sender(f"segments:{name}", sender)
@@ -301,8 +301,8 @@ async def run(context: Context) -> None:
     """Assembles until stopped; then handles the batches that have arrived and sends finished segments."""
     refuse_restart(context)
     transport = context.transport
-    topic = await transport.topic(context.service)
-    receiver = await transport.receiver("steps", context.run.capacity("steps"))
+    topic = await transport.publisher(context.service)
+    receiver = await transport.receiver(STEPS, context.run.capacity(STEPS.name))
     coordination = await transport.subscribe("coordination")
     assembly = Assembly(context, topic)
     for name in context.run.learners:
@@ -318,8 +318,7 @@ async def run(context: Context) -> None:
                 context.progress.waits("segments", "steps", *context.run.stepping)
                 batch = await receiver.get()
                 context.progress.works("segments")
-                if isinstance(batch, StepBatch):
-                    await assembly.take(batch)
+                await assembly.take(batch)
         except QueueClosed:
             return
 
@@ -333,4 +332,4 @@ async def run(context: Context) -> None:
             await assembly.settle()
         tasks.cancel_scope.cancel()
     assembly.refresh(final=True)
-    topic.publish("metrics", context.numbers())
+    topic.publish(METRICS, context.numbers())

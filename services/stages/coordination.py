@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import anyio
 
@@ -24,19 +24,28 @@ from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.coordination.teaching import LessonPlan
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.files import write_atomically
+from sparring.pipeline.messages.channels import (
+    ASSEMBLY_STATE,
+    ASSIGNMENT,
+    EPISODES,
+    FLUSHES,
+    LEARNER_STATE,
+    METRICS,
+    POLICY_WEIGHTS,
+    RESULTS,
+    RUN,
+    SPECS,
+    STEPPING_STATE,
+    allowances_topic,
+)
 from sparring.pipeline.messages.incarnations import service_of
+from sparring.pipeline.messages.matches import Results
 from sparring.pipeline.messages.state import (
-    AssemblyState,
-    BehaviorSpecs,
-    EpisodeReturns,
     FlushRequests,
-    LearnerState,
-    PolicyWeights,
     StepAllowances,
-    SteppingState,
 )
 from sparring.pipeline.monitoring.progress import ALL, SIMULATORS
-from sparring.pipeline.queues.interface import Delivery, ReceivingQueue, Topic
+from sparring.pipeline.queues.interface import Delivery, Publisher, Receiver, Subscription
 from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import (
     MATCHES,
@@ -61,12 +70,12 @@ class Coordination:
         coordinator: that decides.
     """
 
-    def __init__(self, context: Context, topic: Topic, coordinator: Coordinator) -> None:
+    def __init__(self, context: Context, topic: Publisher, coordinator: Coordinator) -> None:
         self._context = context
         self._topic = topic
         self.coordinator = coordinator
         self._unwritten = False
-        self._unsaved: deque[Delivery] = deque()  # results that are counted and not on disk
+        self._unsaved: deque[Delivery[Results]] = deque()  # results that are counted and not on disk
         self._unfinished: set[str] = set()  # stepping services whose final report is missing
         self._final_reports = anyio.Event()
         self._published: dict[str, object] = {}
@@ -80,7 +89,7 @@ class Coordination:
 
     # ---------------------------------------------------------------- what arrives
 
-    async def rate(self, results: ReceivingQueue) -> None:
+    async def rate(self, results: Receiver[Results]) -> None:
         """Counts the results of matches, until their queue is closed."""
         progress = self._context.progress
         try:
@@ -96,10 +105,10 @@ class Coordination:
         except QueueClosed:
             return
 
-    def on_stepping(self, latest: Mapping[str, Any]) -> None:
+    def on_stepping(self, topics: Subscription) -> None:
         """Takes over what a stepping service publishes."""
-        specs, state = latest.get("specs"), latest.get("state")
-        if not (isinstance(state, SteppingState) and isinstance(specs, BehaviorSpecs)):
+        specs, state = topics.latest(SPECS), topics.latest(STEPPING_STATE)
+        if state is None or specs is None:
             return
         self.coordinator.on_stepping_state(specs, state)
         self._note_final_report(service_of(state.source), final=state.final)
@@ -118,29 +127,28 @@ class Coordination:
         if not self._unfinished:
             self._final_reports.set()
 
-    def on_weights(self, latest: Mapping[str, Any]) -> None:
+    def on_weights(self, topics: Subscription) -> None:
         """Takes over the weights that a learner under self-play publishes."""
-        weights, ghosts = latest.get("weights"), self.coordinator.ghosts
-        if isinstance(weights, PolicyWeights) and ghosts is not None:
+        weights, ghosts = topics.latest(POLICY_WEIGHTS), self.coordinator.ghosts
+        if weights is not None and ghosts is not None:
             try:
                 ghosts.weights(weights)
             except OSError as error:
                 self._wait_for_room(error)
             self.publish()
 
-    def on_assembly(self, latest: Mapping[str, Any]) -> None:
+    def on_assembly(self, topics: Subscription) -> None:
         """Takes over what assembly publishes."""
-        state = latest.get("state")
-        if isinstance(state, AssemblyState):
+        state = topics.latest(ASSEMBLY_STATE)
+        if state is not None:
             self.coordinator.on_assembly_state(state)
 
-    def on_learner(self, latest: Mapping[str, Any]) -> None:
+    def on_learner(self, topics: Subscription) -> None:
         """Takes over what a learner publishes."""
-        state, returns = latest.get("state"), latest.get("episodes")
-        if not isinstance(state, LearnerState):
+        state = topics.latest(LEARNER_STATE)
+        if state is None:
             return
-        known = returns if isinstance(returns, EpisodeReturns) else None
-        for line in self.coordinator.on_learner_state(state, known):
+        for line in self.coordinator.on_learner_state(state, topics.latest(EPISODES)):
             self._context.log.info("lesson", **line, notice=True)
         self._log_losses()
         self.publish()
@@ -167,13 +175,13 @@ class Coordination:
                 (name, one.serial, one.version, one.assignment, one.lessons) for name, one in sorted(granted.items())
             )
             if self._is_new(source, content):
-                key = f"allowances:{service_of(source)}"
-                self._topic.publish(key, StepAllowances(source=source, behaviors=granted))
+                topic = allowances_topic(service_of(source))
+                self._topic.publish(topic, StepAllowances(source=source, behaviors=granted))
         if self._published.get("flushes", {}) != self.coordinator.flushes:
             self.save()  # a later incarnation must not give the serial to another flush
             self.publish_flushes()
         if self._is_new("run", (len(self.coordinator.specs), self.coordinator.finished)):
-            self._topic.publish("run", self.coordinator.state())
+            self._topic.publish(RUN, self.coordinator.state())
 
     def _is_new(self, key: str, content: object) -> bool:
         new = self._published.get(key) != content
@@ -187,14 +195,14 @@ class Coordination:
             return
         self.save()
         ghosts.publish()
-        self._topic.publish("assignment", assignment)
+        self._topic.publish(ASSIGNMENT, assignment)
         self.coordinator.assigned = assignment.serial
         self._context.log.info("opponents_assigned", serial=assignment.serial, **ghosts.described())
 
     def publish_flushes(self) -> None:
         """Publishes the latest flush of each behavior."""
         self._published["flushes"] = latest = self.coordinator.flushes
-        self._topic.publish("flushes", FlushRequests(behaviors=latest))
+        self._topic.publish(FLUSHES, FlushRequests(behaviors=latest))
 
     async def time_out(self, limit_s: float) -> None:
         """Ends a tournament that is not over after `limit_s` seconds."""
@@ -205,7 +213,7 @@ class Coordination:
 
     def refresh(self) -> None:
         """Brings gauges and the state of the run up to date."""
-        self._topic.publish("run", self.coordinator.state())
+        self._topic.publish(RUN, self.coordinator.state())
         for gauge, value in self.coordinator.gauges():
             self._context.registry.gauge(gauge, value)
         for name, ledger in self.coordinator.ledgers.items():
@@ -310,7 +318,7 @@ def add_behaviors(coordinator: Coordinator, run: Run, names: Iterable[str]) -> N
         coordinator.add(name, ledger, behavior.max_steps, added=name in run.added)
 
 
-async def open_coordination(context: Context, topic: Topic) -> Coordination:
+async def open_coordination(context: Context, topic: Publisher) -> Coordination:
     """Opens all that coordination works with, and restores what an earlier incarnation has saved."""
     run, playing = context.run, context.run.playing
     if playing is not None and playing.players:
@@ -332,11 +340,11 @@ async def open_coordination(context: Context, topic: Topic) -> Coordination:
 
 async def run(context: Context) -> None:
     """Coordinates until stopped; then saves the step counts."""
-    topic, playing = await context.transport.topic(context.service), context.run.playing
+    topic, playing = await context.transport.publisher(context.service), context.run.playing
     coordination = await open_coordination(context, topic)
     stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
     assembly = await context.transport.subscribe("assembly")
-    results = await context.transport.receiver(MATCHES, context.run.capacity(MATCHES))
+    results = await context.transport.receiver(RESULTS, context.run.capacity(RESULTS.name))
 
     def refresh() -> None:
         coordination.refresh()
@@ -351,7 +359,7 @@ async def run(context: Context) -> None:
     async def grow(names: Sequence[str]) -> None:
         coordination.grow(names)
         for subscription in stepping:  # what they said of these behaviors before
-            coordination.on_stepping(subscription.latest)
+            coordination.on_stepping(subscription)
         await follow_learners(names)
 
     async with anyio.create_task_group() as tasks:
@@ -371,4 +379,4 @@ async def run(context: Context) -> None:
     try:
         await coordination.end()
     finally:
-        topic.publish("metrics", context.numbers())
+        topic.publish(METRICS, context.numbers())

@@ -20,7 +20,7 @@ async def open_ghosts(context: Context) -> Ghosts | None:
     unnamed = run.settings.unnamed if run.grows else None
     if not run.self_play and (unnamed is None or unnamed.self_play is None):
         return None
-    topic = await context.transport.topic("ghosts")
+    topic = await context.transport.publisher("ghosts")
     if playing is not None:
         tournament = Tournament(run.self_play, playing.players, playing.matches, mirror=playing.mirror)
         ghosts = Ghosts(tournament, run.directory, topic)

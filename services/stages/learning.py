@@ -20,13 +20,20 @@ from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
 from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.messages.matches import MatchupAssignment
+from sparring.pipeline.messages.channels import (
+    ASSIGNMENT,
+    EPISODES,
+    LEARNER_STATE,
+    METRICS,
+    POLICY_WEIGHTS,
+    segments_queue,
+)
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
 from sparring.pipeline.monitoring.progress import ALL
 from sparring.pipeline.networks.device import usable
-from sparring.pipeline.queues.interface import ReceivingQueue, Subscription, Topic
+from sparring.pipeline.queues.interface import Publisher, Receiver, Subscription
 from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import Context, cancel_at_stop, publish_metrics, spec_of
 from sparring.services.stages.episode_window import EpisodeWindow
@@ -40,9 +47,9 @@ class Learning:
         self,
         context: Context,
         learner: Learner,
-        topic: Topic,
-        policies: Topic,
-        receiver: ReceivingQueue,
+        topic: Publisher,
+        policies: Publisher,
+        receiver: Receiver[Segments],
         coordination: Subscription,
     ) -> None:
         settings = context.run.settings
@@ -156,7 +163,7 @@ class Learning:
         """Publishes the weights before the state, so that no step allowance names unpublished weights."""
         # The note comes first, so that no version is published twice, whichever process dies in between.
         await self._context.writing.until_done(self._note_version, "the version of the next weights")
-        self._policies.publish("weights", self._learner.weights())
+        self._policies.publish(POLICY_WEIGHTS, self._learner.weights())
         self.publish()
 
     async def _note_version(self) -> None:
@@ -165,9 +172,9 @@ class Learning:
     def publish(self) -> None:
         """Publishes the state, and before it the episodes that it includes."""
         learner = self._learner
-        self._topic.publish("episodes", self._episodes.latest)
+        self._topic.publish(EPISODES, self._episodes.latest)
         self._topic.publish(
-            "state",
+            LEARNER_STATE,
             LearnerState(
                 behavior=learner.behavior,
                 start=self._context.start,
@@ -281,9 +288,9 @@ class Learning:
 
     def _team_changed(self) -> bool:
         """Returns whether the learning team changed since the last call, so that the former team's weights are kept."""
-        assignment = self._coordination.latest.get("assignment")
+        assignment = self._coordination.latest(ASSIGNMENT)
         before = self._team
-        if isinstance(assignment, MatchupAssignment):
+        if assignment is not None:
             self._team = assignment.matchups[0].team
         return before is not None and before != self._team
 
@@ -330,9 +337,10 @@ async def run(context: Context) -> None:
     """
     name = context.service.partition("-")[2]
     device = await context.compute(partial(usable, context.run.settings.torch_settings.device))
-    topic = await context.transport.topic(context.service)
-    policies = await context.transport.topic(f"policy-{name}")  # a topic of its own: few readers, large records
-    receiver = await context.transport.receiver(f"segments:{name}", context.run.capacity(f"segments:{name}"), name)
+    topic = await context.transport.publisher(context.service)
+    policies = await context.transport.publisher(f"policy-{name}")  # a topic of its own: few readers, large records
+    queue = segments_queue(name)
+    receiver = await context.transport.receiver(queue, context.run.capacity(queue.name))
     coordination = await context.transport.subscribe("coordination")
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
     learning: Learning | None = None
@@ -357,4 +365,4 @@ async def run(context: Context) -> None:
         with anyio.CancelScope(shield=True):
             await learning.finish()
             refresh()
-    topic.publish("metrics", context.numbers())
+    topic.publish(METRICS, context.numbers())

@@ -8,7 +8,7 @@ import anyio
 
 from sparring.pipeline.messages.matches import Results
 from sparring.pipeline.monitoring.progress import CREDIT
-from sparring.pipeline.queues.interface import SendingQueue
+from sparring.pipeline.queues.interface import Sender
 from sparring.pipeline.stepping.matches import Matches
 from sparring.services.process.runtime import MATCHES, Context
 
@@ -22,7 +22,7 @@ class MatchOutbox:
         sender: end of the queue; it acknowledges what is on disk.
     """
 
-    def __init__(self, context: Context, matches: Matches, sender: SendingQueue) -> None:
+    def __init__(self, context: Context, matches: Matches, sender: Sender[Results]) -> None:
         self._context = context
         self._matches = matches
         self._sender = sender

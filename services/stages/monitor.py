@@ -27,7 +27,7 @@ from typing import Any, Protocol, TextIO
 import anyio
 
 from sparring.pipeline.errors import QueueClosed
-from sparring.pipeline.messages.metrics import Metrics
+from sparring.pipeline.messages.channels import METRICS
 from sparring.pipeline.monitoring import console, events, logs, prometheus, status
 from sparring.pipeline.monitoring.files import RunFiles, to_json
 from sparring.pipeline.monitoring.intervals import Interval, Intervals
@@ -37,11 +37,8 @@ from sparring.pipeline.monitoring.pace import Pace
 from sparring.pipeline.monitoring.stalls import Stall, Stalls
 from sparring.pipeline.monitoring.summary import BehaviorSummary, summarize_behavior
 from sparring.pipeline.monitoring.writing import Writing
-from sparring.pipeline.queues.interface import Subscription, Topic, Transport
+from sparring.pipeline.queues.interface import Publisher, Subscription, Transport
 from sparring.services.process.runtime import Context, follow_growth
-
-KEY = "metrics"
-"""Topic key under which every service publishes its numbers."""
 
 SILENT_S = 10.0
 """Seconds without an answer after which a service is shown as silent."""
@@ -114,7 +111,7 @@ async def run(context: Context) -> None:
         stop=context.stop,
         stream=sys.stdout,
         registry=context.registry,
-        topic=await context.transport.topic(context.service),
+        topic=await context.transport.publisher(context.service),
         follow_behaviors=follow_behaviors,
     )
 
@@ -145,7 +142,7 @@ async def monitor(
     stop: StopSignal,
     stream: TextIO,
     registry: Registry,
-    topic: Topic | None = None,
+    topic: Publisher | None = None,
     follow_behaviors: Follow | None = None,
 ) -> None:
     """Watches a run until `stop`, then closes all intervals and plots the curves.
@@ -215,7 +212,7 @@ async def _tick(
     watch: MonitorState,
     own: Registry,
     writing: Writing,
-    topic: Topic | None,
+    topic: Publisher | None,
     period_s: float,
     wall_clock: Callable[[], float],
 ) -> None:
@@ -227,7 +224,7 @@ async def _tick(
             writing.failed(error, "metrics")
         own.gauge("stalled", len(watch.stalled))
         if topic is not None:
-            topic.publish(KEY, own.snapshot(wall_clock()))
+            topic.publish(METRICS, own.snapshot(wall_clock()))
         await anyio.sleep(period_s)
 
 
@@ -285,8 +282,8 @@ class MonitorState:
 
     def take(self, subscription: Subscription) -> None:
         """Adds the latest numbers of a topic."""
-        metrics = subscription.latest.get(KEY)
-        if isinstance(metrics, Metrics) and self._overview.update(metrics):
+        metrics = subscription.latest(METRICS)
+        if metrics is not None and self._overview.update(metrics):
             self._arrived_s[metrics.service] = self._clock()
             self._stalls.update(metrics, self._clock())
 

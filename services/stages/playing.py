@@ -23,10 +23,11 @@ from sparring.pipeline.evaluation.recording import Recorder
 from sparring.pipeline.learning.checkpoints import Checkpoint, load
 from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.messages.channels import LEARNER_STATE, METRICS, POLICY_WEIGHTS, segments_queue
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring.progress import ALL
-from sparring.pipeline.queues.interface import ReceivingQueue, Subscription, Topic
+from sparring.pipeline.queues.interface import Publisher, Receiver, Subscription
 from sparring.pipeline.settings import Settings, started_by_hand
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.services.process.runtime import (
@@ -54,7 +55,7 @@ class CheckpointPlayer:
     """
 
     def __init__(
-        self, context: Context, playing: Playback, learner: Learner, topic: Topic, recorder: Recorder | None
+        self, context: Context, playing: Playback, learner: Learner, topic: Publisher, recorder: Recorder | None
     ) -> None:
         self._context = context
         self.learner = learner
@@ -114,7 +115,7 @@ class CheckpointPlayer:
     def publish(self) -> None:
         """Publishes the state, in which all steps that arrived are done."""
         self._topic.publish(
-            "state",
+            LEARNER_STATE,
             LearnerState(
                 behavior=self.learner.behavior,
                 start=self._context.start,
@@ -156,9 +157,10 @@ async def run(context: Context) -> None:
     """
     refuse_restart(context)
     name = context.service.partition("-")[2]
-    topic = await context.transport.topic(context.service)
-    policies = await context.transport.topic(f"policy-{name}")
-    receiver = await context.transport.receiver(f"segments:{name}", context.run.capacity(f"segments:{name}"), name)
+    topic = await context.transport.publisher(context.service)
+    policies = await context.transport.publisher(f"policy-{name}")
+    queue = segments_queue(name)
+    receiver = await context.transport.receiver(queue, context.run.capacity(queue.name))
     coordination = await context.transport.subscribe("coordination")
     player: CheckpointPlayer | None = None
 
@@ -172,7 +174,7 @@ async def run(context: Context) -> None:
         tasks.start_soon(cancel_at_stop, context, tasks)
         spec = await _spec_in_time(context, coordination, name)
         player = await _player(context, name, spec, topic)
-        policies.publish("weights", player.learner.weights())
+        policies.publish(POLICY_WEIGHTS, player.learner.weights())
         player.publish()
         limit = context.run.playing.timeout_s if context.run.playing and context.run.playing.episodes else math.inf
         with anyio.move_on_after(limit) as deadline:
@@ -188,7 +190,7 @@ async def run(context: Context) -> None:
             await context.compute(player.finish)
             refresh()
             player.publish()
-    topic.publish("metrics", context.numbers())
+    topic.publish(METRICS, context.numbers())
 
 
 async def _spec_in_time(context: Context, coordination: Subscription, name: str) -> BehaviorSpec:
@@ -212,7 +214,7 @@ def spec_timeout(settings: Settings, playing: Playback | None) -> tuple[float, s
     return playing.timeout_s, "start one that has it, or raise --timeout"
 
 
-async def _player(context: Context, name: str, spec: BehaviorSpec, topic: Topic) -> CheckpointPlayer:
+async def _player(context: Context, name: str, spec: BehaviorSpec, topic: Publisher) -> CheckpointPlayer:
     """Loads the checkpoint."""
     playing = context.run.playing
     assert playing is not None
@@ -230,7 +232,7 @@ async def _player(context: Context, name: str, spec: BehaviorSpec, topic: Topic)
     return CheckpointPlayer(context, playing, learner, topic, recorder)
 
 
-async def _play(context: Context, player: CheckpointPlayer, receiver: ReceivingQueue) -> None:
+async def _play(context: Context, player: CheckpointPlayer, receiver: Receiver[Segments]) -> None:
     name = player.learner.behavior
     try:
         while True:

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparring.pipeline.messages.steps import BehaviorSteps, StepBatch
 from sparring.pipeline.monitoring.progress import ALL
-from sparring.pipeline.queues.interface import SendingQueue
+from sparring.pipeline.queues.interface import Sender
 from sparring.pipeline.stepping.acting import TickResult
 from sparring.pipeline.stepping.settings import GATHERED_BYTES, GATHERED_STEPS, GATHERING_MOST_S, GATHERING_S
 from sparring.pipeline.stepping.stepper import Stepper
@@ -31,7 +31,7 @@ class StepOutbox:
     """
 
     def __init__(
-        self, context: Context, stepper: Stepper, sender: SendingQueue, share_of_update: Callable[[], int]
+        self, context: Context, stepper: Stepper, sender: Sender[StepBatch], share_of_update: Callable[[], int]
     ) -> None:
         self.turn = anyio.Lock(fast_acquire=True)
         self.rows = 0

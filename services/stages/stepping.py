@@ -10,24 +10,33 @@ unblocked by   a frame, a step allowance, new weights, assembly's acknowledgemen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
 
 from sparring.pipeline.coordination.opponents import opponents_of
-from sparring.pipeline.messages.matches import MatchupAssignment
+from sparring.pipeline.messages.channels import (
+    ASSIGNMENT,
+    LESSONS,
+    METRICS,
+    POLICY_WEIGHTS,
+    RESULTS,
+    SPECS,
+    STEPPING_STATE,
+    STEPS,
+    allowances_topic,
+)
+from sparring.pipeline.messages.matches import MatchupAssignment, Results
 from sparring.pipeline.messages.state import (
     BehaviorSpecs,
-    LessonsState,
     PolicyWeights,
-    StepAllowances,
     SteppingState,
 )
+from sparring.pipeline.messages.steps import StepBatch
 from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS, Registry
 from sparring.pipeline.monitoring.progress import SIMULATORS
-from sparring.pipeline.queues.interface import SendingQueue, Topic
+from sparring.pipeline.queues.interface import Publisher, Sender, Subscription
 from sparring.pipeline.settings.parameters import in_lessons
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.parameters import RunParameters
@@ -39,15 +48,7 @@ from sparring.services.endpoint.context import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.credentials import credentials
 from sparring.services.endpoint.listening import allow_descriptors
 from sparring.services.endpoint.simulators import Simulators
-from sparring.services.process.runtime import (
-    MATCHES,
-    Context,
-    Run,
-    follow,
-    follow_growth,
-    publish_metrics,
-    refuse_restart,
-)
+from sparring.services.process.runtime import Context, Run, follow, follow_growth, publish_metrics, refuse_restart
 from sparring.services.stages.match_outbox import MatchOutbox
 from sparring.services.stages.step_outbox import StepOutbox
 
@@ -58,7 +59,7 @@ PARTING_S: Final = 2.0
 class Stepping:
     """Stepping connects a stepper with its simulators, its topics and its queue."""
 
-    def __init__(self, context: Context, topic: Topic, sender: SendingQueue, results: SendingQueue) -> None:
+    def __init__(self, context: Context, topic: Publisher, sender: Sender[StepBatch], results: Sender[Results]) -> None:
         settings = context.run.settings
         self._context = context
         self._topic = topic
@@ -105,25 +106,25 @@ class Stepping:
 
     # ---------------------------------------------------------------- records of other services
 
-    def on_coordination(self, latest: Mapping[str, Any]) -> None:
+    def on_coordination(self, topics: Subscription) -> None:
         """Adopts step allowances, matchups and lessons."""
-        lessons = latest.get("lessons")
-        if isinstance(lessons, LessonsState) and self.stepper.parameters.adopt(lessons):
+        lessons = topics.latest(LESSONS)
+        if lessons is not None and self.stepper.parameters.adopt(lessons):
             self.simulators.send_first_resets()
             self.on_arrival()
-        allowances = latest.get(f"allowances:{self._context.service}")
-        if isinstance(allowances, StepAllowances) and allowances.source == self._context.start:
+        allowances = topics.latest(allowances_topic(self._context.service))
+        if allowances is not None and allowances.source == self._context.start:
             for name, allowance in allowances.behaviors.items():
                 self.stepper.grant(name, allowance)
             self.on_arrival()
-        assignment = latest.get("assignment")
-        if isinstance(assignment, MatchupAssignment) and assignment is not self._assignment:
+        assignment = topics.latest(ASSIGNMENT)
+        if assignment is not None and assignment is not self._assignment:
             self._assignment = assignment
             self._adopt()
 
-    def on_ghosts(self, latest: Mapping[str, Any]) -> None:
+    def on_ghosts(self, topics: Subscription) -> None:
         """Stores the published weights of ghosts."""
-        self._ghosts = {(one.behavior, one.version): one for one in latest.values() if isinstance(one, PolicyWeights)}
+        self._ghosts = {(one.behavior, one.version): one for one in topics.every(PolicyWeights)}
         self._adopt()
 
     def _adopt(self) -> None:
@@ -145,10 +146,10 @@ class Stepping:
             self.policies.release(matches.in_use(self.stepper.behaviors))
             self.on_arrival()
 
-    def on_weights(self, latest: Mapping[str, Any]) -> None:
+    def on_weights(self, topics: Subscription) -> None:
         """Stores weights that a learner has published."""
-        weights = latest.get("weights")
-        if isinstance(weights, PolicyWeights):
+        weights = topics.latest(POLICY_WEIGHTS)
+        if weights is not None:
             self.policies.learn(weights)
             self._load()
 
@@ -233,10 +234,10 @@ class Stepping:
         if self._published_specs != (len(behaviors), teams):
             self._published_specs = (len(behaviors), teams)
             specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
-            self._topic.publish("specs", BehaviorSpecs(behaviors=specs, teams=teams))
+            self._topic.publish(SPECS, BehaviorSpecs(behaviors=specs, teams=teams))
         self._published = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
         self._topic.publish(
-            "state",
+            STEPPING_STATE,
             SteppingState(
                 source=self._context.start,
                 behaviors=behaviors,
@@ -359,8 +360,8 @@ async def run(context: Context) -> None:
     refuse_restart(context)
     transport = context.transport
     settings = context.run.settings
-    topic = await transport.topic(context.service)
-    sender, results = await transport.sender("steps"), await transport.sender(MATCHES)
+    topic = await transport.publisher(context.service)
+    sender, results = await transport.sender(STEPS), await transport.sender(RESULTS)
     stepping = Stepping(context, topic, sender, results)
     _warn_of_memory_reset(context)
     sender.on_receiver(stepping.on_assembly_restarted)
@@ -387,4 +388,4 @@ async def run(context: Context) -> None:
         await stepping.leave(settings.pipeline.stop_timeout_s / 2)
         tasks.cancel_scope.cancel()
     stepping.end()
-    topic.publish("metrics", context.numbers())
+    topic.publish(METRICS, context.numbers())

@@ -19,7 +19,8 @@ import numpy as np
 
 from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
 from sparring.pipeline.learning.checkpoints import initial_folder
-from sparring.pipeline.messages.hosts import HostRun, HostState
+from sparring.pipeline.messages.channels import HOST_RUN, HOST_STATE, orders_topic
+from sparring.pipeline.messages.hosts import HostRun
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.services.process.hosting import HostedService, ProcessHost
@@ -83,10 +84,10 @@ async def machines(
     if not names:
         yield Machines(topology, processes, {})
         return
-    topic = await transport.topic(SUPERVISOR)
-    topic.publish("run", _description(topology))
+    topic = await transport.publisher(SUPERVISOR)
+    topic.publish(HOST_RUN, _description(topology))
     timeout_s = topology.run.settings.pipeline.host_timeout_s
-    others = {name: Machine(name, partial(topic.publish, f"orders:{name}"), clock, timeout_s) for name in names}
+    others = {name: Machine(name, partial(topic.publish, orders_topic(name)), clock, timeout_s) for name in names}
     async with anyio.create_task_group() as tasks:
         for name, other in others.items():
             tasks.start_soon(_follow, other, await transport.subscribe(f"host-{name}"))
@@ -104,8 +105,8 @@ async def _follow(other: Machine, subscription: Subscription) -> None:
     while True:
         with anyio.move_on_after(LOOK_S):
             await subscription.changed()
-            state = subscription.latest.get("state")
-            if isinstance(state, HostState) and other.on_state(state):
+            state = subscription.latest(HOST_STATE)
+            if state is not None and other.on_state(state):
                 log.info("machine_joined", host=other.name, notice=True)
         change = other.check(subscription.heartbeat_age)
         if change:

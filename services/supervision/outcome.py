@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
-from sparring.pipeline.messages.state import LearnerState, RunState
+from sparring.pipeline.messages.channels import LEARNER_STATE, RUN, Topic
 from sparring.pipeline.monitoring.summary import BehaviorSummary, CheckpointSummary, Status, from_status, summary
 from sparring.pipeline.queues.interface import Subscription
 from sparring.services.supervision.topology import Topology
+
+T = TypeVar("T")
 
 
 class FinalReports:
@@ -25,11 +27,10 @@ class FinalReports:
     def __init__(self, topics: Mapping[str, Subscription]) -> None:
         self._topics = topics
 
-    def of(self, service: str, key: str, kind: type[Any]) -> Any:
-        """Returns the latest record that a service has published under a key; None unless it is of this kind."""
-        topic = self._topics.get(service)  # a tournament has no learners
-        record = None if topic is None else topic.latest.get(key)
-        return record if isinstance(record, kind) else None
+    def of(self, service: str, topic: Topic[T]) -> T | None:
+        """Returns the latest record that a service has published on a topic; None before the first."""
+        subscription = self._topics.get(service)  # a tournament has no learners
+        return None if subscription is None else subscription.latest(topic)
 
 
 class SummaryWriter:
@@ -76,9 +77,9 @@ class SummaryWriter:
         return failure
 
     def _checkpoint(self, name: str) -> CheckpointSummary:
-        run = self._reports.of("coordination", "run", RunState)
+        run = self._reports.of("coordination", RUN)
         rated = {} if run is None else run.ratings
-        state = self._reports.of(f"learning-{name}", "state", LearnerState)
+        state = self._reports.of(f"learning-{name}", LEARNER_STATE)
         host = self._topology.place(f"learning-{name}")
         here = host == self._topology.host
         folder = str(self._run.directory) if here else f"{host}:{self._run.id}"
@@ -104,8 +105,8 @@ class SummaryWriter:
         return {name: self._with_step_counts(name, one) for name, one in summaries.items()}
 
     def _with_step_counts(self, name: str, monitored: BehaviorSummary) -> BehaviorSummary:
-        run = self._reports.of("coordination", "run", RunState)
-        learner = self._reports.of(f"learning-{name}", "state", LearnerState)
+        run = self._reports.of("coordination", RUN)
+        learner = self._reports.of(f"learning-{name}", LEARNER_STATE)
         if run is None or learner is None or name not in run.step_counts:
             return monitored
         found = dataclasses.replace(

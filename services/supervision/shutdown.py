@@ -8,12 +8,12 @@ unblocked by   these, or the deadlines `pipeline.stop_timeout_s`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import anyio
 
-from sparring.pipeline.messages.state import AssemblyState, LearnerState, RunState, SteppingState
+from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE
 from sparring.services.supervision.outcome import FinalReports
 from sparring.services.supervision.parts import Part, Parts
 from sparring.services.supervision.topology import Topology
@@ -21,13 +21,6 @@ from sparring.services.supervision.topology import Topology
 TURN_S: Final = 0.05
 _SIMULATORS_S: Final = 5.0
 _KILLED_S: Final = 5.0
-_REPORTS: Final = (
-    ("state", SteppingState, "source"),
-    ("state", AssemblyState, "origin"),
-    ("run", RunState, "start"),
-    ("state", LearnerState, "start"),
-)
-"""The reports of a service on its state: key, record, and the field that holds the incarnation of the service."""
 
 
 class Shutdown:
@@ -91,9 +84,8 @@ class Shutdown:
         """Returns whether a service runs and, unless it was never restarted, its incarnation is in all reports."""
         if part.starts < 2:
             return not part.down
-        records = [self._reports.of(part.name, key, kind) for key, kind, _ in _REPORTS]
-        known = [getattr(one, field) for one, (*_, field) in zip(records, _REPORTS, strict=True) if one is not None]
-        run = self._reports.of("coordination", "run", RunState)
+        known = [*_reported_incarnations(self._reports, part.name)]
+        run = self._reports.of("coordination", RUN)
         if run is not None and part.name in run.incarnations:
             known.append(run.incarnations[part.name])
         return not part.down and all(one == self._incarnation(part.name, part.starts) for one in known)
@@ -134,6 +126,18 @@ class Shutdown:
             self._fail(f"{part.name} failed at the end: {part.failure}")
         else:
             self._log.warning("failed_at_the_end", part=part.name, error=part.failure, notice=True)
+
+
+def _reported_incarnations(reports: FinalReports, service: str) -> Iterator[str]:
+    """Yields the incarnation of a service that its latest state names."""
+    if stepping := reports.of(service, STEPPING_STATE):
+        yield stepping.source
+    if assembly := reports.of(service, ASSEMBLY_STATE):
+        yield assembly.origin
+    if run := reports.of(service, RUN):
+        yield run.start
+    if learner := reports.of(service, LEARNER_STATE):
+        yield learner.start
 
 
 def _stopped_late(name: str) -> int:

@@ -19,10 +19,11 @@ import anyio
 from anyio.abc import TaskGroup
 
 from sparring.pipeline.errors import SparringError
-from sparring.pipeline.messages.state import AddedBehaviors, BehaviorSpecs, LearnerState, RunState
+from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, RUN, SPECS
+from sparring.pipeline.messages.state import AddedBehaviors
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import Status
-from sparring.pipeline.queues.interface import Subscription, Topic, Transport
+from sparring.pipeline.queues.interface import Publisher, Subscription, Transport
 from sparring.pipeline.settings import started_by_hand
 from sparring.services.process.hosting import HostedService
 from sparring.services.process.runtime import SUPERVISOR
@@ -170,10 +171,10 @@ class Supervisor:
         A behavior for which no learner can be started keeps only its own simulators waiting.
         """
         refused: set[str] = set()
-        topic = await self._transport.topic(SUPERVISOR)
+        topic = await self._transport.publisher(SUPERVISOR)
         while not self._over.is_set():
             await anyio.sleep(LOOK_S)
-            specs = [self._reports.of(name, "specs", BehaviorSpecs) for name in self._run.stepping]
+            specs = [self._reports.of(name, SPECS) for name in self._run.stepping]
             named = {name for one in specs if one is not None for name in one.behaviors}
             names = sorted(named - self._run.settings.behaviors.keys() - refused)
             most = max(0, self._settings.limits.unnamed_behaviors - len(self._run.added))
@@ -192,7 +193,7 @@ class Supervisor:
                 await self._adopt(topology, tasks, topic)
                 self._log.info("behaviors_added", behaviors=names, cause="default_settings count for them", notice=True)
 
-    async def _adopt(self, topology: Topology, tasks: TaskGroup, topic: Topic) -> None:
+    async def _adopt(self, topology: Topology, tasks: TaskGroup, topic: Publisher) -> None:
         """Continues with a topology that has more behaviors: tells the services, and starts the new learners."""
         new = [plan for plan in topology.services if plan.name not in self._topics]
         topics = {plan.name: await self._transport.subscribe(plan.name, TOPIC_PACE_S) for plan in new}
@@ -203,7 +204,7 @@ class Supervisor:
         self._watchdog.adopt(topology)
         self._shutdown.adopt(topology)
         self._host.adopt(topology)
-        topic.publish("added", AddedBehaviors(names=topology.run.added))
+        topic.publish(ADDED, AddedBehaviors(names=topology.run.added))
         for plan in new:
             self.parts.keep(tasks, plan.name, partial(self._start_service, plan))
 
@@ -219,7 +220,7 @@ class Supervisor:
         for name in self._run.learners:
             if self._topology.place(f"learning-{name}") != self._topology.host:
                 continue  # `sparring join` exports it there
-            state = self._reports.of(f"learning-{name}", "state", LearnerState)
+            state = self._reports.of(f"learning-{name}", LEARNER_STATE)
             if state is not None:
                 exports.on_checkpoint(name, state.checkpoint)
 
@@ -235,8 +236,8 @@ class Supervisor:
         topic = self._topics["coordination"]
         while True:
             await topic.changed()
-            state = topic.latest.get("run")
-            if isinstance(state, RunState) and state.finished:
+            state = topic.latest(RUN)
+            if state is not None and state.finished:
                 self._end("completed", None)
                 return
 

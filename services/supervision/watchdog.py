@@ -15,8 +15,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from sparring.pipeline.messages.metrics import Metrics
-from sparring.pipeline.messages.state import SteppingState
+from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.monitoring.rotation import full, trim
 from sparring.pipeline.monitoring.stalls import Stall, StallBudget, Stalls
@@ -101,8 +100,8 @@ class Watchdog:
             for name, topic in self._topics.items():
                 self._check_answers(self._parts[name], topic, now, awake)
                 self._check_writes(name, topic, now)
-                metrics = topic.latest.get("metrics")
-                if isinstance(metrics, Metrics) and name in self._run.services:
+                metrics = topic.latest(METRICS)
+                if metrics is not None and name in self._run.services:
                     self._stalls.update(metrics, now)
             self._check_simulators(now)
             self._check_progress(self._stalls.look(now), now)
@@ -143,8 +142,10 @@ class Watchdog:
     def _check_simulators(self, now: float) -> None:
         """Kills simulators that the run has started and stepping has given up: a hanging one never reconnects."""
         for name in self._run.stepping:
-            state = self._reports.of(name, "state", SteppingState)
-            for number, times in {} if state is None else state.given_up.items():
+            state = self._reports.of(name, STEPPING_STATE)
+            if state is None:
+                continue
+            for number, times in state.given_up.items():
                 key = (state.source, number)
                 fresh, self._abandoned[key] = times > self._abandoned.get(key, 0), times
                 part = self._parts.get(f"simulator-{number}")  # None where it was started by hand
@@ -155,8 +156,8 @@ class Watchdog:
 
     def _check_writes(self, name: str, topic: Subscription, now: float) -> None:
         """Reports a service that cannot write: on a full disk it cannot write its own log either."""
-        metrics = topic.latest.get("metrics")
-        count = metrics.counters.get(COUNTER, 0) if isinstance(metrics, Metrics) else 0
+        metrics = topic.latest(METRICS)
+        count = metrics.counters.get(COUNTER, 0) if metrics is not None else 0
         reported, at = self._reported_writes.get(name, (0, -WRITES_S))
         if count > reported and now - at >= WRITES_S:
             self._reported_writes[name] = count, now

@@ -122,8 +122,8 @@ class RecordingTopic:
     def __init__(self) -> None:
         self.published: list[tuple[str, PolicyWeights]] = []
 
-    def publish(self, key: str, record: Any) -> None:
-        self.published.append((key, record))
+    def publish(self, topic: Any, record: Any) -> None:
+        self.published.append((topic.key, record))
 
     async def aclose(self) -> None:
         """Does nothing."""

@@ -18,6 +18,7 @@ from sparring.pipeline.demonstrations.episodes import SUFFIX
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.messages.channels import EPISODES, POLICY_WEIGHTS, RUN, segments_queue
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
 from sparring.pipeline.messages.state import LearnerState, PolicyWeights, RunState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
@@ -94,8 +95,8 @@ class FakeTopic:
         self.published: list[Any] = []
         self.crashes = ""
 
-    def publish(self, key: str, record: Any) -> None:
-        if key == "episodes":
+    def publish(self, topic: Any, record: Any) -> None:
+        if topic is EPISODES:
             return
         if self.crashes == "before":
             raise CrashError
@@ -112,8 +113,11 @@ class FakeQueue:
     """A queue of `count` records with a full buffer each, and a subscription with given latest records."""
 
     def __init__(self, count: int, latest: dict[str, Any] | None = None) -> None:
-        self.latest = {} if latest is None else latest
+        self._records = {} if latest is None else latest
         self._left = iter(range(1, count + 1))
+
+    def latest(self, topic: Any) -> Any:
+        return self._records.get(topic.key)
 
     async def get(self) -> Any:
         for sequence in self._left:
@@ -138,11 +142,11 @@ async def test_stepping_accepts_weights_of_a_learner_that_crashed_before_its_sta
     hub = MemoryHub()
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         others = await stack.enter_async_context(MemoryTransport(hub, start="others.1"))
-        coordination = await others.topic("coordination")
+        coordination = await others.publisher("coordination")
         known = {"specs": {"Test": HYBRID}, "versions": {"Test": 0}}  # coordination publishes it once
         empty = {key: {} for key in ("step_counts", "losses", "unaccounted", "reward_mean_last100", "episodes")}
-        coordination.publish("run", RunState(start="coordination.1", finished=False, **known, **empty))
-        updates, reader = await others.sender("segments:Test"), await others.subscribe("policy-Test")
+        coordination.publish(RUN, RunState(start="coordination.1", finished=False, **known, **empty))
+        updates, reader = await others.sender(segments_queue("Test")), await others.subscribe("policy-Test")
 
         async def serve(start: int, scope: anyio.CancelScope) -> None:
             with scope:
@@ -156,7 +160,7 @@ async def test_stepping_accepts_weights_of_a_learner_that_crashed_before_its_sta
         async def newest(at_least: int) -> int:
             while True:
                 await reader.changed()
-                weights = reader.latest.get("weights")
+                weights = reader.latest(POLICY_WEIGHTS)
                 if isinstance(weights, PolicyWeights) and weights.version >= at_least:
                     return weights.version
 
@@ -302,8 +306,8 @@ async def test_recovery_checkpoint_is_never_older_than_interval_update_and_save(
     made, ages = {1: 0.0}, []
 
     class RecordingTopic(FakeTopic):
-        def publish(self, key: str, record: Any) -> None:
-            super().publish(key, record)
+        def publish(self, topic: Any, record: Any) -> None:
+            super().publish(topic, record)
             if not isinstance(record, LearnerState):
                 return
             made.setdefault(record.version, now[0])
@@ -329,8 +333,8 @@ async def test_change_of_the_learning_team_saves_a_recovery_checkpoint(tmp_path)
     class TurnTopic(FakeTopic):
         """After the fourth version team 1 learns."""
 
-        def publish(self, key: str, record: Any) -> None:
-            super().publish(key, record)
+        def publish(self, topic: Any, record: Any) -> None:
+            super().publish(topic, record)
             if not isinstance(record, LearnerState):
                 return
             team = int(record.version > 4)

@@ -24,16 +24,19 @@ class FakeSubscription:
     """A subscription into which a test publishes."""
 
     def __init__(self) -> None:
-        self.latest: dict[str, Any] = {}
+        self.records: dict[str, Any] = {}
         self.publisher = ""
         self.heartbeat_age = math.inf
         self.closed = False
         self._news = anyio.Event()
 
     def publish(self, record: Metrics) -> None:
-        self.latest["metrics"] = record
+        self.records["metrics"] = record
         self.publisher, self.heartbeat_age = record.start, 0.0
         self._news.set()
+
+    def latest(self, topic: Any) -> Any:
+        return self.records.get(topic.key)
 
     async def changed(self) -> None:
         await self._news.wait()
@@ -161,8 +164,8 @@ class MonitorRun:
         """Ends the monitor at once, without a final report."""
         self.killed.cancel()
 
-    def publish(self, key: str, record: Any) -> None:
-        self.published.append((key, record))
+    def publish(self, topic: Any, record: Any) -> None:
+        self.published.append((topic.key, record))
 
     async def aclose(self) -> None: ...
 

@@ -15,9 +15,10 @@ from typing import Any, Self
 import anyio
 import anyio.lowlevel
 
+from sparring.pipeline.messages.channels import Queue, Topic
 from sparring.pipeline.messages.simulator import Ping
 from sparring.pipeline.queues.curve import UNPROTECTED, Curve, Protection
-from sparring.pipeline.queues.interface import Capacity, ReceivingQueue, SendingQueue
+from sparring.pipeline.queues.interface import Capacity, Receiver, Sender
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.queues.receiving_end import ReceivingEnd
 from sparring.pipeline.queues.scope import Scope
@@ -26,9 +27,16 @@ from sparring.pipeline.queues.wire import Timing, make_id
 from sparring.pipeline.queues.zmq import new_curve_pair
 from sparring.pipeline.queues.zmq_transport import ZmqTransport
 
-QUEUE = "steps"
+QUEUE = Queue("steps", Ping)
 TEN = Capacity(messages=10, steps=100)
-TOPIC = "stepping-0"
+PUBLISHER = "stepping-0"
+
+
+def topic(key: str) -> Topic[Ping]:
+    """Returns a topic of the publisher."""
+    return Topic(key, Ping)
+
+
 VIRTUAL = Timing()
 REAL = Timing(heartbeat=0.05, retry=0.03, peer_timeout=5.0, acknowledge=0.002)
 
@@ -81,7 +89,8 @@ class LossyTransport:
     def _post(self, deliver: Callable[[], None]) -> None:
         self._flights.start_soon(self._hub.carry, deliver)
 
-    async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
+    async def sender(self, queue: Queue[Any]) -> SendingEnd[Any]:
+        name = queue.name
         index = self._scope.index(name)
 
         def arrive(message: Any, link: ReceivingEnd | None) -> None:
@@ -98,7 +107,6 @@ class LossyTransport:
 
         end = SendingEnd(
             self._id(index),
-            behavior_id,
             self._timing,
             anyio.current_time,
             pack=lambda record: (record, 0),
@@ -109,7 +117,9 @@ class LossyTransport:
         self._scope.add(end, end.timer)
         return end
 
-    async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingEnd:
+    async def receiver(self, queue: Queue[Any], capacity: Capacity) -> ReceivingEnd[Any]:
+        name = queue.name
+
         def arrive(sender: SendingEnd, grant: Any) -> None:
             if not sender.closed:
                 sender.received(grant)
@@ -121,7 +131,6 @@ class LossyTransport:
         end = ReceivingEnd(
             self._id(),
             capacity,
-            behavior_id,
             self._timing,
             anyio.current_time,
             unpack=lambda payload: payload,
@@ -161,7 +170,9 @@ class World:
         self.timing = VIRTUAL if virtual else REAL
         self._hub = MemoryHub()
         self._lossy = LossyHub()
-        self._endpoints = {name: f"ipc://{folder}/{index}" for index, name in enumerate((QUEUE, f"topic:{TOPIC}"))}
+        self._endpoints = {
+            name: f"ipc://{folder}/{index}" for index, name in enumerate((QUEUE.name, f"topic:{PUBLISHER}"))
+        }
         self._protection = UNPROTECTED
         if kind == "tcp":
             self._protection = Protection(curve=_keys(self._endpoints))
@@ -214,10 +225,10 @@ def short_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="q-", dir="/tmp")
 
 
-async def put(queue: SendingQueue, numbers: range, steps: int = 1) -> None:
+async def put(queue: Sender[Ping], numbers: range, steps: int = 1) -> None:
     for number in numbers:
         await queue.put(Ping(number=number), steps)
 
 
-async def take(queue: ReceivingQueue, count: int) -> list[int]:
+async def take(queue: Receiver[Ping], count: int) -> list[int]:
     return [(await queue.get()).number for _ in range(count)]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from sparring.pipeline.errors import Empty, Full, TooLarge
+from sparring.pipeline.messages.channels import Queue
 from sparring.pipeline.messages.simulator import BehaviorActions, Ping
-from sparring.pipeline.queues.interface import Capacity, Delivery, ReceivingQueue, SendingQueue
+from sparring.pipeline.queues.interface import Capacity, Delivery, Receiver, Sender
 from tests.queues.queues_worlds import QUEUE, TEN, World, put, take
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +39,7 @@ async def test_arrays_arrive_as_they_were_put(world: World) -> None:
         discrete=np.zeros((3, 0), np.int32),
     )
     with anyio.fail_after(30):
-        async with world.pair(TEN) as (sender, receiver):
+        async with world.pair(TEN, Queue(QUEUE.name, BehaviorActions)) as (sender, receiver):
             for sent in (record, large):
                 await sender.put(sent, 3)
                 got = await receiver.get()
@@ -145,12 +146,6 @@ async def test_get_nowait_raises_empty_and_qsize_counts(world: World) -> None:
             assert [receiver.get_nowait().number, receiver.receive_nowait().record.number] == [0, 1]
 
 
-async def test_behavior_ids_are_kept(world: World) -> None:
-    async with world.transport("sender.1") as ours, world.transport("receiver.1") as theirs:
-        assert (await ours.sender(QUEUE, "Ball")).behavior_id == "Ball"
-        assert (await theirs.receiver(QUEUE, TEN)).behavior_id == "*"
-
-
 # ---------------------------------------------------------------- cancellation and deadlines
 
 
@@ -214,7 +209,7 @@ async def test_a_deadline_on_get_leaves_the_queue_usable(world: World) -> None:
 async def test_several_gets_share_arriving_messages(world: World) -> None:
     got: list[int] = []
 
-    async def consume(queue: ReceivingQueue) -> None:
+    async def consume(queue: Receiver[Ping]) -> None:
         while True:
             got.append((await queue.get()).number)
 
@@ -249,7 +244,7 @@ async def test_receive_leaves_the_acknowledgement_to_the_caller(world: World) ->
         async with world.pair(TEN) as (sender, receiver):
             sender.on_acknowledged(lambda messages, steps: counts.append((messages, steps)))
             await put(sender, range(3), 7)
-            deliveries: list[Delivery] = [await receiver.receive() for _ in range(3)]
+            deliveries: list[Delivery[Ping]] = [await receiver.receive() for _ in range(3)]
             assert [delivery.record.number for delivery in deliveries] == [0, 1, 2]
             assert {(delivery.steps, delivery.sender) for delivery in deliveries} == {(7, "sender.1")}
             held = receiver.statistics()
@@ -268,7 +263,7 @@ async def test_receive_leaves_the_acknowledgement_to_the_caller(world: World) ->
 async def test_drain_waits_for_the_last_acknowledgement(world: World) -> None:
     drained = anyio.Event()
 
-    async def drain(sender: SendingQueue) -> None:
+    async def drain(sender: Sender[Ping]) -> None:
         await sender.drain()
         drained.set()
 

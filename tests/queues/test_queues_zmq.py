@@ -16,6 +16,7 @@ import zmq
 
 from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages import codec
+from sparring.pipeline.messages.channels import Queue
 from sparring.pipeline.messages.codec import Limits
 from sparring.pipeline.messages.simulator import BehaviorActions, Ping
 from sparring.pipeline.queues import frames as framing
@@ -35,7 +36,7 @@ def folder() -> Iterator[Path]:
 
 def transport(endpoint: str, incarnation: str, **options: object) -> ZmqTransport:
     return ZmqTransport(
-        {QUEUE: endpoint, "topic:b": endpoint + "b"}, incarnation, timing=REAL, reconnect=0.01, **options
+        {QUEUE.name: endpoint, "topic:b": endpoint + "b"}, incarnation, timing=REAL, reconnect=0.01, **options
     )  # type: ignore[arg-type]
 
 
@@ -46,7 +47,7 @@ def transport(endpoint: str, incarnation: str, **options: object) -> ZmqTranspor
 async def test_a_name_without_endpoint_is_refused_by_name(folder: Path) -> None:
     async with transport(f"ipc://{folder}/q", "a.1") as ours:
         with pytest.raises(QueueError, match=r"got 'nowhere'; expected one of \['steps', 'topic:b'\]"):
-            await ours.sender("nowhere")
+            await ours.sender(Queue("nowhere", Ping))
         with pytest.raises(QueueError, match="topic:unknown"):
             await ours.subscribe("unknown")
 

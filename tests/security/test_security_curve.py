@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from sparring.pipeline.errors import QueueError
+from sparring.pipeline.messages.channels import Queue, Topic
 from sparring.pipeline.messages.simulator import Ping
 from sparring.pipeline.queues.curve import (
     HANDSHAKE_S,
@@ -31,6 +32,7 @@ from sparring.pipeline.queues.wire import Timing
 from sparring.pipeline.queues.zmq import new_curve_pair
 from sparring.pipeline.queues.zmq_transport import ZmqTransport
 
+TOPIC = Topic("k", Ping)
 TEN = Capacity(messages=10, steps=100)
 REAL = Timing(heartbeat=0.05, retry=0.03, peer_timeout=5.0, acknowledge=0.002)
 QUEUE = "segments:Ball"
@@ -73,7 +75,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 async def connect_and_wait(endpoints: Mapping[str, str], keys: Curve, name: str = QUEUE) -> None:
     """Connects and waits until that is refused."""
     async with transport(endpoints, "client.1", curve=keys) as client:
-        await (client.subscribe("b") if name == "topic:b" else client.sender(name))
+        await (client.subscribe("b") if name == "topic:b" else client.sender(Queue(name, Ping)))
         await anyio.sleep(10)
 
 
@@ -86,8 +88,8 @@ async def test_a_key_on_the_list_is_accepted(endpoints: dict[str, str]) -> None:
         transport(endpoints, "learning.1", curve=curve("learning")) as server,
         transport(endpoints, "coordination.1", curve=curve("assembly")) as client,
     ):
-        receiver = await server.receiver(QUEUE, TEN)
-        sender = await client.sender(QUEUE)
+        receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
+        sender = await client.sender(Queue(QUEUE, Ping))
         with anyio.fail_after(10):
             await sender.put(Ping(number=1), 1)
             assert (await receiver.get()).number == 1
@@ -100,7 +102,7 @@ async def test_a_key_that_is_not_on_the_list_is_refused_and_its_owner_gets_an_er
     endpoints: dict[str, str], role: str
 ) -> None:
     async with transport(endpoints, "learning.1", curve=curve("learning")) as server:
-        receiver = await server.receiver(QUEUE, TEN)
+        receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
         with pytest.raises(QueueError, match=f"got a rejected connection to {QUEUE}"), capture_logs() as lines:
             await connect_and_wait(endpoints, curve(role))
         assert server.refused == 1
@@ -118,9 +120,9 @@ async def test_a_client_that_expects_another_server_sends_this_one_nothing(endpo
         transport(endpoints, "learning.1", curve=curve("learning")) as server,
         transport(endpoints, "coordination.1", curve=other) as client,
     ):
-        receiver = await server.receiver(QUEUE, TEN)
+        receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
         with capture_logs() as lines:
-            await client.sender(QUEUE)
+            await client.sender(Queue(QUEUE, Ping))
             await wait_until(lambda: server.refused > 1 and client.refused > 1)
         assert receiver.empty()
     assert [line["peer"] for line in lines if "closed the connection" in line.get("cause", "")] == [endpoints[QUEUE]]
@@ -129,7 +131,7 @@ async def test_a_client_that_expects_another_server_sends_this_one_nothing(endpo
 @pytest.mark.asyncio
 async def test_a_client_without_key_is_refused(endpoints: dict[str, str]) -> None:
     async with transport(endpoints, "learning.1", curve=curve("learning")) as server:
-        receiver = await server.receiver(QUEUE, TEN)
+        receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
         with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
             plain.linger = 0
             plain.connect(endpoints[QUEUE])
@@ -142,7 +144,7 @@ async def test_a_peer_that_does_not_speak_zeromq_is_counted_and_logged_once_per_
     endpoints: dict[str, str],
 ) -> None:
     async with transport(endpoints, "learning.1", curve=curve("learning")) as server:
-        await server.receiver(QUEUE, TEN)
+        await server.receiver(Queue(QUEUE, Ping), TEN)
         with capture_logs() as lines:
             for _ in range(3):
                 async with await anyio.connect_tcp("127.0.0.1", int(endpoints[QUEUE].rpartition(":")[2])) as foreign:
@@ -169,12 +171,12 @@ def test_the_address_of_a_peer_is_known_while_it_is_connected() -> None:
 @pytest.mark.asyncio
 async def test_a_list_applies_to_its_endpoint_only(endpoints: dict[str, str]) -> None:
     async with transport(endpoints, "learning.1", curve=curve("learning")) as server:
-        topic = await server.topic("b")
-        topic.publish("k", Ping(number=7))
+        topic = await server.publisher("b")
+        topic.publish(TOPIC, Ping(number=7))
         async with transport(endpoints, "s.1", curve=curve("stepping")) as client:
             subscription = await client.subscribe("b")
             with anyio.fail_after(10):
-                while "k" not in subscription.latest:
+                while subscription.latest(TOPIC) is None:
                     await subscription.changed()
         with pytest.raises(QueueError, match="got a rejected connection to topic:b"):
             await connect_and_wait(endpoints, curve("assembly"), "topic:b")
@@ -185,9 +187,9 @@ async def test_a_service_does_not_listen_beyond_loopback_without_keys() -> None:
     endpoints = {QUEUE: f"tcp://0.0.0.0:{free_port()}"}
     async with transport(endpoints, "learning.1") as server:
         with pytest.raises(QueueError, match="which other machines can reach, without keys; expected keys; make them"):
-            await server.receiver(QUEUE, TEN)
+            await server.receiver(Queue(QUEUE, Ping), TEN)
     async with transport(endpoints, "learning.1", insecure=True) as server:
-        await server.receiver(QUEUE, TEN)
+        await server.receiver(Queue(QUEUE, Ping), TEN)
 
 
 @pytest.mark.asyncio
@@ -198,10 +200,10 @@ async def test_a_run_on_several_machines_accepts_no_other_address() -> None:
         transport(endpoints, "c.1", curve=curve("assembly"), machines=("127.0.0.3", "127.0.0.2")) as near,
         transport(endpoints, "c.2", curve=curve("assembly"), machines=("127.0.0.4", "127.0.0.2")) as far,
     ):
-        receiver = await server.receiver(QUEUE, TEN)
-        await far.sender(QUEUE)
+        receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
+        await far.sender(Queue(QUEUE, Ping))
         await wait_until(lambda: server.refused > 0)
-        sender = await near.sender(QUEUE)
+        sender = await near.sender(Queue(QUEUE, Ping))
         with anyio.fail_after(10):
             await sender.put(Ping(number=1), 1)
             assert (await receiver.get()).number == 1

@@ -189,8 +189,11 @@ class FakeSubscription:
 
     def __init__(self) -> None:
         self.publisher = "supervisor.1"
-        self.latest: dict[str, Any] = {}
+        self.records: dict[str, Any] = {}
         self.heartbeat_age = 0.0
+
+    def latest(self, topic: Any) -> Any:
+        return self.records.get(topic.key)
 
     async def changed(self) -> None:
         await anyio.lowlevel.checkpoint()
@@ -206,9 +209,9 @@ def test_a_machine_rejoins_a_main_supervisor_that_restarted_at_once(tmp_path: Pa
         def follow(self, orders: HostOrders) -> None:
             assert orders.session == "rack.1"
             topic.publisher = "supervisor.2"
-            topic.latest["orders:rack"] = HostOrders(session="rack.2")
+            topic.records["orders:rack"] = HostOrders(session="rack.2")
 
-    topic.latest["orders:rack"] = HostOrders(session="rack.1")
+    topic.records["orders:rack"] = HostOrders(session="rack.1")
     session = join.HostSession(load_topology(tmp_path, "rack"), ProcessHost(tmp_path), "rack.1")
 
     async def follow() -> None:

@@ -217,11 +217,11 @@ class _RecordingTransport(MemoryTransport):
         super().__init__(hub, start=start)
         self._recorder = recorder
 
-    async def topic(self, service: str) -> Any:
-        return _RecordingTopic(await super().topic(service), service, self._recorder)
+    async def publisher(self, service: str) -> Any:
+        return _RecordingTopic(await super().publisher(service), service, self._recorder)
 
-    async def receiver(self, name: str, *arguments: Any) -> Any:
-        receiver = await super().receiver(name, *arguments)
+    async def receiver(self, queue: Any, capacity: Any) -> Any:
+        receiver, name = await super().receiver(queue, capacity), queue.name
         return _RecordingReceiver(receiver, name, self._recorder) if name.startswith("segments:") else receiver
 
 
@@ -229,9 +229,9 @@ class _RecordingTopic:
     def __init__(self, topic: Any, name: str, recorder: Recorder) -> None:
         self._topic, self._name, self._recorder = topic, name, recorder
 
-    def publish(self, key: str, record: Any) -> None:
-        self._topic.publish(key, record)
-        self._recorder.add(self._name, key, record)
+    def publish(self, topic: Any, record: Any) -> None:
+        self._topic.publish(topic, record)
+        self._recorder.add(self._name, topic.key, record)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._topic, name)

@@ -245,7 +245,7 @@ class Graph:
 
     def latest(self, service: str, key: str) -> Any:
         """Returns what a service published last under a key."""
-        return self.seen[service].latest.get(key)
+        return self.seen[service].records.get(key)
 
     seen: dict[str, Any] = field(default_factory=dict)
 
@@ -264,7 +264,7 @@ class Graph:
         return "\n".join(
             f"{name} {key}: {self.latest(name, key)}"
             for name in self.services
-            for key in sorted(self.seen[name].latest)
+            for key in sorted(self.seen[name].records)
         )
 
     async def finish(self) -> dict[str, int]:

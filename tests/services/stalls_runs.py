@@ -13,6 +13,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
+from sparring.pipeline.messages.channels import METRICS
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.stalls import Stalls
 from sparring.pipeline.queues.interface import Subscription
@@ -98,7 +99,7 @@ async def stalls_after(stalls: Stalls, topics: Mapping[str, Subscription], secon
     for _ in range(round(seconds)):
         await anyio.sleep(1)
         for topic in topics.values():
-            metrics = topic.latest.get("metrics")
+            metrics = topic.latest(METRICS)
             if isinstance(metrics, Metrics):
                 stalls.update(metrics, anyio.current_time())
         found = stalls.look(anyio.current_time())

@@ -24,8 +24,8 @@ class FakeTopic:
     def __init__(self) -> None:
         self.latest: dict[str, Any] = {}
 
-    def publish(self, key: str, record: Any) -> None:
-        self.latest[key] = record
+    def publish(self, topic: Any, record: Any) -> None:
+        self.latest[topic.key] = record
 
     async def aclose(self) -> None:
         """Holds nothing."""

@@ -15,6 +15,7 @@ import pytest
 
 from sparring.pipeline import files
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, RUN, SPECS, STEPPING_STATE
 from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState, SteppingState
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
@@ -106,8 +107,8 @@ async def ended(folder: Path, failures: dict[str, str]) -> tuple[str, dict[str, 
         MemoryTransport(hub, start="coordination.1") as own,
         MemoryTransport(hub, start="supervisor.1") as transport,
     ):
-        topic = await own.topic("coordination")
-        topic.publish("run", FINISHED)
+        topic = await own.publisher("coordination")
+        topic.publish(RUN, FINISHED)
         supervisor = supervisor_of(topology, FakeHost(failures), transport)
         with anyio.fail_after(300):
             status = await supervisor.supervise()
@@ -172,7 +173,7 @@ async def test_hanging_learner_is_noticed_within_10_seconds(tmp_path: Path, hang
     name, host, hub = "learning-Goal", FakeHost({}), MemoryHub()
     learner = MemoryTransport(hub, start=f"{name}.1")
     async with learner, MemoryTransport(hub, start="supervisor.1") as transport:
-        await learner.topic(name)
+        await learner.publisher(name)
         supervisor = supervisor_of(topology, host, transport)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
@@ -221,18 +222,18 @@ async def test_every_checkpoint_is_exported_and_the_last_before_the_end(
         MemoryTransport(hub, start="learning-Goal.1") as learner,
         MemoryTransport(hub, start="supervisor.1") as transport,
     ):
-        run, topic = await own.topic("coordination"), await learner.topic("learning-Goal")
+        run, topic = await own.publisher("coordination"), await learner.publisher("learning-Goal")
         supervisor = supervisor_of(topology, host, transport)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
             for checkpoint in ("", "Goal/first", "Goal/second"):
-                topic.publish("state", state_of(checkpoint))
+                topic.publish(LEARNER_STATE, state_of(checkpoint))
                 await anyio.sleep(2)
                 assert exports.calls[-1] == checkpoint
-            run.publish("run", FINISHED)
+            run.publish(RUN, FINISHED)
             await anyio.lowlevel.checkpoint()
             await host.latest["learning-Goal"].wait()  # it saves a checkpoint when it is stopped
-            topic.publish("state", state_of("Goal/last"))
+            topic.publish(LEARNER_STATE, state_of("Goal/last"))
     assert exports.running
     assert exports.calls == ["", "Goal/first", "Goal/second", "Goal/last", EXPORT_S]
 
@@ -247,14 +248,14 @@ async def test_service_that_is_dead_when_the_run_ends_is_restarted_once(tmp_path
         MemoryTransport(hub, start="coordination.1") as own,
         MemoryTransport(hub, start="supervisor.1") as transport,
     ):
-        topic = await own.topic("coordination")
+        topic = await own.publisher("coordination")
         supervisor = supervisor_of(topology, host, transport, simulators=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
             await anyio.sleep(5)
             host.latest[part].stop()
             await anyio.sleep(0.01)
-            topic.publish("run", FINISHED)
+            topic.publish(RUN, FINISHED)
     assert len(host.starts[part]) == (2 if again else 1)
     if again:
         assert host.starts[part][1] - host.starts[part][0] < 5.5, "it is restarted without a pause"
@@ -270,7 +271,7 @@ async def test_simulator_that_was_given_up_is_restarted(tmp_path: Path) -> None:
         MemoryTransport(hub, start="stepping-0.1") as own,
         MemoryTransport(hub, start="supervisor.1") as transport,
     ):
-        topic = await own.topic("stepping-0")
+        topic = await own.publisher("stepping-0")
         supervisor = supervisor_of(topology, host, transport, simulators=True)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
@@ -281,7 +282,7 @@ async def test_simulator_that_was_given_up_is_restarted(tmp_path: Path) -> None:
             ):
                 await anyio.sleep(after_s)
                 topic.publish(
-                    "state", SteppingState(source="stepping-0.1", behaviors={}, simulators=2, given_up=given_up)
+                    STEPPING_STATE, SteppingState(source="stepping-0.1", behaviors={}, simulators=2, given_up=given_up)
                 )
             await anyio.sleep(3)
             tasks.cancel_scope.cancel()
@@ -298,7 +299,7 @@ SPEC = BehaviorSpec(observations=(ObservationSpec(name="goal", shape=(1,)),), ac
 async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Path, refused: bool) -> None:
     """The services hear of it and its learner starts, while none restarts; a learner may be refused."""
     topology = topology_of(tmp_path, "default_settings: {max_steps: 7}\n")
-    host, hub, requests, added = FakeHost({}), MemoryHub(), [], {}
+    host, hub, requests, added = FakeHost({}), MemoryHub(), [], []
 
     def grow(before: Topology, names: Sequence[str]) -> Topology:
         requests.append(list(names))
@@ -312,25 +313,25 @@ async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Pat
         MemoryTransport(hub, start="supervisor.1") as transport,
         anyio.create_task_group() as tasks,
     ):
-        topic = await own.topic("stepping-0")
+        topic = await own.publisher("stepping-0")
         with Ports() as ports:
             supervisor = supervisor_of(topology, host, transport, grow=grow)
             tasks.start_soon(supervisor.supervise)
-            topic.publish("specs", BehaviorSpecs(behaviors={"Goal": SPEC}, teams={"Goal": (0,)}))
+            topic.publish(SPECS, BehaviorSpecs(behaviors={"Goal": SPEC}, teams={"Goal": (0,)}))
             await anyio.sleep(5)
             assert not requests
             subscription = await own.subscribe("supervisor")
-            topic.publish("specs", both)
+            topic.publish(SPECS, both)
             await anyio.sleep(5)
-            added.update(subscription.latest)
+            added.append(subscription.latest(ADDED))
         tasks.cancel_scope.cancel()
     assert requests == [["Late"]], "requested once"
     assert all(len(starts) == 1 for starts in host.starts.values())
     assert ("learning-Late" in host.starts) is not refused
     if refused:
-        assert not added
+        assert added == [None]
         return
-    assert added["added"].names == ("Late",)
+    assert added[0].names == ("Late",)
     grown = host.topology
     assert grown is not None
     assert {name: one.max_steps for name, one in grown.run.settings.behaviors.items()} == {"Goal": 1000, "Late": 7}

@@ -96,9 +96,9 @@ class World:
         if isinstance(end, TopicEnd):
             publish, topic = end.publish, name.removeprefix("topic:")
 
-            def observed_publish(key: str, record: Any) -> None:
-                publish(key, record)
-                self.watch.published(topic, key, record)
+            def observed_publish(published: Any, record: Any) -> None:
+                publish(published, record)
+                self.watch.published(topic, published.key, record)
 
             end.publish = observed_publish  # type: ignore[method-assign]
         elif isinstance(end, SubscriptionEnd):
@@ -106,7 +106,7 @@ class World:
 
             def observed_received(message: Any, record: Any) -> None:
                 received(message, record)
-                self.watch.received(part, name, end.latest)
+                self.watch.received(part, name, end.records)
 
             end.received = observed_received  # type: ignore[method-assign]
         else:

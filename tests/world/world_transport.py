@@ -10,6 +10,7 @@ import anyio
 import trio
 
 from sparring.pipeline.errors import CodecError, QueueError
+from sparring.pipeline.messages.channels import Queue
 from sparring.pipeline.messages.codec import SERVICES, Buffer
 from sparring.pipeline.queues import frames as framing
 from sparring.pipeline.queues.interface import Capacity
@@ -82,8 +83,9 @@ class WorldTransport:
 
     # ---------------------------------------------------------------- queues
 
-    async def sender(self, name: str, behavior_id: str = "*") -> SendingEnd:
+    async def sender(self, queue: Queue[Any]) -> SendingEnd[Any]:
         """Returns the sending end of a queue."""
+        name = queue.name
         network, scope, here = self._network, self._scope, self._receiving(name)
         index = scope.index(name)
         lanes: dict[str, Lane] = {}
@@ -114,7 +116,6 @@ class WorldTransport:
 
         end = SendingEnd(
             make_id(self._start, self._opened(), index),
-            behavior_id,
             DEFAULT_TIMING,
             trio.current_time,
             pack=_pack,
@@ -127,8 +128,9 @@ class WorldTransport:
         scope.add(end, end.timer)
         return end
 
-    async def receiver(self, name: str, capacity: Capacity, behavior_id: str = "*") -> ReceivingEnd:
+    async def receiver(self, queue: Queue[Any], capacity: Capacity) -> ReceivingEnd[Any]:
         """Returns the receiving end of a queue."""
+        name = queue.name
         network, scope, here = self._network, self._scope, self._receiving(name)
         await self._free(network.receivers, name)
 
@@ -139,7 +141,6 @@ class WorldTransport:
         end = ReceivingEnd(
             make_id(self._start, self._opened()),
             capacity,
-            behavior_id,
             DEFAULT_TIMING,
             trio.current_time,
             unpack=lambda payload: framing.unpack(payload, SERVICES),
@@ -156,7 +157,7 @@ class WorldTransport:
 
     # ---------------------------------------------------------------- topics
 
-    async def topic(self, service: str) -> TopicEnd:
+    async def publisher(self, service: str) -> TopicEnd:
         """Returns the publishing end of a topic."""
         network, scope, here = self._network, self._scope, self._receiving(f"topic:{service}")
         await self._free(network.topics, service)
