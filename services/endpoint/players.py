@@ -17,7 +17,7 @@ import anyio
 
 from sparring.pipeline.bridges.unity import UnreadableData, channels
 from sparring.pipeline.bridges.unity.columns import PlainGoals
-from sparring.pipeline.bridges.unity.conversation import PACKAGE, PlayerConversation, PlayerMessage
+from sparring.pipeline.bridges.unity.conversation import PlayerConversation, PlayerMessage
 from sparring.pipeline.bridges.unity.server import HOST, Server
 from sparring.pipeline.errors import LocalProtocolError, SettingsError
 from sparring.pipeline.messages.simulator import Act, BehaviorReport, Fault, Player, Reset, Sampler, Statistic
@@ -181,9 +181,9 @@ class PlayerConnection:
             reason = f" ({message.farewell})" if message.farewell else ""
             self._fail(_fault(f"a player that ended the conversation{reason}", "keep the game running", GONE))
             return
-        if message.introduction is not None:
+        if message.is_introduction:
             self._set_phase("connected")
-            answer = conversation.initialize(seed=self._seed, package=PACKAGE, num_areas=self._player.areas)
+            answer = conversation.initialize(seed=self._seed, num_areas=self._player.areas)
             self._set_phase("initialized")
             self._send(answer)
             return

@@ -211,7 +211,7 @@ class Unity:
         return self._served
 
     def _start_conversation(self, seed: int) -> PlayerConversation:
-        from sparring.pipeline.bridges.unity.conversation import PACKAGE, PlayerConversation
+        from sparring.pipeline.bridges.unity.conversation import PlayerConversation
 
         player, conversation = self._player, PlayerConversation()
         player.start()
@@ -221,7 +221,7 @@ class Unity:
         message = self._next_call(self._connect_s)
         player.phase = "connected"
         self._read(conversation, message)
-        self._calls.answer(conversation.initialize(seed=seed, package=PACKAGE, num_areas=self._areas))
+        self._calls.answer(conversation.initialize(seed=seed, num_areas=self._areas))
         player.phase = "initialized"
         self._read(conversation, self._next_call(self._timeout_s))
         self._conversation = conversation
