@@ -7,6 +7,7 @@ status and the last lines of its log.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from sparring.pipeline.errors import ExplainedError
+from sparring.pipeline.errors import ExplainedError, SettingsError
 
 Phase = Literal["not started", "launched", "connected", "initialized", "first reset", "stepping"]
 """The stages of a player's start, in order."""
@@ -177,3 +178,17 @@ def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def split_arguments(arguments: str) -> list[str]:
+    """Returns the words of a game's command line.
+
+    Raises:
+        SettingsError: a quotation is not closed.
+    """
+    try:
+        return shlex.split(arguments)
+    except ValueError as error:
+        raise SettingsError(
+            f"got the game's arguments {arguments!r} ({error}); expected words as a shell splits them; close the quotes"
+        ) from error

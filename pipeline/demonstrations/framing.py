@@ -11,10 +11,10 @@ A recorder that was never closed leaves 0 for the number of pairs and no second 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from sparring.pipeline.bridges.unity import UnreadableData
-from sparring.pipeline.bridges.unity.messages import messages, parsed
+from sparring.pipeline.bridges.unity.messages import Proto, parsed
 
 PARAMETERS_AT: Final = 33
 VERSIONS: Final = (0, 1)
@@ -27,8 +27,8 @@ _LONGEST_LENGTH: Final = 5
 class Content:
     """Holds the messages of a file: parameters of the behavior, and all pairs."""
 
-    brain: Any
-    pairs: list[Any]
+    brain: Proto
+    pairs: list[Proto]
 
 
 def content(data: bytes) -> Content:
@@ -39,18 +39,20 @@ def content(data: bytes) -> Content:
     """
     if not data:
         raise UnreadableData("an empty file")
-    kinds = messages()
     first, after = _delimited(data, 0, "metadata")
     if after > PARAMETERS_AT:
         raise UnreadableData(f"{after} bytes of metadata, more than the {PARAMETERS_AT} reserved for it")
-    meta = parsed(kinds.meta, first, "metadata")
+    meta = parsed("DemonstrationMetaProto", first, "metadata")
     if meta.api_version not in VERSIONS:
         raise UnreadableData(f"version {meta.api_version} of the format, which is unknown")
     if meta.number_steps < 0:
         raise UnreadableData(f"metadata of {meta.number_steps} steps")
     second, at = _delimited(data, PARAMETERS_AT, "parameters of the behavior")
-    brain = parsed(kinds.brain, second, "parameters of the behavior")
-    pairs = [parsed(kinds.pair, one, f"pair {i}") for i, one in enumerate(_pairs(data, at, meta.number_steps, first))]
+    brain = parsed("BrainParametersProto", second, "parameters of the behavior")
+    pairs = [
+        parsed("AgentInfoActionPairProto", one, f"pair {i}")
+        for i, one in enumerate(_pairs(data, at, meta.number_steps, first))
+    ]
     return Content(brain=brain, pairs=pairs)
 
 

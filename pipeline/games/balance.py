@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.games.base import BuiltInGame, one_vector
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
 
 STEP_S: Final = 0.05
 GRAVITY: Final = 9.81
@@ -38,7 +39,7 @@ _HEIGHT, _CLIMB = 3, 6
 _FREE: Final = np.array([0, 1, 2, 4, 5, 7])  # rows of the state that determine height and climb
 
 
-class Balance:
+class Balance(BuiltInGame):
     """Simulates `areas` plates, each with one agent of the same behavior.
 
     Observation `state` [8]: tilt about both axes (radians), ball position relative to the plate's center (x, height, z;
@@ -55,27 +56,10 @@ class Balance:
 
     def __init__(self, areas: int = 12, behavior: str = "Balance") -> None:
         self._id = str(BehaviorId(name=behavior))
-        self._agents = np.arange(areas, dtype=np.int64)
-        self._no_rewards = np.zeros(areas, np.float32)
-        self._random = np.random.default_rng()
-        self._ages = np.zeros(areas, np.int64)
+        super().__init__(areas, {self._id: one_vector("state", 8, ActionSpec(continuous=2))})
         self._state = np.zeros((8, areas), np.float32)  # row by row: numpy is twice as fast along areas
         self._change = np.empty((2, areas), np.float32)
-        self._parameters: Mapping[str, float] = {}
         self._pull = np.empty(areas, np.float32)  # meters per second that a step adds on a slope of 1
-
-    def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Returns one behavior with one vector and two continuous actions."""
-        state = ObservationSpec(name="state", shape=(8,))
-        return {self._id: BehaviorSpec(observations=(state,), actions=ActionSpec(continuous=2))}
-
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
-        """Begins new episodes on all plates. Parameter: `gravity` (9.81)."""
-        self._parameters = parameters
-        if seed is not None:
-            self._random = np.random.default_rng(seed)
-        self._restart(self._agents)
-        return (BehaviorReport(behavior=self._id, decisions=self._decisions(self._no_rewards)),)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
         """Turns the plates and lets the balls roll for `STEP_S`."""
@@ -89,12 +73,10 @@ class Balance:
         ends = None
         if ended.size:
             ends = self._ends(ended, fallen[ended])
-            self._restart(ended)
+            self._begin(ended)
             rewards[ended] = 0
-        return (BehaviorReport(behavior=self._id, decisions=self._decisions(rewards), ends=ends),)
-
-    def close(self) -> None:
-        """Does nothing: the game holds no resources."""
+        following = Decisions(agents=self._areas, observations=(self._observe(),), rewards=rewards)
+        return self._report(following, ends)
 
     def _roll(self, actions: NDArray[np.float32]) -> None:
         """Rolls the balls for one step with actions [2, areas]."""
@@ -117,7 +99,7 @@ class Balance:
         state[_CLIMB] /= STEP_S
         state[_HEIGHT] = height
 
-    def _restart(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: NDArray[np.int64]) -> None:
         started = self._random.uniform(-1, 1, (6, areas.size)).astype(np.float32)
         started *= _SPREAD
         self._state[_FREE[:, None], areas] = started
@@ -128,12 +110,8 @@ class Balance:
         for area in areas:  # a positive tilt raises the positive side
             self._pull[area] = -5 / 7 * self._parameters.get("gravity", GRAVITY) * STEP_S
 
-    def _decisions(self, rewards: NDArray[np.float32]) -> Decisions:
-        return Decisions(
-            agents=self._agents,
-            observations=(self._state.T.copy(),),
-            rewards=rewards,
-        )
+    def _observe(self) -> Array:
+        return self._state.T.copy()
 
     def _ends(self, areas: NDArray[np.int64], fallen: NDArray[np.bool_]) -> Ends:
         return Ends(

@@ -5,16 +5,16 @@ The group earns from members that pass the gate, and no member passes unless ano
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.base import Bools, GroupGame, Ints, one_vector
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Ends
-from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.specs import ActionSpec, BehaviorId
 
 PLATE: Final = 0
 GATE: Final = 4
@@ -31,7 +31,7 @@ OBSERVATION_SIZE: Final = 2 * PLACES + 3
 _STRIDES: Final = np.array([-1, 0, 1])
 
 
-class Crowd:
+class Crowd(GroupGame):
     """Simulates `areas` corridors of 8 places; in each a group of up to `members` that come and go.
 
     The plate is at place 0, the gate between 4 and 5, the exit at 7. Members choose to go left, stay or go right; any
@@ -66,32 +66,16 @@ class Crowd:
             raise SettingsError(f"got every={every}; expected 1 or more steps; correct every")
         shape = (areas, members)
         self._id = str(BehaviorId(name=behavior))
-        self._random = np.random.default_rng()
-        self._agents = np.arange(areas * members, dtype=np.int64).reshape(shape)
-        self._groups = np.repeat(1 + np.arange(areas, dtype=np.int64), members).reshape(shape)
+        spec = one_vector("corridor", OBSERVATION_SIZE, ActionSpec(discrete=(len(_STRIDES),)))
+        super().__init__(areas, members, {self._id: spec})
         self._every = np.where(np.arange(members) % 2 == 1, every, 1)
         self._places = np.zeros(shape, np.int64)
-        self._here = np.ones(shape, bool)
         self._held = np.zeros(shape, np.int64)  # consecutive steps on the plate
         self._pauses = np.zeros(shape, np.int64)  # steps until an absent member appears
         self._member_ages = np.zeros(shape, np.int64)  # steps since the member appeared
         self._earned = np.zeros(shape)  # reward of the group since the member's last decision
-        self._ages = np.zeros(areas, np.int64)
 
-    def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Returns the one behavior."""
-        observations = (ObservationSpec(name="corridor", shape=(OBSERVATION_SIZE,)),)
-        return {self._id: BehaviorSpec(observations=observations, actions=ActionSpec(discrete=(len(_STRIDES),)))}
-
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
-        """Begins new episodes in all areas; there are no parameters."""
-        del parameters
-        if seed is not None:
-            self._random = np.random.default_rng(seed)
-        self._restart(np.arange(len(self._agents)))
-        return self._reports(None)
-
-    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves the members that decided, then applies exit, plate and time limit, and lets absent members appear."""
         self._move(actions)
         before = self._here.copy()
@@ -101,19 +85,18 @@ class Crowd:
         self._earned += delivered.sum(1, keepdims=True) / before.shape[1]
         self._ages += 1
         over = self._ages >= LIMIT
-        last = self._ends(leaving | (before & over[:, None]), leaving)
+        ended, last = leaving | (before & over[:, None]), None
+        if ended.any():
+            last = self._ends(ended, self._observe()[ended], self._earned, ~leaving)
         self._pauses -= 1
         self._pauses[leaving] = self._random.integers(1, LONGEST_PAUSE + 1, int(leaving.sum()))
         self._appear(~before & (self._pauses <= 0))
-        self._restart(np.flatnonzero(over))
+        self._begin(np.flatnonzero(over))
         return self._reports(last)
 
-    def close(self) -> None:
-        """Does nothing: the game holds no resources."""
-
-    def _deciding(self) -> NDArray[np.bool_]:
+    def _deciding(self) -> Bools:
         """Returns which members decide, [areas, members]."""
-        deciding: NDArray[np.bool_] = self._here & (self._member_ages % self._every == 0)
+        deciding: Bools = self._here & (self._member_ages % self._every == 0)
         return deciding
 
     def _move(self, actions: Mapping[str, BehaviorActions]) -> None:
@@ -127,7 +110,7 @@ class Crowd:
         self._places.clip(lowest, highest, out=self._places)
         self._held = np.where(self._places == PLATE, np.minimum(self._held + 1, PLATE_LIMIT), 0)
 
-    def _leaving(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _leaving(self) -> tuple[Bools, Bools]:
         """Returns which members end by themselves, and which of these are delivered, both [areas, members]."""
         at_exit = self._places == EXIT
         leaving = self._here & (at_exit | (self._held >= PLATE_LIMIT))
@@ -136,14 +119,14 @@ class Crowd:
         leaving &= ~(would_be_empty & first)
         return leaving, leaving & at_exit
 
-    def _appear(self, members: NDArray[np.bool_]) -> None:
+    def _appear(self, members: Bools) -> None:
         self._places[members] = self._random.integers(PLATE + 1, GATE + 1, int(members.sum()))
         self._here |= members
         self._held[members] = 0
         self._member_ages[members] = 0
         self._earned[members] = 0
 
-    def _restart(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: Ints) -> None:
         pauses = self._random.integers(0, LONGEST_PAUSE + 1, (len(areas), self._agents.shape[1]))
         self._pauses[areas] = pauses - pauses.min(1, keepdims=True)  # at least one member is present at once
         self._here[areas] = False
@@ -152,30 +135,15 @@ class Crowd:
         anew[areas] = self._pauses[areas] == 0
         self._appear(anew)
 
-    def _reports(self, last: Ends | None) -> Sequence[BehaviorReport]:
-        deciding = self._deciding()
-        following = None
-        if deciding.any():
-            following = decisions(
-                self._agents[deciding],
-                self._observe()[deciding],
-                groups=self._groups[deciding],
-                group_rewards=self._earned[deciding],
-            )
-            self._earned[deciding] = 0
-        if following is None and last is None:
-            return ()
-        return (BehaviorReport(behavior=self._id, decisions=following, ends=last),)
+    def _first_reports(self) -> tuple[BehaviorReport, ...]:
+        return self._reports(None)
 
-    def _ends(self, ended: NDArray[np.bool_], leaving: NDArray[np.bool_]) -> Ends | None:
-        if not ended.any():
-            return None
-        return ends(
-            self._agents[ended],
-            self._observe()[ended],
-            interrupted=~leaving[ended],
-            group_rewards=self._earned[ended],
-        )
+    def _reports(self, last: Ends | None) -> tuple[BehaviorReport, ...]:
+        deciding, following = self._deciding(), None
+        if deciding.any():
+            following = self._decisions(deciding, self._observe()[deciding], self._earned)
+            self._earned[deciding] = 0
+        return self._report(following, last) if following is not None or last is not None else ()
 
     def _observe(self) -> NDArray[np.float32]:
         """Returns the observations, [areas, members, 19]."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.base import BuiltInGame
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec
@@ -23,7 +24,7 @@ MOST_ENTITIES: Final = 4
 _KINDS: Final = ("vector", "image", "entities", "goal")
 
 
-class Goal:
+class Goal(BuiltInGame):
     """Simulates `areas` games, each with one agent of the same behavior.
 
     The goal is -1 or +1. Each action moves its own position, from 0, by at most 0.2 within [-1, 1]: a discrete 1 is +,
@@ -62,7 +63,6 @@ class Goal:
         pixels: int = 20,
         team: int = 0,
     ) -> None:
-        self._id = str(BehaviorId(name=behavior, team=team))
         self._kinds = observe.split("+")
         if unknown := [kind for kind in self._kinds if kind not in _KINDS]:
             raise SettingsError(f"got observe={observe!r}; expected {' + '.join(_KINDS)}; correct {unknown[0]!r}")
@@ -72,26 +72,13 @@ class Goal:
         self._branches = actions if discrete or hybrid else 0
         self._pixels = pixels
         self._shown = SHOWN_STEPS if memory else None
-        self._agents = np.arange(areas, dtype=np.int64)
-        self._random = np.random.default_rng()
+        self._id = str(BehaviorId(name=behavior, team=team))
+        branches = ActionSpec(continuous=self._continuous, discrete=(2,) * self._branches)
+        alone = len(self._kinds) == 1
+        seen = (self._spec(kind, "goal" if alone else f"{kind}-{at}") for at, kind in enumerate(self._kinds))
+        super().__init__(areas, {self._id: BehaviorSpec(observations=tuple(seen), actions=branches)})
         self._positions = np.zeros((areas, self._continuous + self._branches))
         self._goals = np.ones(areas)
-        self._ages = np.zeros(areas, np.int64)
-
-    def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Returns one behavior with the chosen observations and actions."""
-        actions = ActionSpec(continuous=self._continuous, discrete=(2,) * self._branches)
-        alone = len(self._kinds) == 1
-        observations = (self._spec(kind, "goal" if alone else f"{kind}-{at}") for at, kind in enumerate(self._kinds))
-        return {self._id: BehaviorSpec(observations=tuple(observations), actions=actions)}
-
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
-        """Begins new episodes in all areas; there are no parameters."""
-        del parameters
-        if seed is not None:
-            self._random = np.random.default_rng(seed)
-        self._restart(self._agents)
-        return (BehaviorReport(behavior=self._id, decisions=decisions(self._agents, self._observe())),)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
         """Moves every position."""
@@ -108,12 +95,9 @@ class Goal:
         if ended.size:
             reached = SUCCESS * self._positions[ended].mean(1) * self._goals[ended]
             finished = ends(ended, [column[ended] for column in self._observe()], rewards=reached)
-            self._restart(ended)
-        following = decisions(self._agents, self._observe(), rewards=np.where(over, 0, -TIME_PENALTY))
-        return (BehaviorReport(behavior=self._id, decisions=following, ends=finished),)
-
-    def close(self) -> None:
-        """Does nothing: the game holds no resources."""
+            self._begin(ended)
+        following = decisions(self._areas, self._observe(), rewards=np.where(over, 0, -TIME_PENALTY))
+        return self._report(following, finished)
 
     def _spec(self, kind: str, name: str) -> ObservationSpec:
         if kind == "image":
@@ -148,7 +132,7 @@ class Goal:
         order = self._random.random((areas, MOST_ENTITIES)).argsort(1)
         return np.take_along_axis(seen, order[:, :, None], 1)
 
-    def _restart(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: NDArray[np.int64]) -> None:
         self._positions[areas] = 0
         self._goals[areas] = self._random.integers(0, 2, areas.size) * 2 - 1
         self._ages[areas] = 0

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.base import Bools, Float, GroupGame, Ints
 from sparring.pipeline.games.goal import STEP_SIZE, SUCCESS, TIME_PENALTY
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Ends
-from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec
 
 _CONTINUOUS: Final = ActionSpec(continuous=1)
@@ -32,11 +32,11 @@ class _Part:
     """
 
     id: str
-    members: NDArray[np.bool_]
+    members: Bools
     spec: BehaviorSpec
 
 
-class Goals:
+class Goals(GroupGame):
     """Simulates `areas` games; in each a group of `members`.
 
     Every member has its own goal, -1 or +1, and a position, from 0, that its action moves by at most 0.2 within [-1,
@@ -70,27 +70,14 @@ class Goals:
         if discrete and mixed:
             raise SettingsError("got discrete and mixed; expected one of them; leave one out")
         self._parts = _parts(behavior, members, discrete, mixed)
-        self._agents = np.arange(areas * members, dtype=np.int64).reshape(areas, members)
-        self._groups = np.repeat(1 + np.arange(areas, dtype=np.int64), members).reshape(areas, members)
-        self._random = np.random.default_rng()
+        super().__init__(areas, members, {part.id: part.spec for part in self._parts})
         self._positions = np.zeros((areas, members))
         self._goals = np.ones((areas, members))
-        self._here = np.ones((areas, members), bool)
 
-    def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Returns one behavior, or two if they are mixed."""
-        return {part.id: part.spec for part in self._parts}
+    def _first_reports(self) -> tuple[BehaviorReport, ...]:
+        return self._reports([None] * len(self._parts), np.zeros(len(self._areas)))
 
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
-        """Begins new episodes in all areas; there are no parameters."""
-        del parameters
-        if seed is not None:
-            self._random = np.random.default_rng(seed)
-        areas = np.arange(len(self._agents))
-        self._restart(areas)
-        return self._reports([None] * len(self._parts), np.zeros(len(areas)))
-
-    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves all present members; a behavior without present members has no report."""
         for part in self._parts:
             if (chosen := actions.get(part.id)) is not None:
@@ -101,20 +88,12 @@ class Goals:
         over = ~self._here.any(1)
         reached = SUCCESS * (arrived * self._positions * self._goals).mean(1)
         earned = reached - np.where(over, 0, TIME_PENALTY)
-        last = [self._ends(part, arrived, earned) for part in self._parts]
-        self._restart(np.flatnonzero(over))
+        ended = [(part, arrived & part.members) for part in self._parts]
+        last = [self._ends(mine, self._seen(part, mine), earned[:, None]) for part, mine in ended]
+        self._begin(np.flatnonzero(over))
         return self._reports(last, np.where(over, 0, earned))
 
-    def close(self) -> None:
-        """Does nothing: the game holds no resources."""
-
-    def _ends(self, part: _Part, arrived: NDArray[np.bool_], earned: NDArray[np.float64]) -> Ends | None:
-        mine = arrived & part.members
-        if not mine.any():
-            return None
-        return ends(self._agents[mine], self._observe(part, mine), group_rewards=_of_rows(earned, mine))
-
-    def _reports(self, last: Sequence[Ends | None], earned: NDArray[np.float64]) -> Sequence[BehaviorReport]:
+    def _reports(self, last: Sequence[Ends | None], earned: Float) -> tuple[BehaviorReport, ...]:
         """Returns a report for each behavior with any member to report.
 
         Args:
@@ -124,25 +103,18 @@ class Goals:
         reports = []
         for part, ended in zip(self._parts, last, strict=True):
             mine = self._here & part.members
-            seen = None
-            if mine.any():
-                seen = decisions(
-                    self._agents[mine],
-                    self._observe(part, mine),
-                    groups=self._groups[mine],
-                    group_rewards=_of_rows(earned, mine),
-                )
+            seen = self._decisions(mine, self._seen(part, mine), earned[:, None])
             if seen is not None or ended is not None:
                 reports.append(BehaviorReport(behavior=part.id, decisions=seen, ends=ended))
-        return reports
+        return tuple(reports)
 
-    def _observe(self, part: _Part, mine: NDArray[np.bool_]) -> list[Array]:
+    def _seen(self, part: _Part, mine: Bools) -> list[Array]:
         goals = self._goals[mine]
         if part.spec.observations == _GOAL:
             return [goals[:, None]]
         return [np.stack([goals < 0, goals > 0], 1), self._positions[mine][:, None]]
 
-    def _restart(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: Ints) -> None:
         self._positions[areas] = 0
         self._goals[areas] = self._random.integers(0, 2, (len(areas), self._agents.shape[1])) * 2 - 1
         self._here[areas] = True
@@ -165,8 +137,3 @@ def _moves(chosen: BehaviorActions, spec: ActionSpec) -> NDArray[np.floating]:
     if spec == _CONTINUOUS:
         return chosen.continuous[:, 0].clip(-STEP_SIZE, STEP_SIZE)
     return np.where(chosen.discrete[:, 0] == 1, STEP_SIZE, -STEP_SIZE)
-
-
-def _of_rows(earned: NDArray[np.float64], rows: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Returns the reward of each row's area, [n]."""
-    return np.broadcast_to(earned[:, None], rows.shape)[rows]

@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.base import Bools, BuiltInGame, Ints, one_vector
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
 from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
 
 MOVES: Final = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Columns and rows by which each choice moves: left, right, down, up."""
@@ -61,7 +59,7 @@ class Maze:
     starts: Ints
 
 
-class KeyDoor:
+class KeyDoor(BuiltInGame):
     """Simulates `areas` mazes with one agent each: a row of `rooms` square rooms of `size` x `size` places.
 
     An episode begins anywhere in the second room from the left. The key lies in the right column of the last room, at
@@ -115,31 +113,23 @@ class KeyDoor:
         self._name = behavior
         self._id = str(BehaviorId(name=behavior))
         self._limit = limit
-        self._agents = np.arange(areas, dtype=np.int64)
+        spec = one_vector("view", self._maze.seen.shape[1], ActionSpec(discrete=(len(MOVES),)))
+        super().__init__(areas, {self._id: spec})
         self._states = np.zeros(areas, np.int64)
-        self._ages = np.zeros(areas, np.int64)
-        self._random = np.random.default_rng()
         self._script_random = np.random.default_rng()
         self._step_cost = 0.0
         self._ended, self._reached = 0, np.zeros(len(_SHARES), np.int64)
-
-    def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Returns the one behavior."""
-        view = ObservationSpec(name="view", shape=(self._maze.seen.shape[1],))
-        return {self._id: BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=(len(MOVES),)))}
 
     def scripts(self) -> Mapping[str, tuple[str, ...]]:
         """Returns the scripts that can play agents."""
         return {self._name: SCRIPTS}
 
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
         """Begins new episodes in all areas. Parameter: `step_cost` (0)."""
         self._step_cost = parameters.get("step_cost", 0.0)
         if seed is not None:
-            self._random = np.random.default_rng(seed)
             self._script_random = np.random.default_rng((seed, 1))  # so that scripts do not change where episodes begin
-        self._begin(self._agents)
-        return (BehaviorReport(behavior=self._id, decisions=decisions(self._agents, self._maze.seen[self._states])),)
+        return super().reset(parameters, seed)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
         """Moves every agent by one place."""
@@ -161,24 +151,22 @@ class KeyDoor:
             self._count(over)
             self._begin(over)
             rewards[over] = 0
-        seen = self._maze.seen[self._states]
-        following = decisions(self._agents, seen, rewards=rewards, did_discrete=did)
-        return (BehaviorReport(behavior=self._id, decisions=following, ends=last),)
+        return self._report(decisions(self._areas, self._observe(), rewards=rewards, did_discrete=did), last)
 
     def statistics(self) -> tuple[Statistic, ...]:
         """Returns how far episodes came, once as many episodes as areas have ended.
 
         The trainer weights each step's statistics equally, and one step may end one episode or all of them.
         """
-        if self._ended < self._agents.size:
+        if self._ended < self._areas.size:
             return ()
         shares = self._reached / self._ended
         self._ended, self._reached = 0, np.zeros_like(self._reached)
         names = (f"{self._name}/{word}" for word in _SHARES)
         return tuple(Statistic(name=name, value=float(share)) for name, share in zip(names, shares, strict=True))
 
-    def close(self) -> None:
-        """Does nothing: the game holds no resources."""
+    def _observe(self) -> Array:
+        return self._maze.seen[self._states]
 
     def _begin(self, areas: Ints) -> None:
         self._states[areas] = self._random.choice(self._maze.starts, areas.size)
@@ -191,7 +179,7 @@ class KeyDoor:
         chosen = actions.discrete[:, 0]
         if actions.scripts is None or not actions.scripts.any():
             return chosen, None
-        random = self._script_random.random((self._agents.size, len(MOVES)))
+        random = self._script_random.random((self._areas.size, len(MOVES)))
         expert = (random + self._maze.best[self._states]).argmax(1)
         moves = np.choose(actions.scripts, (chosen, expert, random.argmax(1)))
         return moves, moves[:, None]

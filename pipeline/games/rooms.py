@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.base import Bools, GroupGame, Ints, one_vector
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.specs import ActionSpec, BehaviorId
 
 BUTTON: Final = 0
 GATE: Final = 4
@@ -27,7 +27,7 @@ MOVE_COST: Final = 0.01
 _STRIDES: Final = np.array([-1, 0, 1])
 
 
-class Rooms:
+class Rooms(GroupGame):
     """Simulates `areas` corridors of 7 places; in each a group of `members`.
 
     The button is at place 0, the gate between 4 and 5, the exit at 6. Members begin on places 1 to 4 and choose to go
@@ -54,67 +54,37 @@ class Rooms:
         if members < 2:
             raise SettingsError(f"got {members} members; expected 2 or more, one of them to open; correct members")
         self._id = str(BehaviorId(name=behavior))
-        self._random = np.random.default_rng()
-        self._agents = np.arange(areas * members, dtype=np.int64).reshape(areas, members)
-        self._groups = np.repeat(1 + np.arange(areas, dtype=np.int64), members).reshape(areas, members)
+        spec = one_vector("place", 3 + 2 * (members - 1), ActionSpec(discrete=(len(_STRIDES),)))
+        super().__init__(areas, members, {self._id: spec})
         self._places = np.zeros((areas, members), np.int64)
-        self._here = np.ones((areas, members), bool)
         self._open = np.zeros(areas, bool)
-        self._ages = np.zeros(areas, np.int64)
 
-    def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Returns the one behavior."""
-        size = 3 + 2 * (self._agents.shape[1] - 1)
-        spec = BehaviorSpec(
-            observations=(ObservationSpec(name="place", shape=(size,)),), actions=ActionSpec(discrete=(len(_STRIDES),))
-        )
-        return {self._id: spec}
-
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport]:
-        """Begins new episodes in all areas; there are no parameters."""
-        del parameters
-        if seed is not None:
-            self._random = np.random.default_rng(seed)
-        self._restart(np.arange(len(self._agents)))
-        here = self._here
-        seen = decisions(self._agents[here], self._observe()[here], groups=self._groups[here])
-        return (BehaviorReport(behavior=self._id, decisions=seen),)
+    def _first_reports(self) -> tuple[BehaviorReport]:
+        return self._report(self._decisions(self._here, self._observe()[self._here], None))
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
         """Moves all present members, then applies button, exit and time limit."""
-        before = self._here.copy()
-        self._places[before] += _STRIDES[actions[self._id].discrete[:, 0]]
+        self._places[self._here] += _STRIDES[actions[self._id].discrete[:, 0]]
         self._places.clip(BUTTON, np.where(self._open, EXIT, GATE)[:, None], out=self._places)
         self._ages += 1
         held = self._hold()
         left = self._here & (self._places == EXIT)
         won = left.any(1)
         over = won | (self._ages >= LIMIT)
-        rewards = np.broadcast_to((won - MOVE_COST).astype(np.float32)[:, None], before.shape)
+        rewards = (won - MOVE_COST).astype(np.float32)[:, None]
         ended = held | (self._here & over[:, None])
         seen, last = self._observe(), None
         if ended.any():
-            last = ends(
-                self._agents[ended],
-                seen[ended],
-                interrupted=(~won[:, None] & ~held)[ended],
-                group_rewards=rewards[ended],
-            )
-            self._restart(np.flatnonzero(over))
+            last = self._ends(ended, seen[ended], rewards, ~won[:, None] & ~held)
+            self._begin(np.flatnonzero(over))
             seen = self._observe()
-        earned = np.where(over[:, None], np.float32(0), rewards)[self._here]
-        following = decisions(
-            self._agents[self._here], seen[self._here], groups=self._groups[self._here], group_rewards=earned
-        )
-        return (BehaviorReport(behavior=self._id, decisions=following, ends=last),)
+        earned = np.where(over[:, None], np.float32(0), rewards)
+        return self._report(self._decisions(self._here, seen[self._here], earned), last)
 
-    def close(self) -> None:
-        """Does nothing: the game holds no resources."""
-
-    def _hold(self) -> NDArray[np.bool_]:
+    def _hold(self) -> Bools:
         """Returns which members have just taken the button, and removes them, [areas, members]."""
         there = self._here & (self._places == BUTTON) & ~self._open[:, None]
-        held: NDArray[np.bool_] = there & (np.cumsum(there, 1) == 1)
+        held: Bools = there & (np.cumsum(there, 1) == 1)
         self._here &= ~held
         self._open |= held.any(1)
         return held
@@ -128,7 +98,7 @@ class Rooms:
         others = np.array([[other for other in range(members) if other != member] for member in range(members)])
         return np.concatenate([general, pairs[:, others].reshape(areas, members, -1)], 2).astype(np.float32)
 
-    def _restart(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: Ints) -> None:
         self._places[areas] = self._random.integers(BUTTON + 1, GATE + 1, (len(areas), self._agents.shape[1]))
         self._here[areas] = True
         self._open[areas] = False

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
-
-Float = NDArray[np.float64]
+from sparring.pipeline.games.base import Float, Ints, MatchGame, lengths, one_vector
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
 
 MAX_STEPS: Final = 100
 STEP_S: Final = 0.1
@@ -43,7 +41,7 @@ _ALONE: Final = 6
 _PER_RIVAL: Final = 5
 
 
-class Scramble:
+class Scramble(MatchGame):
     """Simulates `areas` round arenas, each with `teams` teams of one agent and `pellets` pellets.
 
     Observation `view` [6 + 2 x pellets + 5 x (teams - 1)], in the agent's own frame (x ahead, y to the left; lengths
@@ -76,53 +74,28 @@ class Scramble:
                 "correct the simulator's options"
             )
         self._ids = [str(BehaviorId(name=behavior, team=team)) for team in range(teams)]
-        self._areas = np.arange(areas, dtype=np.int64)
-        self._matches = self._areas.copy()
-        self._random = np.random.default_rng()
+        size = _ALONE + 2 * pellets + _PER_RIVAL * (teams - 1)
+        spec = one_vector("view", size, ActionSpec(discrete=BRANCHES))
+        agents = np.arange(areas * teams, dtype=np.int64).reshape(areas, teams)
+        super().__init__(areas, dict.fromkeys(self._ids, spec), agents)
         self._rivals = (np.arange(teams)[:, None] + np.arange(1, teams)) % teams  # [teams, rivals]
         self._places: Float = np.zeros((areas, teams, 2))
         self._velocities: Float = np.zeros((areas, teams, 2))
         self._headings: Float = np.zeros((areas, teams))
         self._pellets: Float = np.zeros((areas, pellets, 2))
         self._taken = np.zeros((areas, teams), np.int64)
-        self._ages = np.zeros(areas, np.int64)
-
-    def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Returns one behavior name with `teams` teams."""
-        size = _ALONE + 2 * self._pellets.shape[1] + _PER_RIVAL * (len(self._ids) - 1)
-        view = ObservationSpec(name="view", shape=(size,))
-        return dict.fromkeys(self._ids, BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=BRANCHES)))
-
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
-        """Begins new matches in all arenas; there are no parameters."""
-        del parameters
-        if seed is not None:
-            self._random = np.random.default_rng(seed)
-        self._begin(self._areas)
-        return self._reports(self._observe(), np.zeros(self._taken.shape), None)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves all agents, awards pellets and ends matches whose time is over."""
         self._move(_COMMANDS[np.stack([actions[key].discrete for key in self._ids], 1)])
         rewards: Float = PELLET_REWARD * self._take().astype(np.float64)
         self._ages += 1
-        seen = self._observe()
         over = (self._ages >= MAX_STEPS).nonzero()[0]
-        ends = None
-        if over.size:
-            outcomes = _outcomes(self._taken[over])
-            ends = self._ends(over, seen[over], rewards[over] + 2 * outcomes - 1, outcomes)
-            self._begin(over)
-            rewards[over] = 0
-            seen = self._observe()
-        return self._reports(seen, rewards, ends)
+        outcomes = _outcomes(self._taken[over])
+        rewards[over] += 2 * outcomes - 1
+        return self._play_on(over, rewards, outcomes, np.zeros(over.size, bool))
 
-    def close(self) -> None:
-        """Does nothing: the game holds no resources."""
-
-    # ---------------------------------------------------------------- rules
-
-    def _begin(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: Ints) -> None:
         """Places agents around the center, at even angles and random distances and headings."""
         teams = len(self._ids)
         angles = self._random.uniform(0, 2 * np.pi, (areas.size, 1)) + 2 * np.pi * np.arange(teams) / teams
@@ -132,8 +105,7 @@ class Scramble:
         self._velocities[areas] = 0
         self._pellets[areas] = self._somewhere(areas.size, self._pellets.shape[1])
         self._taken[areas] = 0
-        self._ages[areas] = 0
-        self._matches[areas] += self._areas.size  # a match id is never used twice
+        self._next_match(areas)
 
     def _somewhere(self, *shape: int) -> Float:
         """Returns uniformly random places that an agent can reach, [*shape, 2]."""
@@ -150,27 +122,24 @@ class Scramble:
         self._velocities += GRIP * (wanted - self._velocities)
         moved = self._places + STEP_S * self._velocities
         apart = moved[:, :, None] - moved[:, self._rivals]  # [areas, teams, rivals, 2]
-        distance = np.maximum(_length(apart), 1e-6)
+        distance = np.maximum(lengths(apart), 1e-6)
         moved += (apart * (np.maximum(2 * BODY - distance, 0) / (2 * distance))[..., None]).sum(2)
-        moved *= np.minimum((ARENA - BODY) / np.maximum(_length(moved), 1e-6), 1)[..., None]
+        moved *= np.minimum((ARENA - BODY) / np.maximum(lengths(moved), 1e-6), 1)[..., None]
         self._velocities = (moved - self._places) / STEP_S
         self._places = moved
 
-    def _take(self) -> NDArray[np.int64]:
+    def _take(self) -> Ints:
         """Returns the pellets taken in this step, [areas, teams]; others appear in their place."""
-        distance = _length(self._places[:, :, None] - self._pellets[:, None])  # [areas, teams, pellets]
+        distance = lengths(self._places[:, :, None] - self._pellets[:, None])  # [areas, teams, pellets]
         nearest = distance.argmin(1)
         gone = distance.min(1) < REACH
         takes = gone[:, None] & (nearest[:, None] == np.arange(len(self._ids))[:, None])
-        taken: NDArray[np.int64] = takes.sum(2)
+        taken: Ints = takes.sum(2)
         self._taken += taken
         self._pellets[gone] = self._somewhere(int(gone.sum()))
         return taken
 
-    # ---------------------------------------------------------------- reports
-
-    def _observe(self) -> NDArray[np.float32]:
-        """Returns the observations, [areas, teams, numbers]."""
+    def _observe_teams(self) -> list[tuple[Array]]:
         place, leads = self._places[:, :, None], np.clip(self._leads() / LEAD, -1, 1)
         alone = np.concatenate([-place / ARENA, self._velocities[:, :, None] / SPEED], 2)
         pellets = _nearest_first(self._pellets[:, None] - place)
@@ -186,7 +155,8 @@ class Scramble:
             self._turned(rivals[..., 2:4]),
             rivals[..., 4],
         ]
-        return np.concatenate(parts, -1).astype(np.float32)
+        seen = np.concatenate(parts, -1).astype(np.float32)  # [areas, teams, numbers]
+        return [(seen[:, team : team + 1],) for team in range(len(self._ids))]
 
     def _turned(self, vectors: Float) -> Float:
         """Turns vectors [areas, teams, n, 2] in the arena's frame to [areas, teams, 2n] in each agent's own."""
@@ -196,46 +166,13 @@ class Scramble:
         turned: Float = np.stack([ahead, aside], -1).reshape(*vectors.shape[:2], -1)
         return turned
 
-    def _leads(self) -> NDArray[np.int64]:
+    def _leads(self) -> Ints:
         """Returns the lead over each rival in pellets, [areas, teams, rivals]."""
-        leads: NDArray[np.int64] = self._taken[:, :, None] - self._taken[:, self._rivals]
+        leads: Ints = self._taken[:, :, None] - self._taken[:, self._rivals]
         return leads
 
-    def _reports(
-        self, seen: NDArray[np.float32], rewards: Float, ends: tuple[Ends, ...] | None
-    ) -> tuple[BehaviorReport, ...]:
-        reports = []
-        for team, key in enumerate(self._ids):
-            decided = Decisions(
-                agents=self._agents(self._areas, team),
-                observations=(seen[:, team],),
-                rewards=rewards[:, team].astype(np.float32),
-                matches=self._matches.copy(),
-            )
-            reports.append(BehaviorReport(behavior=key, decisions=decided, ends=ends[team] if ends else None))
-        return tuple(reports)
 
-    def _ends(
-        self, areas: NDArray[np.int64], seen: NDArray[np.float32], rewards: Float, outcomes: Float
-    ) -> tuple[Ends, ...]:
-        return tuple(
-            Ends(
-                agents=self._agents(areas, team),
-                observations=(seen[:, team],),
-                rewards=rewards[:, team].astype(np.float32),
-                interrupted=np.zeros(areas.size, bool),
-                outcomes=outcomes[:, team].astype(np.float32),
-                matches=self._matches[areas],
-            )
-            for team in range(len(self._ids))
-        )
-
-    def _agents(self, areas: NDArray[np.int64], team: int) -> NDArray[np.int64]:
-        """Returns the ids of a team's agents, [n]."""
-        return len(self._ids) * areas + team
-
-
-def _outcomes(taken: NDArray[np.int64]) -> Float:
+def _outcomes(taken: Ints) -> Float:
     """Returns the share of rivals with fewer pellets, [areas, teams]; an equal number counts half."""
     ahead = np.sign(taken[:, :, None] - taken[:, None]).sum(2)
     outcomes: Float = 0.5 + 0.5 * ahead / (taken.shape[1] - 1)
@@ -244,7 +181,7 @@ def _outcomes(taken: NDArray[np.int64]) -> Float:
 
 def _nearest_first(away: Float, *others: Float) -> Float:
     """Sorts vectors [areas, teams, n, 2] and their columns by length, joined in the last dimension."""
-    order = _length(away).argsort(2, kind="stable")[..., None]
+    order = lengths(away).argsort(2, kind="stable")[..., None]
     columns: Float = np.take_along_axis(np.concatenate([away, *others], -1), order, 2)
     return columns
 
@@ -252,9 +189,3 @@ def _nearest_first(away: Float, *others: Float) -> Float:
 def _ahead(angles: Float) -> Float:
     """Returns unit vectors, [..., 2]."""
     return np.stack([np.cos(angles), np.sin(angles)], -1)
-
-
-def _length(vectors: Float) -> Float:
-    """Returns the lengths of vectors [..., 2]."""
-    lengths: Float = np.sqrt((vectors * vectors).sum(-1))
-    return lengths

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.games.base import MatchGame, one_vector
 from sparring.pipeline.games.soccer_physics import GOAL_X, MAX_BALL_SPEED, PLAYERS, Float, Pitch
 from sparring.pipeline.games.soccer_script import scripted, still
-from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
 
 MAX_STEPS: Final = 500
 EXISTENCE: Final = -0.2 / MAX_STEPS
@@ -35,7 +36,7 @@ _ATTACKS: Final = np.array([1.0, 1.0, -1.0, -1.0])
 _LEFT_RIGHT: Final = np.array([0.0, 1.0, -1.0])
 
 
-class Soccer:
+class Soccer(MatchGame):
     """Simulates `areas` pitches with 4 agents each: players 0 and 1 of team 0, players 2 and 3 of team 1.
 
     Observation `view` [27], in the agent's own frame (x ahead, y to the left; lengths divided by half the pitch's
@@ -73,20 +74,12 @@ class Soccer:
         self._every = every
         teams = _TEAMS if self._rivals is None else _TEAMS[:1]
         self._ids = [str(BehaviorId(name=behavior, team=team)) for team in teams]
-        self._areas = np.arange(areas, dtype=np.int64)
-        self._agents = (4 * self._areas[:, None] + np.arange(PLAYERS)).astype(np.int64)
+        spec = one_vector("view", OBSERVATION_SIZE, ActionSpec(discrete=BRANCHES))
+        agents = np.arange(areas * PLAYERS, dtype=np.int64).reshape(areas, PLAYERS)
+        super().__init__(areas, dict.fromkeys(self._ids, spec), agents, members=2)
         self._groups = 1 + 2 * self._areas[:, None] + np.array([0, 0, 1, 1])
-        self._matches = self._areas.copy()
-        self._ages = np.zeros(areas, np.int64)
-        self._random = np.random.default_rng()
         self._pitch = Pitch(areas)
         self._touch_reward = self._progress_reward = self._approach_reward = 0.0
-
-    def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Returns one behavior name with two teams, or team 0 alone."""
-        view = ObservationSpec(name="view", shape=(OBSERVATION_SIZE,))
-        spec = BehaviorSpec(observations=(view,), actions=ActionSpec(discrete=BRANCHES))
-        return dict.fromkeys(self._ids, spec)
 
     def scripts(self) -> Mapping[str, tuple[str, ...]]:
         """Returns the scripts that can play either team."""
@@ -97,11 +90,7 @@ class Soccer:
         self._touch_reward = parameters.get("ball_touch", 0.0)
         self._progress_reward = parameters.get("ball_progress", 0.0)
         self._approach_reward = parameters.get("ball_approach", 0.0)
-        if seed is not None:
-            self._random = np.random.default_rng(seed)
-        self._kick_off(self._areas)
-        nothing = np.zeros((self._areas.size, PLAYERS), np.float32)
-        return self._reports(self._observe(), nothing, nothing, None)
+        return super().reset(parameters, seed)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Plays on to the next decision on all pitches."""
@@ -115,23 +104,12 @@ class Soccer:
         won = scored[:, None] * _ATTACKS  # [areas, players] 1 scored, -1 conceded, 0 neither
         group = np.where(won > 0, 1 - share[:, None], won)
         ended = ((scored != 0) | (self._ages >= MAX_STEPS)).nonzero()[0]
-        seen = self._observe()
-        ends = None
-        if ended.size:
-            ends = self._ends(ended, seen, own, group, won)
-            self._kick_off(ended)
-            own[ended] = 0
-            group[ended] = 0
-            seen = self._observe()
-        return self._reports(seen, own, group, ends)
+        outcomes = won[ended] / 2 + 0.5
+        return self._play_on(ended, own, outcomes, scored[ended] == 0, group)
 
-    def close(self) -> None:
-        """Does nothing: the game holds no resources."""
-
-    def _kick_off(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: NDArray[np.int64]) -> None:
         self._pitch.place(areas, self._random)
-        self._ages[areas] = 0
-        self._matches[areas] += self._areas.size  # a match id is never used twice
+        self._next_match(areas)
 
     def _to_place(self) -> NDArray[np.float64]:
         """Returns the meters to the place behind the ball, as seen from the rival goal, [areas, players]."""
@@ -181,8 +159,7 @@ class Soccer:
                     moves = np.where((asked == number)[..., None], script(self._pitch, team), moves)
         return moves
 
-    def _observe(self) -> NDArray[np.float32]:
-        """Returns the observations, [areas, players, 27]."""
+    def _observe_teams(self) -> list[tuple[Array]]:
         pitch = self._pitch
         place, speed, heading = pitch.positions, pitch.velocities, pitch.headings
         goals = np.stack([_ATTACKS, np.zeros(PLAYERS)], -1) * GOAL_X
@@ -204,48 +181,4 @@ class Soccer:
         turned[..., 24] = np.cos(facing)
         turned[..., 25] = np.sin(facing)
         turned[..., 26] = self._ages[:, None] / MAX_STEPS
-        return turned
-
-    def _reports(
-        self,
-        seen: NDArray[np.float32],
-        own: NDArray[np.floating],
-        group: NDArray[np.floating],
-        ends: tuple[Ends, ...] | None,
-    ) -> tuple[BehaviorReport, ...]:
-        matches = np.repeat(self._matches, 2)
-        reports = []
-        for team, key in enumerate(self._ids):
-            side = slice(2 * team, 2 * team + 2)
-            decided = Decisions(
-                agents=self._agents[:, side].ravel(),
-                groups=self._groups[:, side].ravel(),
-                observations=(seen[:, side].reshape(-1, OBSERVATION_SIZE),),
-                rewards=own[:, side].ravel().astype(np.float32),
-                group_rewards=group[:, side].ravel().astype(np.float32),
-                matches=matches,
-            )
-            reports.append(BehaviorReport(behavior=key, decisions=decided, ends=ends[team] if ends else None))
-        return tuple(reports)
-
-    def _ends(
-        self,
-        areas: NDArray[np.int64],
-        seen: NDArray[np.float32],
-        own: NDArray[np.floating],
-        group: NDArray[np.floating],
-        won: NDArray[np.floating],
-    ) -> tuple[Ends, ...]:
-        sides = (slice(0, 2), slice(2, 4))
-        return tuple(
-            Ends(
-                agents=self._agents[areas, side].ravel(),
-                observations=(seen[areas, side].reshape(-1, OBSERVATION_SIZE),),
-                rewards=own[areas, side].ravel().astype(np.float32),
-                group_rewards=group[areas, side].ravel().astype(np.float32),
-                interrupted=(won[areas, side] == 0).ravel(),
-                outcomes=(won[areas, side].ravel() / 2 + 0.5).astype(np.float32),
-                matches=np.repeat(self._matches[areas], 2),
-            )
-            for side in sides
-        )
+        return [(turned[:, self._side(team)],) for team in range(len(self._ids))]

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
-from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
-
-Float = NDArray[np.float64]
+from sparring.pipeline.games.base import Float, Ints, MatchGame, lengths
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec
 
 MAX_STEPS: Final = 120
 STEP_S: Final = 0.1
@@ -51,7 +49,7 @@ _START: Final = 2.5
 _OTHER: Final = np.array([1, 0])
 
 
-class Tag:
+class Tag(MatchGame):
     """Simulates `areas` squares with a chaser (team 0) and a runner (team 1) in each.
 
     Both observe `view` [9]: own place, own velocity, the other's place and velocity relative to their own, two numbers
@@ -84,31 +82,24 @@ class Tag:
                 f"got {chaser!r} as the name of both behaviors; expected two names, because their observations differ; "
                 "set option chaser or runner to another name"
             )
+        view = ObservationSpec(name="view", shape=(VIEW,))
+        surroundings = ObservationSpec(name="surroundings", shape=(SURROUNDINGS,))
+        specs = (
+            BehaviorSpec(observations=(view,), actions=ActionSpec(continuous=2)),
+            BehaviorSpec(observations=(view, surroundings), actions=ActionSpec(continuous=2, discrete=(2,))),
+        )
         self._ids = [str(BehaviorId(name=name, team=team)) for team, name in enumerate((chaser, runner))]
-        self._areas = np.arange(areas, dtype=np.int64)
-        self._matches = self._areas.copy()
-        self._random = np.random.default_rng()
+        agents = np.repeat(np.arange(areas, dtype=np.int64)[:, None], 2, 1)
+        super().__init__(areas, dict(zip(self._ids, specs, strict=True)), agents)
         self._approach = 0.0
         self._places: Float = np.zeros((areas, 2, 2))  # areas, players, x and y
         self._velocities: Float = np.zeros((areas, 2, 2))
         self._stamina = np.full(areas, RESTED)
-        self._ages = np.zeros(areas, np.int64)
-
-    def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Returns one behavior for each side."""
-        view = ObservationSpec(name="view", shape=(VIEW,))
-        surroundings = ObservationSpec(name="surroundings", shape=(SURROUNDINGS,))
-        chaser = BehaviorSpec(observations=(view,), actions=ActionSpec(continuous=2))
-        runner = BehaviorSpec(observations=(view, surroundings), actions=ActionSpec(continuous=2, discrete=(2,)))
-        return dict(zip(self._ids, (chaser, runner), strict=True))
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
         """Begins new matches in all squares. Parameter: `approach` (0)."""
         self._approach = parameters.get("approach", 0.0)
-        if seed is not None:
-            self._random = np.random.default_rng(seed)
-        self._begin(self._areas)
-        return self._reports(np.zeros(self._areas.size), (None, None))
+        return super().reset(parameters, seed)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves both players and decides who has won."""
@@ -119,20 +110,11 @@ class Tag:
         tagged = apart < TAG_REACH
         over = (tagged | (self._ages >= MAX_STEPS)).nonzero()[0]
         gain = self._approach * (before - apart) - STEP_COST  # the chaser's; the runner loses it
-        ends: tuple[Ends | None, Ends | None] = (None, None)
-        if over.size:
-            gain[over] += np.where(tagged[over], 1, -1)
-            ends = self._ends(over, gain[over], tagged[over])
-            self._begin(over)
-            gain[over] = 0
-        return self._reports(gain, ends)
+        gain[over] += np.where(tagged[over], 1, -1)
+        outcomes = np.stack([tagged[over], ~tagged[over]], 1).astype(np.float64)
+        return self._play_on(over, np.stack([gain, -gain], 1), outcomes, np.zeros(over.size, bool))
 
-    def close(self) -> None:
-        """Does nothing: the game holds no resources."""
-
-    # ---------------------------------------------------------------- rules
-
-    def _begin(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: Ints) -> None:
         """Places both at random around the pillar, at least an eighth of a turn apart."""
         turn, away = self._random.uniform(0, 2 * np.pi, areas.size), self._random.uniform(0.25, 1.75, areas.size)
         angles = np.stack([turn, turn + np.pi * away], -1)
@@ -140,71 +122,34 @@ class Tag:
         self._places[areas] = np.stack([np.cos(angles), np.sin(angles)], -1) * radii[..., None]
         self._velocities[areas] = 0
         self._stamina[areas] = RESTED
-        self._ages[areas] = 0
-        self._matches[areas] += self._areas.size  # a match id is never used twice
+        self._next_match(areas)
 
     def _move(self, actions: Mapping[str, BehaviorActions]) -> None:
         """Moves the players by one step; they cannot pass a wall or the pillar."""
         commands: Float = np.stack([actions[key].continuous for key in self._ids], 1) / np.float64(FULL_SPEED)
-        wanted = commands / np.maximum(_length(commands), 1)[..., None]
+        wanted = commands / np.maximum(lengths(commands), 1)[..., None]
         speeds = np.repeat(SPEEDS[None], self._areas.size, 0)
         sprints = (actions[self._ids[1]].discrete[:, 0] == 1) & (self._stamina >= TIRES)
         speeds[sprints, 1] *= SPRINT
         self._stamina = np.minimum(self._stamina + np.where(sprints, -TIRES, 1), RESTED)
         self._velocities += GRIPS[:, None] * (wanted * speeds[..., None] - self._velocities)
         moved = self._places + STEP_S * self._velocities
-        far = np.maximum(_length(moved), 1e-6)[..., None]
+        far = np.maximum(lengths(moved), 1e-6)[..., None]
         held = np.clip(moved * np.maximum(_RING / far, 1), -_LIMIT, _LIMIT)
         self._velocities = (held - self._places) / STEP_S
         self._places = held
 
     def _apart(self) -> Float:
         """Returns the distance between the two in meters, [areas]."""
-        return _length(self._places[:, 1] - self._places[:, 0])
+        return lengths(self._places[:, 1] - self._places[:, 0])
 
-    # ---------------------------------------------------------------- reports
-
-    def _observe(self, areas: NDArray[np.int64]) -> tuple[tuple[NDArray[np.float32], ...], ...]:
-        """Returns the observations of the chasers, and of the runners."""
-        place, speed = self._places[areas] / HALF, self._velocities[areas] / (SPEEDS[1] * SPRINT)
-        left = np.broadcast_to((1 - self._ages[areas] / MAX_STEPS)[:, None, None], (areas.size, 2, 1))
+    def _observe_teams(self) -> tuple[tuple[Array, ...], ...]:
+        place, speed = self._places / HALF, self._velocities / (SPEEDS[1] * SPRINT)
+        left = np.broadcast_to((1 - self._ages / MAX_STEPS)[:, None, None], (self._areas.size, 2, 1))
         parts = [place, speed, place[:, _OTHER] - place, speed[:, _OTHER] - speed, left]
         view = np.concatenate(parts, -1).astype(np.float32)
         limit, ring = _LIMIT / HALF, _RING / HALF
         own = place[:, 1]
-        free = [limit + own[:, 0], limit - own[:, 0], limit + own[:, 1], limit - own[:, 1], _length(own) - ring]
-        around = np.stack([*free, self._stamina[areas] / RESTED], -1).astype(np.float32)
-        return (view[:, 0],), (view[:, 1], around)
-
-    def _reports(self, gain: Float, ends: tuple[Ends | None, Ends | None]) -> tuple[BehaviorReport, ...]:
-        seen = self._observe(self._areas)
-        reports = []
-        for key, own, reward, ended in zip(self._ids, seen, (gain, -gain), ends, strict=True):
-            decided = Decisions(
-                agents=self._areas,
-                observations=own,
-                rewards=reward.astype(np.float32),
-                matches=self._matches.copy(),
-            )
-            reports.append(BehaviorReport(behavior=key, decisions=decided, ends=ended))
-        return tuple(reports)
-
-    def _ends(self, areas: NDArray[np.int64], gain: Float, tagged: NDArray[np.bool_]) -> tuple[Ends, Ends]:
-        chaser, runner = (
-            Ends(
-                agents=areas,
-                observations=own,
-                rewards=reward.astype(np.float32),
-                interrupted=np.zeros(areas.size, bool),
-                outcomes=won.astype(np.float32),
-                matches=self._matches[areas],
-            )
-            for own, reward, won in zip(self._observe(areas), (gain, -gain), (tagged, ~tagged), strict=True)
-        )
-        return chaser, runner
-
-
-def _length(vectors: Float) -> Float:
-    """Returns the lengths of vectors [..., 2]."""
-    lengths: Float = np.sqrt((vectors * vectors).sum(-1))
-    return lengths
+        free = [limit + own[:, 0], limit - own[:, 0], limit + own[:, 1], limit - own[:, 1], lengths(own) - ring]
+        around = np.stack([*free, self._stamina / RESTED], -1).astype(np.float32)
+        return (view[:, :1],), (view[:, 1:], around[:, None])

@@ -16,11 +16,11 @@ from typing import Final
 import anyio
 
 from sparring.pipeline.bridges.unity import UnreadableData, channels
+from sparring.pipeline.bridges.unity.build import HOST
 from sparring.pipeline.bridges.unity.columns import PlainGoals
-from sparring.pipeline.bridges.unity.conversation import PACKAGE, PlayerConversation, PlayerMessage
-from sparring.pipeline.bridges.unity.server import HOST, Server
+from sparring.pipeline.bridges.unity.conversation import PlayerConversation, PlayerMessage
 from sparring.pipeline.errors import LocalProtocolError, SettingsError
-from sparring.pipeline.messages.simulator import Act, BehaviorReport, Fault, Player, Reset, Sampler, Statistic
+from sparring.pipeline.messages.simulator import Act, BehaviorReport, Fault, Player, Reset, Statistic
 from sparring.pipeline.specs import BehaviorSpec
 
 LAST_CALL_S: Final = 1.0
@@ -83,6 +83,8 @@ class PlayerConnection:
         loop: asyncio.AbstractEventLoop,
         host: str = HOST,
     ) -> None:
+        from sparring.pipeline.bridges.unity.server import Server  # needs the library h2, which only players use
+
         self._player = player
         self._seed = seed
         self._on_event = on_event
@@ -107,7 +109,7 @@ class PlayerConnection:
             return
         self._awaits_answer = False
         with self._ending_on_error():
-            side_channel = _encode_parameters(answer.parameters, answer.samplers)
+            side_channel = channels.parameters(answer.parameters, answer.samplers) if answer.parameters else b""
             if isinstance(answer, Act):
                 self._set_phase("stepping")
                 self._send(self._conversation.step(answer.actions, side_channel))
@@ -181,9 +183,9 @@ class PlayerConnection:
             reason = f" ({message.farewell})" if message.farewell else ""
             self._fail(_fault(f"a player that ended the conversation{reason}", "keep the game running", GONE))
             return
-        if message.introduction is not None:
+        if message.is_introduction:
             self._set_phase("connected")
-            answer = conversation.initialize(seed=self._seed, package=PACKAGE, num_areas=self._player.areas)
+            answer = conversation.initialize(seed=self._seed, num_areas=self._player.areas)
             self._set_phase("initialized")
             self._send(answer)
             return
@@ -254,16 +256,3 @@ class PlayerConnection:
 
 def _fault(got: str, remedy: str, code: str = "player") -> Fault:
     return Fault(code=code, got=got, expected="a game that keeps running", remedy=remedy)
-
-
-def _encode_parameters(parameters: Mapping[str, float], samplers: Mapping[str, Sampler]) -> bytes:
-    """Encodes parameters for the side channel. The player samples by itself, whenever the game needs a value.
-
-    Raises:
-        SettingsError: a parameter cannot be encoded.
-    """
-    if not parameters:
-        return b""
-    encoded = [channels.sampler(key, one.kind, one.values, one.seed) for key, one in samplers.items()]
-    encoded += [channels.parameter(key, value) for key, value in parameters.items() if key not in samplers]
-    return b"".join(encoded)

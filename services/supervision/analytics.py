@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.bridges.unity.channels import analytics
-from sparring.pipeline.bridges.unity.messages import messages
+from sparring.pipeline.bridges.unity.messages import message_class
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.parameters import Curriculum
@@ -32,14 +32,15 @@ def training(settings: Settings, players: int) -> bytes:
         SettingsError: protobuf is not installed.
     """
     try:
-        kinds = messages()
+        environment_initialized = message_class("TrainingEnvironmentInitialized")
+        behavior_initialized = message_class("TrainingBehaviorInitialized")
     except UnreadableData as error:
         raise SettingsError(
             f"got pipeline.training_analytics without {error}; expected that library; {error.remedy}"
         ) from error
     own, parameters = f"sparring {version('sparring')}", settings.environment_parameters
     records = [
-        kinds.environment_initialized(
+        environment_initialized(
             mlagents_version=own,
             mlagents_envs_version=own,
             python_version=platform.python_version(),
@@ -59,7 +60,7 @@ def training(settings: Settings, players: int) -> bytes:
     for name, behavior in settings.behaviors.items():
         network, signals = behavior.network_settings, behavior.reward_signals.named()
         records.append(
-            kinds.behavior_initialized(
+            behavior_initialized(
                 behavior_name=name,
                 trainer_type=behavior.trainer_type,
                 extrinsic_reward_enabled="extrinsic" in signals,

@@ -89,7 +89,7 @@ def test_a_png_of_one_channel_gives_three_equal_channels() -> None:
 @pytest.mark.parametrize("library", ["google.protobuf", "PIL"])
 def test_a_missing_library_is_named_with_its_extra(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = as_png(pixels(3))  # pillow writes it
-    schema.messages.cache_clear()
+    schema.message_class.cache_clear()
     monkeypatch.setitem(sys.modules, library, None)
     name = {"google.protobuf": "protobuf", "PIL": "pillow"}[library]
     error = refusal(one_step([writer.packed(data, [3, 4, 5], CHW)]), f"no library {name}")

@@ -17,7 +17,7 @@ from PIL import Image
 
 from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.bridges.unity.conversation import PlayerConversation, PlayerMessage
-from sparring.pipeline.bridges.unity.messages import messages as kinds
+from sparring.pipeline.bridges.unity.messages import Proto, message_class
 from sparring.pipeline.errors import ExplainedError
 from sparring.pipeline.messages.simulator import BehaviorActions
 from sparring.pipeline.specs import SpecError
@@ -44,7 +44,7 @@ def one_input(data: bytes) -> None:
             conversation.quit()
             return
         if conversation.state == "introduced":
-            conversation.initialize(seed=1, package="x")
+            conversation.initialize(seed=1)
         elif conversation.state == "ready":
             conversation.reset()
         else:
@@ -100,13 +100,13 @@ def seeds() -> list[bytes]:
     return found
 
 
-def _message(status: int = 200) -> Any:
-    message: Any = kinds().exchanged()
+def _message(status: int = 200) -> Proto:
+    message = message_class("UnityMessageProto")()
     message.header.status = status
     return message
 
 
-def _output(kind: str, agents: int, done: int) -> Any:
+def _output(kind: str, agents: int, done: int) -> Proto:
     message = _message()
     entry = message.unity_output.rl_output.agentInfos.add(key=_NAME)
     for number in range(agents):
@@ -116,8 +116,8 @@ def _output(kind: str, agents: int, done: int) -> Any:
     return message
 
 
-def _seen(kind: str) -> Any:
-    seen: Any = kinds().observation()
+def _seen(kind: str) -> Proto:
+    seen = message_class("ObservationProto")()
     seen.shape.extend([3] if kind == "vector" else [3, 2, 2])
     seen.dimension_properties.extend([1] if kind == "vector" else [1, 2, 2])
     if kind == "png":

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.games.scramble import ARENA, BODY, LEAD, MAX_STEPS, PELLET_REWARD, REACH, Scramble, _outcomes
@@ -18,6 +19,11 @@ from tests.simulation.simulation_helpers import check_report
 
 Policy = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 Reports = tuple[BehaviorReport, ...]
+
+
+def observed_by_all(game: Scramble) -> NDArray[np.float32]:
+    """Returns the observations [areas, teams, numbers]."""
+    return np.concatenate([view for (view,) in game._observe_teams()], 1)
 
 
 def actions(chosen: np.ndarray) -> dict[str, BehaviorActions]:
@@ -193,7 +199,7 @@ def test_observations_are_in_the_agents_own_frame_with_the_nearest_first() -> No
     game._velocities[0] = [[0, 3], [-3, 0], [0, 0]]
     game._pellets[0] = [[2, -1], [0, 0], [2, 0.5], [4, 0]]
     game._taken[0] = [4, 3, 1]
-    observed = game._observe()[0, 0]
+    observed = observed_by_all(game)[0, 0]
     np.testing.assert_allclose(observed[:6], [0, 0.4, 1, 0, 1, 1 / LEAD], atol=1e-6)
     np.testing.assert_allclose(observed[6:14] * ARENA, [0.5, 0, -1, 0, 0, 2, 0, -2], atol=1e-6)
     np.testing.assert_allclose(observed[14:18] * ARENA, [1, 0, -3, 0], atol=1e-6)
@@ -217,11 +223,11 @@ def test_every_behavior_id_observes_the_same_game(
     turned = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     left = -1 if mirrored else 1
     other = copied(game, turned @ np.diag([1, left]), behavior_ids)
-    signs = np.ones(game._observe().shape[-1])
+    signs = np.ones(observed_by_all(game).shape[-1])
     signs[[1, 3, *range(7, 22, 2)]] = left
     turns = np.array([0, 2, 1] if mirrored else [0, 1, 2])
     for _ in range(30):
-        np.testing.assert_allclose(other._observe(), game._observe()[:, behavior_ids] * signs, atol=1e-5)
+        np.testing.assert_allclose(observed_by_all(other), observed_by_all(game)[:, behavior_ids] * signs, atol=1e-5)
         before = game._taken.sum()
         chosen = random.integers(0, 3, (2, 3, 2))
         game.step(actions(chosen))

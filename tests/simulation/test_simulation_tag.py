@@ -251,7 +251,7 @@ def test_both_sides_observe_their_places() -> None:
     """Relative places are opposite; the runner also observes distances to walls and pillar."""
     game = started(1, chaser=[-2, 1], runner=[3, -1])
     game._velocities[0] = [[1, 0], [0, 2]]
-    (chaser,), (runner, around) = game._observe(np.arange(1))
+    chaser, runner, around = (one[:, 0] for team in game._observe_teams() for one in team)
     np.testing.assert_allclose(chaser[0, :8], [-0.5, 0.25, 1 / FASTEST, 0, 1.25, -0.5, -1 / FASTEST, 2 / FASTEST])
     np.testing.assert_allclose(runner[0, 4:8], -chaser[0, 4:8])
     limit = HALF - BODY

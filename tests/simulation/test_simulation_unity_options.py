@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from sparring.pipeline.bridges.unity import channels
+from sparring.pipeline.bridges.unity import channels, game_server, server
 from sparring.pipeline.bridges.unity import game as bridge
 from sparring.pipeline.bridges.unity.game import Unity, make_unity
 from sparring.pipeline.errors import SettingsError
@@ -89,8 +89,8 @@ def test_ports_count_up_from_that_of_the_first(
     options: dict[str, Any], number: str, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The editor uses 5004, builds use 5005 and up, or `--base-port` and up if it is given."""
-    monkeypatch.setattr(bridge, "check_free", lambda _port, _host: None)
-    monkeypatch.setattr(bridge, "Calls", FakeListener)
+    monkeypatch.setattr(server, "check_free", lambda _port, _host: None)
+    monkeypatch.setattr(game_server, "Calls", FakeListener)
     monkeypatch.setenv("SPARRING_NUMBER", number)
     unity = make_unity(1, **options)
     assert unity.player().port == port
@@ -99,7 +99,7 @@ def test_ports_count_up_from_that_of_the_first(
 
 def test_the_wait_for_the_editor_is_at_least_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for a build is the given one."""
-    monkeypatch.setattr(bridge, "Calls", FakeListener)
+    monkeypatch.setattr(game_server, "Calls", FakeListener)
     waits = [
         bridge.make_unity(1, path, timeout_s=t)._connect_s for path, t in ((None, 60), (None, 900), ("/bin/true", 5))
     ]

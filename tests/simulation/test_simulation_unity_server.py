@@ -136,6 +136,8 @@ def test_a_port_is_free_again_at_once() -> None:
 
 def test_a_missing_library_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """This happens before anything starts."""
+    monkeypatch.delitem(sys.modules, "sparring.pipeline.bridges.unity.server")
+    monkeypatch.delitem(sys.modules, "sparring.pipeline.bridges.unity.http2")
     monkeypatch.setitem(sys.modules, "h2.connection", None)
     with pytest.raises(
         SettingsError, match=r"without the library h2; expected it to be installed; try: pip install 'h2"

@@ -17,7 +17,7 @@ def begun() -> Callable[[], PlayerConversation]:
     def begin() -> PlayerConversation:
         conversation = PlayerConversation()
         conversation.receive(writer.introduction())
-        conversation.initialize(seed=1, package="1.0")
+        conversation.initialize(seed=1)
         conversation.receive(writer.READY)
         conversation.reset()
         return conversation

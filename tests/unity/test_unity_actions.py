@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tests.unity.player_writer as writer
 from sparring.pipeline.bridges.unity.actions import ActionWriter, action_spec
-from sparring.pipeline.bridges.unity.messages import messages, parsed
+from sparring.pipeline.bridges.unity.messages import parsed
 from sparring.pipeline.specs import ActionSpec
 
 BRANCHES = st.lists(st.sampled_from([1, 2, 127, 128, 129, 16384, 16385, 2**21 + 1]), max_size=4)
@@ -41,7 +41,7 @@ def test_any_actions_are_written_completely(n: int, continuous: int, branches: l
         else:
             assert one.old == []
             assert (one.continuous, one.discrete) == (reals[row].tolist(), choices[row].tolist())
-    again = parsed(messages().actions, content, "actions")  # protobuf reads the same
+    again = parsed("UnityRLInputProto.ListAgentActionProto", content, "actions")  # protobuf reads the same
     if not old:
         assert [list(one.discrete_actions) for one in again.value] == choices.tolist()
         assert b"".join(one.continuous_actions for one in again.value) == reals.tobytes()
@@ -81,4 +81,4 @@ def test_columns_of_any_layout_are_written() -> None:
     ],
 )
 def test_actions_of_all_versions_are_understood(brain: bytes, spec: ActionSpec) -> None:
-    assert action_spec(parsed(messages().brain, brain, "a behavior")) == spec
+    assert action_spec(parsed("BrainParametersProto", brain, "a behavior")) == spec

@@ -82,9 +82,9 @@ def test_a_run_with_every_described_setting_is_described() -> None:
 
 
 def test_a_missing_library_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
+    def missing(_: str) -> None:
         raise UnreadableData("no library protobuf to read it with", install_command("unity"))
 
-    monkeypatch.setattr(analytics, "messages", missing)
+    monkeypatch.setattr(analytics, "message_class", missing)
     with pytest.raises(SettingsError, match=r"got pipeline\.training_analytics without .*; pip install"):
         analytics.training(parse_settings(PLAIN, "test").settings, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tests.unity.player_writer as writer
 from sparring.pipeline.bridges.unity.columns import PlayerBehavior
-from sparring.pipeline.bridges.unity.messages import messages, parsed
+from sparring.pipeline.bridges.unity.messages import parsed
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.simulator import BehaviorReport
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -223,12 +223,12 @@ FIXTURE = bytes.fromhex(
 
 def test_a_message_assembled_by_hand_is_read_to_its_columns() -> None:
     """It has an end and a decision with the same id; the end counts only after a decision."""
-    message = parsed(messages().exchanged, FIXTURE, "a message")
+    message = parsed("UnityMessageProto", FIXTURE, "a message")
     assert message.header.status == 200
     (entry,) = message.unity_output.rl_output.agentInfos
     assert entry.key == NAME
     made = PlayerBehavior(
-        NAME, parsed(messages().brain, writer.brain(branches=[3]), "a behavior"), entry.value.value[0]
+        NAME, parsed("BrainParametersProto", writer.brain(branches=[3]), "a behavior"), entry.value.value[0]
     )
     eyes = ObservationSpec(name="eyes", shape=(2,))
     assert made.spec == BehaviorSpec(observations=(eyes,), actions=ActionSpec(discrete=(3,)))

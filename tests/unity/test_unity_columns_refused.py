@@ -10,7 +10,7 @@ import pytest
 import tests.unity.player_writer as writer
 from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData
 from sparring.pipeline.bridges.unity.columns import PlayerBehavior
-from sparring.pipeline.bridges.unity.messages import messages, parsed
+from sparring.pipeline.bridges.unity.messages import parsed
 from sparring.pipeline.errors import LocalProtocolError
 from sparring.pipeline.messages.simulator import BehaviorActions
 from tests.unity.protobuf_writer import NONE, VARIABLE
@@ -137,7 +137,7 @@ def test_a_behavior_without_a_possible_network_is_refused(brain: bytes, seen: li
 
 @pytest.mark.parametrize("name", ["", "B?team=-1", "B?team=x", "B?team=99999999999"])
 def test_an_invalid_behavior_name_is_refused(name: str) -> None:
-    brain = parsed(messages().brain, writer.brain(continuous=1), "a behavior")
+    brain = parsed("BrainParametersProto", writer.brain(continuous=1), "a behavior")
     with pytest.raises(UnreadableData, match="behavior id"):
         PlayerBehavior(name, brain, infos([GOOD])[0])
 

@@ -15,7 +15,6 @@ from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData
 from sparring.pipeline.bridges.unity.conversation import (
     TRANSITIONS,
     PlayerConversation,
-    PlayerIntroduction,
     PlayerMessage,
 )
 from sparring.pipeline.errors import LocalProtocolError
@@ -56,15 +55,12 @@ def refused(conversation: PlayerConversation, content: bytes, reason: str) -> Un
 def test_a_conversation_from_introduction_to_end() -> None:
     conversation = PlayerConversation()
     received = conversation.receive(writer.introduction(capabilities=(1, 4, 7)))
-    has = frozenset({"baseRLCapabilities", "hybridActions", "multiAgentGroups"})
-    assert received == PlayerMessage(
-        introduction=PlayerIntroduction(name="Academy", version="1.5.0", package="4.0.0", capabilities=has)
-    )
-    answer = writer.answer(conversation.initialize(seed=-7, package="0.1.0", num_areas=3))
+    assert received == PlayerMessage(is_introduction=True)
+    answer = writer.answer(conversation.initialize(seed=-7, num_areas=3))
     assert answer.status == 200
     assert answer.initial is not None
     assert dict(writer.fields(answer.initial.pop(4))) == dict.fromkeys(range(1, 8), 1)
-    assert answer.initial == {1: 2**64 - 7, 2: b"1.5.0", 3: b"0.1.0", 5: 3}
+    assert answer.initial == {1: 2**64 - 7, 2: b"1.5.0", 3: b"1.1.0", 5: 3}
     assert conversation.receive(writer.READY) == PlayerMessage()
     answer = writer.answer(conversation.reset(b"side"))
     assert (answer.command, answer.side_channel, answer.actions) == (1, b"side", {})
@@ -116,7 +112,7 @@ EVENTS: dict[str, Callable[[PlayerConversation], Any]] = {
     "introduction": lambda conversation: conversation.receive(writer.introduction()),
     "output": lambda conversation: conversation.receive(writer.READY),
     "farewell": lambda conversation: conversation.receive(FAREWELL),
-    "initialization": lambda conversation: conversation.initialize(seed=1, package="x"),
+    "initialization": lambda conversation: conversation.initialize(seed=1),
     "reset": lambda conversation: conversation.reset(),
     "step": lambda conversation: conversation.step([]),
     "quit": lambda conversation: conversation.quit(),
@@ -151,9 +147,7 @@ def test_a_message_that_is_not_in_the_table_is_refused_and_changes_nothing(event
 
 @pytest.mark.parametrize("version", ["1.0.0", "1.5.0", "1.9.3", "1.2.0-preview", "1.0"])
 def test_every_version_1_is_accepted(version: str) -> None:
-    introduction = PlayerConversation().receive(writer.introduction(version)).introduction
-    assert introduction is not None
-    assert introduction.version == version
+    assert PlayerConversation().receive(writer.introduction(version)).is_introduction
 
 
 @pytest.mark.parametrize("version", ["0.15.0", "2.0.0", "API-14", "11.0.0", "1", "x"])
@@ -182,7 +176,7 @@ def test_a_first_message_other_than_an_introduction_is_refused(content: bytes, r
 def test_agents_before_the_first_reset_are_refused() -> None:
     conversation = PlayerConversation()
     conversation.receive(writer.introduction())
-    conversation.initialize(seed=1, package="x")
+    conversation.initialize(seed=1)
     refused(conversation, ONE, "before the first reset")
 
 
@@ -222,7 +216,7 @@ def test_a_damaged_message_is_either_read_or_refused(data: st.DataObject) -> Non
     """Changed, removed or inserted bytes raise no other exception."""
     conversation = PlayerConversation()
     for content, answer in (
-        (writer.introduction(), lambda: conversation.initialize(seed=1, package="x")),
+        (writer.introduction(), lambda: conversation.initialize(seed=1)),
         (writer.READY, conversation.reset),
         (ONE, conversation.quit),
     ):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.bridges.godot.columns import UnreadableMessage, column, flags, one_number
 from sparring.pipeline.bridges.godot.connection import GameConnection, GameListener
 from sparring.pipeline.bridges.godot.spaces import PolicyAgents, read_policies
-from sparring.pipeline.bridges.player import PlayerFailed, PlayerProgram
+from sparring.pipeline.bridges.player import PlayerFailed, PlayerProgram, split_arguments
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.game import decisions, ends
@@ -98,7 +97,7 @@ def make_godot(
         return _open(
             PlayerProgram(name, None), GameListener(port, otherwise=False, timeout_s=timeout_s), behavior, methods
         )
-    program, words = _program(path), _words(arguments)
+    program, words = _program(path), split_arguments(arguments)
     listener = GameListener(port and port + number, otherwise=port == PORT, timeout_s=timeout_s)
     command = [program, f"--port={listener.port}", *(["--headless"] if headless else [])]
     command += [] if framerate is None else ["--fixed-fps", str(framerate)]
@@ -309,15 +308,6 @@ def _program(path: str) -> str:
             "out to start the game from the editor"
         )
     return found
-
-
-def _words(arguments: str) -> list[str]:
-    try:
-        return shlex.split(arguments)
-    except ValueError as error:
-        raise SettingsError(
-            f"got arguments {arguments!r} ({error}); expected words as a shell splits them; correct the option"
-        ) from error
 
 
 def _methods(call: str) -> list[str]:

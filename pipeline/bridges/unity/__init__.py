@@ -2,7 +2,6 @@
 
 messages        the classes of `messages.proto`
 observations    specs of sensors, and observations of one message
-sensing         one sensor of all agents as one array
 actions         action specs, and how actions are written
 columns         all agents of a behavior as columns, and their actions back
 channels        side channels

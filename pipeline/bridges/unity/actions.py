@@ -9,13 +9,13 @@ and differ in their numbers only.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.bridges.unity import UnreadableData
-from sparring.pipeline.bridges.unity.wire import block
+from sparring.pipeline.bridges.unity.messages import Proto
 from sparring.pipeline.specs import ActionSpec
 
 CONTINUOUS: Final = 1
@@ -25,7 +25,7 @@ _OLD, _CONTINUOUS, _DISCRETE = 1, 6, 7  # fields of AgentActionProto
 _VALUE: Final = 1  # field of ListAgentActionProto
 
 
-def action_spec(brain: Any) -> ActionSpec:
+def action_spec(brain: Proto) -> ActionSpec:
     """Returns the actions of a behavior, from its BrainParametersProto of any version.
 
     Raises:
@@ -94,3 +94,17 @@ class ActionWriter:
 def _width(branch: int) -> int:
     """Returns the number of bytes for any choice of a branch; small ones are padded, which the wire format allows."""
     return max(1, -(-(branch - 1).bit_length() // 7))
+
+
+def block(number: int, size: int) -> bytes:
+    """Returns the head of a field of `size` bytes in protobuf's wire format: a message, or packed numbers."""
+    return _varint(number << 3 | 2) + _varint(size)
+
+
+def _varint(value: int) -> bytes:
+    """Encodes a number from 0 with seven bits per byte, the lowest first."""
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
 from sparring.pipeline.bridges.unity import UnreadableData
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.messages.simulator import Aggregation, Distribution, Statistic
+from sparring.pipeline.messages.simulator import Aggregation, Distribution, Sampler, Statistic
 
 ENGINE: Final = UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
 PARAMETERS: Final = UUID("534c891e-810f-11ea-a9d0-822485860400")
@@ -65,6 +65,21 @@ def engine(
         if numbers:
             written.append(_message(ENGINE, _packed("engine settings", form, what, *numbers)))
     return b"".join(written)
+
+
+def parameters(values: Mapping[str, float], samplers: Mapping[str, Sampler]) -> bytes:
+    """Returns environment parameters. The player samples by itself, whenever the game needs a value.
+
+    Args:
+        values: value of each parameter, by key.
+        samplers: those that the player samples, by key.
+
+    Raises:
+        SettingsError: a key is not ASCII, or a number does not fit into 32 bits.
+    """
+    sampled = (sampler(key, one.kind, one.values, one.seed) for key, one in samplers.items())
+    constant = (parameter(key, values[key]) for key in values if key not in samplers)
+    return b"".join((*sampled, *constant))
 
 
 def parameter(key: str, value: float) -> bytes:

@@ -3,25 +3,30 @@
 A message mixes agents that want a decision and agents that are done; each gives one row, in the order of the message.
 An id may be in both: its episode ended, and its next one begins. Actions carry no ids; they follow the order of the
 agents that want a decision.
+
+The observation of a float sensor has the same bytes for every agent and step, except for its numbers. So the
+observations of all agents are joined as rows: the bytes before and after the numbers must equal the first ones, and the
+numbers are the array. Another layout is read message by message.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.unity import UnreadableData
+from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData
 from sparring.pipeline.bridges.unity.actions import ActionWriter, action_spec
-from sparring.pipeline.bridges.unity.observations import decoded, sensors
-from sparring.pipeline.bridges.unity.sensing import NOT_FINITE, SAME_SENSORS, SensorColumn, fit_for_games
+from sparring.pipeline.bridges.unity.messages import Proto, parsed
+from sparring.pipeline.bridges.unity.observations import PNG, SensorReader, decoded, image, numbers, sensors, shaped
 from sparring.pipeline.errors import LocalProtocolError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec, SpecError
 
+T = TypeVar("T")
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Places = NDArray[np.intp] | slice
@@ -29,6 +34,8 @@ Places = NDArray[np.intp] | slice
 PlainGoals = tuple[tuple[str, str], ...]
 """Goal signals that are read as a plain image or list of entities: name and kind of each."""
 
+_SAME_SENSORS: Final = "give all agents of a behavior the same sensors, and leave them as they are while it trains"
+_NOT_FINITE: Final = "find where the game divides by zero or overflows"
 _READABLE: Final = "correct the behavior's sensors and actions: vectors, images, lists of entities, at least one action"
 _MASKS: Final = "mask the choices of the branches in the behavior's first action spec"
 _ONCE: Final = "let an agent request one decision per step, and give every agent its own Behavior Parameters"
@@ -40,7 +47,7 @@ _NO_IDS: Final = np.empty(0, np.int64)
 class _MessageRows(NamedTuple):
     """Holds all agents of a message: n messages, and columns of n."""
 
-    infos: Sequence[Any]
+    infos: Sequence[Proto]
     agents: Ids
     observations: Sequence[Array]
     rewards: Floats
@@ -66,7 +73,7 @@ class PlayerBehavior:
         UnreadableData: no network can be built for it.
     """
 
-    def __init__(self, behavior_id: str, brain: Any, first: Any) -> None:
+    def __init__(self, behavior_id: str, brain: Proto, first: Proto) -> None:
         try:
             BehaviorId.parse(behavior_id)
             observations = decoded(first.observations)
@@ -78,7 +85,7 @@ class PlayerBehavior:
                 f"{error.got} in {behavior_id}, where {error.expected} is needed", _READABLE
             ) from error
         except UnreadableData as error:
-            raise fit_for_games(error, behavior_id, _READABLE) from error
+            raise _fit_for_games(error, behavior_id, _READABLE) from error
         self.id = behavior_id
         self.old: bool = not brain.HasField("action_spec")
         self.plain_goals: PlainGoals = tuple(
@@ -96,7 +103,7 @@ class PlayerBehavior:
         self._deciding = _DecidedAgents()
         self.waiting = _NO_IDS
 
-    def report(self, infos: Sequence[Any]) -> BehaviorReport | None:
+    def report(self, infos: Sequence[Proto]) -> BehaviorReport | None:
         """Returns the report of the agents of one message; None if it is empty.
 
         Args:
@@ -136,7 +143,7 @@ class PlayerBehavior:
             )
         return self._writer.write(actions.continuous, actions.discrete)
 
-    def _rows(self, infos: Sequence[Any]) -> _MessageRows:
+    def _rows(self, infos: Sequence[Proto]) -> _MessageRows:
         agents = np.array([info.id for info in infos], np.int64)
         shared = [info.group_reward for info in infos]
         return _MessageRows(
@@ -147,12 +154,12 @@ class PlayerBehavior:
             group_rewards=self._rewards("group reward", shared, agents) if any(shared) else None,
         )
 
-    def _observations(self, infos: Sequence[Any], agents: Ids) -> list[Array]:
+    def _observations(self, infos: Sequence[Proto], agents: Ids) -> list[Array]:
         seen = [info.observations[:] for info in infos]  # a slice is a list, and twice as fast as iteration
         for row, of_one in enumerate(seen):
             if len(of_one) != len(self._sensors):
                 got = f"{len(of_one)} observations of agent {agents[row]} of {self.id}"
-                raise UnreadableData(f"{got}, where the first agent had {len(self._sensors)}", SAME_SENSORS)
+                raise UnreadableData(f"{got}, where the first agent had {len(self._sensors)}", _SAME_SENSORS)
         return [
             sensor.read(column, agents) for sensor, column in zip(self._sensors, zip(*seen, strict=True), strict=True)
         ]
@@ -161,7 +168,7 @@ class PlayerBehavior:
         if not math.isfinite(sum(values)):
             wrong = ~np.isfinite(values)
             got = f"NaN or infinity as {what} of agent {agents[wrong][0]} of {self.id}"
-            raise UnreadableData(got, NOT_FINITE)
+            raise UnreadableData(got, _NOT_FINITE)
         return np.array(values, np.float32)
 
     def _ends(self, rows: _MessageRows, over: NDArray[np.intp]) -> Ends | None:
@@ -252,8 +259,92 @@ class _DecidedAgents:
         return at, self._ids[at] == ordered
 
 
-def _unless_zero(column: Array | None, at: Places) -> Any:
+def _unless_zero(column: Array | None, at: Places) -> Array | None:
     """Returns the rows of a column; None if all are 0."""
     if column is None or not np.count_nonzero(rows := column[at]):
         return None
     return rows
+
+
+class SensorColumn:
+    """Reads one sensor as a column.
+
+    Args:
+        sensor: reader of one observation.
+        first: an observation of the sensor.
+        encoded: the bytes of `first`.
+        behavior: behavior id, for errors.
+    """
+
+    def __init__(self, sensor: SensorReader, first: Proto, encoded: bytes, behavior: str) -> None:
+        self.sensor = sensor
+        self._behavior = behavior
+        self._packed = first.compression_type == PNG
+        self._size = 4 * math.prod(sensor.spec.shape)
+        around = None if self._packed else _around(first, encoded, self._size)
+        self._before, self._behind = around or (b"", b"")
+        self._whole = len(self._before) + self._size + len(self._behind) if around else -1
+
+    def read(self, encoded: Sequence[bytes], agents: NDArray[np.int64]) -> Array:
+        """Returns the column [n, *shape] in the spec's dtype.
+
+        Args:
+            encoded: n observations.
+            agents: [n] their agents' ids.
+
+        Raises:
+            UnreadableData: an observation is not of this sensor, does not fill its shape, or is not finite.
+        """
+        if self._packed:
+            images = [self._one(image, one, agents[row]) for row, one in enumerate(encoded)]
+            return np.ascontiguousarray(np.stack(images))
+        data = self._columns(encoded)
+        if data is None:
+            data = b"".join([self._one(numbers, one, agents[row]) for row, one in enumerate(encoded)])
+        values = shaped(self.sensor, data, len(encoded))
+        if not math.isfinite(np.vdot(values, values)):  # the squares may have overflowed, so check again
+            self._refuse_infinite(values, agents)
+        return values
+
+    def _columns(self, encoded: Sequence[bytes]) -> bytes | None:
+        """Returns the numbers of all agents if each observation has the layout of the first."""
+        n, whole, start = len(encoded), self._whole, len(self._before)
+        if set(map(len, encoded)) != {whole}:
+            return None
+        rows = np.frombuffer(b"".join(encoded), np.uint8).reshape(n, whole)
+        stop = start + self._size
+        if rows[:, :start].tobytes() != self._before * n or rows[:, stop:].tobytes() != self._behind * n:
+            return None
+        return rows[:, start:stop].tobytes()
+
+    def _one(self, read: Callable[[SensorReader, Proto], T], encoded: bytes, agent: int) -> T:
+        try:
+            return read(self.sensor, parsed("ObservationProto", encoded, f"observation {self.sensor.spec.name!r}"))
+        except UnreadableData as error:
+            raise _fit_for_games(error, f"agent {agent} of {self._behavior}", _SAME_SENSORS) from error
+
+    def _refuse_infinite(self, values: NDArray[np.float32], agents: NDArray[np.int64]) -> None:
+        wrong = ~np.isfinite(values.reshape(len(agents), -1)).all(axis=1)
+        if wrong.any():
+            where = f"agent {agents[wrong][0]} of {self._behavior}"
+            raise UnreadableData(f"NaN or infinity in observation {self.sensor.spec.name!r} of {where}", _NOT_FINITE)
+
+
+def _around(one: Proto, encoded: bytes, size: int) -> tuple[bytes, bytes] | None:
+    """Returns the bytes before and after the numbers if protobuf writes the message as it was received."""
+    if len(one.float_data.data) != size or one.SerializeToString() != encoded:
+        return None
+    other = type(one)()
+    other.CopyFrom(one)
+    written = []
+    for filler in (b"\0", b"\xff"):
+        other.float_data.data = filler * size
+        written.append(other.SerializeToString())
+    zeros, ones = written
+    start = next(at for at, (zero, one_bits) in enumerate(zip(zeros, ones, strict=True)) if zero != one_bits)
+    return zeros[:start], zeros[start + size :]
+
+
+def _fit_for_games(error: UnreadableData, where: str, remedy: str) -> UnreadableData:
+    """Returns the error with its place, and a remedy for the game's author."""
+    return UnreadableData(f"{error} of {where}", remedy if error.remedy == RECORD_AGAIN else error.remedy)

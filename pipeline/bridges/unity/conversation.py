@@ -17,12 +17,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData
 from sparring.pipeline.bridges.unity.channels import statistics
 from sparring.pipeline.bridges.unity.columns import PlainGoals, PlayerBehavior
-from sparring.pipeline.bridges.unity.messages import SCHEMA, messages, parsed
+from sparring.pipeline.bridges.unity.messages import Proto, message_class, parsed
 from sparring.pipeline.errors import LocalProtocolError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
 from sparring.pipeline.specs import BehaviorSpec
@@ -32,9 +32,6 @@ VERSION: Final = "1.5.0"
 
 PACKAGE: Final = "1.1.0"
 """Version of ML-Agents' trainers whose behavior towards games is implemented here."""
-
-CAPABILITIES: Final = tuple(SCHEMA["UnityRLCapabilitiesProto"])
-"""All are announced to the player, as it expects; messages of `trainingAnalytics` are optional (`channels.py`)."""
 
 State = Literal["calling", "introduced", "initialized", "ready", "playing", "deciding", "parting", "ended"]
 """`introduced`, `ready`, `deciding` and `parting` wait for the trainer; the others for the player."""
@@ -61,27 +58,9 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
 _GOOD, _ENDS = 200, 400
 _RESET, _QUIT = 1, 2
 _PLAYERS_TURN: Final = ("calling", "initialized", "playing", "ended")
-_MAJOR: Final = 1
 _UPDATE: Final = "update the package com.unity.ml-agents in the game's project to 1.0 or later, and build it again"
 _OWN_PROTOCOL: Final = "let only games with ML-Agents' package connect here"
 _RESTARTED: Final = "restart the training, and do not reload the game's Academy while it trains"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlayerIntroduction:
-    """Describes the player.
-
-    Attributes:
-        name: name of the game's Academy.
-        version: version of the communication, such as `1.5.0`.
-        package: version of ML-Agents' package in the game.
-        capabilities: names of the player's capabilities.
-    """
-
-    name: str
-    version: str
-    package: str
-    capabilities: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +68,7 @@ class PlayerMessage:
     """Holds the content of one message of the player.
 
     Attributes:
-        introduction: set in the first message only.
+        is_introduction: it is the first message.
         behaviors: spec of each behavior id that appears for the first time, by id.
         reports: of behaviors with agents that want a decision or ended.
         plain_goals: goal signals of new behaviors, by id.
@@ -97,7 +76,7 @@ class PlayerMessage:
         farewell: the player's reason to end the conversation, may be ""; None if it continues.
     """
 
-    introduction: PlayerIntroduction | None = None
+    is_introduction: bool = False
     behaviors: dict[str, BehaviorSpec] = field(default_factory=dict)
     reports: tuple[BehaviorReport, ...] = ()
     plain_goals: dict[str, PlainGoals] = field(default_factory=dict)
@@ -114,9 +93,8 @@ class PlayerConversation:
 
     def __init__(self) -> None:
         self.state: State = "calling"
-        self._brains: dict[str, Any] = {}
+        self._brains: dict[str, Proto] = {}
         self._columns: dict[str, PlayerBehavior] = {}
-        self._kinds = messages()
 
     @property
     def ends_without_decision(self) -> int:
@@ -134,19 +112,18 @@ class PlayerConversation:
         if self.state not in _PLAYERS_TURN:
             raise _unexpected("a message of the player", self.state)
         try:
-            kind, received = self._parse(parsed(self._kinds.exchanged, content, "a message"))
+            kind, received = self._parse(parsed("UnityMessageProto", content, "a message"))
         except UnreadableData as error:
             self.state = "parting"
             raise UnreadableData(str(error), _OWN_PROTOCOL if error.remedy == RECORD_AGAIN else error.remedy) from error
         self.state = TRANSITIONS[self.state, kind]
         return received
 
-    def initialize(self, *, seed: int, package: str, num_areas: int = 1) -> bytes:
+    def initialize(self, *, seed: int, num_areas: int = 1) -> bytes:
         """Answers the introduction.
 
         Args:
             seed: seed of the player's random source, an int32.
-            package: version of the trainer, for the game's log.
             num_areas: copies of the training area for the game to make.
 
         Raises:
@@ -155,8 +132,8 @@ class PlayerConversation:
         message = self._answer("initialization")
         initial = message.unity_input.rl_initialization_input
         initial.seed, initial.num_areas = seed, num_areas
-        initial.communication_version, initial.package_version = VERSION, package
-        for name in CAPABILITIES:
+        initial.communication_version, initial.package_version = VERSION, PACKAGE
+        for name in initial.capabilities.DESCRIPTOR.fields_by_name:  # messages of `trainingAnalytics` are optional
             setattr(initial.capabilities, name, True)
         return self._encode("initialization", message)
 
@@ -206,7 +183,7 @@ class PlayerConversation:
         message.unity_input.rl_input.command = _QUIT
         return self._encode("quit", message)
 
-    def _parse(self, message: Any) -> tuple[str, PlayerMessage]:
+    def _parse(self, message: Proto) -> tuple[str, PlayerMessage]:
         """Returns the kind of a message, and its content."""
         status = message.header.status
         if status == _ENDS:
@@ -215,49 +192,52 @@ class PlayerConversation:
             raise UnreadableData(f"a message of status {status} in state {self.state!r} of the conversation")
         introduction = message.unity_output.rl_initialization_output
         if self.state == "calling":
-            return "introduction", PlayerMessage(introduction=_introduction(introduction))
+            _check_version(introduction)
+            return "introduction", PlayerMessage(is_introduction=True)
         if introduction.communication_version:
             raise UnreadableData("an introduction in the middle of the conversation", _RESTARTED)
         for brain in introduction.brain_parameters:
             self._register(brain)
         return "output", self._output(message.unity_output.rl_output)
 
-    def _answer(self, what: str) -> Any:
+    def _answer(self, what: str) -> Proto:
         """Returns an empty message of the trainer if the state allows it."""
         if (self.state, what) not in TRANSITIONS:
             raise _unexpected(what, self.state)
-        message: Any = self._kinds.exchanged()
+        message = message_class("UnityMessageProto")()
         message.header.status = _GOOD
         return message
 
-    def _encode(self, what: str, message: Any) -> bytes:
+    def _encode(self, what: str, message: Proto) -> bytes:
         content: bytes = message.SerializeToString()
         self.state = TRANSITIONS[self.state, what]
         return content
 
-    def _register(self, brain: Any) -> None:
+    def _register(self, brain: Proto) -> None:
         """Registers a behavior's parameters; its agents may appear later."""
         name = brain.brain_name
         if name in self._brains and _actions_of(self._brains[name]) != _actions_of(brain):
             remedy = "do not change the actions of a behavior while it trains"
             raise UnreadableData(f"behavior {name!r} with other actions than at first", remedy)
-        self._brains[name] = copy = self._kinds.brain()
-        copy.CopyFrom(brain)  # so that the message that holds it can be freed
+        self._brains[name] = type(brain).FromString(brain.SerializeToString())  # so that its message can be freed
 
-    def _output(self, output: Any) -> PlayerMessage:
+    def _output(self, output: Proto) -> PlayerMessage:
         entries = output.agentInfos
         if entries and self.state == "initialized":
             raise UnreadableData("agents before the first reset", _OWN_PROTOCOL)
         new: dict[str, BehaviorSpec] = {}
         reports = {}
         for entry in entries:
-            if entry.key in reports:
-                raise UnreadableData(f"behavior {entry.key!r} twice in one message", _OWN_PROTOCOL)
-            infos = entry.value.value
-            if entry.key not in self._columns and infos:
-                new[entry.key] = self._begin(entry.key, infos[0]).spec
-            known = self._columns.get(entry.key)
-            reports[entry.key] = known.report(infos) if known else None
+            name, infos = entry.key, entry.value.value
+            if name in reports:
+                raise UnreadableData(f"behavior {name!r} twice in one message", _OWN_PROTOCOL)
+            if name not in self._columns and infos:
+                if name not in self._brains:
+                    raise UnreadableData(f"agents of behavior {name!r} before its parameters", _OWN_PROTOCOL)
+                self._columns[name] = PlayerBehavior(name, self._brains[name], infos[0])
+                new[name] = self._columns[name].spec
+            known = self._columns.get(name)
+            reports[name] = known.report(infos) if known else None
         for name in self._columns.keys() - reports.keys():
             self._columns[name].report(())
         filled = tuple(report for report in reports.values() if report is not None)
@@ -266,33 +246,19 @@ class PlayerConversation:
             behaviors=new, reports=filled, plain_goals=plain, statistics=statistics(output.side_channel)
         )
 
-    def _begin(self, behavior: str, first: Any) -> PlayerBehavior:
-        brain = self._brains.get(behavior)
-        if brain is None:
-            raise UnreadableData(f"agents of behavior {behavior!r} before its parameters", _OWN_PROTOCOL)
-        self._columns[behavior] = PlayerBehavior(behavior, brain, first)
-        return self._columns[behavior]
 
-
-def _introduction(message: Any) -> PlayerIntroduction:
-    version = message.communication_version
+def _check_version(introduction: Proto) -> None:
+    version = introduction.communication_version
     if not version:
         raise UnreadableData("a first message that is no introduction", _OWN_PROTOCOL)
-    found = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", version)
-    if not found or int(found[1]) != _MAJOR:
-        package = message.package_version or "unknown"
+    if not re.match(r"1\.[0-9]", version):
+        package = introduction.package_version or "unknown"
         raise UnreadableData(
             f"version {version!r:.40} of the communication (package {package!r:.40}), not 1.x", _UPDATE
         )
-    return PlayerIntroduction(
-        name=message.name,
-        version=version,
-        package=message.package_version,
-        capabilities=frozenset(name for name in CAPABILITIES if getattr(message.capabilities, name)),
-    )
 
 
-def _actions_of(brain: Any) -> tuple[Any, ...]:
+def _actions_of(brain: Proto) -> tuple[object, ...]:
     new = brain.action_spec
     old = tuple(brain.vector_action_size_deprecated), brain.vector_action_space_type_deprecated
     return new.num_continuous_actions, tuple(new.discrete_branch_sizes), *old

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from sparring.pipeline.bridges.player import PHASES, PlayerFailed, PlayerProgram
+from sparring.pipeline.bridges.player import PHASES, PlayerFailed, PlayerProgram, split_arguments
 from sparring.pipeline.bridges.unity import UnreadableData, channels
-from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT, command, find_build
-from sparring.pipeline.bridges.unity.game_server import Calls, PlayerExit
-from sparring.pipeline.bridges.unity.server import HOST, check_free
+from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT, HOST, command, find_build
 from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages import simulator as record
 from sparring.pipeline.messages.simulator import Adopted, BehaviorActions, BehaviorReport, Bye, Progress, Statistic
@@ -30,6 +27,7 @@ from sparring.pipeline.specs import BehaviorSpec
 
 if TYPE_CHECKING:
     from sparring.pipeline.bridges.unity.conversation import PlayerConversation, PlayerMessage
+    from sparring.pipeline.bridges.unity.game_server import Calls, PlayerExit
 
 Reports = tuple[BehaviorReport, ...]
 
@@ -206,12 +204,14 @@ class Unity:
     def _serve(self) -> tuple[Calls, PlayerProgram]:
         """Listens from the first use on: until then the trainer may still decide to talk to the player."""
         if self._served is None:
+            from sparring.pipeline.bridges.unity.game_server import Calls
+
             calls = Calls(self._port, self._host)
             self._served = calls, self._launch(calls.port)
         return self._served
 
     def _start_conversation(self, seed: int) -> PlayerConversation:
-        from sparring.pipeline.bridges.unity.conversation import PACKAGE, PlayerConversation
+        from sparring.pipeline.bridges.unity.conversation import PlayerConversation
 
         player, conversation = self._player, PlayerConversation()
         player.start()
@@ -221,7 +221,7 @@ class Unity:
         message = self._next_call(self._connect_s)
         player.phase = "connected"
         self._read(conversation, message)
-        self._calls.answer(conversation.initialize(seed=seed, package=PACKAGE, num_areas=self._areas))
+        self._calls.answer(conversation.initialize(seed=seed, num_areas=self._areas))
         player.phase = "initialized"
         self._read(conversation, self._next_call(self._timeout_s))
         self._conversation = conversation
@@ -239,7 +239,7 @@ class Unity:
             reports = self._continue(conversation, ())
         return reports
 
-    def _continue(self, conversation: PlayerConversation, actions: Any) -> Reports:
+    def _continue(self, conversation: PlayerConversation, actions: Iterable[BehaviorActions]) -> Reports:
         self._calls.answer(conversation.step(actions, self._changed_parameters()))
         return self._receive(conversation, self._timeout_s).reports
 
@@ -289,17 +289,11 @@ class Unity:
 
     def _changed_parameters(self) -> bytes:
         """Returns side channel bytes of the parameters, if the trainer has changed them."""
-        if getattr(self._parameters, "revision", 0) == self._revision:
-            return b""
-        return self._parameter_bytes()
+        return self._parameter_bytes() if getattr(self._parameters, "revision", 0) != self._revision else b""
 
     def _parameter_bytes(self) -> bytes:
-        """Returns side channel bytes of all parameters. The player samples itself, whenever the game asks."""
         self._revision = getattr(self._parameters, "revision", 0)
-        samplers = getattr(self._parameters, "samplers", {})
-        messages = [channels.sampler(key, one.kind, one.values, one.seed) for key, one in samplers.items()]
-        messages += [channels.parameter(key, self._parameters[key]) for key in self._parameters if key not in samplers]
-        return b"".join(messages)
+        return channels.parameters(self._parameters, getattr(self._parameters, "samplers", {}))
 
 
 def make_unity(
@@ -344,6 +338,8 @@ def make_unity(
         SettingsError: the build does not exist, the port is in use, a library is missing, or `side_channel` cannot be
             read.
     """
+    from sparring.pipeline.bridges.unity.server import check_free
+
     number = int(os.environ.get("SPARRING_NUMBER") or 0)
     engine = channels.engine(
         resolution=(width, height),
@@ -352,21 +348,20 @@ def make_unity(
         target_frame_rate=target_frame_rate,
         capture_frame_rate=capture_frame_rate,
     ) + _bytes(side_channel)
-    if path is None:
+    logs = os.environ.get("SPARRING_LOGS")
+    build, words = None if path is None else find_build(path), split_arguments(arguments)
+    log = Path(logs) / f"Player-{number}.log" if logs else None
+    if build is None:
         where, connect_s = EDITOR_PORT if port is None else port, max(timeout_s, EDITOR_WAIT_S)
-
-        def launch(port: int) -> PlayerProgram:
-            del port  # the editor always calls its default port
-            return PlayerProgram("the Unity editor", None)
     else:
-        build, logs, words = find_build(path), os.environ.get("SPARRING_LOGS"), _split(arguments)
-        where = (BUILD_PORT if port is None else port) + (number if port != 0 else 0)
-        log, connect_s = Path(logs) / f"Player-{number}.log" if logs else None, timeout_s
+        where, connect_s = (BUILD_PORT if port is None else port) + (number if port != 0 else 0), timeout_s
 
-        def launch(port: int) -> PlayerProgram:
-            launched = command(build, port, no_graphics=no_graphics, log=log, arguments=words)
-            output = None if log is None else log.with_suffix(".out")
-            return PlayerProgram(f"Unity player {number}", launched, log=output, more=() if log is None else (log,))
+    def launch(port: int) -> PlayerProgram:
+        if build is None:
+            return PlayerProgram("the Unity editor", None)  # which always calls its default port
+        launched = command(build, port, no_graphics=no_graphics, log=log, arguments=words)
+        output = None if log is None else log.with_suffix(".out")
+        return PlayerProgram(f"Unity player {number}", launched, log=output, more=() if log is None else (log,))
 
     check_free(where, host)
     return Unity(launch, where, areas=areas, engine=engine, connect_s=connect_s, timeout_s=timeout_s, host=host)
@@ -386,12 +381,3 @@ def _bytes(digits: str) -> bytes:
             "leave the option side_channel out"
         ) from error
     return found
-
-
-def _split(arguments: str) -> list[str]:
-    try:
-        return shlex.split(arguments)
-    except ValueError as error:
-        raise SettingsError(
-            f"got the game's arguments {arguments!r} ({error}); expected them as on a command line; close the quotes"
-        ) from error

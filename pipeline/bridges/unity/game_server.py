@@ -7,7 +7,8 @@ import queue
 import threading
 from typing import Final
 
-from sparring.pipeline.bridges.unity.server import HOST, Server
+from sparring.pipeline.bridges.unity.build import HOST
+from sparring.pipeline.bridges.unity.server import Server
 
 BROKEN: Final = "the player broke the connection"
 

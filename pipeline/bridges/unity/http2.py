@@ -10,16 +10,30 @@ the connection is admitted, so that a rejected call does not send its message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from sparring.pipeline.errors import SettingsError, install_command
 
-if TYPE_CHECKING:
+try:
+    from h2.config import H2Configuration
     from h2.connection import H2Connection
-    from h2.events import DataReceived, RemoteSettingsChanged, RequestReceived, StreamEnded, StreamReset
+    from h2.events import (
+        ConnectionTerminated,
+        DataReceived,
+        Event,
+        RemoteSettingsChanged,
+        RequestReceived,
+        StreamEnded,
+        StreamReset,
+    )
+    from h2.exceptions import ProtocolError
+    from h2.settings import SettingCodes, Settings
+except ImportError as missing:
+    raise SettingsError(
+        f"got a Unity player without the library h2; expected it to be installed; try: {install_command('unity')}"
+    ) from missing
 
 RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 8, 12, 13, 14
 """Statuses of gRPC; 0 is success."""
@@ -34,10 +48,10 @@ _CALM: Final = 11
 """HTTP/2's error ENHANCE_YOUR_CALM."""
 _MOST_STREAMS: Final = 4
 """Concurrent calls; a player makes one, others are rejected."""
-_MOST_SETTINGS: Final = 1000
-"""Settings between two answers. For each new one the library iterates over all, and stores some."""
 _MOST_OVERHEAD: Final = 2**18
 """Bytes between two answers that are not of messages: the heads of 256 MB in frames of 16 kB are 147 kB."""
+_MOST_SETTINGS: Final = 1000
+"""Settings that count as so many bytes. For each new one the library iterates over all, and stores some."""
 _PIECE: Final = 2**14
 """Bytes that are processed at once; the limits are checked after each piece."""
 
@@ -89,31 +103,16 @@ class Http2Connection:
     Args:
         path: path of the one method.
         largest: limit of a message in bytes; 0 rejects every call because another player is connected.
-
-    Raises:
-        SettingsError: h2 is not installed.
     """
 
     def __init__(self, path: str, largest: int) -> None:
-        h2 = library()
         self._path = path.encode()
         self._largest = largest
         self._streams: dict[int, _Stream] = {}
         self._calls: list[Call] = []
         self._admitted = self._parted = False
-        self._settings = 0
         self._overhead = 0
-        self._http2 = _http2(h2)
-        self._window = h2.settings.SettingCodes.INITIAL_WINDOW_SIZE
-        self._wrong: type[Exception] = h2.exceptions.ProtocolError
-        self._reactions: dict[type, Callable[[Any], None]] = {
-            h2.events.RequestReceived: self._begin,
-            h2.events.DataReceived: self._data,
-            h2.events.StreamEnded: self._complete,
-            h2.events.StreamReset: self._reset,
-            h2.events.RemoteSettingsChanged: self._settle,
-            h2.events.ConnectionTerminated: self._part,
-        }
+        self._http2 = _http2()
 
     def feed(self, data: bytes) -> list[Call]:
         """Processes received bytes and returns the calls; afterwards the bytes of `take` must be sent.
@@ -126,10 +125,11 @@ class Http2Connection:
                 piece = data[at : at + _PIECE]
                 self._overhead += len(piece)
                 for event in self._http2.receive_data(piece):
-                    if (react := self._reactions.get(type(event))) is not None:
-                        react(event)
-                self._check_calm()
-        except self._wrong as error:
+                    self._react(event)
+                if self._overhead > _MOST_OVERHEAD:
+                    self._http2.close_connection(_CALM)
+                    raise ProtocolError("too many bytes that are not of messages")
+        except ProtocolError as error:
             self._streams.clear()
             raise Violation(str(error)) from error
         self._continue()
@@ -162,7 +162,7 @@ class Http2Connection:
         self._largest, self._admitted = largest, True
         if self._parted:
             return
-        self._http2.update_settings({self._window: _LARGEST_NUMBER})
+        self._http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: _LARGEST_NUMBER})
         self._http2.increment_flow_control_window(_LARGEST_NUMBER - self._http2.inbound_flow_control_window)
 
     def limit(self, largest: int) -> None:
@@ -179,7 +179,7 @@ class Http2Connection:
 
     def reset_overhead(self) -> None:
         """Resets the count of bytes that are not of messages: after an answer, and periodically."""
-        self._settings = self._overhead = 0
+        self._overhead = 0
 
     def end(self) -> None:
         """Closes the connection: no call is answered any more."""
@@ -187,6 +187,23 @@ class Http2Connection:
         self._http2.close_connection()
 
     # ------------------------------------------------------------ events of the other side
+
+    def _react(self, event: Event) -> None:
+        match event:
+            case RequestReceived():
+                self._begin(event)
+            case DataReceived():
+                self._add(event)
+            case StreamEnded():
+                self._complete(event.stream_id)
+            case StreamReset():
+                self._break_off(event.stream_id)
+            case RemoteSettingsChanged():
+                self._overhead += (1 + len(event.changed_settings)) * _MOST_OVERHEAD // _MOST_SETTINGS
+            case ConnectionTerminated():  # the other side takes no answers any more
+                self._parted = True
+                for stream in list(self._streams):
+                    self._break_off(stream)
 
     def _begin(self, event: RequestReceived) -> None:
         taken = any(call.refused is None for call in self._streams.values())
@@ -199,7 +216,8 @@ class Http2Connection:
         elif taken:
             call.refuse(UNAVAILABLE, "a call that is not answered yet")
 
-    def _data(self, event: DataReceived) -> None:
+    def _add(self, event: DataReceived) -> None:
+        """Adds bytes to the message of a call."""
         self._http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         if (call := self._streams.get(event.stream_id)) is None:
             return
@@ -213,9 +231,9 @@ class Http2Connection:
         elif max(len(message) - _PREFIX, int.from_bytes(message[1:_PREFIX], "big")) > self._largest:
             call.refuse(RESOURCE_EXHAUSTED, "too large a message")
 
-    def _complete(self, event: StreamEnded) -> None:
+    def _complete(self, stream: int) -> None:
         """Handles the end of a call's message."""
-        if (call := self._streams.get(event.stream_id)) is None:
+        if (call := self._streams.get(stream)) is None:
             return
         message, call.message, call.whole = call.message, bytearray(), True
         if call.refused is not None:
@@ -223,26 +241,11 @@ class Http2Connection:
         if int.from_bytes(message[1:_PREFIX], "big") != len(message) - _PREFIX:
             call.refuse(INTERNAL, "a truncated message")
         else:
-            self._calls.append(Call(event.stream_id, bytes(memoryview(message)[_PREFIX:])))
+            self._calls.append(Call(stream, bytes(memoryview(message)[_PREFIX:])))
 
-    def _reset(self, event: StreamReset) -> None:
-        if self._streams.pop(event.stream_id, None) is not None:
-            self._calls.append(Call(event.stream_id, None))
-
-    def _settle(self, event: RemoteSettingsChanged) -> None:
-        self._settings += 1 + len(event.changed_settings)
-        self._check_calm()
-
-    def _check_calm(self) -> None:
-        if self._settings > _MOST_SETTINGS or self._overhead > _MOST_OVERHEAD:
-            self._http2.close_connection(_CALM)
-            raise self._wrong("too many bytes that are not of messages")
-
-    def _part(self, _event: object) -> None:
-        """Handles GOAWAY: the other side takes no answers any more."""
-        self._parted = True
-        self._calls += (Call(stream, None) for stream in self._streams)
-        self._streams.clear()
+    def _break_off(self, stream: int) -> None:
+        if self._streams.pop(stream, None) is not None:
+            self._calls.append(Call(stream, None))
 
     # ------------------------------------------------------------ answers
 
@@ -270,34 +273,15 @@ class Http2Connection:
             http2.send_headers(stream, _END, end_stream=True)
 
 
-def library() -> Any:
-    """Returns the package h2 with its modules.
-
-    Raises:
-        SettingsError: it is not installed.
-    """
-    try:
-        import h2.config
-        import h2.connection
-        import h2.events
-        import h2.exceptions
-        import h2.settings
-    except ImportError as error:
-        raise SettingsError(
-            f"got a Unity player without the library h2; expected it to be installed; try: {install_command('unity')}"
-        ) from error
-    return h2
-
-
-def _http2(h2: Any) -> H2Connection:
+def _http2() -> H2Connection:
     """Returns a server with the initial windows of HTTP/2.
 
     Frames have the least size that HTTP/2 allows: images are no faster in larger ones, and headers in 64 of them, the
     library's limit, can take a microsecond per byte. Two received headers are compared, and sent ones are ours, so
     neither are validated. They stay bytes: the library does not count undecodable text as an error of the other side.
     """
-    http2: H2Connection = h2.connection.H2Connection(
-        h2.config.H2Configuration(
+    http2 = H2Connection(
+        H2Configuration(
             client_side=False,
             validate_inbound_headers=False,
             normalize_inbound_headers=False,
@@ -305,11 +289,10 @@ def _http2(h2: Any) -> H2Connection:
             normalize_outbound_headers=False,
         )
     )
-    codes = h2.settings.SettingCodes
     own = {
-        codes.MAX_CONCURRENT_STREAMS: _MOST_STREAMS,
-        codes.MAX_HEADER_LIST_SIZE: http2.DEFAULT_MAX_HEADER_LIST_SIZE,
+        SettingCodes.MAX_CONCURRENT_STREAMS: _MOST_STREAMS,
+        SettingCodes.MAX_HEADER_LIST_SIZE: http2.DEFAULT_MAX_HEADER_LIST_SIZE,
     }
-    http2.local_settings = h2.settings.Settings(client=False, initial_values=own)
+    http2.local_settings = Settings(client=False, initial_values=own)
     http2.initiate_connection()
     return http2

@@ -26,13 +26,13 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.bridges.unity import UnreadableData
-from sparring.pipeline.bridges.unity.messages import messages, parsed
+from sparring.pipeline.bridges.unity.messages import Proto, parsed
 from sparring.pipeline.errors import install_command
 from sparring.pipeline.specs import Array, ObservationKind, ObservationSpec
 
@@ -66,23 +66,22 @@ class SensorReader:
     """
 
     spec: ObservationSpec
-    signature: tuple[Any, ...]
+    signature: tuple[object, ...]
     channels_last: bool
     sources: Sources
     plain_goal: bool
 
 
-def decoded(encoded: Iterable[bytes]) -> list[Any]:
+def decoded(encoded: Iterable[bytes]) -> list[Proto]:
     """Returns the observations of an agent as messages.
 
     Raises:
         UnreadableData: one cannot be decoded.
     """
-    kind = messages().observation
-    return [parsed(kind, one, f"observation {at}") for at, one in enumerate(encoded)]
+    return [parsed("ObservationProto", one, f"observation {at}") for at, one in enumerate(encoded)]
 
 
-def sensors(observations: Sequence[Any]) -> tuple[SensorReader, ...]:
+def sensors(observations: Sequence[Proto]) -> tuple[SensorReader, ...]:
     """Returns the sensors of an agent, from the observations of any of its steps.
 
     Raises:
@@ -95,7 +94,7 @@ def sensors(observations: Sequence[Any]) -> tuple[SensorReader, ...]:
     return tuple(_sensor(one, _free(one.name or f"obs_{at}", taken)) for at, one in enumerate(observations))
 
 
-def arrays(all_sensors: tuple[SensorReader, ...], observations: Sequence[Any]) -> list[Array]:
+def arrays(all_sensors: tuple[SensorReader, ...], observations: Sequence[Proto]) -> list[Array]:
     """Returns one array of the spec's shape and dtype for each sensor.
 
     Raises:
@@ -106,7 +105,7 @@ def arrays(all_sensors: tuple[SensorReader, ...], observations: Sequence[Any]) -
     return [_array(sensor, one) for sensor, one in zip(all_sensors, observations, strict=True)]
 
 
-def numbers(sensor: SensorReader, one: Any) -> bytes:
+def numbers(sensor: SensorReader, one: Proto) -> bytes:
     """Returns the numbers of an uncompressed observation, as float32.
 
     Raises:
@@ -129,7 +128,7 @@ def shaped(sensor: SensorReader, data: bytes, n: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(np.frombuffer(data, "<f4").reshape(n, height, width, channels).transpose(0, 3, 1, 2))
 
 
-def image(sensor: SensorReader, one: Any) -> Array:
+def image(sensor: SensorReader, one: Proto) -> Array:
     """Returns an observation in PNG as [channels, height, width].
 
     Raises:
@@ -163,13 +162,13 @@ def _free(name: str, taken: set[str]) -> str:
     return free
 
 
-def _signature(one: Any) -> tuple[Any, ...]:
+def _signature(one: Proto) -> tuple[object, ...]:
     mapping = tuple(one.compressed_channel_mapping)
     axes = tuple(one.dimension_properties)
     return tuple(one.shape), one.compression_type, one.observation_type, axes, mapping, one.name
 
 
-def _sensor(one: Any, name: str) -> SensorReader:
+def _sensor(one: Proto, name: str) -> SensorReader:
     shape, axes = tuple(one.shape), tuple(one.dimension_properties)
     if axes and len(axes) != len(shape):
         raise UnreadableData(f"observation {name!r} with {len(axes)} properties of the axes of shape {shape}")
@@ -189,7 +188,7 @@ def _sensor(one: Any, name: str) -> SensorReader:
     )
 
 
-def _kind(one: Any, shape: tuple[int, ...], axes: tuple[int, ...], name: str) -> ObservationKind:
+def _kind(one: Proto, shape: tuple[int, ...], axes: tuple[int, ...], name: str) -> ObservationKind:
     if len(shape) == 3:
         return "image"
     if len(shape) == 2 and axes and axes[0] & VARIABLE:
@@ -220,12 +219,12 @@ def _sources(mapping: tuple[int, ...], channels: int, name: str) -> Sources:
     return tuple(tuple(at for at, to in enumerate(mapping) if to == channel) for channel in range(channels))
 
 
-def _check_signature(sensor: SensorReader, one: Any) -> None:
+def _check_signature(sensor: SensorReader, one: Proto) -> None:
     if (signature := _signature(one)) != sensor.signature:
         raise UnreadableData(f"observation {sensor.spec.name!r} with fields {signature}, at first {sensor.signature}")
 
 
-def _array(sensor: SensorReader, one: Any) -> Array:
+def _array(sensor: SensorReader, one: Proto) -> Array:
     if one.compression_type == PNG:
         return image(sensor, one)
     values: NDArray[np.float32] = shaped(sensor, numbers(sensor, one), 1)[0]

@@ -18,12 +18,10 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from sparring.pipeline.bridges.unity.http2 import UNAVAILABLE, Http2Connection, Violation, library
+from sparring.pipeline.bridges.unity.build import HOST
+from sparring.pipeline.bridges.unity.http2 import UNAVAILABLE, Http2Connection, Violation
 from sparring.pipeline.errors import SettingsError
 
-HOST: Final = "127.0.0.1"
-"""A player gets a port and no address: it calls its own machine. Its protocol has no keys, so a server on another
-address (in a container with forwarded ports) accepts any client that reaches the port."""
 PATH: Final = "/communicator_objects.UnityToExternalProto/Exchange"
 
 _LARGEST: Final = 256 * 2**20
@@ -41,21 +39,12 @@ _RETRY_S: Final = 1.0
 """Pause after the system ran out of resources for connections."""
 
 
-def port_in_use(port: int, host: str = HOST) -> SettingsError:
-    """Returns the error for a port that is in use."""
-    return SettingsError(
-        f"got port {port} on {host}, which is not free; expected a free one for a Unity player; "
-        "stop what uses it, or choose another with --base-port"
-    )
-
-
 def check_free(port: int, host: str = HOST) -> None:
     """Checks early that a server can listen.
 
     Raises:
-        SettingsError: the port is in use, the address is not of this machine, or a library is not installed.
+        SettingsError: the port is in use, or the address is not of this machine.
     """
-    library()
     _listen(port, host).close()
 
 
@@ -73,7 +62,7 @@ class Server:
         port: the port in use.
 
     Raises:
-        SettingsError: the port is in use, or a library is not installed.
+        SettingsError: the port is in use.
     """
 
     def __init__(
@@ -84,7 +73,6 @@ class Server:
         loop: asyncio.AbstractEventLoop,
         host: str = HOST,
     ) -> None:
-        library()
         self._called = called
         self._broken = broken
         self._loop = loop
@@ -93,18 +81,18 @@ class Server:
         self._open: int | None = None  # stream of the call that waits for its answer
         self._listener = _listen(port, host)
         self.port: int = self._listener.getsockname()[1]
-        self._listen()
+        self._watch_listener()
 
     def answer(self, message: bytes | None) -> None:
         """Answers the open call; None rejects it. Does nothing if no call is open."""
-        stream, self._open = self._open, None
-        if stream is None or self._player is None:
+        player, stream, self._open = self._player, self._open, None
+        if stream is None or player is None:
             return
         if message is None:
-            self._player.connection.refuse(stream, UNAVAILABLE, "the trainer has ended")
+            player.connection.refuse(stream, UNAVAILABLE, "the trainer has ended")
         else:
-            self._player.connection.answer(stream, message)
-        self._player.send()
+            player.connection.answer(stream, message)
+        player.send()
 
     def close(self) -> None:
         """Rejects the open call, and frees the port. Further calls do nothing."""
@@ -116,7 +104,7 @@ class Server:
         for client in list(self._connections):
             client.end()
 
-    def _listen(self) -> None:
+    def _watch_listener(self) -> None:
         if self._listener.fileno() >= 0:
             self._loop.add_reader(self._listener, self._accept)
 
@@ -127,7 +115,7 @@ class Server:
             return
         except OSError:  # out of resources: the loop would try without pause
             self._loop.remove_reader(self._listener)
-            self._loop.call_later(_RETRY_S, self._listen)
+            self._loop.call_later(_RETRY_S, self._watch_listener)
             return
         candidates = [client for client in self._connections if client is not self._player]
         if len(candidates) >= _MOST_CANDIDATES:
@@ -142,16 +130,15 @@ class Server:
 
     def on_call(self, client: _PlayerSocket, stream: int, message: bytes | None) -> None:
         """Handles a call that came or, with None, was broken off; candidates cannot break one off."""
-        if message is None:
-            if client is self._player and stream == self._open:
-                self._open = None
-                self._broken()
-            return
-        if self._player is None:
-            client.connection.admit(_LARGEST)
-            self._set_player(client)
-        self._open = stream
-        self._called(message)
+        if message is not None:
+            if self._player is None:
+                client.connection.admit(_LARGEST)
+                self._set_player(client)
+            self._open = stream
+            self._called(message)
+        elif client is self._player and stream == self._open:
+            self._open = None
+            self._broken()
 
     def on_end(self, client: _PlayerSocket) -> None:
         """Handles the end of a connection."""
@@ -192,14 +179,13 @@ class _PlayerSocket:
         if not self._unsent or self._ended:
             return
         try:
-            sent = self._stream.send(self._unsent)
+            self._unsent = self._unsent[self._stream.send(self._unsent) :]
         except BlockingIOError:
-            sent = 0
+            pass
         except OSError:
             self._lose()
             return
-        waited, self._unsent = len(self._unsent) > sent, self._unsent[sent:]
-        if waited:
+        if self._unsent:
             self._loop.remove_reader(self._stream)
             self._loop.add_writer(self._stream, self._resume)
 
@@ -258,15 +244,17 @@ class _PlayerSocket:
 
 
 def _listen(port: int, host: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise port_in_use(port, host) from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise SettingsError(
+                f"got address {host} for Unity players, which this machine does not have; expected one of its own; "
+                "correct pipeline.player_host"
+            ) from error
         raise SettingsError(
-            f"got address {host} for Unity players, which this machine does not have; expected one of its own; "
-            "correct pipeline.player_host"
+            f"got port {port} on {host}, which is not free; expected a free one for a Unity player; "
+            "stop what uses it, or choose another with --base-port"
         ) from error
     listener.setblocking(False)
     return listener
