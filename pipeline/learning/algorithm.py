@@ -1,71 +1,181 @@
-"""This module declares what a learner expects of its algorithm and its buffer, and builds both from the settings."""
+"""This module builds what a learner trains from its settings, and checks which checkpoints fit it."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from sparring.pipeline.learning.bc import BC
-from sparring.pipeline.learning.buffer import SegmentBuffer
-from sparring.pipeline.learning.cloning import Cloning
-from sparring.pipeline.learning.group_buffer import GroupBuffer
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.files import Json
+from sparring.pipeline.learning.actor_critic import ActorCritic, AgentNetworks
+from sparring.pipeline.learning.checkpoints import Checkpoint
+from sparring.pipeline.learning.cloning import BC, Cloning, cloning_of
+from sparring.pipeline.learning.group_networks import GroupNetworks
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.ppo import PPO
-from sparring.pipeline.learning.report import UpdateReport
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.learning.signals import Signals
-from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.learning.signals import EXTRINSIC, Signals
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import CPU
 from sparring.pipeline.specs import BehaviorSpec
 
+_CLONING: Final = "cloning."
+"""Prefix of the optimizer state of behavioral cloning."""
 
-class Algorithm(Protocol):
-    """An algorithm trains networks on batches of its own kind."""
 
-    actor: Actor
-    modules: nn.ModuleDict
-    optimizer: Adam
-    signals: Signals
+class Trained(NamedTuple):
+    """Holds what a learner trains.
+
+    Attributes:
+        algorithm: trains actor and critic.
+        cloning: trains the actor on demonstrations beside it, or for it; None for none.
+    """
+
+    algorithm: PPO | POCA | BC
     cloning: Cloning | None
 
-    def update(self, batch: Any, version: int, trained: int) -> UpdateReport:
-        """Trains on a batch."""
+    @property
+    def networks(self) -> nn.ModuleDict:
+        """Returns all networks: actor, critic and those of the reward signals."""
+        return nn.ModuleDict({**dict(self.algorithm.modules.items()), "signals": self.algorithm.signals.modules})
+
+    @property
+    def moments(self) -> dict[str, Tensor]:
+        """Returns the states of all optimizers by name, to be saved and restored in place."""
+        cloning = {} if self.cloning is None else self.cloning.moments
+        return {
+            **self.algorithm.optimizer.moments,
+            **{f"signals.{name}": moment for name, moment in self.algorithm.signals.moments.items()},
+            **{f"{_CLONING}{name}": moment for name, moment in cloning.items()},
+        }
 
 
-class Buffer(Protocol):
-    """A buffer holds finished segments, the oldest first."""
-
-    steps: int
-
-    def add(self, record: Segments) -> None:
-        """Appends the segments of `record`."""
-
-    def whole(self, steps: int) -> int:
-        """Returns how many steps `take` would remove."""
-
-    def take(self, steps: int) -> Any:
-        """Removes about `steps` of the oldest steps and returns them as a batch."""
-
-    def drop_stale(self, version: int, max_lag: int, keep_at_least: int) -> int:
-        """Drops segments older than `max_lag` versions while enough steps remain; returns how many steps it dropped."""
-
-
-def build_algorithm(
+def build(
     behavior: str,
     spec: BehaviorSpec,
     settings: TrainerSettings,
     generator: torch.Generator,
     *,
-    learns: bool,
-    device: torch.device,
-) -> tuple[Algorithm, Buffer]:
-    """Builds the algorithm that `trainer_type` names, and an empty buffer for it; arguments are those of `Learner`."""
-    length = settings.network_settings.sequence_length
+    learns: bool = True,
+    device: torch.device = CPU,
+) -> Trained:
+    """Builds the algorithm that `trainer_type` names; arguments and errors are those of `Learner`.
+
+    Args:
+        behavior: name of the behavior.
+        spec: observations and actions of the behavior.
+        settings: the learner's settings.
+        generator: random source of the initial weights and of shuffling.
+        learns: False loads no demonstrations, for networks that only receive weights.
+        device: device of the networks.
+    """
+    networks: ActorCritic
     if settings.trainer_type == "bc":
-        return BC(behavior, spec, settings, generator, learns=learns, device=device), SegmentBuffer(length)
-    if settings.trainer_type == "poca":
-        return POCA(behavior, spec, settings, generator, learns=learns, device=device), GroupBuffer(length)
-    return PPO(behavior, spec, settings, generator, learns=learns, device=device), SegmentBuffer(length)
+        networks = ActorCritic(Actor(spec, settings.network_settings, generator), None, settings)
+    elif settings.trainer_type == "poca":
+        networks = GroupNetworks(behavior, spec, settings, generator)
+    else:
+        networks = AgentNetworks(spec, settings, generator)
+    hyper = settings.hyperparameters
+    optimizer = Adam(
+        networks.modules, hyper.learning_rate, device, epsilon=hyper.adam_epsilon, max_norm=hyper.max_grad_norm
+    )
+    signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
+    cloning = cloning_of(behavior, networks.actor, settings, generator) if learns else None
+    clone = None if cloning is None else cloning.update
+    if isinstance(networks, GroupNetworks):
+        return Trained(POCA(networks, optimizer, signals, settings, generator, clone), cloning)
+    if isinstance(networks, AgentNetworks):
+        return Trained(PPO(networks, optimizer, signals, settings, generator, clone), cloning)
+    return Trained(BC(networks, optimizer, signals, cloning), cloning)
+
+
+def describe(spec: BehaviorSpec, teammates: Mapping[str, BehaviorSpec], settings: TrainerSettings) -> dict[str, Json]:
+    """Returns what the networks are built from, in the form in which JSON restores it.
+
+    Args:
+        spec: observations and actions of the behavior.
+        teammates: specs of the other behavior names that share groups with it.
+        settings: the learner's settings.
+    """
+    signals = settings.reward_signals.named()
+    described = {
+        "trainer": settings.trainer_type,
+        "spec": dataclasses.asdict(spec),
+        "teammates": {name: dataclasses.asdict(one) for name, one in teammates.items()},
+        "network_settings": _shape(settings.network_settings.model_dump(exclude={"deterministic"})),
+        "shared_critic": settings.hyperparameters.shared_critic,
+        "signals": list(signals),
+        "reward_networks": {
+            name: {
+                key: _shape(value) if key == "network_settings" else value
+                for key, value in one.model_dump().items()
+                if key in ("network_settings", "encoding_size", "use_actions", "use_vail")
+            }
+            for name, one in signals.items()
+            if name != EXTRINSIC
+        },
+    }
+    extrinsic = settings.reward_signals.extrinsic
+    if extrinsic is not None and extrinsic.normalize:  # absent otherwise, as in checkpoints older than this setting
+        described["normalized_rewards"] = [EXTRINSIC]
+    return dict(json.loads(json.dumps(described)))
+
+
+def check_description(behavior: str, description: dict[str, Json], checkpoint: Checkpoint) -> None:
+    """Refuses a checkpoint of another behavior, spec or network; its teammates may differ.
+
+    Raises:
+        CheckpointError: the checkpoint differs from `behavior` and `description`.
+    """
+    own = {"behavior": behavior} | description | {"teammates": checkpoint.description.get("teammates", {})}
+    other = {"behavior": checkpoint.behavior} | checkpoint.description
+    if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
+        raise CheckpointError(
+            got=f"a checkpoint with { ({key: other.get(key) for key in differing}) }",
+            expected=f"{ ({key: own.get(key) for key in differing}) }",
+            remedy="resume with the settings and the simulator of the run that wrote it, or start a new run",
+        )
+
+
+def restorable(trained: Trained, generator: torch.Generator, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Returns the moments that a checkpoint restores: those of cloning only if it was not enabled or disabled since.
+
+    Raises:
+        CheckpointError: its optimizer state differs from that of `trained`, or its random state from `generator`'s.
+    """
+    moments, found = trained.moments, {name: array.shape for name, array in checkpoint.optimizer.items()}
+    cloned, saved = ({name for name in every if name.startswith(_CLONING)} for every in (moments, found))
+    if cloned != saved:
+        moments = {name: moment for name, moment in moments.items() if name not in cloned}
+        found = {name: shape for name, shape in found.items() if name not in saved}
+    own = {name: tuple(moment.shape) for name, moment in moments.items()}
+    own["generator"] = tuple(generator.get_state().shape)
+    if own != found:
+        raise CheckpointError(
+            got=f"optimizer state {sorted(checkpoint.optimizer)} of other names or sizes",
+            expected=f"{sorted(own)} with the sizes of this network",
+            remedy="use a checkpoint of this version of sparring",
+        )
+    try:
+        torch.Generator().set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
+    except (TypeError, RuntimeError) as error:
+        raise CheckpointError(
+            got=f"optimizer state with an invalid random state ({error})",
+            expected="the state of a torch.Generator",
+            remedy="use another checkpoint",
+        ) from error
+    return moments
+
+
+def _shape(network: dict[str, Json]) -> dict[str, Json]:
+    """Returns the settings that weights depend on: not initialization; SiLU is implied, as in old checkpoints."""
+    implied = {"initialization"} | ({"activation"} if network["activation"] == "silu" else set())
+    return {key: value for key, value in network.items() if key not in implied}

@@ -1,24 +1,35 @@
-"""This module buffers finished segments for the learner.
+"""This module buffers finished segments of agents and of groups for the learner.
 
-r rows of all segments, one segment after the other; s segments; q sequences that these are divided into.
+An agent without a group is a group of one: its segment is a group segment of a single member, and needs no columns that
+join it with others. Only such a segment can be split.
+
+g group segments (of an agent: its segments); s segments of agents, group by group; r rows of these; q sequences.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
 from sparring.pipeline.specs import Array
 
-_PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
-_PER_SEGMENT = ("lengths", "terminated", "ended", "agent_episodes")
-_EPISODES_PER_SOURCE = 2**40
+_EPISODES_PER_SOURCE: Final = 2**40
+_DECISIONS: Final = ("observations", "continuous", "discrete")
+_PER_ROW: Final = (*_DECISIONS, "log_probs", "rewards", "group_rewards", "versions")
+_RECORDED_PER_SEGMENT: Final = ("lengths", "terminated", "next_observations")
+_PER_SEGMENT: Final = (*_RECORDED_PER_SEGMENT, "ended", "agent_episodes")
+_PER_GROUP: Final = ("members", "numbers", "spans", "ended")
+_FOLLOWING: Final = ("next_times", "until", "next_continuous", "next_discrete")
+
+Index = slice | Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +48,12 @@ class Batch:
         log_probs: [r] log-probability of the joint action when it was chosen.
         masks: [r, choices of all branches] True = forbidden; None if every choice was allowed.
         rewards: [r] the agent's own reward.
-        group_rewards: [r] the group's reward.
+        group_rewards: [r] the group's reward, as reported to the agent.
         versions: [r] policy version that acted.
-        sequence_length: most steps of a sequence; 0 if agents carry nothing.
+        sequence_length: most steps of a sequence, in groups its group times; 0 if agents carry nothing.
         carried: [q, numbers] what the agent carried into the first step of each sequence; None if agents carry nothing.
+        groups: joins the segments into those of groups, whose numbers are unique in the run; None if each agent is a
+            group of one.
     """
 
     lengths: Array
@@ -58,22 +71,107 @@ class Batch:
     versions: Array
     sequence_length: int = 0
     carried: Array | None = None
+    groups: GroupSegments | None = None
 
     @property
     def steps(self) -> int:
         """Returns the number of rows."""
         return len(self.rewards)
 
+    @property
+    def sizes(self) -> Array:
+        """Returns [g] the rows of each group segment."""
+        if self.groups is None:
+            return self.lengths
+        ends = np.concatenate([[0], np.cumsum(self.lengths)])
+        last = np.cumsum(self.groups.members)
+        sizes: Array = ends[last] - ends[last - self.groups.members]
+        return sizes
+
+    def members(self, own: str) -> dict[str, TeammateSegments]:
+        """Returns the members of groups by behavior name; those of the learner's `own` name come first."""
+        groups = self.groups
+        assert groups is not None
+        ours = {name: getattr(self, name) for name in ("lengths", "next_observations", *_DECISIONS)}
+        ours |= {name: getattr(groups, name) for name in ("members", "times", *_FOLLOWING)}
+        return {own: TeammateSegments(behavior=own, **ours)} | {one.behavior: one for one in groups.teammates}
+
+    def starts(self) -> NDArray[np.int64]:
+        """Returns [q] the first row of each sequence."""
+        length = self.sequence_length or 1
+        if self.groups is None:
+            return sequences.divide(self.lengths, length)[0]
+        return sequences.windows(self.lengths, self.groups.times, length)
+
+    def boundary(self, steps: int) -> int:
+        """Returns how many of the first rows are separable: a whole sequence less, or in groups a whole segment more.
+
+        Args:
+            steps: wanted rows, more than 0 and fewer than there are.
+        """
+        if self.groups is None:
+            starts = self.starts()
+            return int(starts[np.searchsorted(starts, steps, side="right") - 1])
+        ends = np.cumsum(self.sizes)
+        return int(ends[np.searchsorted(ends, steps)])
+
+    def select(self, kept_g: NDArray[np.bool_]) -> Batch:
+        """Returns some of the group segments."""
+        groups, segments = self.groups, kept_g if self.groups is None else np.repeat(kept_g, self.groups.members)
+        rows = np.repeat(segments, self.lengths)
+        if groups is not None:
+            teammates = (_teammates(one, kept_g) for one in groups.teammates)
+            groups = GroupSegments(
+                times=groups.times[rows],
+                rewards=groups.rewards[np.repeat(kept_g, groups.spans)],
+                teammates=tuple(one for one in teammates if len(one.lengths)),
+                **_parts(groups, _PER_GROUP, kept_g),
+                **_parts(groups, _FOLLOWING, segments),
+            )
+        return replace(self._part(rows, segments, rows[self.starts()]), groups=groups)
+
+    def split(self, at: int) -> tuple[Batch, Batch]:
+        """Returns the rows before a `boundary` inside the batch, and the rest.
+
+        An agent's segment that reaches beyond is split: its first part bootstraps with the observation at the boundary.
+        """
+        first_g = np.cumsum(self.sizes) <= at
+        inside = at - int(self.sizes[first_g].sum())
+        if not inside:
+            return self.select(first_g), self.select(~first_g)
+        cut, sequence = int(first_g.sum()), int(np.searchsorted(self.starts(), at))
+        head = self._part(slice(at), np.arange(cut + 1), slice(sequence))
+        tail = self._part(slice(at, None), np.arange(cut, len(self.lengths)), slice(sequence, None))
+        head.lengths[-1] = inside
+        tail.lengths[0] -= inside
+        head.terminated[-1] = head.ended[-1] = False
+        for following, column in zip(head.next_observations, self.observations, strict=True):
+            following[-1] = column[at]
+        return head, tail
+
+    def _part(self, rows: Index, segments: Index, starts: Index) -> Batch:
+        """Returns some rows, segments and sequences, without the columns that join them into groups."""
+        return Batch(
+            masks=None if self.masks is None else self.masks[rows],
+            sequence_length=self.sequence_length,
+            carried=None if self.carried is None else self.carried[starts],
+            **_parts(self, _PER_ROW, rows),
+            **_parts(self, _PER_SEGMENT, segments),
+        )
+
 
 class SegmentBuffer:
     """Holds finished segments, the oldest first; the step budget of the behavior bounds its size.
 
     Args:
-        sequence_length: most steps of a sequence, which is never split; 0 if agents carry nothing.
+        sequence_length: most steps (in groups: group times) of a sequence, which is never split; 0 if agents carry
+            nothing.
+        groups: segments belong to those of groups, which are never split.
     """
 
-    def __init__(self, sequence_length: int = 0) -> None:
+    def __init__(self, sequence_length: int = 0, *, groups: bool = False) -> None:
         self._sequence_length = sequence_length
+        self._groups = groups
         self._chunks: deque[Batch] = deque()
         self._sources: dict[str, int] = {}
         self.steps = 0
@@ -82,102 +180,97 @@ class SegmentBuffer:
         """Appends the segments of `record`.
 
         Raises:
-            ServiceError: the record does not hold one carried memory for each sequence.
+            ServiceError: the record has no group columns, or not one carried memory for each sequence.
         """
-        source = self._sources.setdefault(record.source, len(self._sources))
-        self._check_carried(record)
-        names = (*_PER_ROW, "lengths", "terminated", "next_observations", "observations", "masks")
-        self._append(
-            Batch(
-                **{name: getattr(record, name) for name in names},
-                ended=record.terminated | record.interrupted,
-                agent_episodes=source * _EPISODES_PER_SOURCE + record.agents,
-                sequence_length=self._sequence_length,
-                carried=record.carried if self._sequence_length else None,
+        source, groups = self._number(record.source), record.shared if self._groups else None
+        if groups is not None:
+            numbers = self._number(f"{record.origin} {record.source}") + groups.numbers
+            groups = replace(groups, numbers=numbers)
+        elif self._groups:
+            raise ServiceError(
+                f"got segments of {record.behavior} without group columns; expected segments of groups; "
+                "run all services with the same settings"
             )
+        batch = Batch(
+            ended=record.terminated | record.interrupted,
+            agent_episodes=source + record.agents,
+            masks=record.masks,
+            sequence_length=self._sequence_length,
+            carried=record.carried if self._sequence_length else None,
+            groups=groups,
+            **{name: getattr(record, name) for name in (*_PER_ROW, *_RECORDED_PER_SEGMENT)},
         )
+        found = None if batch.carried is None else len(batch.carried)
+        if self._sequence_length and batch.steps and found != len(batch.starts()):
+            raise ServiceError(
+                f"got segments of {record.behavior} with {found} memories; expected {len(batch.starts())}, one for "
+                "each sequence; run all services with the same settings"
+            )
+        self._append(batch)
 
     def whole(self, steps: int) -> int:
-        """Returns how many of the `steps` oldest steps `take` would remove: no sequence that reaches beyond them."""
-        left, length = min(steps, self.steps), self._sequence_length
-        if not length:
-            return left
-        fitting = 0
+        """Returns how many steps `take` would remove.
+
+        Of agents these are the `steps` oldest ones without a sequence that reaches beyond them; of groups, whole group
+        segments until there are `steps`.
+        """
+        left, found = min(steps, self.steps), 0
         for chunk in self._chunks:
             if chunk.steps > left:
-                ends = np.cumsum(chunk.lengths)
-                segment = int(np.searchsorted(ends, left, side="right"))
-                start = int(ends[segment] - chunk.lengths[segment])
-                return fitting + start + (left - start) // length * length
-            fitting += chunk.steps
+                return found + (chunk.boundary(left) if left else 0)
+            found += chunk.steps
             left -= chunk.steps
-        return fitting
+        return found
 
-    def take(self, steps: int) -> Batch:
-        """Removes the `steps` oldest steps: all of them, or if agents carry something, `whole(steps)` of them.
-
-        A segment that reaches beyond is split: its first part is closed at the boundary and bootstraps with the
-        observation there; the rest stays.
-
-        Args:
-            steps: from 1 to `self.steps`; at least `sequence_length`.
+    def take(self, steps: int | None = None) -> Batch:
+        """Removes the `whole` steps of the `steps` oldest ones; without a number all.
 
         Raises:
-            ValueError: the buffer holds fewer steps, or `steps` is below 1 or below a sequence.
+            ValueError: the buffer holds fewer steps or none, or `steps` is below 1 or below a sequence.
         """
-        fitting = self.whole(steps) if 1 <= steps <= self.steps else 0
-        if not fitting:
+        wanted = self.steps if steps is None else steps
+        missing = self.whole(wanted) if 1 <= wanted <= self.steps else 0
+        if not missing:
             raise ValueError(
-                f"got {steps} steps to take of the {self.steps} there are; "
+                f"got {wanted} steps to take of the {self.steps} there are; "
                 f"expected at least {max(1, self._sequence_length)} and no more than there are"
             )
-        steps = fitting
         taken: list[Batch] = []
-        missing = steps
+        self.steps -= missing
         while missing:
             chunk = self._chunks.popleft()
             if chunk.steps > missing:
-                chunk, rest = _split(chunk, missing)
+                chunk, rest = chunk.split(missing)
                 self._chunks.appendleft(rest)
             taken.append(chunk)
             missing -= chunk.steps
-        self.steps -= steps
         return _concatenate(taken)
 
-    def take_all(self) -> Batch:
-        """Removes everything; raises `ValueError` if the buffer is empty."""
-        return self.take(self.steps)
-
     def drop_stale(self, version: int, max_lag: int, keep_at_least: int) -> int:
-        """Drops whole segments whose newest row is more than `max_lag` versions old, oldest first.
+        """Drops group segments whose newest row is more than `max_lag` versions old, oldest first.
 
         Args:
             version: version of the weights published last.
             max_lag: in versions.
-            keep_at_least: a segment is kept if fewer steps would remain.
+            keep_at_least: a group segment is kept if fewer steps would remain.
 
         Returns:
             The number of dropped steps.
         """
         before, chunks = self.steps, self._chunks
-        self._chunks = deque()
-        remaining, self.steps = before, 0
+        self._chunks, self.steps, spare = deque(), 0, before - keep_at_least
         for chunk in chunks:
-            stale = droppable(chunk.lengths, chunk.versions, version - max_lag, remaining - keep_at_least)
-            remaining -= int(chunk.lengths[stale].sum())
-            self._append(_select(chunk, ~stale) if stale.any() else chunk)
+            sizes = chunk.sizes
+            stale = np.maximum.reduceat(chunk.versions, np.cumsum(sizes) - sizes) < version - max_lag
+            for number in np.flatnonzero(stale):
+                stale[number] = sizes[number] <= spare
+                spare -= int(sizes[number]) if stale[number] else 0
+            self._append(chunk.select(~stale) if stale.any() else chunk)
         return before - self.steps
 
-    def _check_carried(self, record: Segments) -> None:
-        if not self._sequence_length or not len(record.lengths):
-            return
-        expected = int(sequences.counts(record.lengths, self._sequence_length).sum())
-        got = None if record.carried is None else len(record.carried)
-        if got != expected:
-            raise ServiceError(
-                f"got segments of {record.behavior} with {got} memories; expected {expected}, one for each sequence; "
-                "run all services with the same settings"
-            )
+    def _number(self, name: str) -> int:
+        """Returns the first number for the episodes of a source."""
+        return self._sources.setdefault(name, len(self._sources)) * _EPISODES_PER_SOURCE
 
     def _append(self, chunk: Batch) -> None:
         if chunk.steps:
@@ -185,91 +278,68 @@ class SegmentBuffer:
             self.steps += chunk.steps
 
 
-def droppable(sizes: Array, versions: Array, oldest: int, spare: int) -> Array:
-    """Returns which segments are too old to be trained on, from the first on, as long as steps can be spared.
-
-    Args:
-        sizes: [s] rows of each segment, at least 1.
-        versions: [r] policy version of each row.
-        oldest: oldest version that a segment's newest row may have.
-        spare: most steps to drop.
-    """
-    stale: Array = np.maximum.reduceat(versions, np.cumsum(sizes) - sizes) < oldest
-    for segment in np.flatnonzero(stale):
-        stale[segment] = sizes[segment] <= spare
-        spare -= int(sizes[segment]) if stale[segment] else 0
-    return stale
-
-
-def _select(chunk: Batch, kept: Array) -> Batch:
-    """Returns the segments for which `kept` is True."""
-    return _slice(chunk, np.repeat(kept, chunk.lengths), kept, np.repeat(kept, _sequences(chunk)))
-
-
-def _split(chunk: Batch, at: int) -> tuple[Batch, Batch]:
-    """Returns the rows before row `at` and the rest; `at` is inside the chunk, and no sequence reaches over it."""
-    ends = np.cumsum(chunk.lengths)
-    segment = int(np.searchsorted(ends, at))
-    inside = int(ends[segment]) - at  # rows of the boundary segment that stay in the buffer
-    before = int(_sequences(chunk)[: segment + 1].sum())
-    if inside and chunk.carried is not None:
-        before -= -(-inside // chunk.sequence_length)
-    head = _slice(chunk, slice(0, at), slice(0, segment + 1), slice(0, before))
-    tail = _slice(chunk, slice(at, None), slice(segment if inside else segment + 1, None), slice(before, None))
-    if inside:
-        head = _replace(head, lengths=_with_last(head.lengths, head.lengths[-1] - inside))
-        head = _replace(head, terminated=_with_last(head.terminated, False), ended=_with_last(head.ended, False))
-        following = tuple(
-            _with_last(next_rows, rows[at])
-            for next_rows, rows in zip(head.next_observations, chunk.observations, strict=True)
-        )
-        head = _replace(head, next_observations=following)
-        tail = _replace(tail, lengths=np.concatenate(([inside], tail.lengths[1:])).astype(tail.lengths.dtype))
-    return head, tail
-
-
-def _with_last(array: Array, value: Any) -> Array:
-    changed = array.copy()
-    changed[-1] = value
-    return changed
-
-
-def _replace(batch: Batch, **fields: Any) -> Batch:
-    return Batch(**({name: getattr(batch, name) for name in Batch.__slots__} | fields))
-
-
-def _sequences(chunk: Batch) -> Array:
-    """Returns [s] how many sequences each segment has."""
-    return sequences.counts(chunk.lengths, chunk.sequence_length or 1)
-
-
-def _slice(chunk: Batch, rows: Any, segments: Any, starts: Any) -> Batch:
-    """Selects rows, segments and sequences of every column."""
-    return Batch(
-        **{name: getattr(chunk, name)[rows] for name in _PER_ROW},
-        **{name: getattr(chunk, name)[segments] for name in _PER_SEGMENT},
-        next_observations=tuple(column[segments] for column in chunk.next_observations),
-        observations=tuple(column[rows] for column in chunk.observations),
-        masks=None if chunk.masks is None else chunk.masks[rows],
-        sequence_length=chunk.sequence_length,
-        carried=None if chunk.carried is None else chunk.carried[starts],
+def _teammates(members: TeammateSegments, kept_g: NDArray[np.bool_]) -> TeammateSegments:
+    """Returns the members of some group segments."""
+    segments = np.repeat(kept_g, members.members)
+    return TeammateSegments(
+        behavior=members.behavior,
+        members=members.members[kept_g],
+        **_parts(members, ("times", *_DECISIONS), np.repeat(segments, members.lengths)),
+        **_parts(members, ("lengths", "next_observations", *_FOLLOWING), segments),
     )
 
 
-def _concatenate(chunks: list[Batch]) -> Batch:
+def _parts(record: object, names: Iterable[str], index: Index) -> dict[str, Any]:
+    columns = ((name, getattr(record, name)) for name in names)
+    return {
+        name: tuple(one[index] for one in column) if isinstance(column, tuple) else column[index]
+        for name, column in columns
+    }
+
+
+def _concatenate(chunks: Sequence[Batch]) -> Batch:
     """Joins the segments of `chunks`; rows without masks get empty ones if other rows have masks."""
-    width = next((chunk.masks.shape[1] for chunk in chunks if chunk.masks is not None), None)
-    masks = None
-    if width is not None:
-        free = [np.zeros((chunk.steps, width), np.bool_) if chunk.masks is None else chunk.masks for chunk in chunks]
-        masks = np.concatenate(free)
+    masks, groups = None, [chunk.groups for chunk in chunks if chunk.groups is not None]
+    if any(chunk.masks is not None for chunk in chunks):
+        masks = _column([np.empty((one.steps, 0), np.bool_) if one.masks is None else one.masks for one in chunks])
     carried = [chunk.carried for chunk in chunks if chunk.carried is not None]
-    joined = {name: np.concatenate([getattr(c, name) for c in chunks]) for name in (*_PER_ROW, *_PER_SEGMENT)}
     return Batch(
-        **joined,
-        next_observations=tuple(map(np.concatenate, zip(*(c.next_observations for c in chunks), strict=True))),
-        observations=tuple(map(np.concatenate, zip(*(c.observations for c in chunks), strict=True))),
         masks=masks,
         sequence_length=chunks[0].sequence_length,
         carried=np.concatenate(carried) if carried else None,
+        groups=_concatenate_groups(groups) if groups else None,
+        **_joined(chunks, (*_PER_ROW, *_PER_SEGMENT)),
+    )
+
+
+def _concatenate_groups(chunks: Sequence[GroupSegments]) -> GroupSegments:
+    """Joins columns of groups; where a behavior name has no members, it has no rows."""
+    named = [{one.behavior: one for one in chunk.teammates} for chunk in chunks]
+    teammates = []
+    for name in sorted({name for one in named for name in one}):
+        like = next(one[name] for one in named if name in one)
+        nobody = _teammates(like, np.zeros(len(like.members), bool))
+        parts = [
+            one[name] if name in one else replace(nobody, members=np.zeros(len(chunk.numbers), np.int32))
+            for one, chunk in zip(named, chunks, strict=True)
+        ]
+        names = ("members", "lengths", "times", "next_observations", *_DECISIONS, *_FOLLOWING)
+        teammates.append(TeammateSegments(behavior=name, **_joined(parts, names)))
+    return GroupSegments(teammates=tuple(teammates), **_joined(chunks, (*_PER_GROUP, "rewards", "times", *_FOLLOWING)))
+
+
+def _joined(records: Sequence[object], names: Iterable[str]) -> dict[str, Any]:
+    return {name: _column([getattr(one, name) for one in records]) for name in names}
+
+
+def _column(columns: Sequence[Any]) -> Any:
+    """Joins columns of arrays, or of tuples of these.
+
+    Some have a width of 0: masks where every choice was allowed, and actions of members that have not acted yet.
+    """
+    if isinstance(columns[0], tuple):
+        return tuple(map(np.concatenate, zip(*columns, strict=True)))
+    width = max(one.shape[1:] for one in columns)
+    return np.concatenate(
+        [one if one.shape[1:] == width else np.zeros((len(one), *width), one.dtype) for one in columns]
     )

@@ -29,8 +29,13 @@ from torch.nn.functional import cross_entropy
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.demonstrations.library import Demonstrations, load
-from sparring.pipeline.learning.schedules import Coefficients, scheduled
-from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.learning.actor_critic import ActorCritic
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.minibatches import shuffled_parts
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.report import UpdateReport, lags
+from sparring.pipeline.learning.settings import Coefficients, TrainerSettings, scheduled
+from sparring.pipeline.learning.signals import Signals
 from sparring.pipeline.networks.actions import action_features
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import over
@@ -71,7 +76,6 @@ class Cloning:
         settings: the learner's settings, including those of cloning.
         demonstrations: the episodes to imitate.
         generator: random source of the order.
-        alone: cloning is the only training.
 
     Attributes:
         demo_files: files that the demonstrations were read from.
@@ -81,17 +85,11 @@ class Cloning:
     """
 
     def __init__(
-        self,
-        actor: Actor,
-        settings: TrainerSettings,
-        demonstrations: Demonstrations,
-        generator: torch.Generator,
-        *,
-        alone: bool = False,
+        self, actor: Actor, settings: TrainerSettings, demonstrations: Demonstrations, generator: torch.Generator
     ) -> None:
         self.minibatches = self.skipped = self.tried = 0
         self.demo_files = demonstrations.files
-        self._alone = alone
+        self._alone = settings.trainer_type == "bc"
         self._trainer = settings
         assert settings.behavioral_cloning is not None
         self._actor = actor
@@ -173,10 +171,9 @@ class Cloning:
         count = len(self._first)
         samples = self._settings.samples_per_update
         size = self._settings.batch_size or self._hyper.batch_size
-        size = min(max(1, (min(size, samples) if samples else size) // of_sequence), count)
-        most = max(1, samples // (of_sequence * size)) if samples else count
-        order = torch.randperm(count, generator=self._generator)[: count // size * size].numpy()
-        for which in order.reshape(-1, size)[:most]:
+        parts = shuffled_parts(count, (min(size, samples) if samples else size) // of_sequence, self._generator)
+        most = max(1, samples // (of_sequence * parts.shape[1])) if samples else count
+        for which in parts[:most]:
             lengths = self._lengths[which]
             rows = torch.from_numpy(sequences.rows_of(self._first[which], lengths))
             yield rows, Layout(lengths) if self._length else None
@@ -190,9 +187,7 @@ class Cloning:
         return torch.from_numpy(before)
 
 
-def cloning_of(
-    behavior: str, actor: Actor, settings: TrainerSettings, generator: torch.Generator, *, alone: bool = False
-) -> Cloning | None:
+def cloning_of(behavior: str, actor: Actor, settings: TrainerSettings, generator: torch.Generator) -> Cloning | None:
     """Builds cloning if the settings ask for it.
 
     Raises:
@@ -202,7 +197,52 @@ def cloning_of(
     if wanted is None:
         return None
     demonstrations = load(wanted.demo_path, behavior, actor.spec, wanted.demo_actions)
-    return Cloning(actor, settings, demonstrations, generator, alone=alone)
+    return Cloning(actor, settings, demonstrations, generator)
+
+
+class BC:
+    """Trains the actor of one behavior by cloning alone, while the simulator shows how well it performs.
+
+    After each `buffer_size` steps of the simulator, whose rewards are ignored, `num_epoch` passes over the
+    demonstrations follow. There is no critic.
+
+    Attributes:
+        actor: the network that learns.
+        modules: the actor alone.
+        optimizer: holds the actor's parameters, which the optimizer of the cloning changes.
+        signals: empty.
+
+    Args:
+        networks: the actor.
+        optimizer: that of its parameters.
+        signals: none with a network.
+        cloning: the training; None if the weights are only loaded.
+    """
+
+    def __init__(self, networks: ActorCritic, optimizer: Adam, signals: Signals, cloning: Cloning | None) -> None:
+        self.actor = networks.actor
+        self.modules = networks.modules
+        self.optimizer = optimizer
+        self.signals = signals
+        self._cloning = cloning
+
+    def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
+        """Trains on the demonstrations.
+
+        Args:
+            batch: steps of the policy, which are only counted.
+            version: version of the current weights.
+            trained: steps counted before, for the schedule.
+        """
+        assert self._cloning is not None
+        return UpdateReport(
+            statistics=self._cloning.update(trained),
+            steps=batch.steps,
+            minibatches=self._cloning.minibatches,
+            skipped=self._cloning.skipped,
+            lags=lags(version, batch.versions),
+            group_rewards=False,  # BC ignores all rewards by design
+        )
 
 
 def imitation_loss(

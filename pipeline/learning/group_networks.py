@@ -1,5 +1,7 @@
-# ruff: noqa: N806 (names end in their shape)
 """This module holds the actor and group critic of one behavior, and evaluates whole batches before an update.
+
+Timesteps are the group times of all segments one after the other: each segment's own, then the one after it. A token is
+a member that is present at a timestep, with the row of its last observation and action. No row is copied.
 
 g group segments; s segments of members; r rows of our own members; K timesteps; U windows of group time, of one
 timestep each without memory; q sequences, of one row each without memory; S reward signals; M values of a recurrent
@@ -9,20 +11,20 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparring.pipeline.assembly import sequences
-from sparring.pipeline.learning.actor_critic import Tracks
-from sparring.pipeline.learning.group_buffer import GroupBatch, GroupMembers
-from sparring.pipeline.learning.group_index import GroupIndex
-from sparring.pipeline.learning.memories import Memories
+from sparring.pipeline.learning.actor_critic import ActorCritic
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.memories import Memories, Tracks, in_parts
 from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.messages.segments import TeammateSegments
 from sparring.pipeline.networks.actions import previous_features
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import back, over
@@ -39,7 +41,70 @@ Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+class GroupIndex:
+    """Indexes the group timesteps of a batch.
+
+    Rows of a behavior name are numbered: its decisions first, then the observation after each segment.
+
+    Attributes:
+        first: [g] first timestep of each group segment.
+        last: [g] the timestep after it.
+        counts: [K] members present.
+        own: [K] of these, with our own behavior name.
+        decisions: [K] rows of our own that were decided then.
+        timesteps: [r] timestep of each row.
+        places: [r] position of its member among those present then; our own come first.
+        in_series: [T] timesteps within the segments, in the order of `GroupSegments.rewards`.
+
+    Args:
+        batch: group segments.
+        names: behavior names in the critic's order, our own first.
+    """
+
+    def __init__(self, batch: Batch, names: list[str]) -> None:
+        assert batch.groups is not None
+        members, spans = batch.members(names[0]), batch.groups.spans
+        self.last: Numbers = np.cumsum(spans + 1, dtype=np.int64) - 1
+        self.first: Numbers = self.last - spans
+        self.in_series = sequences.rows_of(self.first, spans)
+        found = [(at, members[name]) for at, name in enumerate(names) if name in members]
+        tokens = [self._tokens(one) for _, one in found]
+        sizes = [len(rows) for rows, _, _ in tokens]
+        timesteps = np.concatenate([at for _, at, _ in tokens])
+        order = np.argsort(timesteps, kind="stable")
+        most = int(self.last[-1]) + 1
+        self.counts: Numbers = np.bincount(timesteps, minlength=most)
+        self.own: Numbers = np.bincount(timesteps[: sizes[0]], minlength=most)
+        self._starts = np.cumsum(self.counts) - self.counts
+        self._token_rows = np.concatenate([rows for rows, _, _ in tokens])[order]
+        self._token_names = np.repeat([at for at, _ in found], sizes)[order]
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        decided = tokens[0][2]
+        self.timesteps = timesteps[decided]
+        self.places = rank[decided] - self._starts[self.timesteps]
+        self.decisions: Numbers = np.bincount(self.timesteps, minlength=most)
+
+    def tokens(self, timesteps: Numbers) -> tuple[Numbers, Numbers]:
+        """Returns the rows and behavior name numbers of the members present at some timesteps, one after the other."""
+        at = sequences.rows_of(self._starts[timesteps], self.counts[timesteps])
+        return self._token_rows[at], self._token_names[at]
+
+    def _tokens(self, members: TeammateSegments) -> tuple[Numbers, Numbers, Numbers]:
+        """Returns row and timestep of each token, and the first token of each decision."""
+        group_s = np.repeat(np.arange(len(members.members)), members.members)
+        group_r = np.repeat(group_s, members.lengths)
+        end_r = np.empty_like(members.times)
+        end_r[:-1] = members.times[1:]
+        stepped = members.lengths > 0
+        end_r[np.cumsum(members.lengths)[stepped] - 1] = members.next_times[stepped]
+        begin = np.concatenate([members.times, members.next_times]).astype(np.int64)
+        length = np.concatenate([end_r, members.until]) - begin
+        timesteps = sequences.rows_of(self.first[np.concatenate([group_r, group_s])] + begin, length)
+        first = np.cumsum(length) - length
+        return np.repeat(np.arange(len(begin)), length), timesteps, first[: len(members.times)]
+
+
 class GroupWindows:
     """Divides a batch's timesteps and rows into windows of group time, the units of a minibatch.
 
@@ -52,45 +117,30 @@ class GroupWindows:
         lengths_q: [q] its rows.
         sequences: [U] number of sequences in each.
         by_window: [q] number of each sequence in the order of the rows.
+
+    Args:
+        batch: group segments.
+        index: the members present.
     """
 
-    group: Numbers
-    first: Numbers
-    lengths: Numbers
-    weights: Numbers
-    first_q: Numbers
-    lengths_q: Numbers
-    sequences: Numbers
-    by_window: Numbers
-
-    @classmethod
-    def of(cls, batch: GroupBatch, index: GroupIndex, length: int) -> GroupWindows:
-        """Divides a batch into windows of `length` group times."""
-        counts_g = sequences.counts(batch.spans, length)
-        first, lengths = sequences.divide(batch.spans, length)
+    def __init__(self, batch: Batch, index: GroupIndex) -> None:
+        spans, length = index.last - index.first, max(1, batch.sequence_length)
+        counts_g = sequences.counts(spans, length)
+        first, self.lengths = sequences.divide(spans, length)
+        count = len(first)
         window_of = np.zeros(int(index.last[-1]) + 1, np.int64)
-        window_of[index.in_series] = np.repeat(np.arange(len(lengths)), lengths)
-        group = np.repeat(np.arange(len(counts_g)), counts_g)
+        window_of[index.in_series] = np.repeat(np.arange(count), self.lengths)
+        self.group = np.repeat(np.arange(len(counts_g)), counts_g)
+        self.first: Numbers = first + self.group  # each earlier segment has one more timestep: the one after it
         first_q = batch.starts()
-        lengths_q = np.diff(first_q, append=batch.steps)
         window_q = window_of[index.timesteps[first_q]]
-        by_window = np.argsort(window_q, kind="stable")
-        rows = np.bincount(window_of[index.timesteps], minlength=len(lengths))
-        occupied = np.bincount(window_of[index.in_series], index.counts[index.in_series], len(lengths)) > 0
-        return cls(
-            group=group,
-            first=first + group,  # each earlier segment has one more timestep: the one after it
-            lengths=lengths,
-            weights=np.maximum(rows, occupied),
-            first_q=first_q[by_window],
-            lengths_q=lengths_q[by_window],
-            sequences=np.bincount(window_q, minlength=len(lengths)),
-            by_window=by_window,
-        )
-
-    def timesteps(self, which: Numbers) -> Numbers:
-        """Returns the timesteps of some windows, one window after the other."""
-        return sequences.rows_of(self.first[which], self.lengths[which])
+        self.by_window: Numbers = np.argsort(window_q, kind="stable")
+        self.first_q = first_q[self.by_window]
+        self.lengths_q: Numbers = np.diff(first_q, append=batch.steps)[self.by_window]
+        self.sequences: Numbers = np.bincount(window_q, minlength=count)
+        rows = np.bincount(window_of[index.timesteps], minlength=count)
+        occupied = np.bincount(window_of[index.in_series], index.counts[index.in_series], count) > 0
+        self.weights: Numbers = np.maximum(rows, occupied)
 
     def of_windows(self, which: Numbers) -> Numbers:
         """Returns the sequences of some windows, one window after the other, in the order of `first_q`."""
@@ -98,29 +148,36 @@ class GroupWindows:
         return sequences.rows_of(starts[which], self.sequences[which])
 
 
-@dataclass(frozen=True, slots=True)
+class PreparedMembers(NamedTuple):
+    """Holds the members of one behavior name as the networks read them: decisions, then what follows each segment.
+
+    Attributes:
+        joined: observations before normalization.
+        inputs: the same after normalization.
+        actions: the features of the actions in these rows.
+        decisions: how many rows are decisions.
+    """
+
+    joined: Inputs
+    inputs: Inputs
+    actions: Tensor
+    decisions: int
+
+
 class PreparedGroups:
     """Holds a group batch as the networks read it.
 
     Attributes:
         index: the members present at each timestep.
         windows: units of a minibatch.
-        joined: by behavior name, observations before normalization: of decisions, then after each segment.
-        inputs: the same after normalization.
-        actions: the features of the actions in these rows.
-        decisions: by behavior name, how many rows are decisions.
+        rows: members by behavior name, our own first; None where there are none.
     """
 
-    index: GroupIndex
-    windows: GroupWindows
-    joined: list[Inputs | None]
-    inputs: list[Inputs | None]
-    actions: list[Tensor | None]
-    decisions: list[int]
-    _places: Numbers = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_places", np.zeros(len(self.index.counts), np.int64))
+    def __init__(self, batch: Batch, index: GroupIndex, rows: list[PreparedMembers | None]) -> None:
+        self.index = index
+        self.windows = GroupWindows(batch, index)
+        self.rows = rows
+        self._places = np.zeros(len(index.counts), np.int64)
 
     def gather(self, timesteps: Numbers, rows: Numbers) -> GroupTimesteps:
         """Returns the critic's inputs at some timesteps.
@@ -138,15 +195,14 @@ class PreparedGroups:
         inputs: list[Inputs | None] = []
         actions: list[Tensor | None] = []
         gathered, before = np.empty_like(token_rows), 0
-        for name, (columns, done) in enumerate(zip(self.inputs, self.actions, strict=True)):
-            mine = token_names == name if len(self.inputs) > 1 else slice(None)
+        for name, columns in enumerate(self.rows):
+            mine = token_names == name if len(self.rows) > 1 else slice(None)
             needed, back = np.unique(token_rows[mine], return_inverse=True)
             gathered[mine] = back + before
             before += len(needed)
-            at = torch.from_numpy(needed)
-            here = columns is not None and done is not None and len(needed) > 0
-            inputs.append(tuple(column.index_select(0, at) for column in columns or ()) if here else None)
-            actions.append(done.index_select(0, at) if here and done is not None else None)
+            at, here = torch.from_numpy(needed), columns if len(needed) else None
+            inputs.append(None if here is None else tuple(column.index_select(0, at) for column in here.inputs))
+            actions.append(None if here is None else here.actions.index_select(0, at))
         self._places[timesteps] = np.arange(m)
         return GroupTimesteps(
             inputs=tuple(inputs),
@@ -166,23 +222,37 @@ class GroupEstimates:
     Attributes:
         values: [K, S] of all timesteps, 0 if no member is present.
         baselines: [r, S].
-        groups: [U, M] memory at the start of each window; None without memory.
-        members: [q, M] memory at the start of each sequence, ordered as `GroupWindows.first_q`; None likewise.
+        groups: [U, M] memory at the start of each window; M is 0 without memory.
+        members: [q, M] memory at the start of each sequence, ordered as `GroupWindows.first_q`.
     """
 
     values: Floats
     baselines: Floats
-    groups: Floats | None = None
-    members: Floats | None = None
+    groups: Floats
+    members: Floats
 
 
-class GroupNetworks:
-    """Combines the networks of one behavior.
+class CriticInputs(NamedTuple):
+    """Holds whole timesteps for the critic.
 
     Attributes:
-        actor: the policy.
+        timesteps: [m] their numbers.
+        rows: [n] decisions of ours at these timesteps.
+        members: those present, with observations and actions.
+        state: sequences and the memories at their starts; None without memory.
+    """
+
+    timesteps: Numbers
+    rows: Numbers
+    members: GroupTimesteps
+    state: GroupRecurrentState | None
+
+
+class GroupNetworks(ActorCritic):
+    """Combines an actor and a critic of groups.
+
+    Attributes:
         critic: estimates values of groups and baselines of members.
-        modules: both networks by name.
         specs: specs of the behavior names that the critic knows, our own first.
 
     Args:
@@ -200,12 +270,10 @@ class GroupNetworks:
     ) -> None:
         network = settings.network_settings
         self.specs: dict[str, BehaviorSpec] = {behavior: spec}
-        self.actor = Actor(spec, network, generator)
+        actor = Actor(spec, network, generator)
         self.critic = GroupCritic(behavior, self.specs, network, tuple(settings.reward_signals.named()), generator)
-        self.modules = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
-        self.memory = 0 if network.memory is None else network.memory.memory_size
+        super().__init__(actor, self.critic, settings)
         self._units = network.hidden_units
-        self._signals = len(settings.reward_signals.named())
         self._groups = Memories(self.memory)
         self._members = Memories(self.memory)
         self._generator = generator
@@ -220,56 +288,80 @@ class GroupNetworks:
             self.critic.add(name, spec, self._generator)
             self.specs[name] = spec
 
-    def prepare(self, batch: GroupBatch) -> PreparedGroups:
+    def prepare(self, batch: Batch) -> PreparedGroups:
         """Prepares a batch: the part of the networks that no gradient flows through."""
-        index = GroupIndex(batch, list(self.specs))
-        prepared = PreparedGroups(index, GroupWindows.of(batch, index, max(1, batch.sequence_length)), [], [], [], [])
-        for name, spec in self.specs.items():
-            own = name == self.critic.names[0]
-            members = batch.own if own else batch.teammates.get(name)
-            if members is None or not len(members.lengths):
-                prepared.joined.append(None)
-                prepared.inputs.append(None)
-                prepared.actions.append(None)
-                prepared.decisions.append(0)
-                continue
-            encoder = self.actor.encoder if own else self.critic.encoder(name)
-            joined = encoder.join(_both(members.observations, members.next_observations))
-            done = _done(members, spec, self.actor.action_limit)
-            before = self._before(batch, done) if own and encoder.previous else None
-            prepared.joined.append(joined)
-            prepared.inputs.append(encoder.prepare(joined, before))
-            prepared.actions.append(torch.from_numpy(done))
-            prepared.decisions.append(len(members.times))
-        return prepared
+        index, members = GroupIndex(batch, list(self.specs)), batch.members(next(iter(self.specs)))
+        return PreparedGroups(batch, index, [self._prepare(name, members.get(name), batch) for name in self.specs])
 
-    def update(self, prepared: PreparedGroups) -> None:
-        """Adds a batch to the running statistics; it is called after the last minibatch."""
-        for name, joined, decisions in zip(self.specs, prepared.joined, prepared.decisions, strict=True):
-            encoder: Encoder = self.actor.encoder if name == self.critic.names[0] else self.critic.encoder(name)
-            if joined is not None and decisions:
-                encoder.update(tuple(column[:decisions] for column in joined))
+    def observed(self, prepared: PreparedGroups) -> list[tuple[Encoder, Inputs]]:
+        """Returns the observations at decisions, for the running statistics of each encoder."""
+        return [
+            (self._encoder(name), tuple(column[: rows.decisions] for column in rows.joined))
+            for name, rows in zip(self.specs, prepared.rows, strict=True)
+            if rows is not None and rows.decisions
+        ]
 
     @torch.no_grad()
-    def estimate(self, prepared: PreparedGroups, batch: GroupBatch) -> GroupEstimates:
+    def estimate(self, prepared: PreparedGroups, batch: Batch) -> GroupEstimates:
         """Returns values of all timesteps and baselines of all decisions, and the memories of recurrent networks."""
-        self.critic.raise_largest(int(prepared.index.counts.max()))
+        index, windows = prepared.index, prepared.windows
+        self.critic.raise_largest(int(index.counts.max()))
+        estimates = GroupEstimates(
+            values=np.zeros((len(index.counts), self.signals), np.float32),
+            baselines=np.zeros((batch.steps, self.signals), np.float32),
+            groups=np.zeros((len(windows.first), self.memory), np.float32),
+            members=np.zeros((len(windows.first_q), self.memory), np.float32),
+        )
         if self.memory:
-            return self._recurrent_estimate(prepared, batch)
-        index = prepared.index
-        values = np.zeros((len(index.counts), self._signals), np.float32)
-        baselines = np.zeros((batch.steps, self._signals), np.float32)
+            self._recurrent_estimate(prepared, batch, estimates)
+            return estimates
         by_timestep = np.argsort(index.timesteps, kind="stable")
         starts = np.cumsum(index.decisions) - index.decisions
         # By size, so that groups of different sizes need little padding.
         order = np.argsort(index.counts, kind="stable")[np.count_nonzero(index.counts == 0) :]
-        for timesteps in np.array_split(order, -(-len(order) // self._at_once(index))):
+        for timesteps in in_parts(order, self._at_once(index)):
             rows = by_timestep[sequences.rows_of(starts[timesteps], index.decisions[timesteps])]
             found, expected = self.critic(over(prepared.gather(timesteps, rows), self.actor.device))
-            values[timesteps], baselines[rows] = back(found), back(expected)
-        return GroupEstimates(values, baselines)
+            estimates.values[timesteps], estimates.baselines[rows] = back(found), back(expected)
+        return estimates
+
+    def inputs(self, prepared: PreparedGroups, which: Numbers, estimates: GroupEstimates) -> CriticInputs:
+        """Returns the critic's inputs for some windows, with the memories of `estimates`."""
+        windows, state = prepared.windows, None
+        of_q = windows.of_windows(which)
+        timesteps = sequences.rows_of(windows.first[which], windows.lengths[which])
+        rows = sequences.rows_of(windows.first_q[of_q], windows.lengths_q[of_q])
+        if self.memory:
+            layout = Layout(np.concatenate([windows.lengths[which], windows.lengths_q[of_q]]))
+            memory = torch.from_numpy(np.concatenate([estimates.groups[which], estimates.members[of_q]]))
+            state = GroupRecurrentState(layout, memory, len(which))
+        return CriticInputs(timesteps, rows, prepared.gather(timesteps, rows), state)
+
+    def evaluate(self, inputs: CriticInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns values [m, S], baselines [n, S], and the memory after each sequence, which is empty without any."""
+        if inputs.state is None:
+            return *self.critic(inputs.members), inputs.members.counts.new_zeros(0)
+        return self.critic.remember(inputs.members, inputs.state)
 
     # ---------------------------------------------------------------- inside
+
+    def _encoder(self, name: str) -> Encoder:
+        return self.actor.encoder if name == self.critic.names[0] else self.critic.encoder(name)
+
+    def _prepare(self, name: str, members: TeammateSegments | None, batch: Batch) -> PreparedMembers | None:
+        """Prepares the members of a behavior name; None if there are none."""
+        if members is None or not len(members.lengths):
+            return None
+        encoder, actions = self._encoder(name), self.specs[name].actions
+        pairs = zip(members.observations, members.next_observations, strict=True)
+        joined = encoder.join([np.concatenate(columns) for columns in pairs])
+        continuous = np.concatenate([members.continuous, members.next_continuous])
+        discrete = np.concatenate([members.discrete, members.next_discrete])
+        done = np.zeros((len(continuous), actions.continuous + actions.mask_size), np.float32)
+        if continuous.shape[1] + discrete.shape[1]:  # some of them have acted
+            done = previous_features(actions, continuous, discrete, self.actor.action_limit)
+        before = self.previous(batch, done) if name == self.critic.names[0] and encoder.previous else None
+        return PreparedMembers(joined, encoder.prepare(joined, before), torch.from_numpy(done), len(members.times))
 
     def _at_once(self, index: GroupIndex) -> int:
         """Returns how many timesteps fit in memory at once."""
@@ -277,79 +369,30 @@ class GroupNetworks:
         of_timestep = 4 * max(1, j) * n * max(self._units, HEADS * n)
         return max(1, min(_TIMESTEPS_AT_ONCE, _BYTES_AT_ONCE // of_timestep))
 
-    def _before(self, batch: GroupBatch, done: Floats) -> Tensor:
-        """Returns [r + s, P] the action before each decision and before the observation after each segment."""
-        assert batch.carried is not None
-        rows, lengths = batch.steps, batch.own.lengths
-        before = np.zeros_like(done)
-        before[1:rows] = done[: rows - 1]
-        before[batch.starts()] = batch.carried[:, self.memory :]
-        stepped = lengths > 0
-        before[rows:][stepped] = done[np.cumsum(lengths)[stepped] - 1]
-        return torch.from_numpy(before)
-
-    def _recurrent_estimate(self, prepared: PreparedGroups, batch: GroupBatch) -> GroupEstimates:
+    def _recurrent_estimate(self, prepared: PreparedGroups, batch: Batch, estimates: GroupEstimates) -> None:
         """Evaluates recurrent networks: the first windows of all groups together, then all second ones, and so on."""
-        index, windows = prepared.index, prepared.windows
-        values = np.zeros((len(index.counts), self._signals), np.float32)
-        baselines = np.zeros((batch.steps, self._signals), np.float32)
-        segment_r = np.repeat(np.arange(len(batch.own.lengths)), batch.own.lengths)
-        groups = Tracks(batch.numbers, batch.over, windows.group, self._groups)
+        assert batch.groups is not None
+        index, windows, values = prepared.index, prepared.windows, estimates.values
+        segment_r = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
+        groups = Tracks(batch.groups.numbers, batch.groups.ended, windows.group, self._groups)
         members = Tracks(batch.agent_episodes, batch.ended, segment_r[windows.first_q], self._members)
-        at_windows = np.zeros((len(windows.first), self.memory), np.float32)
-        at_sequences = np.zeros((len(windows.first_q), self.memory), np.float32)
         last = np.isin(np.arange(len(windows.group)), np.cumsum(np.bincount(windows.group)) - 1)
-        most = max(1, self._at_once(index) // batch.sequence_length)
-        for which in (some for every in groups.rounds() for some in np.array_split(every, -(-len(every) // most))):
+        for which in groups.rounds(max(1, self._at_once(index) // batch.sequence_length)):
             of_q = windows.of_windows(which)
-            at_windows[which] = groups.memories[groups.of_q[which]]
-            at_sequences[of_q] = members.memories[members.of_q[of_q]]
-            inputs, state, timesteps, rows = self.recall(prepared, which, at_windows, at_sequences)
-            found, expected, after = self.critic.remember(*over((inputs, state), self.actor.device))
-            values[timesteps], baselines[rows] = back(found), back(expected)
-            of_groups, of_members = np.split(back(after), [state.baselines])
-            groups.memories[groups.of_q[which]], members.memories[members.of_q[of_q]] = of_groups, of_members
+            estimates.groups[which], estimates.members[of_q] = groups[which], members[of_q]
+            inputs = self.inputs(prepared, which, estimates)
+            found, expected, after = self.evaluate(over(inputs, self.actor.device))
+            values[inputs.timesteps], estimates.baselines[inputs.rows] = back(found), back(expected)
+            groups[which], members[of_q] = np.split(back(after), [len(which)])
             ending = which[last[which]]
             following = index.last[windows.group[ending]]
             there = index.counts[following] > 0
-            if there.any():
-                after_M = groups.memories[groups.of_q[ending[there]]]
-                values[following[there]] = self._following(prepared, following[there], after_M)
+            if there.any():  # stores no memory, because the next segment begins there
+                at, memory = following[there], torch.from_numpy(groups[ending[there]])
+                state = GroupRecurrentState(Layout(np.ones(len(at), np.int64)), memory, len(at))
+                nobody = np.empty(0, np.int64)
+                inputs = CriticInputs(at, nobody, prepared.gather(at, nobody), state)
+                values[at] = back(self.evaluate(over(inputs, self.actor.device))[0])
         values[index.counts == 0] = 0.0
-        groups.keep(self._groups)
-        members.keep(self._members)
-        return GroupEstimates(values, baselines, at_windows, at_sequences)
-
-    def _following(self, prepared: PreparedGroups, timesteps: Numbers, memory: Floats) -> Floats:
-        """Returns the values after each segment; stores no memory, because the next segment begins there."""
-        inputs = prepared.gather(timesteps, np.empty(0, np.int64))
-        layout = Layout(np.ones(len(timesteps), np.int64))
-        state = GroupRecurrentState(layout, torch.from_numpy(memory), len(timesteps))
-        found, _, _ = self.critic.remember(*over((inputs, state), self.actor.device))
-        values: Floats = back(found)
-        return values
-
-    def recall(
-        self, prepared: PreparedGroups, which: Numbers, at_windows: Floats, at_sequences: Floats
-    ) -> tuple[GroupTimesteps, GroupRecurrentState, Numbers, Numbers]:
-        """Returns a recurrent critic's inputs for some windows, its memories there, their timesteps and rows."""
-        windows = prepared.windows
-        timesteps, of_q = windows.timesteps(which), windows.of_windows(which)
-        rows = sequences.rows_of(windows.first_q[of_q], windows.lengths_q[of_q])
-        layout = Layout(np.concatenate([windows.lengths[which], windows.lengths_q[of_q]]))
-        memory = torch.from_numpy(np.concatenate([at_windows[which], at_sequences[of_q]]))
-        return prepared.gather(timesteps, rows), GroupRecurrentState(layout, memory, len(which)), timesteps, rows
-
-
-def _both(rows: tuple[NDArray[np.float32], ...], following: tuple[NDArray[np.float32], ...]) -> list[Floats]:
-    return [np.concatenate(columns) for columns in zip(rows, following, strict=True)]
-
-
-def _done(members: GroupMembers, spec: BehaviorSpec, limit: float) -> Floats:
-    """Returns [r + s, features] the action of each decision and the one after each segment; zeros without actions."""
-    actions, rows = spec.actions, len(members.times) + len(members.next_times)
-    continuous = np.concatenate([members.continuous, members.next_continuous])
-    discrete = np.concatenate([members.discrete, members.next_discrete])
-    if not continuous.shape[1] + discrete.shape[1]:
-        return np.zeros((rows, actions.continuous + actions.mask_size), np.float32)
-    return previous_features(actions, continuous, discrete, limit)
+        groups.keep()
+        members.keep()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +16,10 @@ from torch import nn
 
 from sparring.pipeline.demonstrations.library import DemonstrationFile
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.learning.algorithm import Algorithm, build_algorithm
+from sparring.pipeline.files import Json
+from sparring.pipeline.learning.algorithm import Trained, build, check_description, describe, restorable
+from sparring.pipeline.learning.buffer import SegmentBuffer
 from sparring.pipeline.learning.checkpoints import Checkpoint
-from sparring.pipeline.learning.compatibility import (
-    CLONING,
-    check_description,
-    check_moments,
-    describe,
-    moments_of,
-    networks_of,
-)
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.report import UpdateReport
 from sparring.pipeline.learning.settings import TrainerSettings
@@ -80,11 +73,10 @@ class Learner:
         digest = hashlib.sha256(f"{seed}/{behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         self._device = device
-        self._algorithm, self._buffer = build_algorithm(
-            behavior, spec, settings, self._generator, learns=learns, device=device
-        )
-        self._episode_returns: list[NDArray[np.float32]] = []
         self._spec = spec
+        self._algorithm, self._cloning = self._build()
+        self._buffer = SegmentBuffer(settings.network_settings.sequence_length, groups=settings.trainer_type == "poca")
+        self._episode_returns: list[NDArray[np.float32]] = []
 
     @property
     def _networks(self) -> nn.ModuleDict:
@@ -98,8 +90,7 @@ class Learner:
     @property
     def minibatches(self) -> int:
         """Returns the minibatches tried since creation; it rises during an update, and other threads may read it."""
-        cloning = self._algorithm.cloning
-        return self._algorithm.optimizer.tried + (0 if cloning is None else cloning.tried)
+        return self._algorithm.optimizer.tried + (0 if self._cloning is None else self._cloning.tried)
 
     @property
     def ready(self) -> bool:
@@ -112,7 +103,7 @@ class Learner:
         return self.trained >= self.settings.max_steps
 
     @property
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self) -> dict[str, Json]:
         """Returns the device, sizes and parameter counts of the networks, for the log."""
         actor = self._algorithm.actor
         memory = self.settings.network_settings.memory
@@ -133,8 +124,7 @@ class Learner:
     @property
     def demo_files(self) -> tuple[DemonstrationFile, ...]:
         """Returns the demonstration files that the learner uses, each once."""
-        cloning = self._algorithm.cloning
-        files = (*self._algorithm.signals.demo_files, *(() if cloning is None else cloning.demo_files))
+        files = (*self._algorithm.signals.demo_files, *(() if self._cloning is None else self._cloning.demo_files))
         return tuple(dict.fromkeys(files))
 
     @property
@@ -196,8 +186,8 @@ class Learner:
         Raises:
             ValueError: the buffer holds fewer steps, or none.
         """
-        size = self._buffer.steps if everything else self.settings.hyperparameters.buffer_size
-        report = self._algorithm.update(self._buffer.take(size), self.version, self.trained)
+        batch = self._buffer.take(None if everything else self.settings.hyperparameters.buffer_size)
+        report = self._algorithm.update(batch, self.version, self.trained)
         self.version += 1
         self.updates += 1
         self.trained += report.steps
@@ -227,14 +217,14 @@ class Learner:
 
     def checkpoint(self) -> Checkpoint:
         """Returns copies of everything that a resumed learner needs, except the buffer."""
-        moments: Arrays = {name: back(moment).copy() for name, moment in moments_of(self._algorithm).items()}
+        moments: Arrays = {name: back(moment).copy() for name, moment in self._trained.moments.items()}
         return Checkpoint(
             behavior=self.behavior,
             description=self._description(),
             version=self.version,
             updates=self.updates,
             trained=self.trained,
-            weights=to_arrays(networks_of(self._algorithm)),
+            weights=to_arrays(self._trained.networks),
             optimizer=moments | {"generator": self._generator.get_state().numpy().copy()},
         )
 
@@ -245,19 +235,14 @@ class Learner:
             CheckpointError: the checkpoint is of another behavior, spec or network; nothing was changed.
         """
         check_description(self.behavior, self._description(), checkpoint)
-        algorithm = self._with_teammates_of(checkpoint)
-        moments = moments_of(algorithm) if self._learns else {}
-        cloned = {name for name in checkpoint.optimizer if name.startswith(CLONING)}
-        if cloned != {name for name in moments if name.startswith(CLONING)}:  # cloning was enabled or disabled since
-            moments = {name: moment for name, moment in moments.items() if not name.startswith(CLONING)}
-        if self._learns:
-            check_moments(moments, self._generator, checkpoint)
-        load_arrays(networks_of(algorithm), checkpoint.weights)
-        self._algorithm = algorithm
+        trained = self._with_teammates_of(checkpoint)
+        moments = restorable(trained, self._generator, checkpoint) if self._learns else {}
+        load_arrays(trained.networks, checkpoint.weights)
+        self._algorithm, self._cloning = trained
         for name, moment in moments.items():
             moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
         if self._learns:
-            algorithm.signals.restored()
+            self._algorithm.signals.restored()
             self._generator.set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
         self.version, self.updates, self.trained = checkpoint.version, checkpoint.updates, checkpoint.trained
 
@@ -267,22 +252,30 @@ class Learner:
         Raises:
             CheckpointError: the networks differ; nothing was changed.
         """
-        algorithm = self._with_teammates_of(checkpoint)
+        trained = self._with_teammates_of(checkpoint)
         own = {name: array for name, array in checkpoint.weights.items() if not name.startswith("signals.")}
-        load_arrays(algorithm.modules, own)
-        self._algorithm = algorithm
+        load_arrays(trained.algorithm.modules, own)
+        self._algorithm, self._cloning = trained
 
-    def _with_teammates_of(self, checkpoint: Checkpoint) -> Algorithm:
+    @property
+    def _trained(self) -> Trained:
+        return Trained(self._algorithm, self._cloning)
+
+    def _build(self) -> Trained:
+        """Returns new networks and optimizers."""
+        return build(
+            self.behavior, self._spec, self.settings, self._generator, learns=self._learns, device=self._device
+        )
+
+    def _with_teammates_of(self, checkpoint: Checkpoint) -> Trained:
         """Returns an algorithm whose teammates are registered in a checkpoint's order: embeddings go by number."""
         teammates = checkpoint.description.get("teammates", {})
         if list(self.teammates) == list(teammates):
-            return self._algorithm
-        algorithm, _ = build_algorithm(
-            self.behavior, self._spec, self.settings, self._generator, learns=self._learns, device=self._device
-        )
-        if isinstance(algorithm, POCA):
-            algorithm.register({name: read_spec(plain) for name, plain in teammates.items()})
-        return algorithm
+            return self._trained
+        trained = self._build()
+        if isinstance(trained.algorithm, POCA):
+            trained.algorithm.register({name: read_spec(plain) for name, plain in teammates.items()})
+        return trained
 
-    def _description(self) -> dict[str, Any]:
-        return describe(self._spec, self.teammates, self.settings, self._algorithm)
+    def _description(self) -> dict[str, Json]:
+        return describe(self._spec, self.teammates, self.settings)

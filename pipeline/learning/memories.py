@@ -2,10 +2,13 @@
 
 An actor's memory travels with the steps, because acting computed it. A critic never acts: its memory of an agent is
 computed here when values are estimated, in the order of the agent's segments, as in ML-Agents.
+
+s segments, q sequences, M values of a memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -63,3 +66,50 @@ class Memories:
         latest = np.argsort(-updated_at, kind="stable")[: self._limit]
         kept = latest[np.argsort(episodes[latest], kind="stable")]
         self._agent_episodes, self._updated_at, self._memories = episodes[kept], updated_at[kept], memories[kept]
+
+
+class Tracks:
+    """Orders the sequences of each agent (or group) of a batch by time, and holds the critic's memory of it meanwhile.
+
+    Args:
+        agent_episodes: [s] number of each segment's agent episode.
+        ended: [s] the agent episode ended with the segment.
+        segment_q: segment of each sequence.
+        kept: memories from earlier batches.
+    """
+
+    def __init__(
+        self, agent_episodes: NDArray[np.int64], ended: NDArray[np.bool_], segment_q: Numbers, kept: Memories
+    ) -> None:
+        self._agent_episodes, of_s = np.unique(agent_episodes, return_inverse=True)
+        self._of_q: Numbers = of_s[segment_q]
+        self._ended = np.bincount(of_s, ended) > 0
+        self._kept = kept
+        self._memories = kept.recall(self._agent_episodes)
+
+    def rounds(self, most: int) -> Iterator[Numbers]:
+        """Yields the first sequences of all agents, then all second ones, and so on, at most `most` at a time."""
+        by_agent_q = np.argsort(self._of_q, kind="stable")
+        counts = np.bincount(self._of_q)
+        rank_q = np.empty_like(self._of_q)
+        rank_q[by_agent_q] = np.arange(len(by_agent_q)) - np.repeat(np.cumsum(counts) - counts, counts)
+        by_rank_q = np.argsort(rank_q, kind="stable")
+        for which_q in np.split(by_rank_q, np.cumsum(np.bincount(rank_q))[:-1]):
+            yield from in_parts(which_q, most)
+
+    def __getitem__(self, which_q: Numbers) -> Floats:
+        """Returns [sequences, M] the current memories of the agents of some sequences, each of another agent."""
+        found: Floats = self._memories[self._of_q[which_q]]
+        return found
+
+    def __setitem__(self, which_q: Numbers, memories: Floats) -> None:
+        self._memories[self._of_q[which_q]] = memories
+
+    def keep(self) -> None:
+        """Stores the current memory of each agent for later batches."""
+        self._kept.keep(self._agent_episodes, self._memories, self._ended)
+
+
+def in_parts(which: Numbers, most: int) -> list[Numbers]:
+    """Divides numbers into as few parts of about equal size as have at most `most` each."""
+    return np.array_split(which, -(-len(which) // most))

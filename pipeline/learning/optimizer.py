@@ -3,23 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.learning.parameters import BackwardFn, FlatParameters
 from sparring.pipeline.networks.device import CPU
 
-_AVERAGES = ("exp_avg", "exp_avg_sq")
-_USUAL: Final[Any] = {
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "weight_decay": 0.0,
-    "amsgrad": False,
-    "maximize": False,
-}
+BackwardFn = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
+"""Propagates gradients of outputs to the `grad` of all parameters: autograd, or explicit formulas of a network."""
+
+_AVERAGES: Final = ("exp_avg", "exp_avg_sq")
+
+
+class FlatParameters:
+    """Moves the parameters of modules into one flat tensor and makes them views of it, and so their gradients.
+
+    A clip, a check or an optimizer step is then one operation instead of one per parameter.
+
+    Attributes:
+        flat: [P] all values.
+        gradient: [P] their gradient.
+
+    Args:
+        modules: in the order of their parameters in the block; the parameters must stay in it.
+        device: device of the block. Buffers stay on the CPU.
+    """
+
+    def __init__(self, modules: nn.Module, device: torch.device = CPU) -> None:
+        named = dict(modules.named_parameters())
+        self._shapes = {name: parameter.shape for name, parameter in named.items()}
+        with torch.no_grad():
+            self.flat = torch.cat([parameter.reshape(-1).to(device) for parameter in named.values()])
+        self.gradient = torch.zeros_like(self.flat)
+        values, gradients = self.named(self.flat), self.named(self.gradient)
+        for name, parameter in named.items():
+            place(parameter, values[name])
+            parameter.grad = gradients[name]
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Returns views of parts of a block like `flat`, in the shapes and by the names of the parameters."""
+        parts = torch.split(flat, [shape.numel() for shape in self._shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+    def backward(
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], backward_fn: BackwardFn = torch.autograd.backward
+    ) -> None:
+        """Sets `gradient` to the derivative for all parameters; arguments as for `Adam.step`."""
+        self.gradient.zero_()
+        backward_fn(outputs, gradients)
 
 
 class Adam:
@@ -59,17 +92,9 @@ class Adam:
         self.device = device
         self.tried = 0
         self.learning_rate = learning_rate
-        self.parameters = FlatParameters(modules, device=device)
-        flat = self.parameters.flat.detach()
+        self.parameters = FlatParameters(modules, device)
+        flat = self.parameters.flat
         self.moments = {"step": flat.new_zeros(()), **{name: torch.zeros_like(flat) for name in _AVERAGES}}
-        self._state: Any = {
-            "self": [flat],
-            "grads": [self.parameters.gradient],
-            "exp_avgs": [self.moments["exp_avg"]],
-            "exp_avg_sqs": [self.moments["exp_avg_sq"]],
-            "max_exp_avg_sqs": [],
-            "state_steps": [self.moments["step"]],
-        }
 
     def step(
         self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], backward_fn: BackwardFn = torch.autograd.backward
@@ -94,7 +119,21 @@ class Adam:
         if self._max_norm is not None and self.gradient_norm > self._max_norm:
             gradient.mul_(self._max_norm / self.gradient_norm)
         self.moments["step"].add_(1)
-        torch._fused_adam_(**self._state, lr=self.learning_rate, eps=self._epsilon, **_USUAL)
+        torch._fused_adam_(
+            [self.parameters.flat],
+            [gradient],
+            [self.moments["exp_avg"]],
+            [self.moments["exp_avg_sq"]],
+            [],  # the largest averages, of AMSGrad alone
+            [self.moments["step"]],
+            lr=self.learning_rate,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=self._epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
         return True
 
     def grown(self) -> Adam:
@@ -108,3 +147,8 @@ class Adam:
                 if parameter in before:
                     values.copy_(before[parameter])
         return grown
+
+
+def place(parameter: nn.Parameter, values: Tensor) -> None:
+    """Replaces a parameter's storage with `values`; references to the parameter stay valid."""
+    parameter.data = values

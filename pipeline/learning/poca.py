@@ -34,232 +34,116 @@ reward signals.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparring.pipeline.learning import losses, returns
-from sparring.pipeline.learning.actor_critic import Recurrence, RecurrentState
-from sparring.pipeline.learning.cloning import Cloning, cloning_of
-from sparring.pipeline.learning.group_buffer import GroupBatch
-from sparring.pipeline.learning.group_networks import GroupEstimates, GroupNetworks, PreparedGroups
-from sparring.pipeline.learning.optimizer import Adam
-from sparring.pipeline.learning.ppo import minibatches, recurrent_minibatches
-from sparring.pipeline.learning.proximal import Staleness, correct
-from sparring.pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
-from sparring.pipeline.learning.rows import Minibatch, policy_loss
-from sparring.pipeline.learning.schedules import Coefficients
-from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.learning.signals import EXTRINSIC, Signals, by_series
-from sparring.pipeline.learning.signals.episode_starts import EpisodeStarts
-from sparring.pipeline.learning.signals.steps import Steps
-from sparring.pipeline.networks.device import CPU, over
-from sparring.pipeline.networks.group_critic import GroupRecurrentState, GroupTimesteps
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.group_networks import CriticInputs, GroupEstimates, GroupNetworks, PreparedGroups
+from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState
+from sparring.pipeline.learning.policy_gradient import (
+    VALUE_WEIGHT,
+    Estimated,
+    ForwardPass,
+    PolicyGradient,
+    Series,
+    Targets,
+)
+from sparring.pipeline.learning.signals import EXTRINSIC, by_series
 from sparring.pipeline.specs import BehaviorSpec
 
-VALUE_WEIGHT = 0.5
-BASELINE_WEIGHT = 0.5 * VALUE_WEIGHT
+BASELINE_WEIGHT: Final = 0.5 * VALUE_WEIGHT
 
-Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 
 
-class Targets(NamedTuple):
-    """Holds the targets of a batch's values, baselines and actions.
+@dataclass(frozen=True, kw_only=True)
+class GroupTargets(Targets):
+    """Holds the targets of a batch of groups; `values` of its `rows` are the baselines before the update.
 
     Attributes:
-        returns: [K, S] lambda return at each timestep.
-        values: [K, S] before the update.
-        rows: the decisions; their `values` are the baselines before the update.
+        prepared: the batch as the networks read it.
+        estimates: the critic's estimates before the update.
+        of_timesteps: [K, S] lambda return at each timestep, and value before the update.
     """
 
-    returns: Tensor
-    values: Tensor
-    rows: Minibatch
+    prepared: PreparedGroups
+    estimates: GroupEstimates
+    of_timesteps: tuple[Tensor, Tensor]
 
 
 class CriticMinibatch(NamedTuple):
     """Holds whole timesteps, for a step of the critic.
 
     Attributes:
-        timesteps: [M] their numbers.
-        rows: [B] decisions made at these timesteps.
-        inputs: members, observations and actions.
-        state: sequences and the memories at their starts; None without memory.
+        inputs: m timesteps, and n decisions made at these.
+        values: [m, S] returns, and values before the update.
+        baselines: [n, S] returns, and baselines before the update.
     """
 
-    timesteps: Numbers
-    rows: Numbers
-    inputs: GroupTimesteps
-    state: GroupRecurrentState | None
+    inputs: CriticInputs
+    values: tuple[Tensor, Tensor]
+    baselines: tuple[Tensor, Tensor]
 
 
-class POCA:
-    """Trains the networks of one behavior with MA-POCA.
-
-    Attributes:
-        networks: actor and critic.
-        actor: the one of `networks`.
-        modules: both networks by name.
-        optimizer: changes their parameters.
-        signals: rewards, and the networks of reward signals.
-        cloning: supervised training of the actor beside this; None for none.
-
-    Args:
-        behavior: name of the behavior.
-        spec: observations and actions of the behavior.
-        settings: the learner's settings.
-        generator: random source of the initial weights and of shuffling.
-        learns: False loads no demonstrations, for networks that only receive weights.
-        device: device of the networks.
-
-    Raises:
-        Unsupported: no network can be built for the spec or the settings.
-        RecordingError: demonstrations are missing, unreadable, or of another spec.
-    """
-
-    def __init__(
-        self,
-        behavior: str,
-        spec: BehaviorSpec,
-        settings: TrainerSettings,
-        generator: torch.Generator,
-        *,
-        learns: bool = True,
-        device: torch.device = CPU,
-    ) -> None:
-        self.settings = settings
-        self.generator = generator
-        self.networks = GroupNetworks(behavior, spec, settings, generator)
-        self.actor = self.networks.actor
-        self.modules = self.networks.modules
-        hyper = settings.hyperparameters
-        self.optimizer = Adam(
-            self.modules, hyper.learning_rate, device, epsilon=hyper.adam_epsilon, max_norm=hyper.max_grad_norm
-        )
-        self.signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
-        self._episode_starts = EpisodeStarts()
-        self.cloning: Cloning | None = cloning_of(behavior, self.actor, settings, generator) if learns else None
+class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
+    """Trains the networks of one behavior with MA-POCA."""
 
     def register(self, specs: Mapping[str, BehaviorSpec]) -> None:
         """Registers other behavior names that share groups with ours: the critic gets embeddings for them."""
         self.networks.register(specs)
         self.optimizer = self.optimizer.grown()
 
-    def update(self, batch: GroupBatch, version: int, trained: int) -> UpdateReport:
-        """Trains on `batch`: values, baselines and advantages, then `num_epoch` passes over shuffled minibatches.
-
-        Args:
-            batch: whole group segments.
-            version: version of the current weights.
-            trained: steps trained on before, for the schedules.
-        """
-        coefficients = Coefficients.at(self.settings, trained)
-        self.optimizer.learning_rate = coefficients.learning_rate
-        prepared = self.networks.prepare(batch)
-        estimates = self.networks.estimate(prepared, batch)
-        targets = self._targets(batch, prepared, estimates, coefficients.epsilon)
-        recurrence, hyper = self._recurrence(batch, prepared), self.settings.hyperparameters
-        rows, staleness = correct(
-            self.actor,
-            targets.rows,
-            batch.versions < version,
-            recurrence,
-            coefficients.epsilon,
-            decoupled=hyper.decoupled_objective,
-            per_dimension=hyper.ratio == "per_dimension",
-        )
-        targets = targets._replace(rows=rows)
-        done = []
-        for _ in range(hyper.num_epoch):
-            for (some, state, at_B), critic_batch in self._minibatches(prepared, estimates, targets, recurrence):
-                there = over((some, state, critic_batch), self.optimizer.device)
-                done.append(self._step(*there, targets, coefficients))
-                self.signals.learn(at_B)
-        cloned = {} if self.cloning is None else self.cloning.update(trained)
-        self.networks.update(prepared)
-        taken = [step for step in done if step is not None]
-        return UpdateReport(
-            statistics=self._statistics(taken, coefficients, targets, prepared.index.in_series, staleness)
-            | self.signals.statistics()
-            | cloned,
-            steps=batch.steps,
-            minibatches=len(done),
-            skipped=len(done) - len(taken),
-            lags=lags(version, batch.versions),
-            group_rewards=bool(batch.group_rewards.any()),
-            groups=bool(prepared.index.counts.max() > 1),
-            terminated=bool(batch.over.any()),
-            staleness=staleness,
-        )
-
-    def _targets(self, batch: GroupBatch, prepared: PreparedGroups, found: GroupEstimates, epsilon: float) -> Targets:
+    def _targets(self, batch: Batch, epsilon: float) -> GroupTargets:
         """Computes the returns of all groups (2, 3), and from them the advantages of all decisions (4, 8)."""
-        index = prepared.index
-        returns_KS = np.zeros_like(found.values)
+        groups, prepared = batch.groups, self.networks.prepare(batch)
+        assert groups is not None
+        index, found = prepared.index, self.networks.estimate(prepared, batch)
+        shared_T = self.signals.scaled(groups.rewards, groups.spans, groups.numbers, groups.ended)
         rewards = self.signals.begin(batch.rewards, lambda: self._reward_steps(batch))
-        shared_T = self.signals.scaled(batch.shared, batch.spans, batch.numbers, batch.over)
-        starts_K, empty_g = (
-            index.first[self._episode_starts.find(batch.numbers, batch.over)],
-            index.counts[index.last] == 0,
+        for name, signal in self.signals.settings.items():
+            if name == EXTRINSIC:
+                rewards[name] = shared_T * np.float32(signal.strength)
+            else:
+                rewards[name] = by_series(rewards[name], index.timesteps, index.in_series)
+        series = Series(
+            numbers=groups.numbers,
+            lengths=groups.spans,
+            ended=groups.ended,
+            terminated=index.counts[index.last] == 0,  # where no member is left, the next group starts
+            occupied=index.counts[index.first] > 0,
+            values=found.values[index.in_series],
+            next_values=found.values[index.last],
         )
-        there_K = starts_K[index.counts[starts_K] > 0]
-        for head, (name, signal) in enumerate(self.signals.settings.items()):
-            earned_T = (
-                shared_T * np.float32(signal.strength)
-                if name == EXTRINSIC
-                else by_series(rewards[name], index.timesteps, index.in_series)
-            )
-            values_K = found.values[:, head]
-            next_values_g = values_K[index.last]
-            start_value = self._episode_starts.value(name, values_K[there_K])
-            share = self.signals.terminal_bootstrap_fraction(name, int(empty_g.sum()), len(batch.shared))
-            next_values_g[empty_g] = share * start_value  # where no member is left, the next group starts
-            advantages_T = returns.advantages(
-                earned_T,
-                values_K[index.in_series],
-                next_values_g,
-                batch.spans,
-                signal.gamma,
-                self.settings.hyperparameters.lambd,
-            )
-            returns_KS[index.in_series, head] = advantages_T + values_K[index.in_series]
-        returns_RS = returns_KS[index.timesteps]
-        advantage_R = torch.from_numpy(returns.normalized((returns_RS - found.baselines).mean(1)))
-        inputs = prepared.inputs[0]
-        assert inputs is not None
-        rows = Minibatch(
-            inputs=tuple(column[: batch.steps] for column in inputs),
-            continuous=torch.from_numpy(batch.own.continuous),
-            discrete=torch.from_numpy(batch.own.discrete).long(),
-            masks=None if batch.masks is None else torch.from_numpy(batch.masks),
-            log_prob=torch.from_numpy(batch.log_probs),
-            advantage=advantage_R,
-            limit=losses.clip_limit(advantage_R, epsilon),
-            returns=torch.from_numpy(returns_RS),
-            values=torch.from_numpy(found.baselines),
-        )
-        return Targets(torch.from_numpy(returns_KS), torch.from_numpy(found.values), rows)
-
-    def _reward_steps(self, batch: GroupBatch) -> Steps:
-        """Returns our own decisions as reward networks read them."""
-        own = batch.own
-        return Steps.of_segments(
-            self.actor.actions,
-            own.lengths,
-            own.observations,
-            own.next_observations,
-            own.continuous,
-            own.discrete,
-            batch.ended,
-            batch.agent_episodes,
-            self.actor.action_limit,
+        returns_KS = np.zeros_like(found.values)
+        returns_KS[index.in_series] = self._advantages(series, rewards) + series.values
+        returns_RS, own = returns_KS[index.timesteps], prepared.rows[0]
+        assert own is not None
+        return GroupTargets(
+            rows=self._rows(
+                batch,
+                tuple(column[: batch.steps] for column in own.inputs),
+                (returns_RS - found.baselines).mean(1),
+                returns_RS,
+                found.baselines,
+                epsilon,
+            ),
+            recurrence=self._recurrence(batch, prepared),
+            returns=torch.from_numpy(returns_KS[index.in_series]),
+            values=torch.from_numpy(series.values),
+            observed=self.networks.observed(prepared),
+            terminated=bool(groups.ended.any()),
+            groups=bool(index.counts.max() > 1),
+            prepared=prepared,
+            estimates=found,
+            of_timesteps=(torch.from_numpy(returns_KS), torch.from_numpy(found.values)),
         )
 
-    def _recurrence(self, batch: GroupBatch, prepared: PreparedGroups) -> Recurrence | None:
+    def _recurrence(self, batch: Batch, prepared: PreparedGroups) -> Recurrence | None:
         """Returns the actor's sequences, in the order of the windows; None for an actor without memory."""
         if not self.networks.memory or batch.carried is None:
             return None
@@ -268,98 +152,50 @@ class POCA:
         return Recurrence(first=windows.first_q, lengths=windows.lengths_q, actor=memory, critic=None)
 
     def _minibatches(
-        self, prepared: PreparedGroups, found: GroupEstimates, targets: Targets, recurrence: Recurrence | None
-    ) -> Iterator[tuple[tuple[Minibatch, RecurrentState | None, Tensor], CriticMinibatch]]:
+        self, targets: GroupTargets
+    ) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor, CriticMinibatch]]:
         """Yields as many minibatches of the actor as PPO does, each with a part of the timesteps for the critic (9,
         10).
         """
-        size, steps = self.settings.hyperparameters.batch_size, len(targets.rows.log_prob)
-        of_actor: Iterator[tuple[Minibatch, RecurrentState | None, Tensor]]
-        if recurrence is None:
-            count = steps // min(size, steps)
-            of_actor = minibatches(targets.rows, size, self.generator)
-        else:
-            sequences = len(recurrence.lengths)
-            some = min(max(1, size // self.settings.network_settings.sequence_length), sequences)
-            count = sequences // some
-            of_actor = recurrent_minibatches(targets.rows, recurrence, some, self.generator)
-        of_critic = shuffled(prepared.windows.weights, count, self.generator)
-        for at, of_policy in enumerate(of_actor):
-            yield of_policy, self._critic_minibatch(prepared, found, of_critic[at % len(of_critic)])
-
-    def _critic_minibatch(self, prepared: PreparedGroups, found: GroupEstimates, which: Numbers) -> CriticMinibatch:
-        """Returns the critic's minibatch of some windows."""
-        if found.groups is not None and found.members is not None:
-            inputs, state, timesteps, rows = self.networks.recall(prepared, which, found.groups, found.members)
-            return CriticMinibatch(timesteps, rows, inputs, state)
-        windows = prepared.windows
-        timesteps, rows = windows.timesteps(which), windows.first_q[windows.of_windows(which)]
-        return CriticMinibatch(timesteps, rows, prepared.gather(timesteps, rows), None)
-
-    def _step(
-        self,
-        rows: Minibatch,
-        state: RecurrentState | None,
-        critic_batch: CriticMinibatch,
-        targets: Targets,
-        coefficients: Coefficients,
-    ) -> Losses | None:
-        """Takes one step of Adam on a minibatch (7).
-
-        Returns:
-            Its losses: objective and logarithm of the ratio [B], squared errors of values [M, S] and baselines [B, S],
-                entropy and gradient norm; None if the gradient was not finite and the step was skipped.
-        """
-        critic = self.networks.critic
-        layout, memory = (None, None) if state is None else (state.layout, state.actor)
-        head_BH = self.actor(rows.inputs, layout, memory)
-        if critic_batch.state is None:
-            values_MS, baselines_BS = critic(critic_batch.inputs)
-        else:
-            values_MS, baselines_BS, _ = critic.remember(critic_batch.inputs, critic_batch.state)
-        with torch.no_grad():
-            chosen = policy_loss(self.actor, head_BH, rows, coefficients.beta)
-            squares_MS, to_values_MS = self._squares(
-                values_MS, targets.returns, targets.values, critic_batch.timesteps, coefficients.epsilon, VALUE_WEIGHT
-            )
-            every = targets.rows
-            squares_BS, to_baselines_BS = self._squares(
-                baselines_BS, every.returns, every.values, critic_batch.rows, coefficients.epsilon, BASELINE_WEIGHT
-            )
-            outputs = (head_BH, self.actor.log_sigma, values_MS, baselines_BS)
-            gradients = (chosen.to_head, chosen.to_log_sigma, to_values_MS, to_baselines_BS)
-            if not self.optimizer.step(outputs, gradients):
-                return None
-        squares = {"values": squares_MS, "baselines": squares_BS}
-        return chosen.losses() | squares | {"gradient_norm": self.optimizer.gradient_norm}
-
-    def _squares(
-        self, found: Tensor, returns_: Tensor, before: Tensor, which: Numbers, epsilon: float, weight: float
-    ) -> tuple[Tensor, Tensor]:
-        """Returns squared errors of some values or baselines, and the derivative of `weight` times their mean."""
-        if not len(which):  # no member of ours decided at these timesteps
-            return found.new_zeros(1, found.shape[1]), torch.zeros_like(found)
-        at, clipped = torch.from_numpy(which), self.settings.hyperparameters.clip_value_loss
-        aims = returns_.index_select(0, at), before.index_select(0, at) if clipped else None
-        return losses.value_loss_of(found, *over(aims, found.device), epsilon, weight)
-
-    def _statistics(
-        self,
-        taken: list[Losses],
-        coefficients: Coefficients,
-        targets: Targets,
-        in_series: Numbers,
-        staleness: Staleness,
-    ) -> dict[str, float]:
-        at_T = torch.from_numpy(in_series)
-        returns_TS, values_TS = targets.returns[at_T], targets.values[at_T]
-        estimates = {"Value": values_TS, "Baseline": targets.rows.values}
-        means = {kind: zip(self.signals.settings, one.mean(0).tolist(), strict=True) for kind, one in estimates.items()}
-        return (
-            general(coefficients, means)
-            | losses_of(taken)
-            | diagnostics(taken, returns_TS.numpy(), values_TS.numpy(), coefficients.epsilon, staleness)
+        size, units, recurrence = (
+            self.settings.hyperparameters.batch_size,
+            len(targets.rows.log_prob),
+            targets.recurrence,
         )
+        if recurrence is not None:
+            units = len(recurrence.lengths)
+            size = max(1, size // self.settings.network_settings.sequence_length)
+        of_actor = self._of_actor(targets)
+        of_critic = shuffled(targets.prepared.windows.weights, units // min(size, units), self.generator)
+        for at, part in enumerate(of_actor):
+            yield *part, self._critic_minibatch(targets, of_critic[at % len(of_critic)])
+
+    def _critic_minibatch(self, targets: GroupTargets, which: Numbers) -> CriticMinibatch:
+        """Returns the critic's minibatch of some windows."""
+        inputs = self.networks.inputs(targets.prepared, which, targets.estimates)
+        at_m, at_n = torch.from_numpy(inputs.timesteps), torch.from_numpy(inputs.rows)
+        returns_KS, values_KS = targets.of_timesteps
+        returns_RS, baselines_RS = targets.rows.returns, targets.rows.values
+        return CriticMinibatch(
+            inputs,
+            (returns_KS.index_select(0, at_m), values_KS.index_select(0, at_m)),
+            (returns_RS.index_select(0, at_n), baselines_RS.index_select(0, at_n)),
+        )
+
+    def _forward(self, rows: Minibatch, state: RecurrentState | None, critic: CriticMinibatch) -> ForwardPass:
+        """Evaluates the actor on its rows and the critic on its timesteps (7)."""
+        layout, memory = (None, None) if state is None else (state.layout, state.actor)
+        with torch.enable_grad():
+            head_BH = self.actor(rows.inputs, layout, memory)
+            values_mS, baselines_nS, _ = self.networks.evaluate(critic.inputs)
+        estimates = {
+            "Value": Estimated(values_mS, *critic.values, VALUE_WEIGHT),
+            "Baseline": Estimated(baselines_nS, *critic.baselines, BASELINE_WEIGHT),
+        }
+        return ForwardPass(head_BH, estimates, torch.autograd.backward)
+
+    def _means(self, targets: GroupTargets) -> dict[str, Tensor]:
+        return super()._means(targets) | {"Baseline": targets.rows.values.mean(0)}
 
 
 def shuffled(weights_U: Numbers, parts: int, generator: torch.Generator) -> list[Numbers]:

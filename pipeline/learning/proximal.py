@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparring.pipeline.learning import losses
-from sparring.pipeline.learning.actor_critic import Recurrence, RecurrentState, rows_at_once
-from sparring.pipeline.learning.rows import Minibatch, evaluate
+from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState, rows_at_once
+from sparring.pipeline.learning.settings import Hyperparameters
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import over
 
@@ -57,9 +57,7 @@ def correct(
     stale_R: NDArray[np.bool_],
     recurrence: Recurrence | None,
     epsilon: float,
-    *,
-    decoupled: bool,
-    per_dimension: bool,
+    hyper: Hyperparameters,
 ) -> tuple[Minibatch, Staleness]:
     """Centers the clip of stale rows on the current actor, and weights their advantages.
 
@@ -69,15 +67,15 @@ def correct(
         stale_R: rows that an older version acted.
         recurrence: the sequences and the memories stored at their starts; None for an actor without memory.
         epsilon: clip range.
-        decoupled: False leaves all weights at 1, and the clip of joint ratios on the behavior policy.
-        per_dimension: the ratio is that of each part of an action: the rows get the actor's log-probabilities [R, P].
-            An action of a single part is a joint action.
+        hyper: without `decoupled_objective` all weights are 1, and the clip of joint ratios stays on the behavior
+            policy; with `ratio: per_dimension` the rows get the actor's log-probabilities [R, P], unless an action of
+            a single part is a joint action.
 
     Returns:
         The rows with corrected `log_prob`, `advantage` and `limit`, and measures of the correction.
     """
-    stale_R = stale_R if decoupled else np.zeros_like(stale_R)
-    per_dimension = per_dimension and actor.actions.parts > 1
+    stale_R = stale_R & hyper.decoupled_objective
+    per_dimension = hyper.ratio == "per_dimension" and actor.actions.parts > 1
     if not per_dimension and not stale_R.any():
         return rows, NONE_STALE
     proximal_RP = _proximal(actor, rows, stale_R | per_dimension, recurrence, per_dimension)
@@ -104,7 +102,7 @@ def _proximal(
         some, there = over((rows.at(at_B), state), actor.device)
         layout, memory = (None, None) if there is None else (there.layout, there.actor)
         head_BH = actor(some.inputs, layout, memory)[:, : actor.outputs]
-        log_prob = evaluate(actor, head_BH, some, per_dimension).log_prob
+        log_prob = losses.evaluate(actor, head_BH, some, per_dimension).log_prob
         found_RP[at_B] = log_prob.reshape(len(at_B), parts).to(found_RP.device)
     return found_RP
 

@@ -6,10 +6,10 @@ B rows of a minibatch, P parts of an action, K timesteps or rows of the batch, S
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Final
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,17 +17,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparring.pipeline.learning.proximal import NONE_STALE, Staleness
-from sparring.pipeline.learning.schedules import Coefficients
+from sparring.pipeline.learning.settings import Coefficients
 
-Losses = Mapping[str, Any]
-"""Losses of one minibatch: tensors for the keys of `_LOSSES` and for `log_ratio`, and the number `gradient_norm`."""
 
-_LOSSES: Final = {
-    "objective": "Losses/Policy Loss",
-    "values": "Losses/Value Loss",
-    "baselines": "Losses/Baseline Loss",
-    "entropy": "Policy/Entropy",
-}
+class Losses(NamedTuple):
+    """Holds the losses of one minibatch.
+
+    Attributes:
+        objective: [B], or [B, P], clipped surrogate.
+        log_ratio: logarithm of the ratio, in the same shape.
+        entropy: scalar.
+        squares: [n, S] squared errors of the critic's estimates, by kind.
+        gradient_norm: Euclidean norm of the gradient before clipping.
+    """
+
+    objective: Tensor
+    log_ratio: Tensor
+    entropy: Tensor
+    squares: Mapping[str, Tensor]
+    gradient_norm: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,34 +70,38 @@ def lags(version: int, versions: NDArray[np.int64]) -> tuple[int, ...]:
     return tuple(np.bincount(np.maximum(version - versions, 0)).tolist())
 
 
-def general(coefficients: Coefficients, estimates: Mapping[str, Iterable[tuple[str, float]]]) -> dict[str, float]:
+def general(coefficients: Coefficients, signals: Sequence[str], means: Mapping[str, Tensor]) -> dict[str, float]:
     """Returns the coefficients of an update, and the means of its critic's estimates.
 
     Args:
         coefficients: of the update.
-        estimates: by kind ("Value", "Baseline"), mean of each reward signal.
+        signals: names of the reward signals.
+        means: [S] mean estimate of each signal, by kind ("Value", "Baseline").
     """
-    statistics = {
+    return {
         "Policy/Learning Rate": coefficients.learning_rate,
         "Policy/Epsilon": coefficients.epsilon,
         "Policy/Beta": coefficients.beta,
+        **{
+            f"Policy/{signal.capitalize()} {kind} Estimate": mean
+            for kind, mean_S in means.items()
+            for signal, mean in zip(signals, mean_S.tolist(), strict=True)
+        },
     }
-    for kind, signals in estimates.items():
-        for signal, mean in signals:
-            statistics[f"Policy/{signal.capitalize()} {kind} Estimate"] = mean
-    return statistics
 
 
 def losses_of(taken: Sequence[Losses]) -> dict[str, float]:
-    """Returns the mean of each loss over minibatches; no loss if every minibatch was skipped.
-
-    Args:
-        taken: for each minibatch, a tensor of each kind; minibatches may differ in size.
-    """
+    """Returns the mean of each loss over minibatches, which may differ in size; none if every one was skipped."""
     if not taken:
         return {}
-    found = {name: _mean_of_each([one[name] for one in taken]) for name in taken[0] if name in _LOSSES}
-    return {_LOSSES[name]: (mean.abs() if name == "objective" else mean).mean().item() for name, mean in found.items()}
+    return {
+        "Losses/Policy Loss": _mean_of_each([one.objective for one in taken]).abs().mean().item(),
+        "Policy/Entropy": _mean_of_each([one.entropy for one in taken]).mean().item(),
+        **{
+            f"Losses/{kind} Loss": _mean_of_each([one.squares[kind] for one in taken]).mean().item()
+            for kind in taken[0].squares
+        },
+    }
 
 
 def diagnostics(
@@ -106,7 +118,7 @@ def diagnostics(
     over all minibatches, the first of which uses the unchanged policy.
 
     Args:
-        taken: for each minibatch, the logarithms of its ratios ([B] or [B, P]) and its gradient's norm.
+        taken: losses of each minibatch.
         returns_KS: targets of the values.
         values_KS: estimates before the update.
         epsilon: clip range.
@@ -118,11 +130,11 @@ def diagnostics(
     if (finite_S := np.isfinite(explained_S)).any():
         found["Update/Explained Variance"] = float(explained_S[finite_S].mean())
     if taken:
-        log_ratio = torch.cat([one["log_ratio"] for one in taken])
+        log_ratio = torch.cat([one.log_ratio for one in taken])
         joint = log_ratio.sum(1) if log_ratio.dim() == 2 else log_ratio
         found["Update/Approximate KL"] = (joint.exp() - 1 - joint).mean().item()
         found["Update/Clip Fraction"] = ((log_ratio.exp() - 1).abs() > epsilon).float().mean().item()
-        found["Update/Gradient Norm"] = fmean(one["gradient_norm"] for one in taken)
+        found["Update/Gradient Norm"] = fmean(one.gradient_norm for one in taken)
     return found
 
 

@@ -25,12 +25,12 @@ from torch.nn.functional import silu
 from sparring.pipeline.assembly.assembler import Sizes
 from sparring.pipeline.assembly.group_assembler import GroupAssembler
 from sparring.pipeline.learning import losses, returns
-from sparring.pipeline.learning.group_buffer import GroupBatch, GroupBuffer
+from sparring.pipeline.learning.algorithm import build
+from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
+from sparring.pipeline.learning.minibatches import Minibatch
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import BASELINE_WEIGHT, POCA, VALUE_WEIGHT
-from sparring.pipeline.learning.rows import Minibatch, policy_loss
-from sparring.pipeline.learning.schedules import Coefficients
-from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.learning.settings import Coefficients, Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.codec import encode
 from sparring.pipeline.messages.segments import Segments, TeammateSegments
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported
@@ -131,13 +131,13 @@ class Copying:
         self.actor, self.critic = poca.actor, poca.networks.critic
         self.optimizer = Adam(poca.modules, SETTINGS.hyperparameters.learning_rate)
 
-    def prepare(self, batch: GroupBatch) -> None:
+    def prepare(self, batch: Batch) -> None:
         """Makes the copies, which would come over the wire."""
-        m, groups = self.members, len(batch.spans)
-        observed = batch.own.observations[0].reshape(groups, m, HORIZON, -1)
-        followed = batch.own.next_observations[0].reshape(groups, m, 1, -1)
+        m, groups = self.members, len(batch.sizes)
+        observed = batch.observations[0].reshape(groups, m, HORIZON, -1)
+        followed = batch.next_observations[0].reshape(groups, m, 1, -1)
         seen = np.concatenate([observed, followed], 2)  # [groups, members, times + 1, features]
-        done = previous_features(SPEC.actions, batch.own.continuous, batch.own.discrete)
+        done = previous_features(SPEC.actions, batch.continuous, batch.discrete)
         done = done.reshape(groups, m, HORIZON, -1)
         others = np.array([[one for one in range(m) if one != member] for member in range(m)], np.int64)
         self.own = torch.from_numpy(observed.reshape(STEPS, -1))
@@ -147,7 +147,7 @@ class Copying:
         self.next_own = torch.from_numpy(last.reshape(groups * m, -1))
         self.next_teammates = torch.from_numpy(last[:, others].reshape(groups * m, m - 1, -1))
 
-    def update(self, batch: GroupBatch) -> None:
+    def update(self, batch: Batch) -> None:
         """Runs an update: values and baselines of every row, returns of every member, minibatches of single rows."""
         hyper, coefficients = SETTINGS.hyperparameters, Coefficients.at(SETTINGS, 0)
         with torch.no_grad():
@@ -161,8 +161,8 @@ class Copying:
         advantage = torch.from_numpy(returns.normalized(target - baselines[:, 0]))
         rows = Minibatch(
             inputs=(self.own,),
-            continuous=torch.from_numpy(batch.own.continuous),
-            discrete=torch.from_numpy(batch.own.discrete).long(),
+            continuous=torch.from_numpy(batch.continuous),
+            discrete=torch.from_numpy(batch.discrete).long(),
             masks=None,
             log_prob=torch.from_numpy(batch.log_probs),
             advantage=advantage,
@@ -180,7 +180,7 @@ class Copying:
         head = self.actor(some.inputs)
         values, baselines = self.estimate(some.inputs[0], self.teammates[which], self.teammates_done[which])
         with torch.no_grad():
-            chosen = policy_loss(self.actor, head, some, beta)
+            chosen = losses.policy_loss(self.actor, head, some, beta)
             _, to_values = losses.value_loss(values, some.returns, VALUE_WEIGHT)
             _, to_baselines = losses.value_loss(baselines, some.returns, BASELINE_WEIGHT)
             self.optimizer.step(
@@ -224,7 +224,7 @@ def timed(work: Callable[[], Any]) -> float:
     return time.thread_time() - began
 
 
-def check_equal(poca: POCA, copying: Copying, batch: GroupBatch) -> None:
+def check_equal(poca: POCA, copying: Copying, batch: Batch) -> None:
     """Checks that both ways give the same estimates, else the comparison is void."""
     poca.networks.critic.raise_largest(copying.members)
     prepared = poca.networks.prepare(batch)
@@ -243,11 +243,13 @@ def main() -> int:
         (segments,) = assembled(members)
         steps = len(segments.log_probs)
         own, copies = size(segments) / steps, (size(segments) + size(copied(segments, members))) / steps
-        buffer = GroupBuffer()
+        buffer = SegmentBuffer(groups=True)
         buffer.add(segments)
-        batch = buffer.take_all()
-        poca = POCA("B", SPEC, SETTINGS, torch.Generator().manual_seed(1))
-        copying = Copying(POCA("B", SPEC, SETTINGS, torch.Generator().manual_seed(1)), members)
+        batch = buffer.take()
+        poca, twin = (build("B", SPEC, SETTINGS, torch.Generator().manual_seed(1)).algorithm for _ in range(2))
+        assert isinstance(poca, POCA)
+        assert isinstance(twin, POCA)
+        copying = Copying(twin, members)
         copying.critic.raise_largest(members)
         copying.prepare(batch)
         check_equal(poca, copying, batch)

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pictures
 
+from sparring.pipeline.learning.algorithm import build
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
@@ -168,7 +169,8 @@ def _one_update(learner: Learner, record: Segments) -> None:
 
 def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> Callable[[], None]:
     """Returns the same work with the learner's own networks and parameters."""
-    ppo = PPO("Test", SPEC, settings, torch.Generator().manual_seed(1))
+    ppo = build("Test", SPEC, settings, torch.Generator().manual_seed(1)).algorithm
+    assert isinstance(ppo, PPO)
     rows = torch.from_numpy(random.standard_normal((case.buffer, 8), np.float32))
     minibatches = torch.split(rows, case.batch)[: case.buffer // case.batch]
     gradients = (torch.randn(case.batch, 2) / case.batch, torch.zeros(2), torch.randn(case.batch, 1) / case.batch)

@@ -11,10 +11,10 @@ import torch
 
 from sparring.pipeline.demonstrations.library import Demonstrations
 from sparring.pipeline.learning.cloning import Cloning
-from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import BehavioralCloningSettings, TrainerSettings
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec
+from tests.learning.learning_helpers import algorithm_of
 from tests.learning.signals_helpers import (
     SPECS,
     Weights,
@@ -47,7 +47,7 @@ def cloning(
     """Returns an actor and its cloning."""
     settings = settings_of(wanted, **dict(how))
     generator = torch.Generator().manual_seed(seed)
-    ppo = PPO("Test", spec, settings.model_copy(update={"behavioral_cloning": None}), generator)
+    ppo = algorithm_of("Test", spec, settings.model_copy(update={"behavioral_cloning": None}), generator)
     add_noise(ppo.actor)
     demonstrations = demonstrations_of(spec, recorded(spec, [4, 3, 5])) if demonstrations is None else demonstrations
     return ppo.actor, Cloning(ppo.actor, settings, demonstrations, generator)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.distributions import Categorical, Normal
 
-from sparring.pipeline.learning.group_buffer import GroupBatch, GroupBuffer, GroupMembers
+from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
@@ -19,7 +19,7 @@ from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.group_critic import GroupTimesteps
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec
-from tests.learning.learning_helpers import no_episodes
+from tests.learning.learning_helpers import algorithm_of, no_episodes
 from tests.learning.random_groups import OWN, Decision, Group, Member
 
 LENGTH, MEMORY, GAMMA, LAMBDA, STRENGTH = 3, 6, 0.9, 0.8, 1.5
@@ -119,33 +119,26 @@ def _starts(one: Member, length: int) -> Iterator[Decision]:
             yield step
 
 
-def batch_of(groups: list[Group], specs: dict[str, BehaviorSpec], *, length: int = 0, **changes: Any) -> GroupBatch:
+def batch_of(groups: list[Group], specs: dict[str, BehaviorSpec], *, length: int = 0, **changes: Any) -> Batch:
     """Returns group segments as the batch that a learner takes from its buffer."""
-    buffer = GroupBuffer(length)
+    buffer = SegmentBuffer(length, groups=True)
     buffer.add(record(groups, specs, length=length, **changes))
-    return buffer.take_all()
+    return buffer.take()
 
 
-def same_batch(one: GroupBatch, other: GroupBatch) -> None:
-    """Checks that all columns of two batches are equal."""
-    for name in (part.name for part in fields(GroupBatch)):
+def same_columns(one: Any, other: Any) -> None:
+    """Checks that all columns of two batches are equal, and those of the records in them."""
+    for name in (part.name for part in fields(one)):
         got, expected = getattr(one, name), getattr(other, name)
-        if name == "teammates":
-            assert list(got) == list(expected)
-            for behavior in got:
-                _same_members(got[behavior], expected[behavior])
-        elif name == "own":
-            _same_members(got, expected)
-        else:
-            np.testing.assert_array_equal(got, expected, name)
-
-
-def _same_members(one: GroupMembers, other: GroupMembers) -> None:
-    for name in (part.name for part in fields(GroupMembers)):
-        got, expected = getattr(one, name), getattr(other, name)
-        if isinstance(got, tuple):
+        if is_dataclass(got):
+            same_columns(got, expected)
+        elif isinstance(got, tuple):
+            assert len(got) == len(expected)
             for ours, theirs in zip(got, expected, strict=True):
-                np.testing.assert_array_equal(ours, theirs, name)
+                if is_dataclass(ours):
+                    same_columns(ours, theirs)
+                else:
+                    np.testing.assert_array_equal(ours, theirs, name)
         else:
             np.testing.assert_array_equal(got, expected, name)
 
@@ -178,9 +171,10 @@ def poca_settings(
 
 def learning(specs: dict[str, BehaviorSpec], **how: Any) -> POCA:
     """Returns a small MA-POCA that knows all teammates and whose outputs and values are far from 0."""
-    poca = POCA(OWN, specs[OWN], poca_settings(**how), torch.Generator().manual_seed(0))
+    poca = algorithm_of(OWN, specs[OWN], poca_settings(**how), torch.Generator().manual_seed(0))
     if teammates := {name: spec for name, spec in specs.items() if name != OWN}:
         poca.register(teammates)
+    assert isinstance(poca, POCA)
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in poca.modules.parameters():
@@ -247,7 +241,7 @@ def timestep(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[
 # ---------------------------------------------------------------- a batch, written out
 
 
-def estimated(poca: POCA, batch: GroupBatch) -> tuple[Any, Any]:
+def estimated(poca: POCA, batch: Batch) -> tuple[Any, Any]:
     """Prepares a batch and returns it with the estimates before an update."""
     prepared = poca.networks.prepare(batch)
     return prepared, poca.networks.estimate(prepared, batch)

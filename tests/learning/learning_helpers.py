@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 import torch
 
+from sparring.pipeline.learning.algorithm import build
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import Episodes, Segments
@@ -30,6 +32,13 @@ def small_settings(**changes) -> TrainerSettings:
         network_settings=NetworkSettings(normalize=True, hidden_units=16, num_layers=2),
         max_steps=10_000,
     )
+
+
+def algorithm_of(
+    behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator, **how: Any
+) -> Any:
+    """Returns the algorithm of some settings, with new networks."""
+    return build(behavior, spec, settings, generator, **how).algorithm
 
 
 def no_episodes() -> Episodes:

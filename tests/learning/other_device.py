@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparring.pipeline.learning import parameters
+from sparring.pipeline.learning import optimizer
 from sparring.pipeline.learning.signals import rnd
 
 OTHER_DEVICE: Final = torch.device("meta")
@@ -59,7 +59,7 @@ class _ForwardingMode(TorchDispatchMode):
 def other_device() -> Iterator[torch.device]:
     """Makes the simulated device available."""
     with pytest.MonkeyPatch.context() as patch, _ForwardingMode():
-        for module in (parameters, rnd):
+        for module in (optimizer, rnd):
             patch.setattr(module, "place", _place)
         patch.setattr(torch.nn.modules.rnn, "weakref", SimpleNamespace(ref=lambda one: lambda: one))  # see `_place`
         yield OTHER_DEVICE
@@ -119,7 +119,7 @@ def _mapped(change: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _place(parameter: nn.Parameter, values: Tensor) -> None:
-    """Replaces `parameters.place`.
+    """Replaces `optimizer.place`.
 
     PyTorch cannot change the type of a parameter through `data`, or swap one that has weak references.
     """

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from sparring.pipeline.learning.buffer import Batch
-from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.networks.actions import previous_features
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.learning.learning_helpers import algorithm_of
 
 LENGTH, MEMORY = 3, 6
 VECTOR = ObservationSpec(name="state", shape=(3,))
@@ -48,7 +48,7 @@ def learning(*, observations=(VECTOR,), shared=False, previous=False, memory=Tru
         ),
         max_steps=1000,
     )
-    ppo = PPO(
+    ppo = algorithm_of(
         "Test", BehaviorSpec(observations=observations, actions=HYBRID), trainer, torch.Generator().manual_seed(0)
     )
     with torch.no_grad():

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from sparring.pipeline.demonstrations.library import files_of, read_any
-from sparring.pipeline.learning.poca import POCA
-from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.specs import BehaviorSpec
 from tests.learning.group_helpers import batch_of
+from tests.learning.learning_helpers import algorithm_of
 from tests.learning.random_groups import OWN, specs_of
 from tests.learning.signals_helpers import (
     NAMES,
@@ -58,9 +57,9 @@ def made(
     settings = trainer(signals_of(names, demo / name, **how), kind=kind, memory=memory, previous=previous)
     generator = torch.Generator().manual_seed(0)
     if kind == "ppo":
-        ppo = PPO("Test", spec, settings, generator)
+        ppo = algorithm_of("Test", spec, settings, generator)
         return ppo, played(ppo)
-    poca = POCA(OWN, spec, settings, generator)
+    poca = algorithm_of(OWN, spec, settings, generator)
     specs = specs_of(spec)
     length = settings.network_settings.sequence_length
     return poca, batch_of(world(poca, specs).groups(4), specs, length=length)

@@ -37,7 +37,7 @@ def test_every_step_is_taken_once_and_in_order(messages, sizes):
             assert batch.steps == batch.lengths.sum() == size
             batches.append(batch)
     if buffer.steps:
-        batches.append(buffer.take_all())
+        batches.append(buffer.take())
     assert buffer.steps == 0
     if batches:
         np.testing.assert_array_equal(
@@ -53,7 +53,7 @@ def test_split_segment_bootstraps_with_the_next_row(messages, size):
     if size > buffer.steps:
         return
     batch = buffer.take(size)
-    parts = [batch, *([buffer.take_all()] if buffer.steps else [])]
+    parts = [batch, *([buffer.take()] if buffer.steps else [])]
     for part in parts:
         last = row_numbers(part)[np.cumsum(part.lengths) - 1]
         for row, following, terminated in zip(last, part.next_observations[0][:, 0], part.terminated, strict=True):
@@ -67,7 +67,7 @@ def test_all_columns_stay_together():
     buffer = SegmentBuffer()
     buffer.add(record)
     buffer.take(3)
-    rest = buffer.take_all()
+    rest = buffer.take()
     for name in ("continuous", "discrete", "log_probs", "rewards", "versions", "masks"):
         np.testing.assert_array_equal(getattr(rest, name), getattr(record, name)[3:])
     np.testing.assert_array_equal(rest.observations[1], record.observations[1][3:])
@@ -78,7 +78,7 @@ def test_rows_without_masks_can_follow_rows_with_masks():
     buffer = SegmentBuffer()
     buffer.add(segments([2]))
     buffer.add(segments([3], masked=True))
-    masks = buffer.take_all().masks
+    masks = buffer.take().masks
     assert masks.shape == (5, 5)
     assert not masks[:2].any()
     assert masks[2:].any()
@@ -87,7 +87,7 @@ def test_rows_without_masks_can_follow_rows_with_masks():
 def test_batch_without_masks_has_none():
     buffer = SegmentBuffer()
     buffer.add(segments([2]))
-    assert buffer.take_all().masks is None
+    assert buffer.take().masks is None
 
 
 @pytest.mark.parametrize("steps", [0, 4])
@@ -106,13 +106,13 @@ def test_age_of_a_segment_is_that_of_its_newest_row():
     buffer = SegmentBuffer()
     buffer.add(segments([2, 2], versions=[1, 1, 1, 5], numbered=True))
     assert buffer.drop_stale(version=8, max_lag=3, keep_at_least=0) == 2
-    assert row_numbers(buffer.take_all()).tolist() == [2, 3]
+    assert row_numbers(buffer.take()).tolist() == [2, 3]
 
 
 def test_oldest_segments_are_dropped_while_enough_remain():
     buffer = filled([[3, 3], [3, 3]])
     assert buffer.drop_stale(version=9, max_lag=3, keep_at_least=5) == 6
-    assert row_numbers(buffer.take_all())[0] == 6
+    assert row_numbers(buffer.take())[0] == 6
 
 
 @given(messages=LENGTHS, keep=st.integers(0, 50), seed=st.integers(0, 99))
@@ -128,4 +128,4 @@ def test_dropping_counts_all_steps_and_keeps_fresh_ones(messages, keep, seed):
     assert buffer.steps + dropped == before
     assert buffer.steps >= min(before, max(keep, fresh))
     if buffer.steps:
-        assert buffer.take_all().steps == before - dropped
+        assert buffer.take().steps == before - dropped

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sparring.pipeline.demonstrations.episodes import RecordingError
+from sparring.pipeline.learning.algorithm import build
 from sparring.pipeline.learning.poca import POCA
-from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.cloning_helpers import HYBRID, PRETRAINING, cloning, head_of, loss_of, settings_of
 from tests.learning.group_helpers import batch_of
@@ -41,9 +41,10 @@ def demo(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("shared", [False, True])
 def test_cloning_does_not_change_the_critic_or_the_optimizer_of_the_policy(demo: Path, shared: bool) -> None:
     """Cloning trains the actor only, with its own Adam."""
-    ppo = PPO("Test", HYBRID, settings_of({}, demo, shared_critic=shared), torch.Generator().manual_seed(0))
+    settings = settings_of({}, demo, shared_critic=shared)
+    ppo, cloning = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
     ppo.update(played(ppo), 1, 0)
-    assert ppo.cloning is not None
+    assert cloning is not None
     critic = state(ppo.modules["critic"]) if not shared else None
     adam, actor = moments(ppo.optimizer), state(ppo.actor)
     values = {
@@ -51,7 +52,7 @@ def test_cloning_does_not_change_the_critic_or_the_optimizer_of_the_policy(demo:
         for name, parameter in ppo.actor.named_parameters()
         if str(ppo.actor.body.output) in name and name.startswith("body.")
     }
-    ppo.cloning.update(0)
+    cloning.update(0)
     assert state(ppo.actor) != actor
     assert moments(ppo.optimizer) == adam
     if critic is not None:
@@ -66,13 +67,13 @@ def test_cloning_does_not_change_the_critic_or_the_optimizer_of_the_policy(demo:
 def test_ppo_clones_once_per_update(demo: Path, memory: bool, shared: bool) -> None:
     """An update clones after its last minibatch and reports the loss, until the steps of cloning are over."""
     settings = settings_of({"steps": 100, "batch_size": 6, "num_epoch": 1}, demo, memory=memory, shared_critic=shared)
-    ppo = PPO("Test", HYBRID, settings, torch.Generator().manual_seed(0))
+    ppo, cloning = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
     batch = played(ppo)
-    assert ppo.cloning is not None
+    assert cloning is not None
     for update in range(1, 3):
         report = ppo.update(batch, update, 0)
         assert np.isfinite(report.statistics[PRETRAINING])
-        steps = {tensor.item() for name, tensor in ppo.cloning.moments.items() if name.endswith(".step")}
+        steps = {tensor.item() for name, tensor in cloning.moments.items() if name.endswith(".step")}
         assert steps == {2.0 * update}
         assert finite(ppo.modules)
     assert PRETRAINING not in ppo.update(batch, 3, 100).statistics
@@ -80,13 +81,14 @@ def test_ppo_clones_once_per_update(demo: Path, memory: bool, shared: bool) -> N
 
 def test_cloning_with_ma_poca(demo: Path) -> None:
     """Cloning continues after teammates are registered, which replaces the optimizer's block."""
-    poca = POCA(OWN, HYBRID, settings_of({}, demo, kind="poca"), torch.Generator().manual_seed(0))
+    poca, cloning = build(OWN, HYBRID, settings_of({}, demo, kind="poca"), torch.Generator().manual_seed(0))
+    assert isinstance(poca, POCA)
     specs = specs_of(HYBRID, teammates=1)
     poca.register({name: spec for name, spec in specs.items() if name != OWN})
     batch = batch_of(world(poca, specs).groups(5), specs)
-    assert poca.cloning is not None
+    assert cloning is not None
     actor, critic = state(poca.actor), state(poca.modules["critic"])
-    poca.cloning.update(0)
+    cloning.update(0)
     assert state(poca.actor) != actor
     assert state(poca.modules["critic"]) == critic
     report = poca.update(batch, 1, 0)
@@ -97,8 +99,8 @@ def test_cloning_with_ma_poca(demo: Path) -> None:
 
 def test_cloning_is_off_by_default() -> None:
     """A run without cloning has no such loss."""
-    ppo = PPO("Test", HYBRID, trainer(signals_of(["extrinsic"])), torch.Generator().manual_seed(0))
-    assert ppo.cloning is None
+    ppo, cloning = build("Test", HYBRID, trainer(signals_of(["extrinsic"])), torch.Generator().manual_seed(0))
+    assert cloning is None
     assert PRETRAINING not in ppo.update(played(ppo), 1, 0).statistics
 
 
@@ -106,8 +108,8 @@ def test_demonstrations_of_another_spec_are_refused(tmp_path: Path) -> None:
     """They are refused at the start of training; a player does not read them."""
     write(tmp_path, SPECS["discrete"], recorded(SPECS["discrete"], [3]))
     with pytest.raises(RecordingError):
-        PPO("Test", HYBRID, settings_of({}, tmp_path), torch.Generator())
-    assert PPO("Test", HYBRID, settings_of({}, tmp_path), torch.Generator(), learns=False).cloning is None
+        build("Test", HYBRID, settings_of({}, tmp_path), torch.Generator())
+    assert build("Test", HYBRID, settings_of({}, tmp_path), torch.Generator(), learns=False).cloning is None
 
 
 def test_non_finite_gradient_is_skipped() -> None:

@@ -11,7 +11,6 @@ import torch
 
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import BehavioralCloningSettings, TrainerSettings
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks import device as border
@@ -20,6 +19,7 @@ from sparring.pipeline.networks.device import CPU, back, over, usable
 from sparring.pipeline.networks.limits import Unsupported
 from sparring.pipeline.specs import BehaviorSpec
 from tests.learning.group_helpers import LENGTH, poca_settings, record
+from tests.learning.learning_helpers import algorithm_of
 from tests.learning.other_device import OTHER_DEVICE, other_device
 from tests.learning.random_groups import OWN, PLAIN, RICH, World, specs_of
 from tests.learning.signals_helpers import NAMES, SPECS, played, record_of, recorded, signals_of, trainer, write
@@ -51,7 +51,7 @@ def settings_of(
 def played_records(settings: TrainerSettings, spec: BehaviorSpec) -> list[Segments]:
     """Returns segments that a policy of these settings plays."""
     plain = {"trainer_type": "ppo", "behavioral_cloning": None, "reward_signals": signals_of(["extrinsic"])}
-    one = PPO("Test", spec, settings.model_copy(update=plain), torch.Generator().manual_seed(5))
+    one = algorithm_of("Test", spec, settings.model_copy(update=plain), torch.Generator().manual_seed(5))
     carried: dict[int, Any] = {}
     return [record_of(played(one, seed=seed, carried_by_agent=carried)) for seed in range(2)]
 
@@ -155,14 +155,14 @@ def test_simulated_device_detects_a_missing_transfer(
     """The simulated device detects a missing transfer."""
 
     def over_except_one(record: Any, device: torch.device) -> Any:
-        minibatch, recalled = record
-        return over(minibatch, device)._replace(**{left: getattr(minibatch, left)}), recalled
+        minibatch, recalled, critic = record
+        return over(minibatch, device)._replace(**{left: getattr(minibatch, left)}), recalled, critic
 
     settings = settings_of(tmp_path, SPECS["hybrid"])
     with other_device() as device:
         learner = Learner("Test", SPECS["hybrid"], settings, 3, device=device)
         learner.add(played_records(settings, SPECS["hybrid"])[0])
-        monkeypatch.setattr("sparring.pipeline.learning.ppo.over", over_except_one)
+        monkeypatch.setattr("sparring.pipeline.learning.policy_gradient.over", over_except_one)
         with pytest.raises(RuntimeError, match="is on the CPU, others are on another device"):
             learner.update(everything=True)
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.learning.group_buffer import GroupBuffer
-from tests.learning.group_helpers import LENGTH, batch_of, learning, record, same_batch
+from sparring.pipeline.learning.buffer import SegmentBuffer
+from tests.learning.group_helpers import LENGTH, batch_of, learning, record, same_columns
 from tests.learning.random_groups import OWN, TEAMMATES, World, specs_of
 
 SPECS = specs_of(teammates=2)
@@ -26,7 +26,7 @@ def random_parts(messages, seed=0, **how):
 
 def filled(parts, **changes):
     """Returns a buffer with one record for each part that is not empty."""
-    buffer = GroupBuffer(LENGTH)
+    buffer = SegmentBuffer(LENGTH, groups=True)
     for part in parts:
         if part:
             buffer.add(record(part, SPECS, length=LENGTH, **changes))
@@ -52,8 +52,8 @@ def test_group_segments_are_taken_complete_once_and_in_order(messages, sizes, se
             chosen.append(left.pop(0))
         steps = sum(group.steps for group in chosen)
         assert buffer.whole(size) == steps
-        batch = buffer.take(size)
-        same_batch(batch, batch_from(chosen))
+        batch = buffer.take(min(size, buffer.steps))
+        same_columns(batch, batch_from(chosen))
         assert batch.steps == steps
         assert batch.sizes.tolist() == [group.steps for group in chosen]
         assert buffer.steps == sum(group.steps for group in left)
@@ -70,16 +70,16 @@ def test_selection_equals_a_batch_of_the_selected_segments(messages, seed, order
     got = batch_from(groups).select(is_kept)
     chosen = [group for group, keep in zip(groups, is_kept, strict=True) if keep]
     if chosen:
-        same_batch(got, batch_from(chosen))
+        same_columns(got, batch_from(chosen))
     else:
-        assert (got.steps, len(got.teammates), len(got.carried)) == (0, 0, 0)
+        assert (got.steps, len(got.groups.teammates), len(got.carried)) == (0, 0, 0)
 
 
 def test_taking_no_step_is_refused():
-    with pytest.raises(ValueError, match="got 7 steps to take from an empty buffer"):
-        GroupBuffer().take(7)
-    with pytest.raises(ValueError, match="from an empty buffer"):
-        GroupBuffer().take_all()
+    with pytest.raises(ValueError, match="got 7 steps to take of the 0 there are"):
+        SegmentBuffer(groups=True).take(7)
+    with pytest.raises(ValueError, match="got 0 steps to take of the 0 there are"):
+        SegmentBuffer(groups=True).take()
 
 
 # ---------------------------------------------------------------- chunks that differ
@@ -96,33 +96,33 @@ def test_records_with_and_without_teammates_are_joined():
         assert {one.name for one in group.members} == {OWN, *TEAMMATES}
     for parts in ([alone, crane, many], [many, alone], [crane, few, alone], [alone, alone]):
         groups = [group for part in parts for group in part]
-        got = filled(parts).take_all()
-        same_batch(got, batch_from(groups))
-        for name, members in got.teammates.items():
-            assert members.members.tolist() == [len(group.of(name)) for group in groups]
-    assert not filled([alone]).take_all().teammates
+        got = filled(parts).take()
+        same_columns(got, batch_from(groups))
+        for one in got.groups.teammates:
+            assert one.members.tolist() == [len(group.of(one.behavior)) for group in groups]
+    assert not filled([alone]).take().groups.teammates
 
 
 def test_records_with_and_without_masks_are_joined():
     first, second = random_parts([2, 2])
-    buffer = GroupBuffer()
+    buffer = SegmentBuffer(groups=True)
     for part, masked in ((first, False), (second, True)):
         buffer.add(record(part, SPECS, masked=masked))
-    masks, rows = buffer.take_all().masks, sum(group.steps for group in first)
+    masks, rows = buffer.take().masks, sum(group.steps for group in first)
     assert not masks[:rows].any()
     np.testing.assert_array_equal(masks[rows:], record(second, SPECS).masks)
     buffer.add(record(first, SPECS, masked=False))
-    assert buffer.take_all().masks is None
+    assert buffer.take().masks is None
 
 
 def test_agent_numbers_belong_to_sources_and_group_numbers_to_origins():
     """A new assembly incarnation numbers groups anew; agent episodes keep the numbers of their source."""
     (groups,) = random_parts([2])
-    buffer = GroupBuffer()
+    buffer = SegmentBuffer(groups=True)
     for source, origin in (("a", "1"), ("a", "2"), ("b", "1"), ("a", "1")):
         buffer.add(record(groups, SPECS, source=source, origin=origin))
-    batch = buffer.take_all()
-    numbers, agent_episodes = batch.numbers.reshape(4, -1), batch.agent_episodes.reshape(4, -1)
+    batch = buffer.take()
+    numbers, agent_episodes = batch.groups.numbers.reshape(4, -1), batch.agent_episodes.reshape(4, -1)
     assert len(np.unique(numbers)) == 3 * len(np.unique(numbers[0]))
     assert len(np.unique(agent_episodes)) == 2 * len(np.unique(agent_episodes[0]))
     assert numbers[0].tolist() == numbers[3].tolist()
@@ -135,13 +135,13 @@ def test_agent_numbers_belong_to_sources_and_group_numbers_to_origins():
 def test_segments_without_groups_are_refused():
     (groups,) = random_parts([1])
     with pytest.raises(ServiceError, match="without group columns; expected segments of groups"):
-        GroupBuffer().add(record(groups, SPECS, shared=None))
+        SegmentBuffer(groups=True).add(record(groups, SPECS, shared=None))
 
 
 @pytest.mark.parametrize("change", [lambda carried: carried[1:], lambda carried: None])
 def test_number_of_memories_must_equal_that_of_sequences(change):
     (groups,) = random_parts([2])
-    right, buffer = record(groups, SPECS, length=LENGTH), GroupBuffer(LENGTH)
+    right, buffer = record(groups, SPECS, length=LENGTH), SegmentBuffer(LENGTH, groups=True)
     with pytest.raises(ServiceError, match=f"expected {len(right.carried)}, one for each sequence"):
         buffer.add(record(groups, SPECS, length=LENGTH, carried=change(right.carried)))
     assert buffer.steps == 0
@@ -150,14 +150,14 @@ def test_number_of_memories_must_equal_that_of_sequences(change):
 
 def test_unneeded_memories_are_dropped():
     (groups,) = random_parts([2])
-    buffer = GroupBuffer()
+    buffer = SegmentBuffer(groups=True)
     buffer.add(record(groups, SPECS, length=LENGTH))
-    assert buffer.take_all().carried is None
+    assert buffer.take().carried is None
 
 
 @pytest.mark.parametrize("length", [0, LENGTH])
 def test_empty_record_adds_nothing(length):
-    buffer = GroupBuffer(length)
+    buffer = SegmentBuffer(length, groups=True)
     buffer.add(record([], SPECS))
     assert buffer.steps == 0
 
@@ -194,4 +194,4 @@ def test_oldest_stale_group_segments_are_dropped_while_enough_remain(messages, k
     assert buffer.drop_stale(version=8, max_lag=3, keep_at_least=keep) == before - remaining
     assert buffer.steps == remaining
     if left:
-        same_batch(buffer.take_all(), batch_from(left))
+        same_columns(buffer.take(), batch_from(left))

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.learning.group_index import GroupIndex
-from sparring.pipeline.learning.group_networks import GroupWindows
+from sparring.pipeline.learning.group_networks import GroupIndex, GroupWindows
 from tests.learning.group_helpers import LENGTH, batch_of, timesteps_of
 from tests.learning.random_groups import OWN, PLAIN, Decision, Group, Member, World, specs_of
 
@@ -167,7 +166,7 @@ def test_windows_divide_group_time_and_sequences_are_steps_of_a_member_in_a_wind
     groups, specs = made(**how)
     batch = replace(batch_of(groups, specs), sequence_length=length)
     index = GroupIndex(batch, list(specs))
-    windows = GroupWindows.of(batch, index, length)
+    windows = GroupWindows(batch, index)
     timesteps = {(group, time): at for at, (group, time) in enumerate(timesteps_of(groups))}
     rows = rows_of(groups, OWN)
     expected = [(at, start) for at, group in enumerate(groups) for start in range(0, group.span, length)]
@@ -175,11 +174,15 @@ def test_windows_divide_group_time_and_sequences_are_steps_of_a_member_in_a_wind
     for number, (at, start) in enumerate(expected):
         group, which = groups[at], np.array([number])
         times = range(start, min(start + length, group.span))
-        assert windows.timesteps(which).tolist() == [timesteps[group, time] for time in times]
+        here = np.arange(windows.first[number], windows.first[number] + windows.lengths[number])
+        assert here.tolist() == [timesteps[group, time] for time in times]
         inside = [[rows[step] for step in one.steps if step.time in times] for one in group.of(OWN)]
         inside = [one for one in inside if one]
         of_q = windows.of_windows(which)
         sequences = zip(windows.first_q[of_q], windows.lengths_q[of_q], strict=True)
         assert [list(range(first, first + size)) for first, size in sequences] == inside
-        assert windows.weights[number] == max(sum(map(len, inside)), int(index.counts[windows.timesteps(which)].any()))
+        assert windows.weights[number] == max(
+            sum(map(len, inside)),
+            int(index.counts[here].any()),
+        )
     assert windows.first_q.tolist() == batch.starts()[windows.by_window].tolist()

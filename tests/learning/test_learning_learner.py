@@ -9,8 +9,8 @@ from torch.distributions import Categorical, Normal
 
 from sparring.pipeline.errors import CheckpointError, ServiceError
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.learning.schedules import Coefficients
 from sparring.pipeline.learning.settings import (
+    Coefficients,
     ExtrinsicSettings,
     Hyperparameters,
     RewardSignals,
@@ -78,7 +78,7 @@ def returns_normalized(values):
 
 def test_update_follows_the_gradient_of_the_paper():
     one = fed(learner(batch_size=64, num_epoch=1), masked=True, terminated=[True, False])
-    ppo, batch = one._algorithm, one._buffer.take_all()
+    ppo, batch = one._algorithm, one._buffer.take()
     coefficients = Coefficients.at(one.settings, 0)
     loss, policy, value, entropy = plain_loss(ppo, batch, coefficients.epsilon, coefficients.beta)
     ppo.optimizer.parameters.gradient.zero_()

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from sparring.pipeline.learning import losses, returns
-from sparring.pipeline.learning.schedules import Coefficients, scheduled
-from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.learning.settings import Coefficients, Hyperparameters, TrainerSettings, scheduled
 from tests.learning.learning_helpers import small_settings
 
 
@@ -53,7 +52,7 @@ def test_value_loss_and_its_gradient_equal_those_of_the_squared_error():
 
 def test_clipped_value_loss_and_its_gradient_equal_those_of_the_authors_code():
     values, targets, old = (random_rows(200, 2, seed=seed) for seed in range(3))
-    squares, gradient = losses.clipped_value_loss(values, targets, old, 0.2, 0.5)
+    squares, gradient = losses.value_loss(values, targets, 0.5, old, 0.2)
     values.requires_grad_(True)
     clipped = old + (values - old).clamp(-0.2, 0.2)
     expected = torch.maximum((values - targets) ** 2, (clipped - targets) ** 2)

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.learning.buffer import Batch
-from sparring.pipeline.learning.ppo import PPO, minibatches
-from sparring.pipeline.learning.rows import Minibatch
+from sparring.pipeline.learning.minibatches import Minibatch, minibatches
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.networks.weights import load_arrays, to_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.learning.learning_helpers import algorithm_of
 
 SPEC = BehaviorSpec(
     observations=(
@@ -65,7 +65,7 @@ def batch(ppo, lengths=(20, 12)):
 
 
 def test_update_changes_every_part_of_the_network_and_no_byte_image():
-    ppo = PPO("Test", SPEC, TRAINER, torch.Generator().manual_seed(0))
+    ppo = algorithm_of("Test", SPEC, TRAINER, torch.Generator().manual_seed(0))
     steps = batch(ppo)
     images = steps.observations[0].copy()
     before = [to_arrays(ppo.actor), to_arrays(ppo.networks.critic)]
@@ -83,8 +83,8 @@ def test_shared_critic_is_one_network_whose_values_are_not_published(conditionin
     network = TRAINER.network_settings.model_copy(update={"goal_conditioning_type": conditioning})
     hyper = TRAINER.hyperparameters.model_copy(update={"shared_critic": True})
     trainer = TRAINER.model_copy(update={"hyperparameters": hyper, "network_settings": network})
-    ppo = PPO("Test", SPEC, trainer, torch.Generator().manual_seed(0))
-    separate = PPO(
+    ppo = algorithm_of("Test", SPEC, trainer, torch.Generator().manual_seed(0))
+    separate = algorithm_of(
         "Test", SPEC, TRAINER.model_copy(update={"network_settings": network}), torch.Generator().manual_seed(0)
     )
     assert ppo.networks.critic is None
@@ -110,7 +110,7 @@ def test_shared_critic_is_one_network_whose_values_are_not_published(conditionin
 
 def test_log_probabilities_of_fresh_rows_equal_the_stored_ones():
     """The ratio of an update is 1 at first, because log-probabilities of a batch equal those of acting."""
-    ppo = PPO("Test", SPEC, TRAINER, torch.Generator().manual_seed(0))
+    ppo = algorithm_of("Test", SPEC, TRAINER, torch.Generator().manual_seed(0))
     steps = batch(ppo)
     encoder = ppo.actor.encoder
     with torch.no_grad():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from sparring.pipeline.learning import group_networks, losses
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.poca import shuffled
-from sparring.pipeline.learning.schedules import Coefficients
+from sparring.pipeline.learning.settings import Coefficients
 from sparring.pipeline.networks.weights import to_arrays
 from tests.learning.group_helpers import (
     GAMMA,
@@ -51,7 +53,7 @@ def played(variant, seed=0, *, count=5, **hyper):
 
 
 def targets_of(poca, batch, epsilon=0.2):
-    return poca._targets(batch, *estimated(poca, batch), epsilon)
+    return poca._targets(batch, epsilon)
 
 
 # ---------------------------------------------------------------- values and baselines
@@ -231,7 +233,7 @@ def test_every_step_follows_the_gradient_of_the_loss(variant, clip):
     def compared(rows, recalled, critic_rows, *others):
         gradient.zero_()
         steps = [named[one] for one in rows.log_prob.tolist()]
-        chosen = [timesteps[at] for at in critic_rows.timesteps.tolist()]
+        chosen = [timesteps[at] for at in critic_rows.inputs.timesteps.tolist()]
         surrogate, entropy = policy_part(poca, steps, of_step, coefficients.epsilon)
         value, baseline = critic_part(poca, chosen, returns, values, baselines, coefficients.epsilon)
         (-surrogate + 0.5 * (value + 0.5 * baseline) - coefficients.beta * parts * entropy).backward()
@@ -274,7 +276,7 @@ def test_value_within_the_clip_range_keeps_its_gradient_despite_rounding():
     generator = torch.Generator().manual_seed(0)
     values, returns, old = (torch.randn(2000, 1, generator=generator) * 0.1 for _ in range(3))
     inside = (values - old).abs() < 0.19
-    _, gradient = losses.clipped_value_loss(values, returns, old, 0.2, 0.5)
+    _, gradient = losses.value_loss(values, returns, 0.5, old, 0.2)
     _, expected = losses.value_loss(values, returns, 0.5)
     assert torch.equal(gradient[inside], expected[inside])
 
@@ -310,24 +312,24 @@ def test_parts_of_timesteps_are_in_random_order():
 def test_epoch_has_decisions_for_the_actor_and_whole_timesteps_for_the_critic(variant, size):
     """There are as many minibatches as in PPO, no decision occurs twice, and the critic omits nothing."""
     poca, groups, batch = played(variant, batch_size=size, buffer_size=500)
-    prepared, found = estimated(poca, batch)
-    targets = poca._targets(batch, prepared, found, 0.2)
-    numbers = targets._replace(rows=targets.rows._replace(log_prob=torch.arange(float(batch.steps))))
+    targets = poca._targets(batch, 0.2)
+    prepared = targets.prepared
+    numbers = replace(targets, rows=targets.rows._replace(log_prob=torch.arange(float(batch.steps))))
     timesteps, decided = timesteps_of(groups), {}
     for row, (group, _, step) in enumerate(decisions_of(groups)):
         decided.setdefault((group, step.time), set()).add(row)
     acted, evaluated, valued = [], [], set()
-    for (rows, recalled, _), critic_rows in poca._minibatches(prepared, found, numbers, None):
+    for rows, recalled, _, critic_rows in poca._minibatches(numbers):
         acted.append([int(one) for one in rows.log_prob.tolist()])
-        evaluated.append(critic_rows.rows.tolist())
-        valued.update(critic_rows.timesteps.tolist())
+        evaluated.append(critic_rows.inputs.rows.tolist())
+        valued.update(critic_rows.inputs.timesteps.tolist())
         assert recalled is None
         assert set(evaluated[-1]) == set().union(
-            *(decided.get(timesteps[at], set()) for at in critic_rows.timesteps.tolist())
+            *(decided.get(timesteps[at], set()) for at in critic_rows.inputs.timesteps.tolist())
         )
         for number, at in enumerate(acted[-1]):
             assert torch.equal(rows.advantage[number], targets.rows.advantage[at])
-            assert rows.discrete[number].tolist() == batch.own.discrete[at].tolist()
+            assert rows.discrete[number].tolist() == batch.discrete[at].tolist()
     size = min(size, batch.steps)
     assert [len(rows) for rows in acted] == [size] * (batch.steps // size)
     assert len({row for rows in acted for row in rows}) == batch.steps // size * size

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import silu
 
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.learning.schedules import Coefficients
+from sparring.pipeline.learning.settings import Coefficients
 from sparring.pipeline.networks.weights import to_arrays
 from tests.learning.group_helpers import (
     LENGTH,
@@ -97,7 +97,7 @@ def test_every_step_follows_the_gradient_within_each_window(variant):
         log_probs = rows.log_prob.tolist()
         sequences = [named[one] for one in log_probs if one in named]
         assert sum(len(steps) for _, steps in sequences) == len(log_probs)
-        windows = [one for one in (timesteps[at] for at in part.timesteps.tolist()) if one[1] % LENGTH == 0]
+        windows = [one for one in (timesteps[at] for at in part.inputs.timesteps.tolist()) if one[1] % LENGTH == 0]
         surrogate, entropy = policy_part(poca, sequences, of_step, coefficients.epsilon)
         value, baseline = critic_part(poca, windows, walked, returns)
         (-surrogate + 0.5 * (value + 0.5 * baseline) - coefficients.beta * parts * entropy).backward()

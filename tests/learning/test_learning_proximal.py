@@ -10,9 +10,9 @@ import torch
 from torch.distributions import Categorical, Normal
 
 import tests.learning.recurrent_helpers as recurrent
-from sparring.pipeline.learning import poca, ppo, proximal
+from sparring.pipeline.learning import policy_gradient, proximal
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.learning.report import diagnostics
+from sparring.pipeline.learning.report import Losses, diagnostics
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.networks.weights import to_arrays
@@ -40,7 +40,7 @@ def batch_for(algorithm, spec, versions=0):
     """Returns 64 rows that the actor of the algorithm played."""
     learner = Learner("Test", spec, small_settings(), 1)
     learner.add(segments([32, 20, 12], spec=spec, versions=versions))
-    batch = learner._buffer.take_all()
+    batch = learner._buffer.take()
     acted = algorithm.actor.frozen().act(batch.observations, None, torch.Generator().manual_seed(3))
     return replace(batch, **dict(zip(("continuous", "discrete", "log_probs"), acted, strict=True)))
 
@@ -104,8 +104,7 @@ def corrections(monkeypatch):
         seen.append((rows, *out))
         return out
 
-    monkeypatch.setattr(ppo, "correct", correct)
-    monkeypatch.setattr(poca, "correct", correct)
+    monkeypatch.setattr(policy_gradient, "correct", correct)
     return seen
 
 
@@ -228,9 +227,10 @@ def test_log_probabilities_of_parts_add_up_to_the_joint_one():
 
 def test_diagnostics_follow_their_formulas():
     ratios = torch.tensor([0.5, 1.0, 1.1, 1.5])
+    nothing = torch.zeros(())
     minibatches = [
-        {"log_ratio": ratios[:2].log(), "gradient_norm": 1.0},
-        {"log_ratio": ratios[2:].log(), "gradient_norm": 3.0},
+        Losses(nothing, log_ratio, nothing, {}, norm)
+        for log_ratio, norm in zip(ratios.log().split(2), (1.0, 3.0), strict=True)
     ]
     targets, values = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [1.0], [4.0]], np.float32)
     found = diagnostics(minibatches, targets, values, 0.2, proximal.Staleness(weight=0.9, sample_size=0.7))

@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.assembly import sequences
-from sparring.pipeline.learning import actor_critic
-from sparring.pipeline.learning.actor_critic import Recurrence
+from sparring.pipeline.learning import minibatches
 from sparring.pipeline.learning.buffer import Batch
-from sparring.pipeline.learning.ppo import recurrent_minibatches
-from sparring.pipeline.learning.rows import Minibatch
+from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, recurrent_minibatches
 from sparring.pipeline.networks.recurrent import Layout
 from tests.learning.recurrent_helpers import ALL, FIRST, SECOND, Walk, estimated, learning, played
 
@@ -32,7 +30,7 @@ def compare(found, walked):
 @pytest.mark.parametrize("rows_at_once", [1, 4, 1024])
 def test_values_equal_those_computed_episode_by_episode(variant, rows_at_once, monkeypatch):
     """A batch has several segments of an agent episode; memories are kept until the episode ends."""
-    monkeypatch.setattr(actor_critic, "_ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(minibatches, "_ROWS_AT_ONCE", rows_at_once)
     ppo, standing = learning(**variant), {}
     walk = Walk(ppo)
     for seed, parts in enumerate((FIRST, SECOND)):

@@ -152,8 +152,8 @@ def test_group_rewards_are_scaled_by_their_own_deviation() -> None:
         hashes.append(one.weights_sha256)
         if normalize:
             weights = one.checkpoint().weights
-            assert weights["signals.extrinsic.count"] == 1 + len(batch.shared)
-            own = RewardScale(0.99)
-            own.divide(batch.shared, batch.spans, batch.numbers, batch.over)
+            assert weights["signals.extrinsic.count"] == 1 + len(batch.groups.rewards)
+            own, groups = RewardScale(0.99), batch.groups
+            own.divide(groups.rewards, groups.spans, groups.numbers, groups.ended)
             assert weights["signals.extrinsic.variance"] == own.module.variance.numpy()
     assert hashes[0] != hashes[1]

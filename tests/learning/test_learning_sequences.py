@@ -134,7 +134,7 @@ class BufferMachine(RuleBasedStateMachine):
     def take_all(self):
         if self.segments:
             segments_taken, self.segments = self.segments, []
-            self.check(self.buffer.take_all(), segments_taken)
+            self.check(self.buffer.take(), segments_taken)
 
     @rule(version=st.integers(0, 12), keep=st.integers(0, 40))
     def drop(self, version, keep):
@@ -201,7 +201,7 @@ def test_agent_episode_is_identified_by_source_and_number():
     for source in ("stepping-0.1", "stepping-1.1", "stepping-0.1"):
         new = [ModelSegment([0], 0.5, [0], episode, False, False) for episode in (1, 2)]
         buffer.add(record(new, 2, source))
-    agent_episodes = buffer.take_all().agent_episodes.tolist()
+    agent_episodes = buffer.take().agent_episodes.tolist()
     assert agent_episodes[:2] == agent_episodes[4:]
     assert len(set(agent_episodes)) == 4
 
@@ -222,7 +222,7 @@ def test_recurrent_state_is_dropped_with_its_segments():
     ]
     buffer.add(record(new, 2, "a"))
     assert buffer.drop_stale(version=9, max_lag=3, keep_at_least=0) == 3
-    assert buffer.take_all().carried.tolist() == [carried_at(13)]
+    assert buffer.take().carried.tolist() == [carried_at(13)]
 
 
 def test_taking_less_than_a_sequence_is_refused():

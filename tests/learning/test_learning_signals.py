@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.pipeline.learning.memories import MOST_AGENTS
-from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.signals import EpisodeSums, Signals, by_series
 from sparring.pipeline.learning.signals.episode_starts import EpisodeStarts
 from sparring.pipeline.learning.signals.steps import Features, Steps
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from tests.learning.learning_helpers import algorithm_of
 from tests.learning.signals_algorithms import PLAIN, steps_of_batch
 from tests.learning.signals_helpers import (
     HYBRID,
@@ -195,7 +195,7 @@ def test_order_and_strengths(demo: Path) -> None:
     assert tuple(signals.settings) == NAMES
     assert list(signals.sources) == ["gail", "curiosity", "rnd"]
     signals.sources["curiosity"].module.updated.fill_(1)
-    batch = played(PPO("Test", PLAIN, trainer(signals_of(["extrinsic"])), torch.Generator().manual_seed(0)))
+    batch = played(algorithm_of("Test", PLAIN, trainer(signals_of(["extrinsic"])), torch.Generator().manual_seed(0)))
     steps = steps_of_batch(PLAIN, batch)
     found = signals.begin(batch.rewards, lambda: steps)
     assert tuple(found) == NAMES
@@ -207,7 +207,7 @@ def test_order_and_strengths(demo: Path) -> None:
 
 def test_mean_rewards_of_episodes_that_ended(demo: Path) -> None:
     """`Policy/Gail Reward` is the mean return of the ended episodes, whose rewards may come from several batches."""
-    ppo = PPO("Test", PLAIN, trainer(signals_of(NAMES, demo / "hybrid")), torch.Generator().manual_seed(0))
+    ppo = algorithm_of("Test", PLAIN, trainer(signals_of(NAMES, demo / "hybrid")), torch.Generator().manual_seed(0))
     sums, carried = {name: {} for name in NAMES[1:]}, {}
     for update, parts in enumerate([[(1, 3, False), (2, 4, False)], [(1, 4, True), (2, 5, False), (3, 2, True)]]):
         batch = played(ppo, parts, seed=update, carried_by_agent=carried)

@@ -129,7 +129,7 @@ def test_resumed_gail_normalizes_new_demonstrations_by_its_checkpoint(tmp_path: 
     raw = np.concatenate([columns["observation.0"], far["observation.0"]])
     normalizer = gail.module.features.encoder.normalizer
     mean, deviation = normalizer.mean.numpy()[:3], normalizer.variance.sqrt().numpy()[:3]
-    batch = fed(other, 0)._buffer.take_all()
+    batch = fed(other, 0)._buffer.take()
     other._algorithm.update(batch, 1, 0)
     np.testing.assert_allclose(
         gail._expert.inputs[0][:, :3].numpy(), np.clip((raw - mean) / deviation, -5, 5), rtol=1e-4, atol=1e-5

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.pipeline.learning.actor_critic import ActorCritic
+from sparring.pipeline.learning.actor_critic import AgentNetworks
 from sparring.pipeline.learning.group_networks import GroupNetworks
-from sparring.pipeline.learning.poca import POCA
-from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import ExtrinsicSettings, RewardSignals
 from sparring.pipeline.learning.signals import by_series
 from tests.learning.group_helpers import batch_of
+from tests.learning.learning_helpers import algorithm_of
 from tests.learning.random_groups import OWN, specs_of
 from tests.learning.signals_algorithms import PLAIN, check, made, share_of, steps_of_batch
 from tests.learning.signals_helpers import (
@@ -70,7 +69,7 @@ def test_returns_and_advantages_of_all_signals(demo: Path, shared: bool) -> None
     next observation for all signals. The advantage is the mean over signals, normalized over the batch.
     """
     settings = trainer(signals_of(NAMES, demo / "hybrid"), shared_critic=shared)
-    ppo = PPO("Test", PLAIN, settings, torch.Generator().manual_seed(0))
+    ppo = algorithm_of("Test", PLAIN, settings, torch.Generator().manual_seed(0))
     ppo.signals.sources["curiosity"].module.updated.fill_(1)
     batch = played(ppo)
     assert batch.terminated.any()
@@ -91,7 +90,7 @@ def test_returns_and_advantages_of_all_signals(demo: Path, shared: bool) -> None
         bootstrap = np.where(batch.terminated, share * begun, following[:, head])
         every.append(plain_gae(rewards, values[:, head], bootstrap, batch.lengths, gammas[name], 0.95))
     estimates = np.array(every).T
-    rows = ppo._rows(batch, prepared, ppo.networks.estimate(prepared, batch), 0.2)
+    rows = ppo._targets(batch, 0.2).rows
     np.testing.assert_allclose(rows.returns.numpy(), estimates + values, rtol=1e-3, atol=1e-4)
     mean = estimates.mean(1)
     np.testing.assert_allclose(rows.advantage.numpy(), (mean - mean.mean()) / mean.std(), rtol=1e-3, atol=1e-3)
@@ -171,7 +170,7 @@ def test_reward_networks_ignore_settings_of_memory(demo: Path) -> None:
     changed = {
         name: getattr(one, name).model_copy(update={"network_settings": shape}) for name in ("gail", "curiosity", "rnd")
     }
-    ppo = PPO("Test", PLAIN, trainer(one.model_copy(update=changed)), torch.Generator().manual_seed(0))
+    ppo = algorithm_of("Test", PLAIN, trainer(one.model_copy(update=changed)), torch.Generator().manual_seed(0))
     check(ppo, ppo.update(played(ppo), 1, 0), NAMES)
 
 
@@ -183,7 +182,7 @@ def test_teammates_of_other_behaviors_are_not_seen(demo: Path, kind: str) -> Non
         assert len(algorithm._reward_steps(batch)) == batch.steps
         return
     specs = specs_of(PLAIN, teammates=2)
-    algorithm = POCA(OWN, PLAIN, trainer(signals_of(NAMES, demo / "hybrid"), kind="poca"), torch.Generator())
+    algorithm = algorithm_of(OWN, PLAIN, trainer(signals_of(NAMES, demo / "hybrid"), kind="poca"), torch.Generator())
     algorithm.register({name: spec for name, spec in specs.items() if name != OWN})
     batch = batch_of(world(algorithm, specs).groups(6), specs)
     assert len(algorithm._reward_steps(batch)) == batch.steps
@@ -195,7 +194,7 @@ def test_non_finite_batch_does_not_change_reward_networks(demo: Path, kind: str)
     """Weights, beta, `updated` and optimizers do not change, bit for bit; the next batch is trained on."""
     algorithm, batch = made(kind, "hybrid", demo, NAMES, use_actions=True, use_vail=True, normalize=True)
     algorithm.update(batch, 1, 0)
-    columns = (batch if kind == "ppo" else batch.own).observations[0]
+    columns = batch.observations[0]
     original = columns.copy()
     columns[:] = np.nan
     before = state(algorithm.signals.modules), moments(algorithm.signals)
@@ -269,17 +268,16 @@ def test_rewards_of_members_are_summed_at_the_time_of_their_decisions(demo: Path
     """
     spec = PLAIN
     settings = trainer(signals_of(NAMES, demo / "hybrid"), kind="poca")
-    poca = POCA(OWN, spec, settings, torch.Generator().manual_seed(0))
+    poca = algorithm_of(OWN, spec, settings, torch.Generator().manual_seed(0))
     poca.signals.sources["curiosity"].module.updated.fill_(1)
     specs = specs_of(spec)
     groups = world(poca, specs).groups(4, over=False)
     batch = batch_of(groups, specs)
-    prepared = poca.networks.prepare(batch)
-    found = poca.networks.estimate(prepared, batch)
     steps = poca._reward_steps(batch)
     gammas = {"extrinsic": 0.9, "gail": 0.8, "curiosity": 0.95, "rnd": 0.85}
     strengths = {"extrinsic": 0.7, "gail": 0.3, "curiosity": 0.2, "rnd": 0.1}
-    targets = poca._targets(batch, prepared, found, 0.2)
+    targets = poca._targets(batch, 0.2)
+    found, (returns_of, _) = targets.estimates, targets.of_timesteps
     for head, name in enumerate(NAMES):
         earned = None if name == "extrinsic" else poca.signals.sources[name].begin(steps)
         row, timestep = 0, 0
@@ -294,7 +292,7 @@ def test_rewards_of_members_are_summed_at_the_time_of_their_decisions(demo: Path
             later = values[-1]
             for time in reversed(range(group.span)):
                 value = strengths[name] * series[time] + gammas[name] * later
-                assert targets.returns[timestep + time, head].item() == pytest.approx(value, rel=1e-3, abs=1e-4)
+                assert returns_of[timestep + time, head].item() == pytest.approx(value, rel=1e-3, abs=1e-4)
                 later = 0.95 * value + 0.05 * values[time]
             timestep += group.span + 1
 
@@ -302,7 +300,7 @@ def test_rewards_of_members_are_summed_at_the_time_of_their_decisions(demo: Path
 def test_end_of_a_group_stops_the_extrinsic_return_only(demo: Path) -> None:
     """Other signals bootstrap beyond the end of a group."""
     settings = trainer(signals_of(NAMES, demo / "hybrid"), kind="poca")
-    poca = POCA(OWN, PLAIN, settings, torch.Generator().manual_seed(0))
+    poca = algorithm_of(OWN, PLAIN, settings, torch.Generator().manual_seed(0))
     specs = specs_of(PLAIN)
     groups = world(poca, specs).groups(6, over=True)
     for group in groups:
@@ -310,22 +308,22 @@ def test_end_of_a_group_stops_the_extrinsic_return_only(demo: Path) -> None:
             member.terminated, member.interrupted = member.ended, False
             member.until = min(member.until, group.span)
     batch = batch_of(groups, specs)
-    prepared = poca.networks.prepare(batch)
     steps = poca._reward_steps(batch)
-    targets = poca._targets(batch, prepared, poca.networks.estimate(prepared, batch), 0.2)
-    rewards = {"extrinsic": 0.7 * batch.shared}
+    targets = poca._targets(batch, 0.2)
+    prepared, (returns_of, values_of) = targets.prepared, targets.of_timesteps
+    rewards = {"extrinsic": 0.7 * batch.groups.rewards}
     for name, strength in (("gail", 0.3), ("rnd", 0.1)):
         earned = strength * poca.signals.sources[name].begin(steps)
         rewards[name] = by_series(earned, prepared.index.timesteps, prepared.index.in_series)
-    last = np.cumsum(batch.spans) - 1
+    last = np.cumsum(batch.groups.spans) - 1
     for name, series in rewards.items():
-        returns = targets.returns[prepared.index.last - 1, NAMES.index(name)].numpy()
+        returns = returns_of[prepared.index.last - 1, NAMES.index(name)].numpy()
         stops = np.isclose(returns, series[last], rtol=1e-5, atol=1e-6)
         assert stops.all() == (name == "extrinsic"), name
         if name != "extrinsic":  # no member remains, so the return bootstraps with the value of episode starts
-            begun = targets.values[prepared.index.first, NAMES.index(name)].numpy().mean()
+            begun = values_of[prepared.index.first, NAMES.index(name)].numpy().mean()
             gamma = {"gail": 0.8, "rnd": 0.85}[name]
-            share = {"gail": share_of(demo / "hybrid", len(groups), len(batch.shared)), "rnd": 1.0}[name]
+            share = {"gail": share_of(demo / "hybrid", len(groups), len(batch.groups.rewards)), "rnd": 1.0}[name]
             np.testing.assert_allclose(returns, series[last] + gamma * share * begun, rtol=1e-4, atol=1e-5)
 
 
@@ -338,12 +336,12 @@ def test_random_numbers_do_not_depend_on_signals_without_networks(kind: str, dem
     settings = trainer(RewardSignals(extrinsic=ExtrinsicSettings()), kind=kind)
     alone, generator = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     if kind == "ppo":
-        networks: Any = ActorCritic(PLAIN, settings, alone)
-        algorithm: Any = PPO("Test", PLAIN, settings, generator)
+        networks: Any = AgentNetworks(PLAIN, settings, alone)
+        algorithm: Any = algorithm_of("Test", PLAIN, settings, generator)
         batch: Any = played(algorithm)
     else:
         networks = GroupNetworks(OWN, PLAIN, settings, alone)
-        algorithm = POCA(OWN, PLAIN, settings, generator)
+        algorithm = algorithm_of(OWN, PLAIN, settings, generator)
         batch = batch_of(world(algorithm, specs_of(PLAIN)).groups(4), specs_of(PLAIN))
     assert state(algorithm.modules) == state(networks.modules)
     assert torch.equal(generator.get_state(), alone.get_state())
@@ -357,7 +355,7 @@ def test_random_numbers_do_not_depend_on_signals_without_networks(kind: str, dem
 def test_initial_actor_does_not_depend_on_reward_networks(demo: Path) -> None:
     """Reward networks are initialized after the actor, so the initial policy does not depend on them."""
     plain, rich = (
-        PPO("Test", PLAIN, trainer(signals_of(names, demo / "hybrid")), torch.Generator().manual_seed(3))
+        algorithm_of("Test", PLAIN, trainer(signals_of(names, demo / "hybrid")), torch.Generator().manual_seed(3))
         for names in (["extrinsic"], NAMES)
     )
     assert state(plain.actor) == state(rich.actor)

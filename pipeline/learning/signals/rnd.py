@@ -17,8 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.learning.optimizer import Adam
-from sparring.pipeline.learning.parameters import place
+from sparring.pipeline.learning.optimizer import Adam, place
 from sparring.pipeline.learning.settings import RndSettings
 from sparring.pipeline.learning.signals.steps import Features, Floats, Steps, select_rows
 from sparring.pipeline.networks.device import CPU, back, over

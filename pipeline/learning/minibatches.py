@@ -1,0 +1,154 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""This module divides the rows of a batch into minibatches, for recurrent networks by whole sequences.
+
+B rows of a minibatch, R rows of the batch, q sequences, F features, C continuous actions, D branches, P = C + D parts
+of an action, S reward signals, M values of a recurrent memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.networks.encoders import Inputs
+from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.specs import Array
+
+_ROWS_AT_ONCE: Final = 1024
+_BYTES_AT_ONCE: Final = 4 * 2**20
+_WIDE: Final = 4096
+"""Bytes of a row from which a column is shuffled one minibatch at a time instead of all at once."""
+
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+
+
+class Minibatch(NamedTuple):
+    """Holds the columns of a minibatch.
+
+    Attributes:
+        inputs: prepared observations, [B, F] of the vectors first.
+        continuous: [B, C] raw samples.
+        discrete: [B, D] int64 choices.
+        masks: [B, choices of all branches] True = forbidden; None if every choice was allowed.
+        log_prob: under the policy that the clip is centered on: [B] of the joint action, or [B, P] of each part of it
+            if the ratio is that of each part.
+        advantage: [B] normalized, then weighted (`proximal`).
+        limit: [B] `losses.clip_limit` of the advantage.
+        returns: [B, S] targets of the critic, per signal.
+        values: [B, S] the critic's estimates before the update.
+    """
+
+    inputs: Inputs
+    continuous: Tensor
+    discrete: Tensor
+    masks: Tensor | None
+    log_prob: Tensor
+    advantage: Tensor
+    limit: Tensor
+    returns: Tensor
+    values: Tensor
+
+    def at(self, which_B: Tensor) -> Minibatch:
+        """Returns some of the rows."""
+        others = (None if column is None else column.index_select(0, which_B) for column in self[1:])
+        return Minibatch(tuple(column.index_select(0, which_B) for column in self.inputs), *others)  # type: ignore[arg-type]
+
+
+class RecurrentState(NamedTuple):
+    """Holds the memories of the networks at the start of each sequence of a minibatch.
+
+    Attributes:
+        layout: how the rows form sequences.
+        actor: [q, M].
+        critic: [q, M]; None if actor and critic share a body, or the critic has sequences of its own.
+    """
+
+    layout: Layout
+    actor: Tensor
+    critic: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recurrence:
+    """Describes the sequences of a batch.
+
+    Attributes:
+        first: [q] first row of each.
+        lengths: [q] rows of each.
+        actor: [q, M] memory of the actor at the start, stored when it acted.
+        critic: [q, M] memory of the critic at the start; None as in `RecurrentState`.
+    """
+
+    first: Numbers
+    lengths: Numbers
+    actor: Floats
+    critic: Floats | None
+
+    def holding(self, wanted_r: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Returns [q] which sequences contain a wanted row."""
+        within = wanted_r[sequences.rows_of(self.first, self.lengths)]
+        found: NDArray[np.bool_] = np.logical_or.reduceat(within, np.cumsum(self.lengths) - self.lengths)
+        return found
+
+    def select(self, which_q: Array) -> tuple[Tensor, RecurrentState]:
+        """Returns the rows [B] of the given sequences, one after the other, and the memories at their starts."""
+        lengths = self.lengths[which_q]
+        critic = None if self.critic is None else torch.from_numpy(self.critic[which_q])
+        state = RecurrentState(Layout(lengths), torch.from_numpy(self.actor[which_q]), critic)
+        return torch.from_numpy(sequences.rows_of(self.first[which_q], lengths)), state
+
+
+def minibatches(rows: Minibatch, size: int, generator: torch.Generator) -> Iterator[tuple[Minibatch, None, Tensor]]:
+    """Yields minibatches of `size` shuffled rows, or one of all, with row numbers; incomplete ones are left out."""
+    steps = len(rows.log_prob)
+    size = min(size, steps)
+    count = steps // size
+    order_R = torch.randperm(steps, generator=generator)[: count * size]
+    inputs = zip(*(_shuffled(column, order_R, size) for column in rows.inputs), strict=True)
+    others = ([None] * count if column is None else _shuffled(column, order_R, size) for column in rows[1:])
+    which = torch.split(order_R, size)
+    return ((Minibatch(*parts), None, at_B) for at_B, *parts in zip(which, inputs, *others, strict=True))
+
+
+def recurrent_minibatches(
+    rows: Minibatch, recurrence: Recurrence, size: int, generator: torch.Generator
+) -> Iterator[tuple[Minibatch, RecurrentState, Tensor]]:
+    """Yields minibatches of `size` (at least one) shuffled sequences, or one of all, with their row numbers.
+
+    Incomplete ones are left out.
+    """
+    for which_q in shuffled_parts(len(recurrence.lengths), size, generator):
+        at_B, state = recurrence.select(which_q)
+        yield rows.at(at_B), state, at_B
+
+
+def shuffled_parts(count: int, size: int, generator: torch.Generator) -> Numbers:
+    """Returns [parts, size] the numbers below `count` in a random order; `size` is limited to 1 to `count`."""
+    size = min(max(1, size), count)
+    order: Numbers = torch.randperm(count, generator=generator)[: count // size * size].numpy()
+    return order.reshape(-1, size)
+
+
+def rows_at_once(inputs: Inputs) -> int:
+    """Returns how many rows fit in the CPU's cache."""
+    return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, *map(_row_bytes, inputs))))
+
+
+def _row_bytes(column: Tensor) -> int:
+    return math.prod(column.shape[1:]) * column.element_size()
+
+
+def _shuffled(column: Tensor, order_R: Tensor, size: int) -> Iterable[Tensor]:
+    """Yields a reordered column, `size` rows at a time: views of one gather, unless that would copy a lot of memory."""
+    if _row_bytes(column) < _WIDE:
+        return torch.split(column.index_select(0, order_R), size)
+    return (column.index_select(0, part_B) for part_B in torch.split(order_R, size))

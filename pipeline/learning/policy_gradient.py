@@ -1,0 +1,306 @@
+# ruff: noqa: N803, N806 (names end in their shape)
+"""This module updates actor and critic of one behavior, as PPO and MA-POCA have in common.
+
+An algorithm computes targets of a whole batch (`_targets`). After the correction for staleness (`proximal`), Adam takes
+a step on each of several shuffled minibatches: minus the clipped surrogate and the entropy bonus, plus the losses of
+the critic's estimates, which the algorithm evaluates (`_forward`).
+
+B rows of a minibatch, R rows of the batch, T steps of g series, H means and logits, S reward signals.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparring.pipeline.learning import losses, returns
+from sparring.pipeline.learning.actor_critic import ActorCritic
+from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.minibatches import (
+    Minibatch,
+    Recurrence,
+    RecurrentState,
+    minibatches,
+    recurrent_minibatches,
+)
+from sparring.pipeline.learning.optimizer import Adam, BackwardFn
+from sparring.pipeline.learning.proximal import correct
+from sparring.pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
+from sparring.pipeline.learning.settings import Coefficients, TrainerSettings
+from sparring.pipeline.learning.signals import Signals
+from sparring.pipeline.learning.signals.episode_starts import EpisodeStarts
+from sparring.pipeline.learning.signals.steps import Steps
+from sparring.pipeline.networks.device import over
+from sparring.pipeline.networks.encoders import Encoder, Inputs
+from sparring.pipeline.specs import Array
+
+VALUE_WEIGHT: Final = 0.5
+
+Floats = NDArray[np.float32]
+
+
+class Series(NamedTuple):
+    """Describes what agents or groups earned in their segments, one after the other.
+
+    Attributes:
+        numbers: [g] number of the agent episode or the group.
+        lengths: [g] steps of each segment.
+        ended: [g] the episode or the group ended with the segment.
+        terminated: [g] nobody is left after the segment.
+        occupied: [g] somebody is there at the first step.
+        values: [T, S] estimates before the update.
+        next_values: [g, S] those of what follows each segment.
+    """
+
+    numbers: Array
+    lengths: Array
+    ended: Array
+    terminated: Array
+    occupied: Array
+    values: Floats
+    next_values: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """Holds the targets of a batch.
+
+    Attributes:
+        rows: all decisions.
+        recurrence: the actor's sequences; None for an actor without memory.
+        returns: [T, S] targets of the values.
+        values: [T, S] values before the update.
+        observed: observations before normalization, for the running statistics of each encoder.
+        terminated: some episode or group ended by itself.
+        groups: some agents shared a group.
+    """
+
+    rows: Minibatch
+    recurrence: Recurrence | None
+    returns: Tensor
+    values: Tensor
+    observed: Sequence[tuple[Encoder, Inputs]]
+    terminated: bool
+    groups: bool = False
+
+
+class Estimated(NamedTuple):
+    """Holds estimates of the critic for a minibatch.
+
+    Attributes:
+        found: [n, S].
+        returns: [n, S] their targets.
+        before: [n, S] the estimates before the update.
+        weight: factor of their mean squared error.
+    """
+
+    found: Tensor
+    returns: Tensor
+    before: Tensor
+    weight: float
+
+
+class ForwardPass(NamedTuple):
+    """Holds the outputs of the networks for a minibatch.
+
+    Attributes:
+        head: [B, H] means and logits.
+        estimates: of the critic, by kind.
+        backward_fn: propagates gradients of head, log sigma and estimates to the parameters.
+    """
+
+    head: Tensor
+    estimates: Mapping[str, Estimated]
+    backward_fn: BackwardFn
+
+
+NetworksT = TypeVar("NetworksT", bound=ActorCritic)
+TargetsT = TypeVar("TargetsT", bound=Targets)
+CriticT = TypeVar("CriticT")
+
+
+class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
+    """Trains the networks of one behavior; minibatches may hold a part (`CriticT`) for the critic alone.
+
+    Attributes:
+        networks: actor and critic.
+        actor: the one of `networks`.
+        modules: both networks by name.
+        optimizer: changes their parameters.
+        signals: rewards, and the networks of reward signals.
+
+    Args:
+        networks: actor and critic.
+        optimizer: that of their parameters.
+        signals: rewards.
+        settings: the learner's settings.
+        generator: random source of shuffling.
+        clone: trains the actor beside this, after a number of steps, and returns statistics; None for no cloning.
+    """
+
+    def __init__(
+        self,
+        networks: NetworksT,
+        optimizer: Adam,
+        signals: Signals,
+        settings: TrainerSettings,
+        generator: torch.Generator,
+        clone: Callable[[int], dict[str, float]] | None = None,
+    ) -> None:
+        self.networks = networks
+        self.actor = networks.actor
+        self.modules = networks.modules
+        self.optimizer = optimizer
+        self.signals = signals
+        self.settings = settings
+        self.generator = generator
+        self._clone = clone
+        self._episode_starts = EpisodeStarts()
+
+    def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
+        """Trains on `batch`: estimates and advantages, then `num_epoch` passes over shuffled minibatches.
+
+        Args:
+            batch: whole segments.
+            version: version of the current weights.
+            trained: steps trained on before, for the schedules.
+        """
+        hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
+        self.optimizer.learning_rate = coefficients.learning_rate
+        targets, stale = self._targets(batch, coefficients.epsilon), batch.versions < version
+        rows, staleness = correct(self.actor, targets.rows, stale, targets.recurrence, coefficients.epsilon, hyper)
+        targets = replace(targets, rows=rows)
+        done = []
+        for _ in range(hyper.num_epoch):
+            for part, state, at_B, critic in self._minibatches(targets):
+                done.append(self._step(*over((part, state, critic), self.optimizer.device), coefficients))
+                self.signals.learn(at_B)
+        cloned = {} if self._clone is None else self._clone(trained)
+        for encoder, joined in targets.observed:
+            encoder.update(joined)
+        taken = [step for step in done if step is not None]
+        return UpdateReport(
+            statistics=general(coefficients, list(self.signals.settings), self._means(targets))
+            | losses_of(taken)
+            | diagnostics(taken, targets.returns.numpy(), targets.values.numpy(), coefficients.epsilon, staleness)
+            | self.signals.statistics()
+            | cloned,
+            steps=batch.steps,
+            minibatches=len(done),
+            skipped=len(done) - len(taken),
+            lags=lags(version, batch.versions),
+            group_rewards=bool(batch.group_rewards.any()),
+            groups=targets.groups,
+            terminated=targets.terminated,
+            staleness=staleness,
+        )
+
+    # ---------------------------------------------------------------- what differs
+
+    @abstractmethod
+    def _targets(self, batch: Batch, epsilon: float) -> TargetsT:
+        """Estimates a batch, and computes returns and advantages from that."""
+
+    @abstractmethod
+    def _minibatches(self, targets: TargetsT) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor, CriticT]]:
+        """Yields the minibatches of one pass: rows, the actor's memories, row numbers, the critic's part."""
+
+    @abstractmethod
+    def _forward(self, rows: Minibatch, state: RecurrentState | None, critic: CriticT) -> ForwardPass:
+        """Evaluates a minibatch for differentiation, under `no_grad`."""
+
+    def _means(self, targets: TargetsT) -> dict[str, Tensor]:
+        """Returns the mean [S] of the estimates before the update, by kind."""
+        return {"Value": targets.values.mean(0)}
+
+    # ---------------------------------------------------------------- what is shared
+
+    def _advantages(self, series: Series, rewards: Mapping[str, Floats]) -> Floats:
+        """Returns [T, S] generalized advantage estimates; `next_values` of terminated segments are replaced.
+
+        Args:
+            series: segments and their values.
+            rewards: [T] by signal.
+        """
+        first_g, terminated_g = np.cumsum(series.lengths) - series.lengths, series.terminated
+        begun = first_g[self._episode_starts.find(series.numbers, series.ended) & series.occupied]
+        found = []
+        for head, (name, signal) in enumerate(self.signals.settings.items()):
+            values_T, next_values_g = series.values[:, head], series.next_values[:, head]
+            ends = int(terminated_g.sum())
+            share = self.signals.terminal_bootstrap_fraction(name, ends, len(values_T))
+            next_values_g[terminated_g] = share * self._episode_starts.value(name, values_T[begun])
+            lambd = self.settings.hyperparameters.lambd
+            found.append(
+                returns.advantages(rewards[name], values_T, next_values_g, series.lengths, signal.gamma, lambd)
+            )
+        return np.stack(found, axis=1)
+
+    def _rows(
+        self, batch: Batch, inputs: Inputs, advantages_R: Floats, returns_RS: Floats, values_RS: Floats, epsilon: float
+    ) -> Minibatch:
+        """Returns all decisions of a batch as tensors, with normalized advantages."""
+        advantage_R = torch.from_numpy(returns.normalized(advantages_R))
+        return Minibatch(
+            inputs=inputs,
+            continuous=torch.from_numpy(batch.continuous),
+            discrete=torch.from_numpy(batch.discrete).long(),
+            masks=None if batch.masks is None else torch.from_numpy(batch.masks),
+            log_prob=torch.from_numpy(batch.log_probs),
+            advantage=advantage_R,
+            limit=losses.clip_limit(advantage_R, epsilon),
+            returns=torch.from_numpy(returns_RS),
+            values=torch.from_numpy(values_RS),
+        )
+
+    def _reward_steps(self, batch: Batch) -> Steps:
+        """Returns our own decisions as reward networks read them."""
+        return Steps.of_segments(
+            self.actor.actions,
+            batch.lengths,
+            batch.observations,
+            batch.next_observations,
+            batch.continuous,
+            batch.discrete,
+            batch.ended,
+            batch.agent_episodes,
+            self.actor.action_limit,
+        )
+
+    def _of_actor(self, targets: Targets) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor]]:
+        """Yields shuffled minibatches of rows, or of whole sequences, with their row numbers."""
+        size = self.settings.hyperparameters.batch_size
+        if targets.recurrence is None:
+            return minibatches(targets.rows, size, self.generator)
+        size //= self.settings.network_settings.sequence_length
+        return recurrent_minibatches(targets.rows, targets.recurrence, size, self.generator)
+
+    @torch.no_grad()
+    def _step(
+        self, rows: Minibatch, state: RecurrentState | None, critic: CriticT, coefficients: Coefficients
+    ) -> Losses | None:
+        """Takes one step of Adam on a minibatch.
+
+        Returns:
+            Its losses; None if the gradient was not finite and the step was skipped.
+        """
+        head_BH, estimates, backward_fn = self._forward(rows, state, critic)
+        clipped = self.settings.hyperparameters.clip_value_loss
+        chosen = losses.policy_loss(self.actor, head_BH, rows, coefficients.beta)
+        outputs, gradients = [head_BH, self.actor.log_sigma], [chosen.to_head, chosen.to_log_sigma]
+        squares = {}
+        for kind, (found, aims, before, weight) in estimates.items():
+            old = before if clipped else None
+            squares[kind], gradient = losses.value_loss(found, aims, weight, old, coefficients.epsilon)
+            outputs.append(found)
+            gradients.append(gradient)
+        if not self.optimizer.step(outputs, gradients, backward_fn):
+            return None
+        return Losses(chosen.objective, chosen.log_ratio, chosen.entropy, squares, self.optimizer.gradient_norm)
