@@ -38,7 +38,8 @@ from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.pipeline.queues.zmq_transport import ZmqTransport
 from sparring.pipeline.settings import no_device
 from sparring.pipeline.specs import Array
-from sparring.services.process.encryption import KEYS_VARIABLE, add_insecure
+from sparring.services.commands.runs import add_insecure
+from sparring.services.process.encryption import KEYS_VARIABLE
 from sparring.services.process.hosting import HostedService, ProcessHost
 from sparring.services.process.machines import SILENT_S, OrderExecutor
 from sparring.services.process.protection import curve, protection
