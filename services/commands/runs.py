@@ -52,6 +52,12 @@ def print_json(value: Json) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
+def spread(one: Json, name: str = "mean") -> str:
+    """Formats the mean of some values, which `name` names, their deviation and their range."""
+    deviation = "" if one["deviation"] is None else f", deviation {one['deviation']:.3g}"
+    return f"{name} {one['mean']:.4g}{deviation}, from {one['min']:.4g} to {one['max']:.4g}"
+
+
 def check_positive(args: argparse.Namespace, *names: str) -> None:
     """Refuses numbers that are not above 0; one that was not given is not checked.
 

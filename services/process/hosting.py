@@ -79,13 +79,20 @@ class Process:
 
     async def wait(self) -> str:
         """Waits for its end; returns "" where it ended in order, else what went wrong."""
-        status = await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True, limiter=_waiters())
+        return await anyio.to_thread.run_sync(self.join, abandon_on_cancel=True, limiter=_waiters()) or ""
+
+    def join(self, timeout_s: float | None = None) -> str | None:
+        """Waits in this thread and returns the same as `wait`; None where it still runs after `timeout_s`."""
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
         if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it handled signals
             return ""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         if status == DISK_FULL:
             how += ", no room on the disk"
-        line = await anyio.to_thread.run_sync(self._last_error)
+        line = self._last_error()
         return f"{how}: {line}" if line else how
 
     def stop(self) -> None:
