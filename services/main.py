@@ -36,6 +36,7 @@ _MODULES: Final = {"simulator": "sparring.services.stages.simulator"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status: 0 success, 1 failure, 2 bad input."""
+    end_with_supervisor()  # before the imports, during which it may end
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="sparring", description="Trains teams of agents in simulators of your own.")
     parser.add_argument("--version", action="version", version=f"sparring {__version__}")
@@ -44,8 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name == chosen:
-            if name == "service":  # before the imports, during which its supervisor may end
-                end_with_supervisor()
             module = importlib.import_module(_MODULES.get(name, f"sparring.services.commands.{name}"))
             module.add_arguments(command)
             command.set_defaults(handler=module.run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -126,27 +126,39 @@ class SimulatorConnection:
         Raises:
             RemoteProtocolError: the Step contradicts the specs or the live agents.
         """
-        if step.sequence != self.sequence:
-            raise RemoteProtocolError(
-                "sequence",
-                got=f"Step {step.sequence}",
-                expected=f"Step {self.sequence}",
-                remedy="count the Steps of a connection from 0",
-            )
-        arrivals: dict[str, Arrival] = {}
+        check_step(step, self.sequence, self.behaviors)
+        arrivals = []
         for report in step.reports:
-            simulator_behavior = self.behaviors.get(report.behavior)
-            if simulator_behavior is None or report.behavior in arrivals:
-                raise RemoteProtocolError(
-                    "unknown_behavior" if simulator_behavior is None else "duplicate_behavior",
-                    got=f"a report of {report.behavior!r}",
-                    expected=f"each of {sorted(self.behaviors)} at most once",
-                    remedy="name every behavior in Hello or Behaviors first, and report it once in a Step",
-                )
+            simulator_behavior = self.behaviors[report.behavior]
             check_report(report, simulator_behavior.spec)
-            arrivals[report.behavior] = _arrival(report, simulator_behavior, sort=self.sorts)
+            arrivals.append(_arrival(report, simulator_behavior, sort=self.sorts))
         self.sequence += 1
-        return list(arrivals.values())
+        return arrivals
+
+
+def check_step(step: Step, sequence: int, known: Collection[str]) -> None:
+    """Checks the number of a Step, and that it reports known behavior ids, each at most once.
+
+    Raises:
+        RemoteProtocolError: the Step has another number, or a wrong behavior id.
+    """
+    if step.sequence != sequence:
+        raise RemoteProtocolError(
+            "sequence",
+            got=f"Step {step.sequence}",
+            expected=f"Step {sequence}",
+            remedy="count the Steps of a connection from 0",
+        )
+    seen: set[str] = set()
+    for report in step.reports:
+        if report.behavior not in known or report.behavior in seen:
+            raise RemoteProtocolError(
+                "duplicate_behavior" if report.behavior in seen else "unknown_behavior",
+                got=f"a report of {report.behavior!r}",
+                expected=f"each of {sorted(known)} at most once",
+                remedy="name every behavior in Hello or Behaviors first, and report it once in a Step",
+            )
+        seen.add(report.behavior)
 
 
 def _arrival(report: BehaviorReport, simulator_behavior: SimulatorBehavior, *, sort: bool) -> Arrival:

@@ -47,7 +47,7 @@ from beside.games import GAMES
 from beside.runs import BEHAVIORS, CHECKPOINTS, CONFIGS, MLAGENTS, ROOT, STEPS, Job, run
 
 from sparring.pipeline.evaluation.standings import wilson
-from sparring.services.commands.players import checkpoints_of
+from sparring.services.supervision.launch import checkpoints_of
 
 WINDOW: Final = 12_000
 """Steps of the moving mean: the longest episodes of all 12 agents of balance."""

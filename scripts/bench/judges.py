@@ -31,7 +31,8 @@ from sparring.pipeline.learning.checkpoints import load
 from sparring.pipeline.messages.simulator import BehaviorActions
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.stepping.policies import NetworkPolicy
-from sparring.services.commands.players import actor_of, checkpoints_of
+from sparring.services.commands.players import actor_of
+from sparring.services.supervision.launch import checkpoints_of
 
 ROOT: Final = Path(__file__).parents[2]
 MATCHES: Final = 200

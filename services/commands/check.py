@@ -27,7 +27,8 @@ from sparring.pipeline.settings import (
 )
 from sparring.pipeline.settings.hosts import main as main_host
 from sparring.pipeline.settings.hosts import place
-from sparring.services.process.encryption import add_insecure, exposed, keys_missing, keys_unusable, unprotected
+from sparring.services.commands.runs import add_insecure
+from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, unprotected
 
 _MODES = {
     "overlap": "one buffer is collected while the last one trains",

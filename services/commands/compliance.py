@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 
 from sparring.pipeline.compliance.rules import Verdict, check_simulator
 from sparring.pipeline.errors import FAILED, SettingsError
+from sparring.services.commands.runs import add_json, check_positive, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=10.0, metavar="S", help="seconds for each answer of the simulator (default 10)"
     )
-    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    add_json(parser)
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
@@ -39,18 +39,21 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: there is no command, it cannot be started, or a number is out of range.
     """
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command or args.episodes < 1 or args.timeout <= 0:
+    if not command:
         raise SettingsError(
-            f"got command {command}, --episodes {args.episodes}, --timeout {args.timeout:g}; expected a command, "
-            "1 episode or more and a positive timeout; write: sparring compliance -- CMD ..."
+            "got no command; expected one that starts a simulator; write: sparring compliance -- CMD ..."
         )
+    check_positive(args, "episodes", "timeout")
     try:
         verdicts = check_simulator(command, episodes=args.episodes, timeout_s=args.timeout)
     except OSError as error:
         raise SettingsError(
             f"got {error} on starting {command}; expected a simulator's command; correct it after --"
         ) from error
-    sys.stdout.write(as_json(verdicts) if args.json else as_text(verdicts))
+    if args.json:
+        print_json([dataclasses.asdict(verdict) for verdict in verdicts])
+    else:
+        sys.stdout.write(as_text(verdicts))
     return FAILED if any(verdict.status == "FAIL" for verdict in verdicts) else 0
 
 
@@ -66,8 +69,3 @@ def as_text(verdicts: Sequence[Verdict]) -> str:
     counts = [(status, sum(v.status == status for v in verdicts)) for status in ("PASS", "FAIL", "WARN", "SKIP")]
     lines.append(", ".join(f"{count} {status}" for status, count in counts))
     return "\n".join(lines) + "\n"
-
-
-def as_json(verdicts: Sequence[Verdict]) -> str:
-    """Formats the verdicts as a JSON list of objects, one per rule."""
-    return json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2) + "\n"

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from sparring.pipeline.demonstrations.episodes import RecordingError
 from sparring.pipeline.demonstrations.library import describe, files_of, read_any
 from sparring.pipeline.demonstrations.pairing import ActionsOf, DemoActions
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import Json
+from sparring.services.commands.runs import add_json, print_json, spread
 
 _MEANINGS: Final[dict[ActionsOf, str]] = {
     "previous": "the action beside an observation is that of the decision before",
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="which action is beside an observation in .demo files: that of the decision before, or its own",
     )
-    info.add_argument("--json", action="store_true", help="print it as JSON")
+    add_json(info)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,24 +58,19 @@ def run(args: argparse.Namespace) -> int:
     except RecordingError as error:
         raise SettingsError(str(error)) from error
     if args.json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        print_json(found)
         return 0
     console = Console(file=sys.stdout)
     for one in found:
-        console.print(_table(one))
+        columns = Column("what", no_wrap=True), Column("value", overflow="fold")
+        table = Table(*columns, title=one["file"], title_justify="left", show_header=False)
+        for row in _rows(one):
+            table.add_row(*row)
+        console.print(table)
     return 0
 
 
-def _table(one: Mapping[str, Any]) -> Table:
-    table = Table(title=one["file"], title_justify="left", show_header=False)
-    table.add_column("what", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    for what, value in _rows(one):
-        table.add_row(what, value)
-    return table
-
-
-def _rows(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rows(one: Json) -> Iterator[tuple[str, str]]:
     yield "behavior", one["behavior"]
     for seen in one["observations"]:
         shape = " x ".join(map(str, seen["shape"]))
@@ -89,11 +85,6 @@ def _rows(one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "steps", str(one["steps"])
     for what, name in (("returns", "return"), ("group_returns", "group return"), ("lengths", "length")):
         if what in one:
-            yield name, _spread(one[what])
+            yield name, spread(one[what])
     if "terminated" in one:
         yield "terminated", f"{one['terminated']:.0%} of the episodes"
-
-
-def _spread(one: Mapping[str, float | None]) -> str:
-    deviation = "" if one["deviation"] is None else f", deviation {one['deviation']:.3g}"
-    return f"mean {one['mean']:.4g}{deviation}, from {one['min']:.4g} to {one['max']:.4g}"

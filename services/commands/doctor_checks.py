@@ -12,7 +12,7 @@ import re
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -20,6 +20,7 @@ from typing import Final, Literal
 from sparring.pipeline.errors import install_command
 
 State = Literal["ok", "warn", "bad"]
+STATES: Final[Sequence[State]] = ("ok", "warn", "bad")
 
 LONGEST_SOCKET: Final = 107
 """Most bytes of the path of a Unix socket."""
@@ -50,6 +51,16 @@ class Row:
     remedy: str = ""
 
 
+def finding(what: str, got: str, expected: str = "", remedy: str = "", fault: State = "bad") -> Row:
+    """Returns a row whose state is `fault` where there is a remedy, else ok."""
+    return Row(what=what, state=fault if remedy else "ok", got=got, expected=expected, remedy=remedy)
+
+
+def worst(rows: Sequence[Row]) -> State:
+    """Returns the worst state of all rows; "ok" for none."""
+    return max((row.state for row in rows), key=STATES.index, default="ok")
+
+
 # ---------------------------------------------------------------- what is installed
 
 
@@ -64,33 +75,28 @@ def versions(
         installed: version of a distribution, None where it is not installed.
     """
     for text in requirements:
-        name, floor, extra = parsed(text)
+        found = _REQUIREMENT.match(text)
+        assert found is not None, text
+        marked = _EXTRA.search(found["marker"] or "")
+        extra = "" if marked is None else marked[1]
         if extra == "test" or ("win32" in text and sys.platform == "win32"):
             continue
-        version, part = installed(name), f" (extra {extra})" if extra else ""
-        wanted = not extra or extra in needed
-        install = install_command(extra)
-        if version is None:
-            if wanted:
-                yield Row(what=f"{name}{part}", state="bad", got="not installed", expected=f">={floor}", remedy=install)
-        elif numbers(version) < numbers(floor):
-            state: State = "bad" if wanted else "warn"
-            yield Row(what=f"{name}{part}", state=state, got=version, expected=f">={floor}", remedy=f"{install} -U")
-        else:
-            yield Row(what=f"{name}{part}", state="ok", got=version, expected=f">={floor}")
-
-
-def parsed(requirement: str) -> tuple[str, str, str]:
-    """Splits a declared requirement into name, floor ("0" for none) and extra ("" for none)."""
-    found = _REQUIREMENT.match(requirement)
-    assert found is not None, requirement
-    extra = _EXTRA.search(found["marker"] or "")
-    return found["name"], (found["floor"] or "0").rstrip("."), "" if extra is None else extra[1]
+        name, floor = found["name"], (found["floor"] or "0").rstrip(".")
+        what, wanted, version = (
+            f"{name} (extra {extra})" if extra else name,
+            not extra or extra in needed,
+            installed(name),
+        )
+        if version is not None:
+            remedy = f"{install_command(extra)} -U" if numbers(version) < numbers(floor) else ""
+            yield finding(what, version, f">={floor}", remedy, "bad" if wanted else "warn")
+        elif wanted:
+            yield finding(what, "not installed", f">={floor}", install_command(extra))
 
 
 def numbers(version: str) -> tuple[int, ...]:
     """Returns the numbers that a version begins with, without zeros at the end: `2.13.0+cu128` gives (2, 13)."""
-    found = [int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part]  # type: ignore[index]
+    found = [int(part) for part in re.findall(r"\d+", re.sub(r"[^\d.].*", "", version))]
     while found and not found[-1]:
         found.pop()
     return tuple(found)
@@ -103,40 +109,37 @@ def port(
     what: str, host: str, number: int, proc: Path = Path("/proc"), *, other: str = "choose another port (0 for any)"
 ) -> Row:
     """Checks whether a port is free; if not, names the process there. `other` is a further remedy."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, number))
-        except OSError as error:
-            by = listener(number, proc)
-            got = f"{host}:{number} is not free: {error.strerror}" + (f"; {by} listens there" if by else "")
-            remedy = f"stop what uses it, or {other}"
-            return Row(what=what, state="bad", got=got, expected="a free port", remedy=remedy)
-    return Row(what=what, state="ok", got=f"{host}:{number} is free")
+    if (error := _binding_error(host, number)) is None:
+        return finding(what, f"{host}:{number} is free")
+    by = listener(number, proc)
+    got = f"{host}:{number} is not free: {error.strerror}" + (f"; {by} listens there" if by else "")
+    return finding(what, got, "a free port", f"stop what uses it, or {other}")
 
 
 def ours(host: str) -> bool:
     """Returns whether an address belongs to this machine."""
+    return _binding_error(host, 0) is None
+
+
+def _binding_error(host: str, number: int) -> OSError | None:
+    """Returns why no program can listen at a port, 0 for any; None where one can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, 0))
-        except OSError:
-            return False
-    return True
+            probe.bind((host, number))
+        except OSError as error:
+            return error
+    return None
 
 
 def listener(number: int, proc: Path = Path("/proc")) -> str:
     """Returns the process that listens at a TCP port, as "name (pid 12)"; "" where the system does not show it."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        lines = _read(proc / "net" / table).splitlines()[1:]
-        fields = [line.split() for line in lines]
-        inodes |= {one[9] for one in fields if one[3] == "0A" and int(one[1].rpartition(":")[2], 16) == number}
-    targets = {f"socket:[{inode}]" for inode in inodes - {"0"}}
+    lines = [line.split() for table in ("tcp", "tcp6") for line in read_text(proc / "net" / table).splitlines()[1:]]
+    listening = {one[9] for one in lines if one[3] == "0A" and int(one[1].rpartition(":")[2], 16) == number}
+    targets = {f"socket:[{inode}]" for inode in listening - {"0"}}
     for folder in proc.glob("[0-9]*") if targets else ():
-        if targets & set(_open_files(folder)):
-            return f"{_read(folder / 'comm').strip()} (pid {folder.name})"
+        if not targets.isdisjoint(_open_files(folder)):
+            return f"{read_text(folder / 'comm').strip()} (pid {folder.name})"
     return ""
 
 
@@ -150,26 +153,19 @@ def _open_files(process: Path) -> Iterator[str]:
 
 def socket_path(what: str, path: Path) -> Row:
     """Checks whether a Unix socket can be made at a path."""
-    expected = f"a path of at most {LONGEST_SOCKET} bytes in a folder that can be written"
+    got, remedy = str(path), ""
     if len(os.fsencode(path)) > LONGEST_SOCKET:
-        got = f"{path}, {len(os.fsencode(path))} bytes"
-        return Row(what=what, state="bad", got=got, expected=expected, remedy="choose a shorter one, as in /tmp")
-    if not os.access(path.parent, os.W_OK):
-        got = f"{path.parent}, which is not there or cannot be written"
-        return Row(what=what, state="bad", got=got, expected=expected, remedy="make it, or choose another")
-    if path.exists() and _answers(path):
-        remedy = "stop what uses it, or choose another"
-        return Row(what=what, state="bad", got=f"{path}, which is in use", expected=expected, remedy=remedy)
-    return Row(what=what, state="ok", got=str(path))
+        got, remedy = f"{path}, {len(os.fsencode(path))} bytes", "choose a shorter one, as in /tmp"
+    elif not os.access(path.parent, os.W_OK):
+        got, remedy = f"{path.parent}, which is not there or cannot be written", "make it, or choose another"
+    elif path.exists() and _answers(path):
+        got, remedy = f"{path}, which is in use", "stop what uses it, or choose another"
+    return finding(what, got, f"a path of at most {LONGEST_SOCKET} bytes in a folder that can be written", remedy)
 
 
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except OSError:
-            return False
-    return True
+        return probe.connect_ex(os.fspath(path)) == 0
 
 
 # ---------------------------------------------------------------- what the machine has
@@ -183,13 +179,11 @@ def cores(usable: int, busy: int, quota: float | None) -> Row:
         busy: number of threads that a run keeps busy at once: those of learners and stepping.
         quota: CPU time that a control group allows, in cores; None for no limit.
     """
-    share = usable if quota is None else min(usable, quota)
     got = f"{usable} cores" + ("" if quota is None else f", of which the control group allows {quota:g}")
     expected = f"{busy}: one for each torch thread of learners and stepping, better one more for the rest"
-    if share < busy:
-        remedy = "a run is possible, but slower; lower pipeline.torch_threads, or run on more cores"
-        return Row(what="cores", state="warn", got=got, expected=expected, remedy=remedy)
-    return Row(what="cores", state="ok", got=got, expected=expected)
+    few = (usable if quota is None else min(usable, quota)) < busy
+    remedy = "a run is possible, but slower; lower pipeline.torch_threads, or run on more cores" if few else ""
+    return finding("cores", got, expected, remedy, "warn")
 
 
 def memory(free: int | None, limit: int | None, needed: int) -> Row:
@@ -200,49 +194,40 @@ def memory(free: int | None, limit: int | None, needed: int) -> Row:
         limit: what a control group leaves, None for no limit.
         needed: by the processes of a run before they hold any data.
     """
-    known = [value for value in (free, limit) if value is not None]
-    if not known:
-        return Row(what="memory", state="warn", got="unknown", expected=_size(needed), remedy="check it by hand")
-    got = f"{_size(min(known))} available" + ("" if limit is None else " within the control group")
-    expected = f"{_size(needed)} for the processes alone"
-    if min(known) < needed:
-        remedy = "run fewer simulators and stepping processes, or end other programs"
-        return Row(what="memory", state="warn", got=got, expected=expected, remedy=remedy)
-    return Row(what="memory", state="ok", got=got, expected=expected)
+    left = min((value for value in (free, limit) if value is not None), default=None)
+    if left is None:
+        return finding("memory", "unknown", _size(needed), "check it by hand", "warn")
+    got = f"{_size(left)} available" + ("" if limit is None else " within the control group")
+    remedy = "run fewer simulators and stepping processes, or end other programs" if left < needed else ""
+    return finding("memory", got, f"{_size(needed)} for the processes alone", remedy, "warn")
 
 
 def descriptors(soft: int, needed: int) -> Row:
     """Checks the limit of open files of a process."""
-    expected = f"{needed} at least"
-    if soft < needed:
-        return Row(what="open files", state="bad", got=str(soft), expected=expected, remedy=f"ulimit -n {needed}")
-    return Row(what="open files", state="ok", got=str(soft), expected=expected)
+    return finding("open files", str(soft), f"{needed} at least", f"ulimit -n {needed}" if soft < needed else "")
 
 
 def free_space(what: str, free: int, *, writable: bool, enough: int, least: int) -> Row:
     """Checks the free space of a folder, in bytes: below `enough` a warning, below `least` no run is possible."""
     expected = f"a folder that can be written, with {_size(enough)} free"
     if not writable:
-        return Row(what=what, state="bad", got="it cannot be written", expected=expected, remedy="choose another")
-    state: State = "bad" if free < least else "warn" if free < enough else "ok"
-    remedy = "" if state == "ok" else "free some space, or choose a folder on another disk"
-    return Row(what=what, state=state, got=f"{_size(free)} free", expected=expected, remedy=remedy)
+        return finding(what, "it cannot be written", expected, "choose another")
+    remedy = "free some space, or choose a folder on another disk" if free < enough else ""
+    return finding(what, f"{_size(free)} free", expected, remedy, "bad" if free < least else "warn")
 
 
 def private(folder: Path) -> Iterator[Row]:
     """Checks a folder of keys, which no other user may change, and whose secrets no other user may read."""
     if not folder.is_dir():
-        got = f"{folder}, which is not there"
-        yield Row(what="keys", state="bad", got=got, expected="a folder of keys", remedy=f"sparring keys {folder}")
+        yield finding("keys", f"{folder}, which is not there", "a folder of keys", f"sparring keys {folder}")
         return
     found = [path for path in (folder, *sorted(folder.rglob("*"))) if _open_to_others(path)]
     for path in found:
         mode = "700" if path.is_dir() else "600"
         got = f"{path} with mode {stat.S_IMODE(path.stat().st_mode):o}"
-        yield Row(what="keys", state="bad", got=got, expected=f"mode {mode}", remedy=f"chmod {mode} {path}")
+        yield finding("keys", got, f"mode {mode}", f"chmod {mode} {path}")
     if not found:
-        got = f"{folder}, of which only its owner can read the secrets and change anything"
-        yield Row(what="keys", state="ok", got=got)
+        yield finding("keys", f"{folder}, of which only its owner can read the secrets and change anything")
 
 
 def _open_to_others(path: Path) -> bool:
@@ -252,10 +237,10 @@ def _open_to_others(path: Path) -> bool:
 
 def quota_of(cgroup: Path) -> tuple[float | None, int | None]:
     """Returns what a control group (version 2) allows: CPU time in cores, and bytes of memory that are left."""
-    allowed, _, period = _read(cgroup / "cpu.max").strip().partition(" ")
-    cpu = int(allowed) / int(period) if allowed.isdigit() and period.isdigit() and int(period) else None
-    most, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
-    return cpu, int(most) - int(used) if most.isdigit() and used.isdigit() else None
+    names = ("cpu.max", "memory.max", "memory.current")
+    (allowed, period), most, used = (read_text(cgroup / name).split() or ("", "") for name in names)
+    cpu = int(allowed) / int(period) if allowed.isdigit() else None
+    return cpu, int(most[0]) - int(used[0]) if (most[0] + used[0]).isdigit() else None
 
 
 def available(meminfo: str) -> int | None:
@@ -264,13 +249,8 @@ def available(meminfo: str) -> int | None:
     return None if found is None else int(found[1]) * 1024
 
 
-def worst(rows: Sequence[Row]) -> State:
-    """Returns the worst state of all rows; "ok" for none."""
-    order: Mapping[State, int] = {"ok": 0, "warn": 1, "bad": 2}
-    return max((row.state for row in rows), key=lambda state: order[state], default="ok")
-
-
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Returns the text of a file of the system; "" where there is none, or it cannot be read."""
     try:
         return path.read_text()
     except OSError:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from sparring.pipeline.errors import BELOW, FAILED, SettingsError
+from sparring.pipeline.errors import BELOW, FAILED
 from sparring.pipeline.evaluation.episodes import EPISODES_FILE, read_episodes
 from sparring.pipeline.evaluation.statistics import CONFIDENCE, by_team, describe
-from sparring.pipeline.files import write_atomically
+from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.monitoring.summary import STATUSES
-from sparring.pipeline.settings import started_by_hand
-from sparring.services.commands.runs import add_run, find
-from sparring.services.process.encryption import add_insecure, unprotected
+from sparring.services.commands.runs import add_playing, add_run, check_positive, find
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision.launch import checkpoints, play, trained_settings
 
@@ -33,13 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[BEHAVIOR=]NAME",
         help="name of a checkpoint's folder; repeat for several behaviors (default: the newest of each)",
     )
-    parser.add_argument("--deterministic", action="store_true", help="act with the most likely actions")
-    parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: random, and logged)")
     parser.add_argument("--record", action="store_true", help="keep the episodes in files")
     parser.add_argument("--at-least", type=float, help="exit with 4 if a behavior's mean reward is below this")
-    parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
-    parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
-    add_insecure(parser)
+    add_playing(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,11 +44,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: the run, a checkpoint or an argument is invalid.
     """
-    if args.episodes < 1 or args.timeout <= 0:
-        raise SettingsError(
-            f"got --episodes {args.episodes} and --timeout {args.timeout:g}; "
-            "expected at least 1, and more than 0 seconds; give other numbers"
-        )
+    check_positive(args, "episodes", "timeout")
     trained = find(args.run, args.results_dir)
     settings = trained_settings(trained, deterministic=args.deterministic, insecure=args.insecure)
     playing = Playback(
@@ -65,16 +53,16 @@ def run(args: argparse.Namespace) -> int:
         record=args.record,
         timeout_s=args.timeout,
     )
-    seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-    notes = (*unprotected(settings, insecure=args.insecure), *started_by_hand(settings))
-    status, directory = play(trained, settings, playing, "evaluation", notes, seed=seed, in_process=args.in_process)
+    status, directory, seed = play(
+        trained, settings, playing, "evaluation", seed=args.seed, in_process=args.in_process, insecure=args.insecure
+    )
     found = _evaluation(directory, playing, status, seed)
     write_atomically(directory / "evaluation.json", json.dumps(found, indent=2).encode())
     sys.stdout.write("\n".join([*_lines(found), f"{directory / 'evaluation.json'}\n"]))
     return _exit_status(found, args.at_least)
 
 
-def _evaluation(directory: Path, playing: Playback, status: str, seed: int) -> dict[str, Any]:
+def _evaluation(directory: Path, playing: Playback, status: str, seed: int) -> Json:
     """Returns the content of `evaluation.json`."""
     behaviors = {}
     for name, checkpoint in playing.checkpoints.items():
@@ -92,7 +80,7 @@ def _evaluation(directory: Path, playing: Playback, status: str, seed: int) -> d
     }
 
 
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+def _lines(found: Json) -> Iterator[str]:
     percent = f"{CONFIDENCE:.0%}"
     for name, one in found["behaviors"].items():
         yield f"{name}  {one['episodes']} of {found['episodes']} episodes  {Path(one['checkpoint']).name}"
@@ -112,7 +100,7 @@ def _named(team: str) -> str:
     return f"team {team}: " if team else ""
 
 
-def _spread(one: Mapping[str, Any], percent: str) -> str:
+def _spread(one: Json, percent: str) -> str:
     text = f"{one['mean']:.4g}"
     if one["interval"] is not None:
         low, high = one["interval"]
@@ -120,7 +108,7 @@ def _spread(one: Mapping[str, Any], percent: str) -> str:
     return f"{text}  from {one['min']:.4g} to {one['max']:.4g}"
 
 
-def _exit_status(found: Mapping[str, Any], at_least: float | None) -> int:
+def _exit_status(found: Json, at_least: float | None) -> int:
     if not found["complete"] or found["status"] != "completed":
         return STATUSES.get(found["status"], FAILED) or FAILED  # a run that the user stopped is not complete either
     means = [one["reward"]["mean"] for one in found["behaviors"].values()]

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -32,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="onnx for Unity (default); torchscript or torch_export for PyTorch; safetensors for weights alone",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to (default: that of the run)")
-    parser.add_argument("--attached", action="store_true", help="end at once when standard input closes")
     parser.add_argument("--prune", action="store_true", help="remove exports of checkpoints that no longer exist")
 
 
@@ -45,9 +40,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: there is no such run, behavior or checkpoint.
     """
-    if args.attached:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run that started this process
-        threading.Thread(target=_end_at_close, name="standard input", daemon=True).start()
     given = find(args.run, args.results_dir)
     run_folder, out = given.absolute(), args.out or given
     failed = False
@@ -61,13 +53,6 @@ def run(args: argparse.Namespace) -> int:
         if args.prune:
             _prune(folder, out)
     return FAILED if failed else 0
-
-
-def _end_at_close() -> None:
-    """Ends this process when standard input closes, that is when the process that started it has ended."""
-    with contextlib.suppress(OSError):
-        os.read(0, 1)
-    os._exit(1)
 
 
 def _chosen(directory: Path, behavior: str | None, name: str | None) -> dict[str, Path]:

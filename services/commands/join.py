@@ -29,7 +29,7 @@ from anyio import to_thread
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.messages.channels import HOST_RUN, HOST_STATE, LEARNER_STATE, orders_topic
+from sparring.pipeline.messages.channels import HOST_RUN, HOST_STATE, orders_topic
 from sparring.pipeline.messages.hosts import HostRun, PartOrder
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.curve import Protection
@@ -38,7 +38,8 @@ from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.pipeline.queues.zmq_transport import ZmqTransport
 from sparring.pipeline.settings import no_device
 from sparring.pipeline.specs import Array
-from sparring.services.process.encryption import KEYS_VARIABLE, add_insecure
+from sparring.services.commands.runs import add_insecure
+from sparring.services.process.encryption import KEYS_VARIABLE
 from sparring.services.process.hosting import HostedService, ProcessHost
 from sparring.services.process.machines import SILENT_S, OrderExecutor
 from sparring.services.process.protection import curve, protection
@@ -209,7 +210,8 @@ class HostSession:
         self._session = session
         self._log: Any = logs.get()
         wanted = topology.run.settings.pipeline.export and topology.run.playing is None
-        self._exports = Exports(topology.run.directory, log=self._log) if wanted else None
+        self._learners: dict[str, Subscription] = {}  # on this machine
+        self._exports = Exports(topology.run.directory, log=self._log, topics=self._learners) if wanted else None
 
     async def serve(self, transport: Transport) -> int | None:
         """Executes orders until the run is over; returns its exit status, or None where the main machine was lost."""
@@ -218,7 +220,11 @@ class HostSession:
             topic = await transport.publisher(f"host-{self._topology.host}")
             supervisor = await transport.subscribe(SUPERVISOR)
             executor = OrderExecutor(self._session, self._start, partial(topic.publish, HOST_STATE), tasks)
-            tasks.start_soon(self._export, transport)
+            for name in (f"learning-{behavior}" for behavior in self._topology.run.learners):
+                if self._exports is not None and self._topology.place(name) == self._topology.host:
+                    self._learners[name] = await transport.subscribe(name, _TOPIC_PACE_S)
+            if self._exports is not None:
+                tasks.start_soon(self._exports.run)
             status = await self.follow(supervisor, executor)
             if status is not None and self._exports is not None:
                 await self._exports.finish(_EXPORT_S)
@@ -256,27 +262,6 @@ class HostSession:
             hosted = self._processes.watched(name, simulator.command, simulator.environment)
         self._log.info("started", part=name, start=order.number, pid=hosted.pid)
         return hosted
-
-    async def _export(self, transport: Transport) -> None:
-        """Exports the checkpoints of the learners on this machine."""
-        exports = self._exports
-        topology = self._topology
-        here = [name for name in topology.run.learners if topology.place(f"learning-{name}") == topology.host]
-        if exports is None or not here:
-            return
-        topics = {name: await transport.subscribe(f"learning-{name}", _TOPIC_PACE_S) for name in here}
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(exports.run)
-            for name, topic in topics.items():
-                tasks.start_soon(_follow_checkpoints, exports, name, topic)
-
-
-async def _follow_checkpoints(exports: Exports, name: str, topic: Subscription) -> None:
-    while True:
-        await topic.changed()
-        state = topic.latest(LEARNER_STATE)
-        if state is not None:
-            exports.on_checkpoint(name, state.checkpoint)
 
 
 async def _end_at_signal(tasks: Any) -> None:

@@ -7,43 +7,16 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from sparring.pipeline.coordination.ghosts import PLAYERS_FOLDER
 from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
 from sparring.pipeline.coordination.snapshots import Snapshots
-from sparring.pipeline.errors import CheckpointError, SettingsError
-from sparring.pipeline.files import write_atomically
-from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import Json, write_atomically
+from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.settings import Settings
-
-
-def checkpoints_of(directory: Path, behavior: str) -> list[Path]:
-    """Returns the checkpoints of a behavior in the folder of a run, the oldest first.
-
-    Raises:
-        SettingsError: there is none.
-    """
-    paths = CheckpointFolder(directory.absolute(), behavior).newest_first()[::-1]
-    if not paths:
-        raise SettingsError(
-            f"got no checkpoint of {behavior} in {directory}; expected one at least; train it first, or name a run "
-            "with the same behaviors"
-        )
-    return paths
-
-
-def load_player(path: Path) -> Checkpoint:
-    """Loads a checkpoint that is to play.
-
-    Raises:
-        SettingsError: it is damaged, or does not exist.
-    """
-    try:
-        return load(path)
-    except (OSError, CheckpointError) as error:
-        raise SettingsError(f"got the checkpoint {path}, which cannot be played: {error}") from error
+from sparring.services.supervision.launch import load_player
 
 
 def actor_of(checkpoint: Checkpoint) -> PolicyWeights:
@@ -72,7 +45,7 @@ def write(directory: Path, players: Sequence[Mapping[str, PolicyWeights]]) -> No
             folder.save(replace(weights, behavior=name, version=number))
 
 
-def write_opponents(directory: Path, settings: Settings, names: Collection[str] | None = None) -> None:
+def write_opponents(directory: Path, settings: Settings, names: Collection[str]) -> None:
     """Writes the external opponents of self-play into the folder of a run.
 
     Those of an earlier session keep their numbers; one that is no longer asked for is not sampled again.
@@ -80,15 +53,15 @@ def write_opponents(directory: Path, settings: Settings, names: Collection[str] 
     Args:
         directory: of the run.
         settings: of the run.
-        names: of the behaviors; None for all.
+        names: of the behaviors.
 
     Raises:
         SettingsError: a checkpoint is damaged, does not exist, or is of another behavior.
     """
     folder, path = Snapshots(directory / PLAYERS_FOLDER), directory / OPPONENTS_FILE
-    known: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text()) if path.exists() else {}
+    known: dict[str, dict[str, Json]] = json.loads(path.read_text()) if path.exists() else {}
     for name, behavior in settings.behaviors.items():
-        if behavior.self_play is None or (names is not None and name not in names):
+        if behavior.self_play is None or name not in names:
             continue
         own = known.setdefault(name, {})
         for former in own.values():
@@ -110,13 +83,13 @@ def write_opponents(directory: Path, settings: Settings, names: Collection[str] 
         write_atomically(path, json.dumps(known, indent=2).encode())
 
 
-def copy_initial(directory: Path, settings: Settings, names: Collection[str] | None = None) -> tuple[str, ...]:
+def copy_initial(directory: Path, settings: Settings, names: Collection[str]) -> tuple[str, ...]:
     """Copies the initial checkpoint of each behavior into the folder of a run: `init_path`, or `initialize_from`.
 
     Args:
         directory: of the run.
         settings: of the run.
-        names: of the behaviors; None for all.
+        names: of the behaviors.
 
     Returns:
         A line for each behavior that the run of `initialize_from` does not have.
@@ -127,7 +100,7 @@ def copy_initial(directory: Path, settings: Settings, names: Collection[str] | N
     kept = settings.checkpoint_settings
     notes = []
     for name, behavior in settings.behaviors.items():
-        if names is not None and name not in names:
+        if name not in names:
             continue
         if behavior.init_path is not None:
             path = _expanded(Path(behavior.init_path), name, "init_path")[-1]

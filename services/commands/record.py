@@ -13,19 +13,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sparring.pipeline.compliance.peer import ConversationStopped, TrialConnection
 from sparring.pipeline.demonstrations.episodes import SUFFIX, encode
 from sparring.pipeline.demonstrations.library import describe
 from sparring.pipeline.demonstrations.tape import Tape
-from sparring.pipeline.errors import FAILED, RemoteProtocolError, ServiceError, SettingsError, SparringError
-from sparring.pipeline.files import write_atomically
+from sparring.pipeline.errors import (
+    FAILED,
+    ExplainedError,
+    RemoteProtocolError,
+    ServiceError,
+    SettingsError,
+    SparringError,
+)
+from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.messages.simulator import (
     VERSION,
@@ -43,17 +49,20 @@ from sparring.pipeline.messages.simulator import (
 from sparring.pipeline.settings import Overrides, Settings, not_here, read
 from sparring.pipeline.settings.parameters import in_lessons
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.stepping.connections import check_step
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.validation import check_report, check_unique
 from sparring.services.commands.record_actors import CheckpointActor, RecordingActor, SimulatorActor
 from sparring.services.commands.record_simulator import LoneSimulator, lone_simulator
+from sparring.services.commands.runs import check_positive, spread
 from sparring.services.endpoint.admission import fault_of
+from sparring.services.endpoint.registration import check_version
+from sparring.services.supervision.launch import new_seed
 
 _MANUAL_S: Final = 3600.0
 """A person may pause a game."""
 _PARTING_S: Final = 3.0
 _PROGRESS_S: Final = 1.0
-_CODES: Final = {"decoding": "malformed", "order": "unexpected_message"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,11 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
     """Reads the configuration and the seed."""
-    if args.episodes < 1 or (args.timeout is not None and args.timeout <= 0):
-        raise SettingsError(
-            f"got --episodes {args.episodes} and --timeout {args.timeout}; expected at least 1, and more than 0 "
-            "seconds; give other numbers"
-        )
+    check_positive(args, "episodes", "timeout")
     if args.deterministic and not args.policy:
         raise SettingsError("got --deterministic without --policy; expected both or neither; leave it out")
     if args.policy is not None and not args.policy.exists():
@@ -130,8 +135,7 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
             f"got --policy {args.policy}, which is not there; expected a checkpoint or the folder of a run; correct it"
         )
     loaded = read(args.config, Overrides(seed=args.seed))
-    for notice in loaded.notices:
-        sys.stderr.write(f"sparring: {notice}\n")
+    sys.stderr.writelines(f"sparring: {notice}\n" for notice in loaded.notices)
     if missing := not_here(loaded.settings):
         raise SettingsError("got " + "; ".join(missing))
     try:
@@ -139,7 +143,7 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
     except OSError as error:
         raise SettingsError(f"got --out {args.out}: {error.strerror}; expected a folder; name another") from error
     seed = loaded.settings.seed
-    return loaded.settings, seed if seed >= 0 else random.SystemRandom().randrange(2**31)
+    return loaded.settings, seed if seed >= 0 else new_seed()
 
 
 # ---------------------------------------------------------------- what is recorded
@@ -202,22 +206,11 @@ class _Session:
             RemoteProtocolError: it contradicts the specs, or names agents that are not alive.
             SettingsError: it does not report what was done.
         """
-        if step.sequence != self._sequence:
-            raise _wrong("sequence", f"Step {step.sequence}", f"Step {self._sequence}", "count the Steps from 0")
+        check_step(step, self._sequence, self._ids)
         self._sequence += 1
-        seen: set[str] = set()
-        actions = []
-        for report in step.reports:
-            if report.behavior not in self._ids or report.behavior in seen:
-                code = "duplicate_behavior" if report.behavior in seen else "unknown_behavior"
-                expected, remedy = f"each of {sorted(self._ids)} at most once", "name it in Hello or Behaviors first"
-                raise _wrong(code, f"a report of {report.behavior!r}", expected, remedy)
-            seen.add(report.behavior)
-            answer = self._answer_report(report)
-            if answer is not None:
-                actions.append(answer)
+        answers = [self._answer_report(report) for report in step.reports]
         self._print_progress()
-        return Act(sequence=step.sequence, actions=tuple(actions))
+        return Act(sequence=step.sequence, actions=tuple(answer for answer in answers if answer is not None))
 
     def _answer_report(self, report: BehaviorReport) -> BehaviorActions | None:
         check_report(report, self._ids[report.behavior])
@@ -275,15 +268,10 @@ class _Session:
         return folder / f"{name}-00001{SUFFIX}"
 
 
-def _summary(name: str, found: Mapping[str, Any], path: Path) -> str:
-    text = f"{name}: {found['episodes']} episodes, {found['steps']} steps"
-    for what in ("returns", "group_returns"):
-        if what in found:
-            one = found[what]
-            spread = "" if one["deviation"] is None else f", deviation {one['deviation']:.3g}"
-            called = "mean return" if what == "returns" else "mean group return"
-            text += f"; {called} {one['mean']:.4g}{spread}, from {one['min']:.4g} to {one['max']:.4g}"
-    return f"{text}; {path}"
+def _summary(name: str, found: Json, path: Path) -> str:
+    means = [("returns", "mean return"), ("group_returns", "mean group return")]
+    texts = [spread(found[what], called) for what, called in means if what in found]
+    return "; ".join([f"{name}: {found['episodes']} episodes, {found['steps']} steps", *texts, str(path)])
 
 
 # ---------------------------------------------------------------- the conversation
@@ -308,10 +296,9 @@ def _converse(
         _part(peer, fault_of(error))
         raise
     except ConversationStopped as stopped:
+        if isinstance(stopped.__cause__, ExplainedError):
+            _part(peer, fault_of(stopped.__cause__))
         found = stopped.finding
-        if stopped.rule:
-            fault = Fault(code=_CODES[stopped.rule], got=found.got, expected=found.expected, remedy=found.remedy)
-            _part(peer, fault)
         ended = f" (the simulator ended: {how})" if (how := simulator.end(_PARTING_S)) else ""
         raise ServiceError(f"got {found.got}{ended}; expected {found.expected}; {found.remedy}") from stopped
     except BaseException:
@@ -321,22 +308,16 @@ def _converse(
         peer.drop()
 
 
-def _reset(settings: Settings, seed: int) -> Reset:
-    """Returns a run's first Reset, with the first lesson of each curriculum."""
-    update = RunParameters(in_lessons(settings.environment_parameters), seed).all(0)
-    return Reset(parameters=update.parameters, samplers=update.samplers, seed=seed)
-
-
 def _play(session: _Session, peer: TrialConnection, settings: Settings, seed: int) -> None:
     hello: Hello = peer.expect(Hello)
-    if hello.version != VERSION:
-        raise _wrong("version", f"protocol version {hello.version}", str(VERSION), "use a client of the same version")
+    check_version(hello)
     session.register(hello.behaviors, hello.scripts)
     times = settings.pipeline
     peer.send(
         Welcome(version=VERSION, connection=1, heartbeat_s=times.heartbeat_s, timeout_s=times.simulator_timeout_s)
     )
-    peer.send(_reset(settings, seed % 2**31))
+    first = RunParameters(in_lessons(settings.environment_parameters), seed % 2**31).all(0)  # of each curriculum
+    peer.send(Reset(parameters=first.parameters, samplers=first.samplers, seed=seed % 2**31))
     while not isinstance(message := peer.expect(Step, Behaviors, Bye), Bye):
         if isinstance(message, Behaviors):
             session.register(message.behaviors, hello.scripts)
@@ -353,10 +334,6 @@ def _part(peer: TrialConnection, last: Bye | Fault) -> None:
     if peer.state not in ("closed", "parting"):
         with contextlib.suppress(ConversationStopped):
             peer.send(last)
-
-
-def _wrong(code: str, got: str, expected: str, remedy: str) -> RemoteProtocolError:
-    return RemoteProtocolError(code, got=got, expected=expected, remedy=remedy)
 
 
 def _print(line: str) -> None:

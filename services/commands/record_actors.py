@@ -15,7 +15,8 @@ from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec, read_spec
 from sparring.pipeline.stepping.policies import Policies
-from sparring.services.commands.players import actor_of, checkpoints_of, load_player
+from sparring.services.commands.players import actor_of
+from sparring.services.supervision.launch import checkpoints_of, load_player
 
 
 class RecordingActor(Protocol):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import tempfile
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
-
-import anyio
 
 from sparring.pipeline.errors import ServiceError, SettingsError
 from sparring.pipeline.queues.endpoints import is_open
@@ -23,6 +22,8 @@ from sparring.services.supervision.topology import build
 
 _GRACE_S: Final = 5.0
 """Seconds from the request to end until the process is killed."""
+_LOOK_S: Final = 0.1
+"""How often a process that has not connected is looked at."""
 
 
 class LoneSimulator:
@@ -38,22 +39,11 @@ class LoneSimulator:
         self.address = address
         self.process = process
         self._listener = listener
-        self._how = ""
-        self._woken, self._waker = socket.socketpair()
-        self._waiter = threading.Thread(target=self._wait, name="end of the simulator", daemon=True)
-        if process is not None:
-            self._waiter.start()
-
-    def _wait(self) -> None:
-        assert self.process is not None
-        self._how = anyio.run(self.process.wait) or "in order"
-        self._waker.close()
 
     def end(self, timeout_s: float) -> str:
         """Returns how its process has ended; "" where it still runs after `timeout_s`, or was not started here."""
-        if self.process is not None:
-            self._waiter.join(timeout_s)
-        return self._how
+        how = None if self.process is None else self.process.join(timeout_s)
+        return "in order" if how == "" else how or ""
 
     def accept(self, timeout_s: float | None) -> socket.socket:
         """Returns its connection, after which no other one is accepted.
@@ -61,13 +51,16 @@ class LoneSimulator:
         Raises:
             ServiceError: it ended before it connected, or did not connect in time.
         """
-        ready, _, _ = select.select([self._listener, self._woken], [], [], timeout_s)
-        if self._listener not in ready:
-            got = f"a simulator that ended before it connected ({self._how})" if ready else "no connection in time"
-            raise ServiceError(
-                f"got {got}; expected one at the address in $SPARRING_ADDRESS; read what the simulator prints, or "
-                "raise --timeout"
-            )
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        how = ""
+        while not select.select([self._listener], [], [], 0.0 if how else _LOOK_S)[0]:
+            if how or time.monotonic() > deadline:
+                got = f"a simulator that ended before it connected ({how})" if how else "no connection in time"
+                raise ServiceError(
+                    f"got {got}; expected one at the address in $SPARRING_ADDRESS; read what the simulator prints, or "
+                    "raise --timeout"
+                )
+            how = self.end(0)
         connected, _ = self._listener.accept()
         self._listener.close()
         return connected
@@ -76,13 +69,10 @@ class LoneSimulator:
         """Ends the simulator."""
         self._listener.close()
         if self.process is not None:
-            if not self._how:
-                self.process.stop()
-                self._waiter.join(_GRACE_S)
+            self.process.stop()
+            if self.process.join(_GRACE_S) is None:
                 self.process.kill()
-            self._waiter.join()
-        self._waker.close()
-        self._woken.close()
+                self.process.join()
 
 
 @contextlib.contextmanager

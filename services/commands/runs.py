@@ -1,12 +1,15 @@
-"""Finds the folder of a run by its path or id."""
+"""What several commands do alike: their common options, and finding a run by its path or id."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
 from typing import Final
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import Json
 
 RESULTS: Final = Path("results")
 
@@ -16,6 +19,55 @@ def add_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     name, number = ("runs", "+") if several else ("run", None)
     parser.add_argument(name, nargs=number, metavar="RUN", help="folder of a run, or its id below --results-dir")
     parser.add_argument("--results-dir", type=Path, default=RESULTS, help="where runs are kept (default: %(default)s)")
+
+
+def add_playing(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of commands that play checkpoints."""
+    parser.add_argument("--deterministic", action="store_true", help="act with the most likely actions")
+    parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: random, and logged)")
+    parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
+    add_in_process(parser)
+    add_insecure(parser)
+
+
+def add_in_process(parser: argparse.ArgumentParser) -> None:
+    """Adds --in-process."""
+    parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
+
+
+def add_insecure(parser: argparse.ArgumentParser) -> None:
+    """Adds --insecure."""
+    parser.add_argument(
+        "--insecure", action="store_true", help="listen beyond loopback without keys: any peer can join the run"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds --json."""
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def print_json(value: Json) -> None:
+    """Prints a value as JSON."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def spread(one: Json, name: str = "mean") -> str:
+    """Formats the mean of some values, which `name` names, their deviation and their range."""
+    deviation = "" if one["deviation"] is None else f", deviation {one['deviation']:.3g}"
+    return f"{name} {one['mean']:.4g}{deviation}, from {one['min']:.4g} to {one['max']:.4g}"
+
+
+def check_positive(args: argparse.Namespace, *names: str) -> None:
+    """Refuses numbers that are not above 0; one that was not given is not checked.
+
+    Raises:
+        SettingsError: a number is 0 or less.
+    """
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise SettingsError(f"got --{name} {value:g}; expected more than 0; give another number")
 
 
 def find(run: str | Path, results_dir: Path) -> Path:

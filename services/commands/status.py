@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import sys
 import time
@@ -9,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from rich.box import MINIMAL_HEAVY_HEAD
 from rich.console import Console, Group, RenderableType
@@ -17,10 +19,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sparring.pipeline.errors import BAD_INPUT, SettingsError
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.console import rate, short
 from sparring.pipeline.monitoring.progress import readable
-from sparring.services.commands.runs import add_run, find
+from sparring.services.commands.runs import add_json, add_run, find
 
 OLD_S: Final = 10.0
 """A live run writes its status every second; a file older than this means that the run or its monitor has died."""
@@ -32,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of the command."""
     add_run(parser)
     parser.add_argument("--watch", action="store_true", help="show it every second until the run has ended")
-    parser.add_argument("--json", action="store_true", help="print status and summary as JSON")
+    add_json(parser)
 
 
 def run(
@@ -42,43 +45,32 @@ def run(
     wall_clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Shows the run; returns the exit status: 0, or 2 where there is no such run.
+    """Shows the run; returns the exit status 0.
 
     Args:
         args: of the command.
         stream: for the output, standard output by default.
         wall_clock: gives seconds since the epoch.
         sleep: waits for a number of seconds.
-    """
-    stream = stream or sys.stdout
-    try:
-        folder = _written(find(args.run, args.results_dir))
-        if args.json:
-            stream.write(json.dumps(read(folder).plain(), indent=2) + "\n")
-        elif args.watch:
-            _watch(folder, stream, wall_clock, sleep)
-        else:
-            Console(file=stream).print(show(read(folder), wall_clock()))
-    except SettingsError as error:
-        sys.stderr.write(f"sparring status: {error}\n")
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        return 0
-    return 0
-
-
-def _written(folder: Path) -> Path:
-    """Returns the folder if it holds a file that this command shows.
 
     Raises:
-        SettingsError: it holds none.
+        SettingsError: there is no such run, or one of its files is damaged.
     """
-    if any((folder / name).is_file() for name in ("status.json", "summary.json")):
-        return folder
-    raise SettingsError(
-        f"got {folder}, which holds neither status.json nor summary.json; expected the folder of a run; "
-        f"if the run has only just started, try again in a few seconds"
-    )
+    console = Console(file=stream or sys.stdout)
+    folder = find(args.run, args.results_dir)
+    if args.json:
+        console.file.write(json.dumps(dataclasses.asdict(read(folder)), indent=2) + "\n")
+    elif not args.watch:
+        console.print(show(read(folder), wall_clock()))
+    else:
+        with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+            while True:
+                report = read(folder)
+                live.update(show(report, wall_clock()), refresh=True)
+                if report.summary is not None:
+                    break
+                sleep(_EVERY_S)
+    return 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,60 +83,42 @@ class Report:
         self_play: state of self-play in `coordination.json`, None where there is none.
     """
 
-    status: Mapping[str, Any] | None
-    summary: Mapping[str, Any] | None
-    self_play: Mapping[str, Any] | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """Returns the report as plain values for JSON."""
-        return {"status": self.status, "summary": self.summary, "self_play": self.self_play}
+    status: Json
+    summary: Json
+    self_play: Json = None
 
 
 def read(folder: Path) -> Report:
     """Reads the folder of a run.
 
     Raises:
-        SettingsError: a file is damaged.
+        SettingsError: it holds nothing that this command shows, or a file is damaged.
     """
-    status, summary = _load(folder / "status.json"), _load(folder / "summary.json")
-    if (
-        status
-        and summary
-        and not status["ended"]
-        and _changed(folder / "status.json") > _changed(folder / "summary.json")
-    ):
+    (status, status_ns), (summary, summary_ns) = _load(folder / "status.json"), _load(folder / "summary.json")
+    if status is None and summary is None:
+        raise SettingsError(
+            f"got {folder}, which holds neither status.json nor summary.json; expected the folder of a run; "
+            f"if the run has only just started, try again in a few seconds"
+        )
+    if status and summary and not status["ended"] and status_ns > summary_ns:
         summary = None
-    coordination = _load(folder / "coordination.json") or {}
-    self_play = coordination.get("self_play") or {}
-    return Report(status=status, summary=summary, self_play=self_play.get("rules"))
+    coordination = _load(folder / "coordination.json")[0] or {}
+    return Report(status=status, summary=summary, self_play=(coordination.get("self_play") or {}).get("rules"))
 
 
-def _changed(path: Path) -> int:
-    return path.stat().st_mtime_ns
-
-
-def _load(path: Path) -> Mapping[str, Any] | None:
+def _load(path: Path) -> tuple[Json, int]:
+    """Returns the content of a file and the time of its last change in ns; None and 0 where it does not exist."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content, changed_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
     except FileNotFoundError:
-        return None
+        return None, 0
     except ValueError as error:
         raise SettingsError(
             f"got {path}, which is damaged ({error}); expected JSON; remove it: a live run writes it again"
         ) from error
     if not isinstance(content, dict):
         raise SettingsError(f"got {path}, which holds no JSON object; expected one; remove it")
-    return content
-
-
-def _watch(folder: Path, stream: TextIO, wall_clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    with Live(console=Console(file=stream), auto_refresh=False) as live:
-        while True:
-            report = read(folder)
-            live.update(show(report, wall_clock()), refresh=True)
-            if report.summary is not None:
-                return
-            sleep(_EVERY_S)
+    return content, changed_ns
 
 
 # ---------------------------------------------------------------- tables
@@ -157,23 +131,28 @@ def show(report: Report, time_s: float) -> RenderableType:
         report: of a run.
         time_s: now, in seconds since the epoch.
     """
-    opponents = [] if not (report.self_play or {}).get("sides") else [_opponents(report.self_play or {})]
-    if report.summary is not None:
-        ended = report.summary["behaviors"]
-        return Group(Text(_ending(report.summary)), _ended_behaviors(ended), *_checkpoints(ended), *opponents)
-    assert report.status is not None
-    status = report.status
-    stalls = [f"STALLED {text}" for text in status.get("stalls", ())]  # files of older versions lack it
-    heading = "\n".join([_age(status, time_s), *stalls, *_lessons(status["behaviors"])])
-    return Group(Text(heading), _behaviors(status["behaviors"]), *opponents, _services(status["services"]))
+    status, summary = report.status, report.summary
+    opponents = [_opponents(report.self_play)] if (report.self_play or {}).get("sides") else []
+    if summary is not None:
+        ended = summary["behaviors"]
+        # Outside the table the path of a checkpoint is not folded.
+        saved = [Text(f"checkpoint of {name}: {one['checkpoint'] or 'none'}") for name, one in ended.items()]
+        return Group(Text(_ending(summary)), _ended_behaviors(ended), *saved, *opponents)
+    heading = [_age(status, time_s)]
+    heading += [f"STALLED {text}" for text in status.get("stalls", ())]  # files of older versions lack it
+    for name, one in status["behaviors"].items():
+        lessons = one.get("lessons", {})  # files of older versions lack it
+        heading += [f"{name}: lesson {number} of {parameter}" for parameter, number in lessons.items()]
+    running, services = _behaviors(status["behaviors"]), _services(status["services"])
+    return Group(Text("\n".join(heading)), running, *opponents, services)
 
 
-def _ending(summary: Mapping[str, Any]) -> str:
+def _ending(summary: Json) -> str:
     text = f"run {summary['run_id']}: {summary['status']} after {summary['wall_s']:,.0f} s"
     return f"{text}\n{summary['error']}" if summary["error"] else text
 
 
-def _age(status: Mapping[str, Any], time_s: float) -> str:
+def _age(status: Json, time_s: float) -> str:
     age_s = max(0.0, time_s - status["time_s"])
     if status["ended"]:
         return f"run {status['run_id']}: its services have ended, {age_s:,.0f} s ago; there is no summary yet"
@@ -185,14 +164,7 @@ def _age(status: Mapping[str, Any], time_s: float) -> str:
     return f"run {status['run_id']}: running; data {age_s:.1f} s old"
 
 
-def _lessons(behaviors: Mapping[str, Any]) -> Iterator[str]:
-    """Formats the present lesson of each curriculum, by the behavior that is measured for it."""
-    for name, one in behaviors.items():
-        for parameter, number in one.get("lessons", {}).items():  # files of older versions lack it
-            yield f"{name}: lesson {number} of {parameter}"
-
-
-def _ended_behaviors(behaviors: Mapping[str, Any]) -> Table:
+def _ended_behaviors(behaviors: Json) -> Table:
     table = _table("Behavior", "Steps", "Steps/s", "Updates", "Episodes", "Reward (last 100)", "Lag", "Counts")
     for name, one in behaviors.items():
         table.add_row(
@@ -208,13 +180,7 @@ def _ended_behaviors(behaviors: Mapping[str, Any]) -> Table:
     return table
 
 
-def _checkpoints(behaviors: Mapping[str, Any]) -> Iterator[Text]:
-    """Formats the last checkpoint of each behavior, outside the table so that its path is not folded."""
-    for name, one in behaviors.items():
-        yield Text(f"checkpoint of {name}: {one['checkpoint'] or 'none'}", overflow="fold", no_wrap=False)
-
-
-def _behaviors(behaviors: Mapping[str, Any]) -> Table:
+def _behaviors(behaviors: Json) -> Table:
     table = _table(
         "Behavior", "Step", "Steps/s", "Reward", "Lag", "Open episodes", "Oldest", "In flight", "Step counts"
     )
@@ -235,26 +201,26 @@ def _behaviors(behaviors: Mapping[str, Any]) -> Table:
     return table
 
 
-def _opponents(rules: Mapping[str, Any]) -> Table:
+def _opponents(rules: Json) -> Table:
     """Formats each learner under self-play, with its results against the opponents that it may play again."""
     table = _table("Learner", "Rating", "Opponent", "Rating", "Matches", "Won")
     for name, side in rules["sides"].items():
         for player, (matches, points) in side["records"].items():
-            ratings = (f"{rules['elo'][one]:,.0f}" if one in rules["elo"] else "-" for one in (name, player))
-            own, other = ratings
+            own, other = (f"{rules['elo'][one]:,.0f}" if one in rules["elo"] else "-" for one in (name, player))
             table.add_row(Text(name), own, Text(player), other, f"{matches:,}", f"{points / matches:.0%}")
     return table
 
 
-def _services(services: Mapping[str, Any]) -> Table:
+def _services(services: Json) -> Table:
     table = _table("Service", "Answered", "Waits for", "Passed on", "Starts", "Memory", "Queues", "p50 / p99")
     for name, one in services.items():
         answered = "never" if one["heartbeat_age_s"] is None else f"{one['heartbeat_age_s']:.0f} s ago"
         fills = [f"{queue} {_fill(ends)}" for queue, ends in one["queues"].items()]
-        spreads = {
-            what: spread for what, spread in one["histograms"].items() if what.endswith("_s") and spread["count"]
-        }
-        latency = [f"{what.removesuffix('_s')} {_latency(spread)}" for what, spread in spreads.items()]
+        latency = [
+            f"{what.removesuffix('_s')} {_latency(spread)}"
+            for what, spread in one["histograms"].items()
+            if what.endswith("_s") and spread["count"]
+        ]
         table.add_row(
             Text(name),
             answered,
@@ -268,7 +234,7 @@ def _services(services: Mapping[str, Any]) -> Table:
     return table
 
 
-def _passed(service: Mapping[str, Any]) -> Iterator[str]:
+def _passed(service: Json) -> Iterator[str]:
     for product, watermark in service.get("passed", {}).items():  # files of older versions lack it
         yield f"{readable(product)}: {watermark['count']:,.0f}, {watermark['idle_s']:.0f} s ago"
 

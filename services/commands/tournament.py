@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import secrets
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from sparring.pipeline.coordination.ghosts import MATCHES_FILE
 from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.evaluation.standings import TournamentTable, counted, heat_map, standings
-from sparring.pipeline.files import write_atomically
+from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.monitoring.summary import STATUSES
-from sparring.pipeline.settings import Settings, started_by_hand
+from sparring.pipeline.settings import Settings
 from sparring.pipeline.specs import read_spec
-from sparring.services.commands.players import actor_of, checkpoints_of, load_player, write
-from sparring.services.commands.runs import add_run, find
-from sparring.services.process.encryption import add_insecure, unprotected
+from sparring.services.commands.players import actor_of, write
+from sparring.services.commands.runs import add_playing, add_run, check_positive, find
 from sparring.services.process.runtime import Playback
-from sparring.services.supervision.launch import launch, trained_settings
-from sparring.services.supervision.ports import Ports
-from sparring.services.supervision.topology import Topology, build, load_run
+from sparring.services.supervision.launch import checkpoints_of, load_player, play, trained_settings
+from sparring.services.supervision.topology import load_run
 
 FILE = "tournament.json"
-_ACTOR = "actor."
+
+Player = tuple[str, dict[str, PolicyWeights]]
+"""The label of a player, and its weights by behavior name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,24 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mirror", action="store_true", help="each player also plays against itself")
     parser.add_argument("--matches", type=int, default=100, help="matches of each pair (default: 100)")
-    parser.add_argument("--deterministic", action="store_true", help="act with the most likely actions")
-    parser.add_argument("--seed", type=int, help="seed of simulators and sampling (default: random, and logged)")
-    parser.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="give up after S seconds (3600)")
-    parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
-    add_insecure(parser)
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """A player of the tournament.
-
-    Attributes:
-        label: its name.
-        weights: by behavior name.
-    """
-
-    label: str
-    weights: dict[str, PolicyWeights]
+    add_playing(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,14 +59,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: a run, a checkpoint or an argument is invalid.
     """
-    if args.matches < 1 or args.checkpoints < 1 or args.timeout <= 0:
-        raise SettingsError(
-            f"got --matches {args.matches}, --checkpoints {args.checkpoints} and --timeout {args.timeout:g}; "
-            "expected at least 1, 1 and more than 0 seconds; give other numbers"
-        )
+    check_positive(args, "matches", "checkpoints", "timeout")
     runs = [find(run, args.results_dir) for run in args.runs]
     settings = trained_settings(runs[0], deterministic=args.deterministic, insecure=args.insecure)
-    seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     players = list(_players(runs, settings, args.checkpoints, untrained=args.untrained))
     if len(players) + args.mirror < 2:
         raise SettingsError(
@@ -96,23 +69,18 @@ def run(args: argparse.Namespace) -> int:
         )
     playing = Playback(
         checkpoints={},
-        players=[player.label for player in players],
+        players=[label for label, _ in players],
         matches=args.matches,
         mirror=args.mirror,
         timeout_s=args.timeout,
     )
-    directory = runs[0].absolute() / f"tournament-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-    def plan(sockets: Path | None, ports: Ports) -> Topology:
-        """Builds the topology before the folder, so that no folder is made where a port is not free."""
-        run_id = f"{runs[0].absolute().name}-{directory.name}"
-        topology = build(settings, sockets, ports, run_id=run_id, directory=directory, seed=seed, playing=playing)
-        (directory / "logs").mkdir(parents=True)
-        write(directory, [player.weights for player in players])
-        return topology
-
-    notes = (*unprotected(settings, insecure=args.insecure), *started_by_hand(settings))
-    status = launch(settings, plan, notes, in_process=args.in_process)
+    status, directory, seed = play(
+        *(runs[0], settings, playing, "tournament"),
+        prepare=lambda directory: write(directory, [weights for _, weights in players]),
+        seed=args.seed,
+        in_process=args.in_process,
+        insecure=args.insecure,
+    )
     lines = counted(_read(directory / MATCHES_FILE))
     found = standings(playing.players, lines)
     content = {"status": status, "matches": len(lines), "seed": seed, **found.plain()}
@@ -126,54 +94,51 @@ def run(args: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- players
 
 
-def _players(runs: Sequence[Path], settings: Settings, count: int, *, untrained: bool) -> Iterator[Contestant]:
+def _players(runs: Sequence[Path], settings: Settings, count: int, *, untrained: bool) -> Iterator[Player]:
     """Yields checkpoints of all runs, the oldest first, and before them an untrained player if `untrained` is set."""
-    found = [player for directory in runs for player in _of_run(directory, settings, count)]
     if untrained:
-        yield _untrained(runs[0], settings)
-    yield from found
+        yield "untrained", _untrained(runs[0], settings)
+    for directory in runs:
+        yield from _of_run(directory, settings, count)
 
 
-def _of_run(directory: Path, settings: Settings, count: int) -> Iterator[Contestant]:
+def _of_run(directory: Path, settings: Settings, count: int) -> Iterator[Player]:
     """Yields evenly spread checkpoints of one run; behaviors with different numbers of them are spread separately."""
     known = {name: checkpoints_of(directory, name) for name in settings.behaviors}
     few = min(count, *map(len, known.values()))
-    for at in range(few):
-        chosen = {}
-        for name, paths in known.items():
-            place = len(paths) - 1 if few == 1 else round(at * (len(paths) - 1) / (few - 1))
-            chosen[name] = load_player(paths[place])
+    for at in range(few) if few > 1 else (1,):
+        places = {name: round(at * (len(paths) - 1) / max(1, few - 1)) for name, paths in known.items()}
+        chosen = {name: load_player(paths[places[name]]) for name, paths in known.items()}
         steps = max(checkpoint.trained for checkpoint in chosen.values())
-        weights = {name: actor_of(checkpoint) for name, checkpoint in chosen.items()}
-        yield Contestant(f"{directory.absolute().name}@{steps}", weights)
+        yield f"{directory.absolute().name}@{steps}", {name: actor_of(one) for name, one in chosen.items()}
 
 
-def _untrained(directory: Path, settings: Settings) -> Contestant:
-    """Returns a player with the weights that a run began with."""
+def _untrained(directory: Path, settings: Settings) -> dict[str, PolicyWeights]:
+    """Returns the weights that a run began with."""
     seed = load_run(directory.absolute())[0].seed
     weights = {}
     for name, behavior in settings.behaviors.items():
         spec = read_spec(load_player(checkpoints_of(directory, name)[-1]).description["spec"])
         weights[name] = Learner(name, spec, behavior, seed, learns=False).weights()
-    return Contestant("untrained", weights)
+    return weights
 
 
 # ---------------------------------------------------------------- results
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[Json]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _show(found: TournamentTable) -> None:
     """Prints a table, the strongest player first; the columns with points per match are numbered by opponent."""
-    table = Table()
-    table.add_column("", justify="right")
-    table.add_column("player", overflow="fold")
-    table.add_column("rating", justify="right", no_wrap=True)
     order = found.order()
-    for place in range(1, len(order) + 1):
-        table.add_column(f"{place}", justify="right", no_wrap=True)
+    numbers = ("rating", *(f"{place}" for place in range(1, len(order) + 1)))
+    table = Table(
+        Column("", justify="right"),
+        Column("player", overflow="fold"),
+        *(Column(number, justify="right", no_wrap=True) for number in numbers),
+    )
     for place, one in enumerate(order, 1):
         shares = ["" if not found.matches[one, other] else f"{found.shares[one, other]:.2f}" for other in order]
         rating = f"{found.ratings[one]:+.0f} +- {found.margins[one]:.0f}"

@@ -5,73 +5,86 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import random
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
 from sparring.pipeline.errors import ServiceError, SettingsError
+from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
-from sparring.pipeline.settings import Overrides, Settings, no_device, not_here, read, started_by_hand, without_effect
+from sparring.pipeline.settings import Overrides, Settings, no_device, not_here, read, without_effect
+from sparring.pipeline.settings.normal import option
 from sparring.services.commands.check import unreadable
 from sparring.services.commands.players import copy_initial, write_opponents
-from sparring.services.process.encryption import add_insecure, exposed, keys_missing, keys_unusable, unprotected
+from sparring.services.commands.runs import add_in_process, add_insecure
+from sparring.services.process.encryption import exposed, keys_missing, keys_unusable
 from sparring.services.process.runtime import Playback
-from sparring.services.supervision.launch import checkpoints, launch, no_behavior_trained, play
-from sparring.services.supervision.topology import build, load_run
+from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
+from sparring.services.supervision.ports import Ports
+from sparring.services.supervision.topology import Topology, build, load_run
+
+_RUN: Final[Sequence[tuple[str, type | bool, str]]] = (
+    ("run_id", str, "name of the run (default: the configuration's name and the time)"),
+    ("results_dir", str, "where runs are kept (default: results)"),
+    ("seed", int, "seed of the run (default: random, and logged)"),
+    ("max_steps", float, "end every behavior after so many trained steps"),
+    ("inference", True, "play the checkpoints of --run-id, learn nothing"),
+    ("deterministic", True, "act by the most likely action"),
+    ("checkpoint_settings.initialize_from", str, "start with the weights of another run"),
+    ("torch_settings.device", str, "what learners train on: cpu, cuda, cuda:N, mps (default: cpu)"),
+    ("pipeline.export", False, "write no ONNX beside the checkpoints"),
+)
+_PLAYERS: Final[Sequence[tuple[str, type | bool, str]]] = (
+    ("env_settings.env_path", str, "build to launch (without one: wait for the editor's Play)"),
+    ("engine_settings.no_graphics", True, "without a window"),
+    ("engine_settings.no_graphics_monitor", True, "a window for the first one only"),
+    ("env_settings.num_envs", int, "how many players"),
+    ("env_settings.num_areas", int, "training areas in each"),
+    ("env_settings.base_port", int, "port of the first one, the others count up (5005)"),
+    ("env_settings.timeout_wait", int, "seconds to wait for one (60)"),
+    ("env_settings.max_lifetime_restarts", int, "restarts of one in all, -1: no limit"),
+    ("env_settings.restarts_rate_limit_n", int, "restarts of one within the period, -1: no limit"),
+    ("env_settings.restarts_rate_limit_period_s", int, "that period"),
+    ("engine_settings.width", int, "pixels of the window"),
+    ("engine_settings.height", int, "pixels of the window"),
+    ("engine_settings.quality_level", int, "of rendering"),
+    ("engine_settings.time_scale", float, "factor of the game's clock (20)"),
+    ("engine_settings.target_frame_rate", int, "frames per second, -1: as many as possible"),
+    ("engine_settings.capture_frame_rate", int, "frames per second of the game's clock"),
+)
+"""Options in place of a setting: the field of `Overrides` or SECTION.KEY; the type, or what the flag sets; the help."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("config", type=Path, help="configuration file (YAML)")
-    parser.add_argument("--run-id", help="name of the run (default: the configuration's name and the time)")
-    parser.add_argument("--results-dir", help="where runs are kept (default: results)")
-    parser.add_argument("--seed", type=int, help="seed of the run (default: random, and logged)")
-    parser.add_argument("--max-steps", type=float, help="end every behavior after so many trained steps")
-    parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")
-    parser.add_argument("--inference", action="store_true", help="play the checkpoints of --run-id, learn nothing")
-    parser.add_argument("--deterministic", action="store_true", help="act by the most likely action")
-    parser.add_argument("--initialize-from", metavar="RUN", help="start with the weights of another run")
-    parser.add_argument("--torch-device", help="what learners train on: cpu, cuda, cuda:N, mps (default: cpu)")
+    _add_overrides(parser, _RUN)
     parser.add_argument("--debug", action="store_true", help="without effect: logs/ hold everything anyway")
-    parser.add_argument("--no-export", action="store_true", help="write no ONNX beside the checkpoints")
+    add_in_process(parser)
     add_insecure(parser)
     again = parser.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="continue the run in its folder")
-    again.add_argument("--force", action="store_true", help="replace the run in its folder")
-    _add_players(parser)
+    again.add_argument("--resume", action="store_true", default=None, help="continue the run in its folder")
+    again.add_argument("--force", action="store_true", default=None, help="replace the run in its folder")
+    players = parser.add_argument_group("Unity players", "with the names that mlagents-learn uses")
+    _add_overrides(players, _PLAYERS)
+    players.add_argument(
+        "--env-args", dest="env_settings.env_args", nargs=argparse.REMAINDER, help="all that follows is for the build"
+    )
 
 
-def _add_players(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of Unity players, with the names that `mlagents-learn` uses."""
-    players = parser.add_argument_group("Unity players")
-    players.add_argument("--env", metavar="PATH", help="build to launch (without one: wait for the editor's Play)")
-    players.add_argument("--env-args", nargs=argparse.REMAINDER, help="all that follows is for the build")
-    players.add_argument("--no-graphics", action="store_true", help="without a window")
-    players.add_argument("--no-graphics-monitor", action="store_true", help="a window for the first one only")
-    for name, kind, meaning in (
-        ("--num-envs", int, "how many players"),
-        ("--num-areas", int, "training areas in each"),
-        ("--base-port", int, "port of the first one, the others count up (5005)"),
-        ("--timeout-wait", int, "seconds to wait for one (60)"),
-        ("--max-lifetime-restarts", int, "restarts of one in all, -1: no limit"),
-        ("--restarts-rate-limit-n", int, "restarts of one within the period, -1: no limit"),
-        ("--restarts-rate-limit-period-s", int, "that period"),
-        ("--width", int, "pixels of the window"),
-        ("--height", int, "pixels of the window"),
-        ("--quality-level", int, "of rendering"),
-        ("--time-scale", float, "factor of the game's clock (20)"),
-        ("--target-frame-rate", int, "frames per second, -1: as many as possible"),
-        ("--capture-frame-rate", int, "frames per second of the game's clock"),
-    ):
-        players.add_argument(name, type=kind, metavar="N", help=meaning)
+def _add_overrides(group: argparse._ActionsContainer, rows: Sequence[tuple[str, type | bool, str]]) -> None:
+    for path, kind, meaning in rows:
+        key = path.rpartition(".")[2]
+        if isinstance(kind, bool):
+            group.add_argument(option(key), dest=path, action="store_const", const=kind, help=meaning)
+        else:
+            group.add_argument(option(key), dest=path, type=kind, metavar=key.upper(), help=meaning)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
     loaded = read(args.config, _overrides(args))
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings, insecure=args.insecure)
+    notes = [*loaded.notices, *without_effect(settings)]
     if kept.inference:
-        notes = (*loaded.notices, *without_effect(settings), *started_by_hand(settings))
         return STATUSES[_infer(args, settings, notes)]
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
@@ -93,41 +106,30 @@ def run(args: argparse.Namespace) -> int:
     added: tuple[str, ...] = ()
     if kept.resume:
         settings, added = _with_known(settings, directory)
-    _write_used(directory, settings)
-    initial = () if kept.resume else copy_initial(directory, settings)
-    write_opponents(directory, settings)
 
-    def prepare(grown: Settings, names: Sequence[str]) -> None:
-        for line in () if kept.resume else copy_initial(directory, grown, names):
-            logs.get().warning("settings", note=line, notice=True)
+    def prepare(grown: Settings, names: Collection[str]) -> tuple[str, ...]:
+        """Puts into the run's folder what some of its behaviors need; returns notes for the user."""
+        initial = () if kept.resume else copy_initial(directory, grown, names)
         write_opponents(directory, grown, names)
-        _write_used(directory, grown)
+        (directory / "configuration.yaml").write_text(yaml.safe_dump(grown.used, sort_keys=False))
+        return initial
 
-    plan = partial(
-        build,
-        settings,
-        run_id=run_id,
-        directory=directory,
-        seed=seed,
-        resumed=kept.resume,
-        insecure=args.insecure,
-        added=added,
-    )
-    notes = (
-        *loaded.notices,
-        *unprotected(settings, insecure=args.insecure),
-        *without_effect(settings),
-        *initial,
-        *started_by_hand(settings),
-    )
+    def plan(sockets: Path | None, ports: Ports) -> Topology:
+        return build(
+            *(settings, sockets, ports),
+            run_id=run_id,
+            directory=directory,
+            seed=seed,
+            resumed=kept.resume,
+            insecure=args.insecure,
+            added=added,
+        )
+
+    notes += prepare(settings, settings.behaviors)
     status = launch(settings, plan, notes, in_process=args.in_process, prepare=prepare)
     if status == "stopped":
         logs.get().info("go_on_with", command=going_on(args, run_id), notice=True)
     return STATUSES[status]
-
-
-def _write_used(directory: Path, settings: Settings) -> None:
-    (directory / "configuration.yaml").write_text(yaml.safe_dump(settings.used, sort_keys=False))
 
 
 def _with_known(settings: Settings, directory: Path) -> tuple[Settings, tuple[str, ...]]:
@@ -140,7 +142,7 @@ def _with_known(settings: Settings, directory: Path) -> tuple[Settings, tuple[st
     return settings, ()
 
 
-def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...]) -> Status:
+def _infer(args: argparse.Namespace, settings: Settings, notes: list[str]) -> Status:
     """Plays the newest checkpoints of a run until the user stops it."""
     kept = settings.checkpoint_settings
     if kept.run_id is None or kept.force or args.max_steps is not None:
@@ -149,61 +151,44 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: tuple[str, ...])
             f"got --inference {how}; expected the run whose checkpoints are to be played; "
             "name it with --run-id, and leave --force and --max-steps out"
         )
-    if args.initialize_from is not None:
+    if (other := vars(args)["checkpoint_settings.initialize_from"]) is not None:
         raise SettingsError(
-            f"got --inference with --initialize-from {args.initialize_from}; expected the checkpoints of one run; "
-            f"write --run-id {args.initialize_from} for those of that run, or leave it out"
+            f"got --inference with --initialize-from {other}; expected the checkpoints of one run; "
+            f"write --run-id {other} for those of that run, or leave it out"
         )
     trained = Path(kept.results_dir) / kept.run_id
     if kept.initialize_from is not None:
-        notes += (f"checkpoint_settings.initialize_from: without effect, {trained} has checkpoints of its own",)
+        notes.append(f"checkpoint_settings.initialize_from: without effect, {trained} has checkpoints of its own")
     settings, _ = _with_known(settings, trained.absolute())
     if not settings.behaviors:
         raise SettingsError(no_behavior_trained(trained))
     playing = Playback(checkpoints=checkpoints(trained, settings))
-    seed = settings.seed if settings.seed >= 0 else random.SystemRandom().randrange(2**31)
-    return play(trained, settings, playing, "inference", notes, seed=seed, in_process=args.in_process)[0]
+    seed = settings.seed if settings.seed >= 0 else None
+    return play(
+        *(trained, settings, playing, "inference", notes),
+        seed=seed,
+        in_process=args.in_process,
+        insecure=args.insecure,
+    )[0]
 
 
 def _overrides(args: argparse.Namespace) -> Overrides:
+    sections: dict[str, dict[str, Json]] = {}
+    for path, value in vars(args).items():
+        section, dot, key = path.partition(".")
+        if dot:
+            sections.setdefault(section, {})[key] = value
     return Overrides(
         max_steps=None if args.max_steps is None else int(args.max_steps),
         seed=args.seed,
         run_id=args.run_id,
         results_dir=args.results_dir,
-        resume=args.resume or None,
-        force=args.force or None,
-        inference=args.inference or None,
-        deterministic=args.deterministic or None,
-        sections={
-            "env_settings": {"env_path": args.env, **_given(args, _ENVIRONMENT)},
-            "engine_settings": {
-                **_given(args, _ENGINE),
-                "no_graphics": args.no_graphics or None,
-                "no_graphics_monitor": args.no_graphics_monitor or None,
-            },
-            "checkpoint_settings": {"initialize_from": args.initialize_from},
-            "torch_settings": {"device": args.torch_device},
-            "pipeline": {"export": False if args.no_export else None},
-        },
+        resume=args.resume,
+        force=args.force,
+        inference=args.inference,
+        deterministic=args.deterministic,
+        sections=sections,
     )
-
-
-_ENVIRONMENT: Final = (
-    "env_args",
-    "num_envs",
-    "num_areas",
-    "base_port",
-    "timeout_wait",
-    "max_lifetime_restarts",
-    "restarts_rate_limit_n",
-    "restarts_rate_limit_period_s",
-)
-_ENGINE: Final = ("width", "height", "quality_level", "time_scale", "target_frame_rate", "capture_frame_rate")
-
-
-def _given(args: argparse.Namespace, keys: Sequence[str]) -> dict[str, Any]:
-    return {key: getattr(args, key) for key in keys}
 
 
 def _refuse(settings: Settings, *, insecure: bool) -> None:
@@ -243,13 +228,14 @@ def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
 def going_on(args: argparse.Namespace, run_id: str) -> str:
     """Returns the command that resumes a stopped run, with the arguments that still apply."""
     words = ["sparring", "train", str(args.config), "--run-id", run_id, "--resume"]
-    for key, value in vars(args).items():
-        option = f"--{key.replace('_', '-')}"
-        if key in _NOT_AGAIN or value is None or value is False:
+    for path, value in vars(args).items():
+        if path in _NOT_AGAIN or value is None or (value is False and path != "pipeline.export"):
             continue
-        words += [option] if value is True else [option, f"{value:.12g}" if isinstance(value, float) else str(value)]
-    if args.env_args:
-        words += ["--env-args", *args.env_args]
+        words.append(option(path.rpartition(".")[2]))
+        if isinstance(value, list):  # --env-args, which is the last option
+            words += value
+        elif not isinstance(value, bool):
+            words.append(f"{value:.12g}" if isinstance(value, float) else str(value))
     return shlex.join(words)
 
 
@@ -260,8 +246,7 @@ _NOT_AGAIN: Final = {
     "run_id",
     "resume",
     "force",
-    "initialize_from",
-    "env_args",
+    "checkpoint_settings.initialize_from",
 }
 
 
@@ -269,4 +254,4 @@ def _seed_of(directory: Path) -> int:
     """Returns the seed of a resumed run, or a new one."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         return int(json.loads((directory / "run.json").read_text())["seed"])
-    return random.SystemRandom().randrange(2**31)
+    return new_seed()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -29,13 +28,6 @@ KEYS_VARIABLE: Final = "SPARRING_KEYS"
 _SIMULATORS_COULD: Final = "any peer that reaches it can act as a simulator, poison the training and copy the policies"
 
 _SERVICES_COULD: Final = "any peer that reaches it can replace weights and data, and start programs on its machines"
-
-
-def add_insecure(parser: argparse.ArgumentParser) -> None:
-    """Declares `--insecure`."""
-    parser.add_argument(
-        "--insecure", action="store_true", help="listen beyond loopback without keys: any peer can join the run"
-    )
 
 
 def keys_folder(settings: Settings, environ: Mapping[str, str] | None = None) -> Path | None:

@@ -18,6 +18,7 @@ from typing import IO, Final, Protocol
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
+from anyio.lowlevel import RunVar
 
 from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, first_failure
 from sparring.pipeline.monitoring import logs
@@ -68,9 +69,14 @@ class Process:
         self._asked = False
 
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> int:
         """Returns its process id."""
         return self._process.pid
+
+    @property
+    def status(self) -> int:
+        """Returns the exit status of a process that has ended, as `subprocess` has it."""
+        return int(self._process.returncode)
 
     @property
     def hopeless(self) -> bool:
@@ -79,13 +85,20 @@ class Process:
 
     async def wait(self) -> str:
         """Waits for its end; returns "" where it ended in order, else what went wrong."""
-        status = await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True, limiter=_waiters())
+        return await anyio.to_thread.run_sync(self.join, abandon_on_cancel=True, limiter=_waiters()) or ""
+
+    def join(self, timeout_s: float | None = None) -> str | None:
+        """Waits in this thread and returns the same as `wait`; None where it still runs after `timeout_s`."""
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
         if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it handled signals
             return ""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         if status == DISK_FULL:
             how += ", no room on the disk"
-        line = await anyio.to_thread.run_sync(self._last_error)
+        line = self.last_line()
         return f"{how}: {line}" if line else how
 
     def stop(self) -> None:
@@ -99,7 +112,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    def _last_error(self) -> str:
+    def last_line(self) -> str:
         """Returns the last line of its standard error, which names the failure."""
         text = _end_of(self._errors, self._offset)
         if text is None:  # it was rotated meanwhile
@@ -171,8 +184,7 @@ class ProcessHost:
 
     def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
         """Starts a foreign program under a watcher that ends it with this process. Raises as `start`."""
-        watcher = [*PYTHON, "sparring.services.process.watcher", str(self._reader), "--", *command]
-        return self.start(name, watcher, environment)
+        return self.start(name, [*PYTHON, "sparring.services.process.watcher", *command], environment)
 
 
 class Task:
@@ -242,9 +254,11 @@ def start_task(tasks: TaskGroup, name: str, work: Callable[[anyio.Event], Awaita
     return task
 
 
-_LIMITERS: dict[int, anyio.CapacityLimiter] = {}
+_LIMITER: Final[RunVar[anyio.CapacityLimiter | None]] = RunVar("_LIMITER", None)
 
 
 def _waiters() -> anyio.CapacityLimiter:
-    """Returns a limiter of its own, so that waiting for processes does not use up the threads of others."""
-    return _LIMITERS.setdefault(os.getpid(), anyio.CapacityLimiter(1000))
+    """Returns a limiter of the event loop, so that waiting for processes does not use up the threads of others."""
+    limiter = _LIMITER.get() or anyio.CapacityLimiter(1000)
+    _LIMITER.set(limiter)
+    return limiter

@@ -22,10 +22,15 @@ def end_with_supervisor() -> None:
     text = os.environ.pop(PIPE_VARIABLE, "")
     if not text:
         return
-    if sys.platform == "linux":  # also ends a process that is stopped and cannot read its pipe
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    end_with_parent()  # also where it is stopped and cannot read its pipe
     descriptor = int(text)
     threading.Thread(target=_end_at_close, args=(descriptor,), name="supervisor pipe", daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """Makes this process end with the one that started it (Linux only; elsewhere the pipe must suffice)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _end_at_close(descriptor: int) -> None:

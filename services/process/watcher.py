@@ -1,13 +1,12 @@
 """A watcher runs one foreign program and ends it, with all its children, when the supervisor has ended.
 
-`python -m sparring.services.process.watcher FD -- CMD ...`: FD is the reading end of a pipe whose writing end only the
-supervisor holds. The watcher needs only the standard library, so that it stays small.
+`python -m sparring.services.process.watcher CMD ...`; a variable names the pipe of `lifeline.py`. It needs only the
+standard library, so that it stays small.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import select
@@ -16,16 +15,14 @@ import subprocess
 import sys
 from types import FrameType
 
+from sparring.services.process.lifeline import PIPE_VARIABLE, end_with_parent
+
 _GRACE_S = 3.0
 
 
-def main(arguments: list[str]) -> int:
-    """Runs the program; returns its exit status.
-
-    Args:
-        arguments: the pipe's file descriptor, "--", and the command.
-    """
-    pipe, command = int(arguments[0]), arguments[2:]
+def main(command: list[str]) -> int:
+    """Runs the program; returns its exit status."""
+    pipe = int(os.environ.pop(PIPE_VARIABLE))
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer)
@@ -33,7 +30,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        child = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_me)
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
     except OSError as error:
         sys.stderr.write(f"got {command[0]!r}, which cannot be started ({error}); expected a program; correct it\n")
         return 127  # `CANNOT_START` of sparring.pipeline.errors
@@ -51,12 +48,6 @@ def main(arguments: list[str]) -> int:
     if status < 0:
         _end_by(-status)
     return status
-
-
-def _end_with_me() -> None:
-    """Makes the new program end when this watcher is killed (Linux only; elsewhere the pipe must suffice)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _end_by(number: int) -> None:

@@ -1,34 +1,34 @@
 """Exports during a training run: one checkpoint at a time, in a child process of the lowest priority.
 
-    asyncio or trio: exports = Exports(run_folder, log=log)
-                     tasks.start_soon(exports.run)
-                     exports.on_checkpoint("Ball", state.checkpoint)    whenever a learner's state names another one
-                     await exports.finish(30.0)                         at the end, then `run` returns
+    asyncio or trio: exports = Exports(run_folder, topics=topics)
+                     tasks.start_soon(exports.run)        exports what the learners' states name
+                     await exports.finish(30.0)           at the end, then `run` returns
 
-The child's standard input is a pipe from this process, so that the child ends when this process does, however that
-happens. A checkpoint waits until the one before is exported; a newer one of its behavior replaces it. An export that
-fails is a warning, never an error.
+The child ends when this process does, however that happens. A checkpoint waits until the one before is exported; a
+newer one of its behavior replaces it. An export that fails is a warning, never an error.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
-from anyio.abc import ByteReceiveStream, Process
+from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import install_command
 from sparring.pipeline.export.packages import missing_packages
+from sparring.pipeline.messages.channels import LEARNER_STATE
 from sparring.pipeline.monitoring import logs
-from sparring.services.process.hosting import SPARRING
+from sparring.pipeline.queues.interface import Subscription
+from sparring.services.process.hosting import SPARRING, ProcessHost
 
 NICENESS: Final = 19
-_TAIL: Final = 4000
+LOOK_S: Final = 0.5
 
 
 class Exports:
@@ -38,6 +38,8 @@ class Exports:
         directory: folder of the run.
         python: interpreter of the child processes.
         log: of the caller.
+        topics: of services, those of learners among them, by name; the caller may add further ones.
+        is_here: tells whether a service runs on this machine, which exports only its checkpoints.
 
     Attributes:
         exported: number of exported checkpoints.
@@ -45,10 +47,20 @@ class Exports:
         failed: number of checkpoints that could not be exported.
     """
 
-    def __init__(self, directory: Path, python: str = sys.executable, log: Any = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        python: str = sys.executable,
+        log: FilteringBoundLogger | None = None,
+        *,
+        topics: Mapping[str, Subscription] | None = None,
+        is_here: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self._directory = directory
         self._python = python
         self._log = logs.get(service="supervisor") if log is None else log
+        self._topics = {} if topics is None else topics
+        self._is_here = is_here
         self._waiting: dict[str, str] = {}
         self._newest: dict[str, str] = {}
         self._changed = anyio.Event()
@@ -78,18 +90,36 @@ class Exports:
 
     async def run(self) -> None:
         """Exports scheduled checkpoints until `finish`; cancelled, it kills the export under way."""
+        processes = ProcessHost(self._directory / "logs")
         try:
-            with anyio.CancelScope() as self._scope:
+            async with anyio.create_task_group() as tasks:
+                self._scope = tasks.cancel_scope
+                tasks.start_soon(self._follow)
                 while self._waiting or not self._ending:
-                    await self._next()
+                    await self._next(processes)
+                tasks.cancel_scope.cancel()
         finally:
+            processes.close()
             self._done.set()
+
+    async def _follow(self) -> None:
+        while True:
+            self._look()
+            await anyio.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        """Schedules the checkpoints that the states of the learners name."""
+        for service, topic in self._topics.items():
+            state = topic.latest(LEARNER_STATE) if service.startswith("learning-") else None
+            if state is not None and self._is_here(service):
+                self.on_checkpoint(state.behavior, state.checkpoint)
 
     async def finish(self, timeout_s: float) -> None:
         """Returns when the newest checkpoint of each behavior is exported, or after `timeout_s` seconds.
 
         A warning names the checkpoints that are not exported by then. `run` must have been started, and returns too.
         """
+        self._look()
         self._ending = True
         self._changed.set()
         if not self._done.is_set():
@@ -111,7 +141,7 @@ class Exports:
     def _left(self) -> list[str]:
         return [*([self._under_way] if self._under_way else []), *self._waiting.values()]
 
-    async def _next(self) -> None:
+    async def _next(self, processes: ProcessHost) -> None:
         if not self._waiting:
             self._changed = anyio.Event()
             await self._changed.wait()
@@ -123,59 +153,42 @@ class Exports:
             return
         self._under_way = checkpoint
         try:
-            await self._export(behavior, checkpoint)
+            await self._export(processes, behavior, checkpoint)
         finally:
             self._under_way = None
 
-    async def _export(self, behavior: str, checkpoint: str) -> None:
-        command = [self._python, *SPARRING[1:], "export", str(self._directory), "--attached", "--prune"]
+    async def _export(self, processes: ProcessHost, behavior: str, checkpoint: str) -> None:
+        command = [self._python, *SPARRING[1:], "export", str(self._directory), "--prune"]
         command += [f"--behavior={behavior}", f"--checkpoint={Path(checkpoint).name}"]
+        status, last_line = -1, ""
         try:
-            status, result, cause = await _run(command)
+            child = processes.start("export", command, {"OMP_NUM_THREADS": "1"})
+            try:
+                _lower_priority(child.pid)
+                await child.wait()
+            finally:
+                child.kill()
+                with anyio.CancelScope(shield=True):
+                    await child.wait()
+            status, last_line = child.status, child.last_line()
         except OSError as error:
-            status, result, cause = -1, "", str(error)
+            last_line = str(error)
         if status == 0:
             self.exported += 1
-            self._log.info("exported", behavior=behavior, checkpoint=checkpoint, result=result)
-        elif status == -signal.SIGINT:  # Ctrl-C ends the whole run in order, which exports this one at its end
-            self._waiting.setdefault(behavior, checkpoint)
+            self._log.info("exported", behavior=behavior, checkpoint=checkpoint, result=last_line)
         elif not (self._directory / checkpoint).exists():
             self._skip(behavior, checkpoint, "removed")
         else:
             self.failed += 1
-            self._log.warning("export_failed", behavior=behavior, checkpoint=checkpoint, status=status, cause=cause)
+            self._log.warning("export_failed", behavior=behavior, checkpoint=checkpoint, status=status, cause=last_line)
 
     def _skip(self, behavior: str, checkpoint: str, why: str) -> None:
         self.skipped += 1
         self._log.info("export_skipped", behavior=behavior, checkpoint=checkpoint, why=why, skipped=self.skipped)
 
 
-async def _run(command: list[str]) -> tuple[int, str, str]:
-    """Runs a child to its end; returns its exit status and the last lines of its output and of its errors."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with anyio.CancelScope(shield=True):  # cancelled in the middle, it would leave a child that no task waits for
-        process = await anyio.open_process(command, env=environment)
-    async with process:
-        _lower_priority(process)
-        lines = ["", ""]
-        async with anyio.create_task_group() as tasks:
-            for at, stream in enumerate((process.stdout, process.stderr)):
-                assert stream is not None
-                tasks.start_soon(_keep_last, stream, lines, at)
-        return await process.wait(), lines[0], lines[1]
-
-
-def _lower_priority(process: Process) -> None:
+def _lower_priority(pid: int) -> None:
     """Raises a child's niceness, before it has imported anything."""
     if os.name == "posix":
         with suppress(ProcessLookupError, PermissionError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-
-
-async def _keep_last(stream: ByteReceiveStream, lines: list[str], at: int) -> None:
-    """Puts the last line of a stream into `lines`, and discards all before it."""
-    tail = b""
-    async for chunk in stream:
-        tail = (tail + chunk)[-_TAIL:]
-    found = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
-    lines[at] = found[-1].strip() if found else ""
+            os.setpriority(os.PRIO_PROCESS, pid, NICENESS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import secrets
 import shutil
 import sys
@@ -15,11 +16,11 @@ from pathlib import Path
 import anyio
 
 from sparring.pipeline.errors import FAILED, CheckpointError, ServiceError, SettingsError
-from sparring.pipeline.learning.checkpoints import CheckpointFolder, load
+from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, load
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
-from sparring.pipeline.settings import Settings, not_here
-from sparring.services.process.encryption import exposed
+from sparring.pipeline.settings import Settings, not_here, started_by_hand
+from sparring.services.process.encryption import exposed, unprotected
 from sparring.services.process.hosting import ProcessHost
 from sparring.services.process.protection import protection
 from sparring.services.process.runtime import Playback
@@ -30,22 +31,28 @@ from sparring.services.supervision.supervisor import Supervisor
 from sparring.services.supervision.topology import Topology, build, load_run
 
 
+def new_seed() -> int:
+    """Returns a random seed for a run."""
+    return random.SystemRandom().randrange(2**31)
+
+
 def launch(
     settings: Settings,
     plan: Callable[[Path | None, Ports], Topology],
-    notes: tuple[str, ...] = (),
+    notes: Sequence[str] = (),
     *,
     in_process: bool,
-    prepare: Callable[[Settings, Sequence[str]], None] | None = None,
+    prepare: Callable[[Settings, Sequence[str]], Sequence[str]] = lambda *_: (),
 ) -> Status:
     """Runs a run to its end.
 
     Args:
         settings: of the run.
         plan: makes its topology, given a folder for sockets and what reserves its ports.
-        notes: for the user, printed first.
+        notes: for the user, printed first; those on access without keys and on games to start follow.
         in_process: all services run as tasks of this process.
-        prepare: puts into the run's folder what further behaviors need, given the settings with them, and their names.
+        prepare: puts into the run's folder what further behaviors need, given the settings with them, and their names;
+            returns notes for the user.
 
     Raises:
         SettingsError: an address or port is not free.
@@ -63,14 +70,12 @@ def launch(
         logs.configure(
             run.directory, run.id, "supervisor", console=True, most_bytes=bounds.most_bytes, kept=bounds.kept
         )
-        for line in notes:
-            logs.get().warning("settings", note=line, notice=True)
+        _show([*notes, *unprotected(settings, insecure=run.insecure), *started_by_hand(settings)])
         logs.get().info("seed", seed=topology.run.seed, notice=True)
 
         def grow(before: Topology, names: Sequence[str]) -> Topology:
             after = before.with_behaviors(names, sockets, ports)
-            if prepare is not None:
-                prepare(after.run.settings, names)
+            _show(prepare(after.run.settings, names))
             after.save()
             return after
 
@@ -78,16 +83,23 @@ def launch(
         return anyio.run(_supervise, topology, in_process, growing, backend_options=_loop_options())
 
 
+def _show(notes: Sequence[str]) -> None:
+    for note in notes:
+        logs.get().warning("settings", note=note, notice=True)
+
+
 def play(
     trained: Path,
     settings: Settings,
     playing: Playback,
     kind: str,
-    notes: tuple[str, ...] = (),
+    notes: Sequence[str] = (),
+    prepare: Callable[[Path], None] = lambda _: None,
     *,
-    seed: int,
+    seed: int | None,
     in_process: bool,
-) -> tuple[Status, Path]:
+    insecure: bool,
+) -> tuple[Status, Path, int]:
     """Plays checkpoints in a folder of its own, below that of the run that trained them.
 
     They are copied there first, because a run that still trains removes old ones.
@@ -98,41 +110,40 @@ def play(
         playing: what to play.
         kind: first word of the new folder's name.
         notes: for the user, printed first.
-        seed: of simulators and sampling.
+        prepare: puts further files into the new folder.
+        seed: of simulators and sampling; None for a random one.
         in_process: all services run as tasks of this process.
+        insecure: other machines may reach the simulators' endpoint without keys.
 
     Returns:
-        The status of the run, and the new folder.
+        The status of the run, the new folder, and the seed.
 
     Raises:
         SettingsError: an address or port is not free, or a checkpoint is damaged.
     """
-    directory = trained.absolute() / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    trained, settings, seed = trained.absolute(), settings.alone, new_seed() if seed is None else seed
+    directory = trained / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     copies = {name: directory / "checkpoints" / name / Path(path).name for name, path in playing.checkpoints.items()}
     own = dataclasses.replace(playing, checkpoints={name: str(path) for name, path in copies.items()})
-    run_id = f"{trained.absolute().name}-{directory.name}"
 
     def plan(sockets: Path | None, ports: Ports) -> Topology:
         """Builds the topology before the folder, so that no folder is made where a port is not free."""
-        topology = build(settings, sockets, ports, run_id=run_id, directory=directory, seed=seed, playing=own)
+        run_id = f"{trained.name}-{directory.name}"
+        topology = build(
+            settings, sockets, ports, run_id=run_id, directory=directory, seed=seed, playing=own, insecure=insecure
+        )
         (directory / "logs").mkdir(parents=True)
         try:
             for name, path in playing.checkpoints.items():
-                _copy(Path(path), copies[name])
-        except SettingsError:
+                shutil.copytree(path, copies[name])
+                load(copies[name])
+            prepare(directory)
+        except (OSError, CheckpointError) as error:
             shutil.rmtree(directory)
-            raise
+            raise SettingsError(f"got checkpoints of {trained}, which cannot be played: {error}") from error
         return topology
 
-    return launch(settings.alone, plan, notes, in_process=in_process), directory
-
-
-def _copy(checkpoint: Path, copy: Path) -> None:
-    try:
-        shutil.copytree(checkpoint, copy)
-        load(copy)
-    except (OSError, CheckpointError) as error:
-        raise SettingsError(f"got the checkpoint {checkpoint}, which cannot be played: {error}") from error
+    return launch(settings, plan, notes, in_process=in_process), directory, seed
 
 
 def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) -> Settings:
@@ -192,23 +203,44 @@ def checkpoints(directory: Path, settings: Settings, names: Sequence[str] = ()) 
     general = next((name for name in names if "=" not in name), None)
     if unknown := sorted(asked.keys() - settings.behaviors.keys()):
         raise SettingsError(f"got --checkpoint for {unknown}; expected one of {list(settings.behaviors)}; correct it")
-    return {behavior: _checkpoint(directory, behavior, asked.get(behavior, general)) for behavior in settings.behaviors}
-
-
-def _checkpoint(directory: Path, behavior: str, name: str | None) -> str:
-    there = CheckpointFolder(directory.absolute(), behavior).newest_first()
-    fitting = [path for path in there if name in (None, path.name)]
-    if not fitting:
-        if not there:
+    found = {}
+    for behavior in settings.behaviors:
+        there = {path.name: path for path in checkpoints_of(directory, behavior)}
+        name = asked.get(behavior, general) or next(reversed(there))
+        if name not in there:
             raise SettingsError(
-                f"got no checkpoint of {behavior} in {directory}; expected a run that has trained it; "
-                "name another, or train it first"
+                f"got no checkpoint {name} of {behavior} in {directory}; expected one of {', '.join(there)}; "
+                "correct --checkpoint"
             )
-        listed = ", ".join(path.name for path in there)
+        found[behavior] = str(there[name])
+    return found
+
+
+def checkpoints_of(directory: Path, behavior: str) -> list[Path]:
+    """Returns the checkpoints of a behavior in the folder of a run, the oldest first.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    paths = CheckpointFolder(directory.absolute(), behavior).newest_first()[::-1]
+    if not paths:
         raise SettingsError(
-            f"got no checkpoint {name} of {behavior} in {directory}; expected one of {listed}; correct --checkpoint"
+            f"got no checkpoint of {behavior} in {directory}; expected a run that has trained it; train it first, or "
+            "name another"
         )
-    return str(fitting[0])
+    return paths
+
+
+def load_player(path: Path) -> Checkpoint:
+    """Loads a checkpoint that is to play.
+
+    Raises:
+        SettingsError: it is damaged, or does not exist.
+    """
+    try:
+        return load(path)
+    except (OSError, CheckpointError) as error:
+        raise SettingsError(f"got the checkpoint {path}, which cannot be played: {error}") from error
 
 
 Growing = Callable[[Topology, Sequence[str]], Topology] | None

@@ -19,7 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from sparring.pipeline.errors import SparringError
-from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, RUN, SPECS
+from sparring.pipeline.messages.channels import ADDED, RUN, SPECS
 from sparring.pipeline.messages.state import AddedBehaviors
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import Status
@@ -102,7 +102,11 @@ class Supervisor:
             log=self._log,
         )
         wanted = self._settings.export and topology.run.playing is None
-        self._exports = Exports(topology.run.directory, log=self._log) if wanted else None
+        self._exports = (
+            Exports(topology.run.directory, log=self._log, topics=self._topics, is_here=self._is_here)
+            if wanted
+            else None
+        )
 
     async def supervise(self) -> Status:
         """Runs everything to its end, and writes the summary.
@@ -124,7 +128,6 @@ class Supervisor:
                 self.parts.keep(tasks, simulator.name, partial(self._start_simulator, simulator), simulator.restarts)
             if self._exports is not None:
                 tasks.start_soon(self._exports.run)
-                tasks.start_soon(self._follow_checkpoints, self._exports)
             tasks.start_soon(self._follow_end)
             if self._grow is not None:
                 tasks.start_soon(self._follow_names, tasks, self._grow)
@@ -210,24 +213,13 @@ class Supervisor:
 
     # ---------------------------------------------------------------- exports
 
-    async def _follow_checkpoints(self, exports: Exports) -> None:
-        """Has every new checkpoint exported."""
-        while True:
-            self._show_checkpoints(exports)
-            await anyio.sleep(LOOK_S)
-
-    def _show_checkpoints(self, exports: Exports) -> None:
-        for name in self._run.learners:
-            if self._topology.place(f"learning-{name}") != self._topology.host:
-                continue  # `sparring join` exports it there
-            state = self._reports.of(f"learning-{name}", LEARNER_STATE)
-            if state is not None:
-                exports.on_checkpoint(name, state.checkpoint)
+    def _is_here(self, service: str) -> bool:
+        """Returns whether a service runs on this machine; `sparring join` exports the checkpoints of other learners."""
+        return self._topology.place(service) == self._topology.host
 
     async def _last_exports(self) -> None:
         """Exports the last weights that the learners have saved, unless a second signal came."""
         if self._exports is not None and self._status in ("completed", "stopped"):
-            self._show_checkpoints(self._exports)
             await self._exports.finish(0.0 if self._signals > 1 else EXPORT_S)
 
     # ---------------------------------------------------------------- the end

@@ -304,7 +304,7 @@ async def begin(
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         recorder.install(patch)
     settings = parse_settings(yaml.safe_dump(plain), "test").settings
-    write_opponents(folder, settings)
+    write_opponents(folder, settings, settings.behaviors)
     run = build(settings, run_id="test", directory=folder, seed=seed, resumed=resumed).run
     run = Run(**{**run.__dict__, "simulators": {"stepping-0": len(games)}})
     graph = Graph(run=run, tasks=tasks, frame_s=frame_s)

@@ -309,7 +309,7 @@ def test_unknown_checkpoint_is_refused_with_the_known_ones(tmp_path: Path, error
 @pytest.mark.parametrize("number", ["0", "-5"])
 def test_number_of_episodes_must_be_positive(tmp_path: Path, error_of: Any, number: str) -> None:
     message = error_of("evaluate", untrained(tmp_path), "--episodes", number)
-    assert f"got --episodes {number} and --timeout 3600; expected at least 1" in message
+    assert f"got --episodes {number}; expected more than 0" in message
 
 
 def test_inference_needs_a_run_and_removes_none(tmp_path: Path, error_of: Any) -> None:

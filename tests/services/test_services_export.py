@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +21,7 @@ from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from sparring.services.main import main
+from sparring.services.process.hosting import SPARRING, ProcessHost
 from sparring.services.supervision.exports import Exports
 
 SPEC = BehaviorSpec(observations=(ObservationSpec(name="x", shape=(3,)),), actions=ActionSpec(continuous=1))
@@ -151,14 +150,6 @@ class Log:
         return [fields for _, name, fields in self.lines if name == event]
 
 
-async def export_goal(exports: Exports) -> None:
-    """Exports the newest checkpoint of the behavior Goal."""
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(exports.run)
-        exports.saw("Goal", "Goal/checkpoint-000000002000")
-        await exports.finish(30)
-
-
 both_loops = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 
 
@@ -195,7 +186,7 @@ async def test_checkpoint_is_exported_by_a_child_of_lowest_priority(run, fake_py
     (fields,) = log.of("exported")
     assert fields["checkpoint"] == "Goal/checkpoint-000000002000"
     assert fields["result"] == (
-        f"1 -P -m sparring export {run} --attached --prune --behavior=Goal --checkpoint=checkpoint-000000002000"
+        f"1 -P -m sparring export {run} --prune --behavior=Goal --checkpoint=checkpoint-000000002000"
     )
     assert (exports.exported, exports.skipped, exports.failed) == (1, 0, 0)
 
@@ -204,7 +195,7 @@ async def test_checkpoint_is_exported_by_a_child_of_lowest_priority(run, fake_py
 @both_loops
 async def test_overtaken_and_removed_checkpoints_are_skipped_and_counted(run, tmp_path, fake_python):
     log = Log()
-    exports = Exports(run, fake_python('case "$9" in *3000) read passed < "$gate" ;; esac'), log)
+    exports = Exports(run, fake_python('case "$8" in *3000) read passed < "$gate" ;; esac'), log)
     paths = [save(run, "Goal", trained) for trained in (3000, 4000, 5000)]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
@@ -272,20 +263,16 @@ async def test_child_that_is_too_slow_at_the_end_is_killed_with_a_warning(run, t
 
 @pytest.mark.anyio
 @both_loops
-async def test_interrupted_child_is_restarted(run, tmp_path, fake_python):
-    """Ctrl-C reaches every process of the terminal, but the run still ends in order."""
+async def test_child_is_not_interrupted_with_the_terminal(run, fake_python):
+    """Ctrl-C reaches every process of the terminal's group, but the run still ends in order."""
     log = Log()
-    line = f'test -e "{tmp_path}/again" || {{ touch "{tmp_path}/again"; kill -INT $$; }}; echo done'
-    exports = Exports(run, fake_python(line), log)
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(exports.run)
-            exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
-            await exports.finish(30)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert [fields["result"] for fields in log.of("exported")] == ["done"]
+    exports = Exports(run, fake_python("echo $$ $(ps -o pgid= -p $$)"), log)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(exports.run)
+        exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
+        await exports.finish(30)
+    ((own, group),) = [fields["result"].split() for fields in log.of("exported")]
+    assert own == group
 
 
 @pytest.mark.anyio
@@ -310,13 +297,12 @@ def test_child_ends_with_its_run(run, tmp_path):
     weights = run / "Goal" / "checkpoint-000000002000" / "weights.safetensors"
     weights.unlink()
     os.mkfifo(weights)
-    command = [sys.executable, "-m", "sparring", "export", str(run), "--behavior=Goal", "--attached"]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    host = ProcessHost(run / "logs")
+    child = host.start("export", [*SPARRING, "export", str(run), "--behavior=Goal"], {})
     with weights.open("wb"):  # as soon as the child reads
-        assert child.poll() is None
-        child.send_signal(signal.SIGINT)
-        child.stdin.close()
-        assert child.wait() == 1
+        assert child.join(0) is None
+        host.close()
+        assert child.join(60) == "exit status 1"
     assert files(run) == []
 
 

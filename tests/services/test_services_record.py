@@ -23,9 +23,10 @@ from sparring.pipeline.simulation.client import run as play
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.policies import Policies
 from sparring.services.commands import record as record_service
-from sparring.services.commands.players import actor_of, load_player
+from sparring.services.commands.players import actor_of
 from sparring.services.commands.record_actors import _Network
 from sparring.services.main import COMMANDS, main
+from sparring.services.supervision.launch import load_player
 from tests.services.record_game import LAST, SPEC, ReportingGame
 
 GAME = Path(__file__).parent / "record_game.py"

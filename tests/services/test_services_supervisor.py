@@ -21,6 +21,7 @@ from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from sparring.services.supervision import supervisor as supervisors
+from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.ports import Ports
 from sparring.services.supervision.supervisor import EXPORT_S, Supervisor
 from sparring.services.supervision.topology import ServicePlan, Topology, build
@@ -186,21 +187,17 @@ async def test_hanging_learner_is_noticed_within_10_seconds(tmp_path: Path, hang
             tasks.cancel_scope.cancel()
 
 
-class FakeExports:
-    """Replaces the exports of a run, and records the calls of the supervisor."""
+class FakeExports(Exports):
+    """Exports nothing, and records what it is to export."""
 
-    def __init__(self, *_: object, **__: object) -> None:
-        self.running = False
-        self.calls: list[object] = []
-
-    async def run(self) -> None:
-        self.running = True
+    calls: list[object]
 
     def on_checkpoint(self, _behavior: str, checkpoint: str) -> None:
         if checkpoint not in self.calls:
             self.calls.append(checkpoint)
 
     async def finish(self, timeout_s: float) -> None:
+        await super().finish(timeout_s)
         self.calls.append(timeout_s)
 
 
@@ -213,8 +210,8 @@ def state_of(checkpoint: str) -> LearnerState:
 async def test_every_checkpoint_is_exported_and_the_last_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exports = FakeExports()
-    monkeypatch.setattr(supervisors, "Exports", lambda *_, **__: exports)
+    monkeypatch.setattr(supervisors, "Exports", FakeExports)
+    monkeypatch.setattr(FakeExports, "calls", calls := [], raising=False)
     topology = topology_of(tmp_path)
     host, hub = FakeHost({}), MemoryHub()
     async with (
@@ -229,13 +226,12 @@ async def test_every_checkpoint_is_exported_and_the_last_before_the_end(
             for checkpoint in ("", "Goal/first", "Goal/second"):
                 topic.publish(LEARNER_STATE, state_of(checkpoint))
                 await anyio.sleep(2)
-                assert exports.calls[-1] == checkpoint
+                assert calls[-1] == checkpoint
             run.publish(RUN, FINISHED)
             await anyio.lowlevel.checkpoint()
             await host.latest["learning-Goal"].wait()  # it saves a checkpoint when it is stopped
             topic.publish(LEARNER_STATE, state_of("Goal/last"))
-    assert exports.running
-    assert exports.calls == ["", "Goal/first", "Goal/second", "Goal/last", EXPORT_S]
+    assert calls == ["", "Goal/first", "Goal/second", "Goal/last", EXPORT_S]
 
 
 @pytest.mark.anyio

@@ -30,7 +30,7 @@ def test_resume_command_repeats_the_options_of_the_first_one() -> None:
     )
     again = shlex.split(train.going_on(first, "a"))
     assert again[:2] == ["sparring", "train"]
-    expected = vars(first) | {"resume": True, "force": False, "initialize_from": None}
+    expected = vars(first) | {"resume": True, "force": None, "checkpoint_settings.initialize_from": None}
     assert vars(parsed(*again[2:])) == expected
 
 
