@@ -19,11 +19,13 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 from urllib.parse import quote
 
 import structlog
-from structlog.typing import EventDict, WrappedLogger
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from sparring.pipeline.files import Json
 
 MASK: Final = "***"
 _SECRETS: Final = ("credential", "token", "secret", "key", "password")
@@ -80,9 +82,10 @@ def configure(
     return path
 
 
-def get(**bound: Any) -> Any:
+def get(**bound: str | int) -> FilteringBoundLogger:
     """Returns a logger that adds `bound` to each of its lines, before and after `configure`."""
-    return structlog.get_logger("sparring", **bound)
+    logger: FilteringBoundLogger = structlog.get_logger("sparring", **bound)
+    return logger
 
 
 def close() -> None:
@@ -119,7 +122,7 @@ def _is_secret(name: object) -> bool:
     return text in _SECRETS or text.endswith(tuple(f"_{secret}" for secret in _SECRETS))
 
 
-def _cleaned(value: Any, deep: int) -> Any:
+def _cleaned(value: Json, deep: int) -> Json:
     """Returns `value` without secrets, and with NaN and infinity, which JSON cannot represent, as text."""
     if isinstance(value, dict) and deep:
         return {name: MASK if _is_secret(name) else _cleaned(inner, deep - 1) for name, inner in value.items()}
@@ -128,7 +131,7 @@ def _cleaned(value: Any, deep: int) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[structlog.typing.Processor]:
+def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[Processor]:
     """Returns the processors of every event, the standard library's included, before it is rendered."""
 
     def identify(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -145,9 +148,7 @@ def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[
     ]
 
 
-def _install(
-    handler: logging.Handler, common: list[structlog.typing.Processor], renderer: structlog.typing.Processor
-) -> None:
+def _install(handler: logging.Handler, common: list[Processor], renderer: Processor) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
@@ -174,7 +175,7 @@ def _line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 _PLACED: Final = {"timestamp", "level", "service", "event", "run_id", "logger", "notice", "exception"}
 
 
-def _readable(value: Any) -> Any:
+def _readable(value: Json) -> Json:
     """Converts values that JSON cannot represent: numpy scalars to numbers, others such as paths to text."""
     item = getattr(value, "item", None)
     return item() if callable(item) and getattr(value, "ndim", None) == 0 else str(value)

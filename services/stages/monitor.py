@@ -17,25 +17,25 @@ from which its next incarnation continues.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TextIO
 
 import anyio
+from pydantic import TypeAdapter, ValidationError
 
 from sparring.pipeline.errors import QueueClosed
+from sparring.pipeline.files import Json
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring import console, events, logs, prometheus, status
 from sparring.pipeline.monitoring.files import RunFiles, to_json
-from sparring.pipeline.monitoring.intervals import Interval, Intervals
+from sparring.pipeline.monitoring.intervals import Interval, Intervals, IntervalStart, Pace
 from sparring.pipeline.monitoring.metrics import Registry
-from sparring.pipeline.monitoring.overview import Overview
-from sparring.pipeline.monitoring.pace import Pace
+from sparring.pipeline.monitoring.overview import Overview, Totals
 from sparring.pipeline.monitoring.stalls import Stall, Stalls
-from sparring.pipeline.monitoring.summary import BehaviorSummary, summarize_behavior
+from sparring.pipeline.monitoring.summary import summarize_behavior
 from sparring.pipeline.monitoring.writing import Writing
 from sparring.pipeline.queues.interface import Subscription, Topic, Transport
 from sparring.services.process.runtime import Context
@@ -50,11 +50,14 @@ TOPIC_PACE_S = 0.5
 """Numbers change every second; other keys of the topics change hundreds of times per second."""
 
 
-class StopSignal(Protocol):
-    """Signals the end of the monitor, as an `anyio.Event` does."""
+TICK_S = 1.0
+"""Seconds between two ticks: the greatest age of `status.json`."""
 
-    async def wait(self) -> object:
-        """Waits until the run has ended."""
+SERVICE_LINES_S = 30.0
+"""Seconds between two lines of a service in `services.jsonl`."""
+
+LINE_INTERVAL_S = 60.0
+"""Seconds after which a behavior gets a line although no interval has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +72,6 @@ class RunInfo:
         max_steps: step at which the run ends, by behavior name.
         summary_freq: `summary_freq` of other behaviors, in steps.
         training: False if the run only acts.
-        tick_s: seconds between two ticks; the greatest age of `status.json`.
-        service_lines_s: seconds between two lines of a service in `services.jsonl`.
-        line_interval_s: seconds after which a behavior gets a line although no interval has ended.
         sinks: services at the end of the flow, whose waits are examined for stalls.
         stall_timeout_s: seconds without a change that make a stall.
         again: whether an earlier incarnation of the monitor has died.
@@ -86,9 +86,6 @@ class RunInfo:
     max_steps: Mapping[str, int] = field(default_factory=dict)
     summary_freq: int = 50_000
     training: bool = True
-    tick_s: float = 1.0
-    service_lines_s: float = 30.0
-    line_interval_s: float = 60.0
     sinks: Sequence[str] = ()
     stall_timeout_s: float = 300.0
     again: bool = False
@@ -130,7 +127,7 @@ async def monitor(
     *,
     clock: Callable[[], float],
     wall_clock: Callable[[], float],
-    stop: StopSignal,
+    stop: anyio.Event,
     stream: TextIO,
     registry: Registry,
     topic: Topic | None = None,
@@ -153,7 +150,7 @@ async def monitor(
     Cancelled: the files are at most a second old, and no curves are plotted.
     """
     subscriptions: dict[str, Subscription] = {}
-    display = console.display(stream, clock, _log_closed_console)
+    display = console.Display(stream, clock, _log_closed_console)
     try:
         for service in run.services:
             subscriptions[service] = await transport.subscribe(service, TOPIC_PACE_S)
@@ -163,7 +160,7 @@ async def monitor(
         async with anyio.create_task_group() as tasks:
             for subscription in subscriptions.values():
                 tasks.start_soon(_follow, subscription, watch)
-            tasks.start_soon(_tick, watch, registry, writing, topic, run.tick_s, wall_clock)
+            tasks.start_soon(_tick, watch, registry, writing, topic, wall_clock)
             await stop.wait()
             tasks.cancel_scope.cancel()
         watch.finish()
@@ -193,7 +190,6 @@ async def _tick(
     own: Registry,
     writing: Writing,
     topic: Topic | None,
-    period_s: float,
     wall_clock: Callable[[], float],
 ) -> None:
     while True:
@@ -205,7 +201,25 @@ async def _tick(
         own.gauge("stalled", len(watch.stalled))
         if topic is not None:
             topic.publish(KEY, own.snapshot(wall_clock()))
-        await anyio.sleep(period_s)
+        await anyio.sleep(TICK_S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SavedState:
+    """Holds the content of `monitor.json`."""
+
+    time_s: float
+    services: dict[str, Totals]
+    intervals: dict[str, IntervalStart]
+    paces: dict[str, _SavedPace]
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedPace:
+    active_s: float
+
+
+_SAVED_STATE = TypeAdapter(_SavedState)
 
 
 class MonitorState:
@@ -243,8 +257,8 @@ class MonitorState:
         self._intervals = Intervals(self._overview, run.behaviors, run.summary_freq, run.max_steps)
         self._paces: dict[str, Pace] = {}
         self._windows = status.CounterWindows()
-        self._service_lines: dict[str, dict[str, Any]] = {}
-        self._service_lines_due_s = clock() + run.service_lines_s
+        self._service_lines: dict[str, dict[str, Json]] = {}
+        self._service_lines_due_s = clock() + SERVICE_LINES_S
         self._arrived_s: dict[str, float] = {}
         self._line_at_s: dict[str, float] = {}
         self._last: dict[str, Interval] = {}
@@ -270,10 +284,10 @@ class MonitorState:
             if self._intervals.due(behavior):
                 self._close_interval(behavior, clock_s, time_s)
                 ended += 1
-            elif clock_s - self._line_at_s[behavior] >= self._run.line_interval_s:
+            elif clock_s - self._line_at_s[behavior] >= LINE_INTERVAL_S:
                 self._report_progress(behavior, clock_s, time_s)
         if clock_s >= self._service_lines_due_s:
-            self._service_lines_due_s = clock_s + self._run.service_lines_s
+            self._service_lines_due_s = clock_s + SERVICE_LINES_S
             self._write_services(time_s)
         self._write_status(clock_s, time_s, ended=False)
         return ended
@@ -297,13 +311,13 @@ class MonitorState:
     def _look(self, behavior: str, clock_s: float, time_s: float) -> None:
         self._intervals.track(behavior, time_s)
         self._line_at_s.setdefault(behavior, clock_s)
-        produced = int(self._overview.of(behavior).counters.get("steps", 0))
+        produced = int(self._overview.numbers.counters.get(f"steps/{behavior}", 0))
         self._paces.setdefault(behavior, Pace()).look(clock_s, produced)
 
     def _close_interval(self, behavior: str, clock_s: float, time_s: float) -> None:
         interval = self._intervals.close(behavior, time_s)
         self._last[behavior], self._line_at_s[behavior] = interval, clock_s
-        self._files.append(interval.plain())
+        self._files.intervals.append(to_json(interval.plain()))
         self._files.add_events(logs.file_name(behavior), events.scalars(interval), interval.step, time_s)
         self._display.line(console.line(interval))
 
@@ -329,10 +343,10 @@ class MonitorState:
     def _write_services(self, time_s: float) -> None:
         for service, totals in self._overview.services.items():
             self._service_lines[service] = self._windows.report(service, totals, time_s)
-            self._files.append_service(self._service_lines[service])
+            self._files.services.append(to_json(self._service_lines[service]))
         stalled = [stall.root for stall in self.stalled]
         text = prometheus.text(self._run.run_id, self._overview.services, self._behaviors(), stalled)
-        self._files.replace("metrics.prom", text)
+        self._files.replace("metrics.prom", text.encode())
 
     def _write_status(self, clock_s: float, time_s: float, *, ended: bool) -> None:
         content = {
@@ -344,47 +358,40 @@ class MonitorState:
             "behaviors": {behavior: self._behavior(behavior, time_s) for behavior in self._behaviors()},
         }
         self._files.replace("status.json", to_json(content))
-        self._files.replace("monitor.json", to_json(self._state(time_s)))
+        state = _SavedState(
+            time_s=time_s,
+            services=self._overview.services,
+            intervals=self._intervals.starts,
+            paces={behavior: _SavedPace(pace.active_s) for behavior, pace in self._paces.items()},
+        )
+        self._files.replace("monitor.json", _SAVED_STATE.dump_json(state))
 
-    def _service(self, service: str, clock_s: float) -> dict[str, Any]:
+    def _service(self, service: str, clock_s: float) -> dict[str, Json]:
         subscription = self._subscriptions.get(service)
         heartbeat_age_s = subscription.heartbeat_age if subscription else float("inf")
         age_s = clock_s - self._arrived_s.get(service, float("-inf"))
         line = self._service_lines.get(service)
         return status.service_entry(self._overview.services[service], line, heartbeat_age_s, age_s)
 
-    def _behavior(self, behavior: str, time_s: float) -> dict[str, Any]:
+    def _behavior(self, behavior: str, time_s: float) -> dict[str, Json]:
         pace, now = self._paces[behavior], self._intervals.peek(behavior, time_s)
         self._display.progress(behavior, now.step, now.max_steps, pace.recent)
-        return status.behavior_entry(now, self._last.get(behavior), self._summary(behavior), pace.recent)
-
-    def _summary(self, behavior: str) -> BehaviorSummary:
-        return summarize_behavior(
-            self._overview, behavior, self._paces[behavior].mean(self._overview.trained(behavior))
-        )
-
-    def _state(self, time_s: float) -> dict[str, Any]:
-        return {
-            "time_s": time_s,
-            "services": self._overview.state(),
-            "intervals": self._intervals.state(),
-            "paces": {behavior: pace.state() for behavior, pace in self._paces.items()},
-        }
+        results = summarize_behavior(self._overview, behavior, pace.mean(self._overview.trained(behavior)))
+        return status.behavior_entry(now, self._last.get(behavior), results, pace.recent)
 
     def _restore(self) -> None:
-        text = self._files.read("monitor.json")
-        if text is None:
+        path = self._run.run_dir / "monitor.json"
+        if not path.exists():
             return
         try:
-            state = json.loads(text)
-            paces = {behavior: Pace.restored(pace) for behavior, pace in state["paces"].items()}
-            gap_s = self._wall_clock() - state["time_s"]
-            self._intervals.restore(state["intervals"], gap_s)
-            self._overview.restore(state["services"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            state = _SAVED_STATE.validate_json(path.read_bytes())
+        except ValidationError as error:
             logs.get().warning("monitor.json cannot be read: counting starts from 0", error=repr(error))
             return
-        self._paces = paces
+        gap_s = self._wall_clock() - state.time_s
+        self._intervals.restore(state.intervals, gap_s)
+        self._overview.restore(state.services)
+        self._paces = {behavior: Pace(saved.active_s) for behavior, saved in state.paces.items()}
         if self._run.again:
             self.unwatched_s = max(0.0, gap_s)
             logs.get().warning("unwatched", seconds=round(self.unwatched_s, 1))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparring.pipeline.monitoring import console, events
-from sparring.pipeline.monitoring.console import PlainDisplay
+from sparring.pipeline.monitoring.console import Display
 from sparring.pipeline.monitoring.intervals import Interval, Intervals
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.services.commands import status
@@ -52,7 +52,8 @@ def test_status_names_the_lessons(fake_run: FakeRun, folder: Path, monkeypatch: 
     monkeypatch.setenv("COLUMNS", "160")
     report_lessons(fake_run)
     info = RunInfo(run_id="r1", run_dir=folder, services=FakeRun.services, behaviors={"Balance": 10_000})
-    watch = MonitorState(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
+    display = Display(io.StringIO(), lambda: 1.0, pytest.fail)
+    watch = MonitorState(info, {}, display, clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
     for record in fake_run.records():
         subscription = FakeSubscription()
         subscription.publish(record)
