@@ -328,7 +328,7 @@ def _reset(settings: Settings, seed: int) -> Reset:
 
 
 def _play(session: _Session, peer: TrialConnection, settings: Settings, seed: int) -> None:
-    hello: Hello = peer.expect(Hello)
+    hello = peer.expect(Hello)
     if hello.version != VERSION:
         raise _wrong("version", f"protocol version {hello.version}", str(VERSION), "use a client of the same version")
     session.register(hello.behaviors, hello.scripts)
@@ -341,6 +341,7 @@ def _play(session: _Session, peer: TrialConnection, settings: Settings, seed: in
         if isinstance(message, Behaviors):
             session.register(message.behaviors, hello.scripts)
             continue
+        assert isinstance(message, Step)
         act = session.answer(message)
         if session.complete:
             return
