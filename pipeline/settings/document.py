@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import yaml
 
+from sparring.pipeline.files import Json
 from sparring.pipeline.settings.problems import Path, Place, Problem, refuse
 
 MOST_BYTES: Final = 2**20
@@ -29,7 +30,7 @@ class Entry:
         text: its form in a message.
     """
 
-    value: Any
+    value: Json
     place: Place
     text: str
 
@@ -48,6 +49,17 @@ class Entry:
         if isinstance(key, str):
             return self.mapping.get(key)
         return self.items[key] if key < len(self.items) else None
+
+
+def implied(value: Json | Entry, place: Place) -> Entry:
+    """Returns a value that follows from something else in the document, as an entry at the place of that."""
+    if isinstance(value, Entry):
+        return value
+    if isinstance(value, dict):
+        return Entry(value={key: implied(inner, place) for key, inner in value.items()}, place=place, text="a mapping")
+    if isinstance(value, list):
+        return Entry(value=[implied(inner, place) for inner in value], place=place, text="a list")
+    return Entry(value=value, place=place, text=repr(value))
 
 
 class _Loader(yaml.SafeLoader):
@@ -170,16 +182,10 @@ class _Builder:
 
 
 def _kind(node: yaml.Node) -> str:
-    return (
-        "a list"
-        if isinstance(node, yaml.SequenceNode)
-        else "a mapping"
-        if isinstance(node, yaml.MappingNode)
-        else "a scalar"
-    )
+    return "a list" if isinstance(node, yaml.SequenceNode) else f"a {node.id}"
 
 
-def _read(kind: str, text: str) -> Any:
+def _read(kind: str, text: str) -> str | bool | int | float | None:
     if kind == "str":
         return text
     if kind == "null":
