@@ -40,6 +40,9 @@ LESSON_NUMBER: Final = "Environment/Lesson Number/"
 
 _NO_GAUGES: Final = ("step_counts.", LESSON, IDLE, SIMULATOR)
 
+SUMMARY_FREQ: Final = 50_000
+"""Steps of an interval of a behavior that only simulators have named."""
+
 LONGEST_GAP_S: Final = 60.0  # a longer gap between two monitors is a pause of the run, not part of an interval
 
 WINDOW_S: Final = 10.0
@@ -127,18 +130,14 @@ class Intervals:
 
     Args:
         overview: numbers of all services, updated by the caller.
-        frequencies: `summary_freq` by behavior, in steps.
-        default: `summary_freq` of other behaviors.
+        frequencies: `summary_freq` by behavior, in steps; `SUMMARY_FREQ` for others.
         max_steps: step at which the run ends, by behavior, until the learner has published it.
     """
 
-    def __init__(
-        self, overview: Overview, frequencies: Mapping[str, int], default: int, max_steps: Mapping[str, int]
-    ) -> None:
+    def __init__(self, overview: Overview, frequencies: Mapping[str, int], max_steps: Mapping[str, int]) -> None:
         self.starts: dict[str, IntervalStart] = {}
         self._overview = overview
         self._frequencies = frequencies
-        self._default = default
         self._max_steps = max_steps
 
     def track(self, behavior: str, time_s: float) -> None:
@@ -157,7 +156,7 @@ class Intervals:
     def due(self, behavior: str) -> bool:
         """Returns whether the steps have passed a multiple of `summary_freq` since the interval began."""
         step, begun = self._overview.step(behavior), self.starts[behavior].step
-        frequency = max(1, self._frequencies.get(behavior, self._default))
+        frequency = max(1, self._frequencies.get(behavior, SUMMARY_FREQ))
         return step // frequency > begun // frequency and self.progressed(behavior)
 
     def progressed(self, behavior: str) -> bool:

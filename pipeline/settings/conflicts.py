@@ -180,11 +180,11 @@ def ignored(settings: Settings) -> Iterator[Conflict]:
                     f"got a memory for the network of {name}; expected none, because it is ignored: a reward signal "
                     "judges each step by itself; remove memory",
                 )
-    for name, parameter in settings.environment_parameters.items():
-        lessons = parameter.curriculum if isinstance(parameter, Curriculum) else ()
+    for parameter, value in settings.environment_parameters.items():
+        lessons = value.curriculum if isinstance(value, Curriculum) else ()
         if lessons and lessons[-1].completion_criteria is not None:
             yield Conflict(
-                (("environment_parameters", name, "curriculum", len(lessons) - 1, "completion_criteria"),),
+                (("environment_parameters", parameter, "curriculum", len(lessons) - 1, "completion_criteria"),),
                 f"got completion_criteria for the last lesson {lessons[-1].name!r}; expected none, because they "
                 "are ignored: no lesson follows; remove them, or add a lesson",
             )

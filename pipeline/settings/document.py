@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -65,7 +65,7 @@ def implied(value: Json | Entry, place: Place) -> Entry:
 class _Loader(yaml.SafeLoader):
     """Loads YAML with the plain scalars that people expect: 5e5 is a number, 010 is ten, 1:30 is text."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - a class attribute of the base class
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - a class attribute of the base class
 
 
 for _name, _pattern, _first in (
@@ -182,7 +182,7 @@ class _Builder:
 
 
 def _kind(node: yaml.Node) -> str:
-    return "a list" if isinstance(node, yaml.SequenceNode) else f"a {node.id}"
+    return {yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}.get(type(node), "a scalar")
 
 
 def _read(kind: str, text: str) -> str | bool | int | float | None:

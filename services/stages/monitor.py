@@ -18,9 +18,8 @@ from which its next incarnation continues.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TextIO
 
 import anyio
@@ -30,14 +29,13 @@ from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.files import Json
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring import console, events, logs, prometheus, status
+from sparring.pipeline.monitoring.console import Display
 from sparring.pipeline.monitoring.files import RunFiles, to_json
 from sparring.pipeline.monitoring.intervals import Interval, Intervals, IntervalStart, Pace
-from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.overview import Overview, Totals
 from sparring.pipeline.monitoring.stalls import Stall, Stalls
 from sparring.pipeline.monitoring.summary import summarize_behavior
-from sparring.pipeline.monitoring.writing import Writing
-from sparring.pipeline.queues.interface import Subscription, Topic, Transport
+from sparring.pipeline.queues.interface import Subscription, Topic
 from sparring.services.process.runtime import Context
 
 KEY = "metrics"
@@ -60,89 +58,12 @@ LINE_INTERVAL_S = 60.0
 """Seconds after which a behavior gets a line although no interval has ended."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunInfo:
-    """Describes the run for the monitor.
-
-    Attributes:
-        run_id: id of the run.
-        run_dir: existing folder of the run.
-        services: names of all other services that publish.
-        behaviors: `summary_freq` in steps, by behavior name.
-        max_steps: step at which the run ends, by behavior name.
-        summary_freq: `summary_freq` of other behaviors, in steps.
-        training: False if the run only acts.
-        sinks: services at the end of the flow, whose waits are examined for stalls.
-        stall_timeout_s: seconds without a change that make a stall.
-        again: whether an earlier incarnation of the monitor has died.
-        log_bytes: size at which `services.jsonl` and `metrics.jsonl` are rotated.
-        logs_kept: number of rotated files of each that are kept.
-    """
-
-    run_id: str
-    run_dir: Path
-    services: Sequence[str]
-    behaviors: Mapping[str, int]
-    max_steps: Mapping[str, int] = field(default_factory=dict)
-    summary_freq: int = 50_000
-    training: bool = True
-    sinks: Sequence[str] = ()
-    stall_timeout_s: float = 300.0
-    again: bool = False
-    log_bytes: int = 16 * 2**20
-    logs_kept: int = 3
-
-
-async def run(context: Context) -> None:
-    """Watches the run of `context` until it is stopped."""
-    settings, learns = context.run.settings, context.run.playing is None
-    info = RunInfo(
-        run_id=context.run.id,
-        run_dir=context.run.directory,
-        services=context.run.services,
-        behaviors={name: behavior.summary_freq for name, behavior in settings.behaviors.items()},
-        max_steps={name: behavior.max_steps for name, behavior in settings.behaviors.items() if learns},
-        training=learns,
-        sinks=context.run.sinks,
-        stall_timeout_s=settings.pipeline.stall_timeout_s,
-        again=not context.first,
-        log_bytes=settings.pipeline.logs.most_bytes,
-        logs_kept=settings.pipeline.logs.kept,
-    )
-    await monitor(
-        context.transport,
-        info,
-        clock=context.clock,
-        wall_clock=context.wall_clock,
-        stop=context.stop,
-        stream=sys.stdout,
-        registry=context.registry,
-        topic=await context.transport.topic(context.service),
-    )
-
-
-async def monitor(
-    transport: Transport,
-    run: RunInfo,
-    *,
-    clock: Callable[[], float],
-    wall_clock: Callable[[], float],
-    stop: anyio.Event,
-    stream: TextIO,
-    registry: Registry,
-    topic: Topic | None = None,
-) -> None:
-    """Watches a run until `stop`, then closes all intervals and plots the curves.
+async def run(context: Context, stream: TextIO = sys.stdout) -> None:
+    """Watches a run until it is stopped, then closes all intervals and plots the curves.
 
     Args:
-        transport: opens subscriptions to the topics.
-        run: description of the run.
-        clock: gives rising seconds.
-        wall_clock: gives seconds since the epoch.
-        stop: set after all services have published their final numbers.
+        context: of the monitor, which stops after all services have published their final numbers.
         stream: console stream; a terminal also shows progress bars.
-        registry: the monitor's own numbers.
-        topic: topic on which these are published, if any.
 
     Raises:
         OSError: a file of the run cannot be written at the start or the end; other failures are counted.
@@ -150,18 +71,19 @@ async def monitor(
     Cancelled: the files are at most a second old, and no curves are plotted.
     """
     subscriptions: dict[str, Subscription] = {}
-    display = console.Display(stream, clock, _log_closed_console)
+    # Once the console is closed, the monitor continues to write its files.
+    display = Display(stream, context.clock, lambda error: context.log.warning("console_closed", error=str(error)))
     try:
-        for service in run.services:
-            subscriptions[service] = await transport.subscribe(service, TOPIC_PACE_S)
-        watch = MonitorState(run, subscriptions, display, clock=clock, wall_clock=wall_clock)
-        registry.add("unwatched_s", watch.unwatched_s)
-        writing = Writing(registry, logs.get(), clock, limit_s=0)
+        for service in context.run.services:
+            subscriptions[service] = await context.transport.subscribe(service, TOPIC_PACE_S)
+        watch = MonitorState(context, subscriptions, display)
+        context.registry.add("unwatched_s", watch.unwatched_s)
+        topic = await context.transport.topic(context.service)
         async with anyio.create_task_group() as tasks:
             for subscription in subscriptions.values():
                 tasks.start_soon(_follow, subscription, watch)
-            tasks.start_soon(_tick, watch, registry, writing, topic, wall_clock)
-            await stop.wait()
+            tasks.start_soon(_tick, watch, context, topic)
+            await context.stop.wait()
             tasks.cancel_scope.cancel()
         watch.finish()
     finally:
@@ -169,11 +91,6 @@ async def monitor(
         with anyio.CancelScope(shield=True):
             for subscription in subscriptions.values():
                 await subscription.aclose()
-
-
-def _log_closed_console(error: OSError) -> None:
-    """Logs that the console was closed; the monitor continues to write its files."""
-    logs.get().warning("console_closed", error=str(error))
 
 
 async def _follow(subscription: Subscription, watch: MonitorState) -> None:
@@ -185,22 +102,15 @@ async def _follow(subscription: Subscription, watch: MonitorState) -> None:
             return
 
 
-async def _tick(
-    watch: MonitorState,
-    own: Registry,
-    writing: Writing,
-    topic: Topic | None,
-    wall_clock: Callable[[], float],
-) -> None:
+async def _tick(watch: MonitorState, context: Context, topic: Topic) -> None:
     while True:
-        own.add("ticks")
+        context.registry.add("ticks")
         try:
-            own.add("intervals", watch.tick())
+            context.registry.add("intervals", watch.tick())
         except OSError as error:  # later files contain the numbers, or one line is missing
-            writing.failed(error, "metrics")
-        own.gauge("stalled", len(watch.stalled))
-        if topic is not None:
-            topic.publish(KEY, own.snapshot(wall_clock()))
+            context.writing.failed(error, "metrics")
+        context.registry.gauge("stalled", len(watch.stalled))
+        topic.publish(KEY, context.numbers())
         await anyio.sleep(TICK_S)
 
 
@@ -231,38 +141,35 @@ class MonitorState:
             next interval.
 
     Args:
-        run: description of the run.
+        context: of the monitor.
         subscriptions: subscriptions by service.
         display: console display.
-        clock: gives rising seconds.
-        wall_clock: gives seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        run: RunInfo,
-        subscriptions: Mapping[str, Subscription],
-        display: console.Display,
-        *,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, context: Context, subscriptions: Mapping[str, Subscription], display: Display) -> None:
+        run, limits = context.run, context.run.settings.pipeline
+        self._context = context
         self._run = run
         self._subscriptions = subscriptions
         self._display = display
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._files = RunFiles(run.run_dir, wall_clock(), run.log_bytes, run.logs_kept)
-        self._overview = Overview(run.services, training=run.training)
-        self._intervals = Intervals(self._overview, run.behaviors, run.summary_freq, run.max_steps)
+        self._clock = context.clock
+        self._wall_clock = context.wall_clock
+        self._files = RunFiles(run.directory, context.wall_clock(), limits.logs.most_bytes, limits.logs.kept)
+        self._overview = Overview(run.services, training=run.playing is None)
+        behaviors = run.settings.behaviors.items()
+        self._intervals = Intervals(
+            self._overview,
+            frequencies={name: one.summary_freq for name, one in behaviors},
+            max_steps={name: one.max_steps for name, one in behaviors if run.playing is None},
+        )
         self._paces: dict[str, Pace] = {}
         self._windows = status.CounterWindows()
         self._service_lines: dict[str, dict[str, Json]] = {}
-        self._service_lines_due_s = clock() + SERVICE_LINES_S
+        self._service_lines_due_s = context.clock() + SERVICE_LINES_S
         self._arrived_s: dict[str, float] = {}
         self._line_at_s: dict[str, float] = {}
         self._last: dict[str, Interval] = {}
-        self._stalls = Stalls(run.sinks, run.stall_timeout_s)
+        self._stalls = Stalls(run.sinks, limits.stall_timeout_s)
         self.stalled: list[Stall] = []
         self.unwatched_s = 0.0
         self._restore()
@@ -303,10 +210,10 @@ class MonitorState:
                 self._close_interval(behavior, clock_s, time_s)
         self._write_services(time_s)
         self._write_status(clock_s, time_s, ended=True)
-        self._files.plot_curves(self._run.run_id)
+        self._files.plot_curves(self._run.id)
 
     def _behaviors(self) -> list[str]:
-        return sorted({*self._run.behaviors, *self._overview.behaviors()})
+        return sorted({*self._run.settings.behaviors, *self._overview.behaviors()})
 
     def _look(self, behavior: str, clock_s: float, time_s: float) -> None:
         self._intervals.track(behavior, time_s)
@@ -345,12 +252,12 @@ class MonitorState:
             self._service_lines[service] = self._windows.report(service, totals, time_s)
             self._files.services.append(to_json(self._service_lines[service]))
         stalled = [stall.root for stall in self.stalled]
-        text = prometheus.text(self._run.run_id, self._overview.services, self._behaviors(), stalled)
+        text = prometheus.text(self._run.id, self._overview.services, self._behaviors(), stalled)
         self._files.replace("metrics.prom", text.encode())
 
     def _write_status(self, clock_s: float, time_s: float, *, ended: bool) -> None:
         content = {
-            "run_id": self._run.run_id,
+            "run_id": self._run.id,
             "time_s": time_s,
             "ended": ended,
             "stalls": [stall.text for stall in self.stalled],
@@ -380,18 +287,18 @@ class MonitorState:
         return status.behavior_entry(now, self._last.get(behavior), results, pace.recent)
 
     def _restore(self) -> None:
-        path = self._run.run_dir / "monitor.json"
+        path = self._run.directory / "monitor.json"
         if not path.exists():
             return
         try:
             state = _SAVED_STATE.validate_json(path.read_bytes())
         except ValidationError as error:
-            logs.get().warning("monitor.json cannot be read: counting starts from 0", error=repr(error))
+            self._context.log.warning("monitor.json cannot be read: counting starts from 0", error=repr(error))
             return
         gap_s = self._wall_clock() - state.time_s
         self._intervals.restore(state.intervals, gap_s)
         self._overview.restore(state.services)
         self._paces = {behavior: Pace(saved.active_s) for behavior, saved in state.paces.items()}
-        if self._run.again:
+        if not self._context.first:
             self.unwatched_s = max(0.0, gap_s)
-            logs.get().warning("unwatched", seconds=round(self.unwatched_s, 1))
+            self._context.log.warning("unwatched", seconds=round(self.unwatched_s, 1))

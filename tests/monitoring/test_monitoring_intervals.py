@@ -14,7 +14,7 @@ from tests.monitoring.monitoring_fakes import FakeRun
 
 def tracked(frequency: int = 24_000) -> tuple[Overview, Intervals]:
     overview = Overview(FakeRun.services)
-    return overview, Intervals(overview, {"Balance": frequency}, 50_000, {"Balance": 500_000})
+    return overview, Intervals(overview, {"Balance": frequency}, {"Balance": 500_000})
 
 
 def advance(
@@ -136,7 +136,7 @@ def test_pause_of_the_run_is_not_part_of_an_interval(fake_run: FakeRun) -> None:
 
 def test_run_that_only_plays_is_measured_in_produced_steps(fake_run: FakeRun) -> None:
     overview = Overview(FakeRun.services, training=False)
-    intervals = Intervals(overview, {"Balance": 1_000}, 50_000, {})
+    intervals = Intervals(overview, {"Balance": 1_000}, {})
     intervals.track("Balance", 0.0)
     fake_run.collect(1_500, [3.0])
     fake_run.update(overview)

@@ -10,26 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from sparring.pipeline.monitoring.console import Display
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.pipeline.monitoring.summary import CheckpointSummary, summarize_behavior, summary
 from sparring.services.commands import status
-from sparring.services.stages.monitor import MonitorState, RunInfo
-from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, read_once
 
 
 def write_status(run: FakeRun, folder: Path) -> None:
     """Writes the files of a live run."""
-    info = RunInfo(run_id="r1", run_dir=folder, services=FakeRun.services, behaviors={"Balance": 10_000})
-    display = Display(io.StringIO(), lambda: 1.0, pytest.fail)
-    watch = MonitorState(info, {}, display, clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
     run.collect(12_000, [40.0, 50.0])
     run.train(12_000)
-    for record in run.records():
-        subscription = FakeSubscription()
-        subscription.publish(record)
-        watch.take(subscription)
-    watch.tick()
+    read_once(run, folder)
 
 
 def write_summary(run: FakeRun, folder: Path) -> None:
