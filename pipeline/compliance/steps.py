@@ -10,7 +10,8 @@ import numpy as np
 
 from sparring.pipeline.errors import ExplainedError
 from sparring.pipeline.messages.simulator import Decisions, Ends, Step
-from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec
+from sparring.pipeline.simulation.counting import StepCounter
+from sparring.pipeline.specs import Array, BehaviorSpec
 
 Status = Literal["PASS", "FAIL", "WARN", "SKIP"]
 Check = TypeVar("Check")
@@ -96,8 +97,7 @@ class StepWatch:
     Attributes:
         specs: specs by behavior id, as introduced on this connection.
         agent_episodes: running episodes by behavior id and agent id.
-        acted: agents with an action and no outcome yet, by behavior id.
-        counted: completed steps by behavior name, since the process started.
+        counter: counts the completed steps since the process started.
         ended: ended episodes, since the process started.
         steps: Steps read in all.
         sequence: sequence number of the next Step.
@@ -106,9 +106,8 @@ class StepWatch:
     """
 
     specs: dict[str, BehaviorSpec] = field(default_factory=dict)
-    agent_episodes: dict[str, dict[int, AgentEpisode]] = field(default_factory=dict)
-    acted: dict[str, set[int]] = field(default_factory=dict)
-    counted: dict[str, int] = field(default_factory=dict)
+    agent_episodes: dict[tuple[str, int], AgentEpisode] = field(default_factory=dict)
+    counter: StepCounter = field(default_factory=StepCounter)
     ended: int = 0
     steps: int = 0
     sequence: int = 0
@@ -122,13 +121,13 @@ class StepWatch:
 
     def restarted(self) -> None:
         """Handles a new process: its counts begin at 0."""
-        self.counted = {}
+        self.counter = StepCounter()
 
     def reset(self) -> None:
         """Handles a Reset: no episode is running."""
         self.first = True
         self.agent_episodes = {}
-        self.acted = {}
+        self.counter.discard_open()
 
     def read(self, step: Step) -> bool:
         """Checks one Step against all rules; returns False if it cannot be answered."""
@@ -142,20 +141,15 @@ class StepWatch:
         return True
 
     def _follow(self, step: Step) -> None:
-        for report in step.reports:
-            agent_episodes = self.agent_episodes.setdefault(report.behavior, {})
-            acted = self.acted.get(report.behavior, set())
-            name = BehaviorId.parse(report.behavior).name
-            ended = [] if report.ends is None else report.ends.agents.tolist()
-            deciding = [] if report.decisions is None else report.decisions.agents.tolist()
-            self.counted[name] = self.counted.get(name, 0) + len(acted & {*ended, *deciding})
-            acted -= {*ended, *deciding}
-            self.ended += len(ended)
-            for agent in ended:
-                agent_episodes.pop(agent, None)
-            matches = _matches(report.decisions)
-            for agent in deciding:
-                agent_episodes[agent] = AgentEpisode(self.steps, matches.get(agent))
+        self.counter.count_report(step.reports)
+        for behavior, ends in _ends_of(step):
+            self.ended += len(ends.agents)
+            for agent in ends.agents.tolist():
+                self.agent_episodes.pop((behavior, agent), None)
+        for behavior, decisions in decisions_of(step):
+            matches = _matches(decisions)
+            for agent in decisions.agents.tolist():
+                self.agent_episodes[behavior, agent] = AgentEpisode(self.steps, matches.get(agent))
         self.first = False
         self.sequence = step.sequence + 1
         self.steps += 1
@@ -256,9 +250,9 @@ def _first_step(watch: StepWatch, step: Step) -> Iterator[Finding]:
 @add_rule(STEP_RULES, "ends", "Only agents end that have decided in this episode.")
 def _ends(watch: StepWatch, step: Step) -> Iterator[Finding]:
     for behavior, ends in _ends_of(step):
-        unknown = set(ends.agents.tolist()) - watch.agent_episodes.get(behavior, {}).keys()
+        unknown = [agent for agent in ends.agents.tolist() if (behavior, agent) not in watch.agent_episodes]
         if unknown and not watch.first:
-            got = f"an end of agent {min(unknown)} in {behavior}, which had no decision in this episode"
+            got = f"an end of agent {unknown[0]} in {behavior}, which had no decision in this episode"
             yield failed(got, "ends of agents that decided", "report a decision first, or leave the end out")
 
 
@@ -273,14 +267,14 @@ def _groups(watch: StepWatch, step: Step) -> Iterator[Finding]:
 
 @add_rule(STEP_RULES, "matches", "An agent stays in one match for an episode.")
 def _contests(watch: StepWatch, step: Step) -> Iterator[Finding]:
-    for report in step.reports:
-        ended = set() if report.ends is None else set(report.ends.agents.tolist())
-        decided = {agent: match for agent, match in _matches(report.decisions).items() if agent not in ended}
-        for agent, episode in watch.agent_episodes.get(report.behavior, {}).items():
-            for matches in (_matches(report.ends), decided):
-                if matches.get(agent, episode.match) != episode.match:
-                    got = f"agent {agent} of {report.behavior} in match {matches[agent]}, before in {episode.match}"
-                    yield failed(got, "one match for an episode", "change the match only with a new episode")
+    ended = {(behavior, agent) for behavior, ends in _ends_of(step) for agent in ends.agents.tolist()}
+    for behavior, _, rows in _parts(step):
+        for agent, match in _matches(rows).items():
+            episode = watch.agent_episodes.get((behavior, agent))
+            is_new = isinstance(rows, Decisions) and (behavior, agent) in ended
+            if episode is not None and episode.match != match and not is_new:
+                got = f"agent {agent} of {behavior} in match {match}, before in {episode.match}"
+                yield failed(got, "one match for an episode", "change the match only with a new episode")
 
 
 @add_rule(STEP_RULES, "outcomes", "Outcomes are 0 to 1 and one for a team in a match.")
@@ -304,12 +298,11 @@ def _outcomes(watch: StepWatch, step: Step) -> Iterator[Finding]:
 @add_rule(STEP_RULES, "silence", "An agent that decided is reported again.")
 def _silence(watch: StepWatch, step: Step) -> Iterator[Finding]:
     reported = {(behavior, agent) for behavior, _, rows in _parts(step) for agent in rows.agents.tolist()}
-    for behavior, agent_episodes in watch.agent_episodes.items():
-        for agent, episode in agent_episodes.items():
-            silent = watch.steps - episode.seen
-            if silent > LONGEST_SILENCE and (behavior, agent) not in reported:
-                got = f"agent {agent} of {behavior} not seen for {silent} Steps after its decision"
-                yield warned(got, "its next decision or its end", "report an end when an agent leaves")
+    for (behavior, agent), episode in watch.agent_episodes.items():
+        silent = watch.steps - episode.seen
+        if silent > LONGEST_SILENCE and (behavior, agent) not in reported:
+            got = f"agent {agent} of {behavior} not seen for {silent} Steps after its decision"
+            yield warned(got, "its next decision or its end", "report an end when an agent leaves")
 
 
 def decisions_of(step: Step) -> Iterator[tuple[str, Decisions]]:
@@ -330,8 +323,6 @@ def _parts(step: Step) -> Iterator[tuple[str, str, Decisions | Ends]]:
         yield behavior, f"the ends of {behavior}", ends
 
 
-def _matches(rows: Decisions | Ends | None) -> dict[int, int]:
+def _matches(rows: Decisions | Ends) -> dict[int, int]:
     """Returns the match of each agent, if reported."""
-    if rows is None or rows.matches is None:
-        return {}
-    return dict(zip(rows.agents.tolist(), rows.matches.tolist(), strict=True))
+    return {} if rows.matches is None else dict(zip(rows.agents.tolist(), rows.matches.tolist(), strict=True))

@@ -129,7 +129,7 @@ class Trial:
         for behavior, decisions in decisions_of(step):
             spec = self.watch.specs[behavior].actions
             actions.append(random_actions(behavior, decisions, spec, self._random))
-            self.watch.acted.setdefault(behavior, set()).update(decisions.agents.tolist())
+            self.watch.counter.add_open(behavior, decisions.agents)
         numbers, samplers = _numbers_and_samplers(value)
         peer.send(Act(sequence=step.sequence, actions=tuple(actions), parameters=numbers, samplers=samplers))
         return self._next(peer)
