@@ -24,11 +24,13 @@ def line(interval: Interval) -> str:
         parts.append(f"updates {interval.updates}")
     if interval.lag_mean is not None and interval.lag_max is not None:
         parts.append(f"lag {interval.lag_mean:.1f}/{interval.lag_max:.0f}")
-    if "Update/Approximate KL" in interval.means:
-        parts.append(f"kl {short(interval.means['Update/Approximate KL'])}")
-    if "Policy/Entropy" in interval.means:
-        parts.append(f"entropy {short(interval.means['Policy/Entropy'])}")
-    return "  ".join([*parts, *_self_play(interval.means), *_lessons(interval), _open(interval)])
+    for name, mean in (("kl", "Update/Approximate KL"), ("entropy", "Policy/Entropy")):
+        if mean in interval.means:
+            parts.append(f"{name} {short(interval.means[mean])}")
+    parts += _self_play(interval.means)
+    if numbers := lessons(interval):
+        parts.append("lesson " + ", ".join(f"{name} {number}" for name, number in numbers.items()))
+    return "  ".join([*parts, _open(interval)])
 
 
 def _self_play(means: Mapping[str, float]) -> Iterator[str]:
@@ -40,12 +42,6 @@ def _self_play(means: Mapping[str, float]) -> Iterator[str]:
         yield f"skill {short(means['Self-play/Mu'])} +- {short(means['Self-play/Sigma'])}"
     if "Self-play/Win Rate" in means:
         yield f"wins {means['Self-play/Win Rate']:.0%}"
-
-
-def _lessons(interval: Interval) -> Iterator[str]:
-    """Yields the number of the present lesson of each curriculum."""
-    if numbers := lessons(interval):
-        yield "lesson " + ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
 def meanwhile(interval: Interval, stuck: Sequence[str]) -> str:

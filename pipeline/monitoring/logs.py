@@ -41,7 +41,6 @@ def configure(
     *,
     stream: TextIO | None = None,
     wall_clock: Callable[[], float] = time.time,
-    level: int = logging.INFO,
     most_bytes: int = 16 * 2**20,
     kept: int = 3,
 ) -> Path:
@@ -54,7 +53,6 @@ def configure(
         console: whether warnings, errors and notices also go to `stream`.
         stream: console stream, standard error by default.
         wall_clock: gives seconds since the epoch.
-        level: lowest level that is logged, as in `logging`.
         most_bytes: size beyond which a file is rotated to FILE.1, FILE.2 and so on.
         kept: number of rotated files that are kept; 0 for no bound.
 
@@ -71,12 +69,12 @@ def configure(
         terminal = logging.StreamHandler(stream or sys.stderr)
         terminal.addFilter(_matters)
         _install(terminal, common, _line)
-    logging.getLogger().setLevel(level)
+    logging.getLogger().setLevel(logging.INFO)
     logging.captureWarnings(True)
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=False,
     )
     return path

@@ -168,18 +168,16 @@ class Stalls:
             yield from self._ends(now, source, wait.what.removeprefix(CREDIT), named, (*links, link))
 
 
-class StallBudget:
-    """Limits the number of stalls, and decides when each is reported.
+class StallHistory:
+    """Counts the stalls of a period, and decides when each is reported.
 
     Args:
         again_s: seconds after which a lasting stall is reported again, and counts again.
-        budget: most stalls within `period_s` seconds.
         period_s: length of the period in seconds.
     """
 
-    def __init__(self, again_s: float, budget: int, period_s: float) -> None:
+    def __init__(self, again_s: float, period_s: float) -> None:
         self._again_s = again_s
-        self._budget = budget
         self._period_s = period_s
         self._reported: dict[str, float] = {}  # time of the last report by root
         self._counted: deque[float] = deque()
@@ -203,11 +201,6 @@ class StallBudget:
         while now - self._counted[0] > self._period_s:
             self._counted.popleft()
         return len(self._counted)
-
-    @property
-    def exhausted(self) -> bool:
-        """Returns whether more stalls were counted than the budget allows."""
-        return len(self._counted) > self._budget
 
 
 def _demand(wait: Wait | None) -> tuple[str, tuple[str, ...]] | None:

@@ -132,15 +132,8 @@ def summary(
 
 
 def _entry(one: BehaviorSummary, kept: CheckpointSummary) -> dict[str, Json]:
-    return {
-        "steps": one.steps,
-        "steps_per_s": round(one.steps_per_s, 3),
-        "updates": one.updates,
-        "episodes": one.episodes,
-        "reward_mean_last100": one.reward_mean_last100,
-        "step_counts": {column: one.step_counts[column] for column in STEP_COUNTS},
-        "losses": dict(one.losses),
-        "unaccounted": one.unaccounted,
-        "lag": {"mean": one.lag_mean, "max": one.lag_max},
-        **asdict(kept),
-    }
+    entry = asdict(one)
+    entry["steps_per_s"] = round(one.steps_per_s, 3)
+    entry["step_counts"] = {column: one.step_counts[column] for column in STEP_COUNTS}
+    entry["lag"] = {"mean": entry.pop("lag_mean"), "max": entry.pop("lag_max")}
+    return entry | asdict(kept)

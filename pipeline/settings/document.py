@@ -182,7 +182,9 @@ class _Builder:
 
 
 def _kind(node: yaml.Node) -> str:
-    return {yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}.get(type(node), "a scalar")
+    if isinstance(node, yaml.CollectionNode):
+        return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+    return "a scalar"
 
 
 def _read(kind: str, text: str) -> str | bool | int | float | None:
