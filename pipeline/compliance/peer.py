@@ -10,40 +10,19 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, TypeVar
 
-from sparring.pipeline.compliance.steps import Finding, failed
-from sparring.pipeline.errors import CodecError, ExplainedError, ProtocolError
+from sparring.pipeline.compliance.steps import Finding, explained, failed
+from sparring.pipeline.errors import CodecError, ProtocolError
 from sparring.pipeline.messages.codec import SIMULATORS, FrameReader, to_bytes
 from sparring.pipeline.messages.conversation import Conversation
-from sparring.pipeline.messages.simulator import Bye, Fault, Ping, Pong
+from sparring.pipeline.messages.simulator import Bye, Fault, Ping, Pong, SimulatorMessage
+
+Message = TypeVar("Message")
 
 ADDRESS_VARIABLE: Final = "SPARRING_ADDRESS"
 GRACE_S: Final = 2.0
 """Time between SIGTERM and SIGKILL."""
-
-
-class SimulatorHost(Protocol):
-    """Runs the simulator and accepts its connections."""
-
-    def start(self) -> None:
-        """Starts a new process of the simulator; a running one is ended first."""
-
-    def accept(self, timeout_s: float) -> socket.socket:
-        """Returns the simulator's next connection.
-
-        Raises:
-            TimeoutError: the simulator did not connect in time.
-        """
-
-    def exit_status(self, timeout_s: float) -> int | None:
-        """Returns the simulator's exit status, or None if it still runs after `timeout_s`."""
-
-    def output_tail(self) -> str:
-        """Returns the end of the simulator's output."""
-
-    def stop(self) -> None:
-        """Ends the simulator."""
 
 
 class SimulatorProcess:
@@ -63,6 +42,7 @@ class SimulatorProcess:
         self._log = Path(path)
 
     def start(self) -> None:
+        """Starts a new process of the simulator; a running one is ended first."""
         self._end()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -75,20 +55,28 @@ class SimulatorProcess:
             )
 
     def accept(self, timeout_s: float) -> socket.socket:
+        """Returns the simulator's next connection.
+
+        Raises:
+            TimeoutError: the simulator did not connect in time.
+        """
         self._listener.settimeout(timeout_s)
         return self._listener.accept()[0]
 
     def exit_status(self, timeout_s: float) -> int | None:
+        """Returns the simulator's exit status, or None if it still runs after `timeout_s`."""
         try:
             return None if self._process is None else self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def output_tail(self) -> str:
+        """Returns the end of the simulator's output."""
         lines = self._log.read_text(errors="replace").splitlines()
         return " | ".join(line.strip() for line in lines[-3:])
 
     def stop(self) -> None:
+        """Ends the simulator."""
         self._end()
         self._listener.close()
         self._log.unlink(missing_ok=True)
@@ -102,15 +90,10 @@ class SimulatorProcess:
                 os.killpg(self._process.pid, number)
             self.exit_status(GRACE_S)
         self._process.wait()
-        self._empty_backlog()
-
-    def _empty_backlog(self) -> None:
         self._listener.setblocking(False)
-        try:
+        with contextlib.suppress(BlockingIOError):
             while True:
                 self._listener.accept()[0].close()
-        except BlockingIOError:
-            return
 
 
 class ConversationStopped(Exception):
@@ -146,7 +129,7 @@ class TrialConnection:
         """Returns the state of the conversation."""
         return self._conversation.state
 
-    def send(self, message: Any) -> None:
+    def send(self, message: SimulatorMessage) -> None:
         """Sends one message.
 
         Raises:
@@ -157,25 +140,25 @@ class TrialConnection:
         try:
             self._socket.sendall(to_bytes(message))
         except OSError as error:
-            raise ConversationStopped(
-                failed(f"{error} on sending {type(message).__name__}", "an open connection", "keep the connection open")
-            ) from error
+            got = f"{error} on sending {type(message).__name__}"
+            raise ConversationStopped(failed(got, "an open connection", "keep the connection open")) from error
 
-    def _receive(self, deadline: float) -> Any:
+    def _receive(self, deadline: float) -> SimulatorMessage:
         """Returns the next message; a Ping is answered and returned too."""
         try:
-            while (message := self._reader.next()) is None:
+            while (received := self._reader.next()) is None:
                 self._fill(deadline)
+            message: SimulatorMessage = received
             self._conversation.received(message)
         except CodecError as error:
-            raise ConversationStopped(_explained(error), "decoding") from error
+            raise ConversationStopped(explained(error), "decoding") from error
         except ProtocolError as error:
-            raise ConversationStopped(_explained(error), "order") from error
+            raise ConversationStopped(explained(error), "order") from error
         if isinstance(message, Ping):
             self.send(Pong(number=message.number))
         return message
 
-    def expect(self, *kinds: type[Any]) -> Any:
+    def expect(self, *kinds: type[Message]) -> Message:
         """Returns the next message of one of `kinds`; skips Pings and late Pongs.
 
         Raises:
@@ -221,11 +204,6 @@ class TrialConnection:
         except OSError as error:
             raise ConversationStopped(failed(f"{error}", "an open connection", "see the simulator's log")) from error
         if not data:
-            raise ConversationStopped(
-                failed("the connection closed without Bye", "a message", "see the simulator's log")
-            )
+            finding = failed("the connection closed without Bye", "a message", "see the simulator's log")
+            raise ConversationStopped(finding)
         self._reader.feed(data)
-
-
-def _explained(error: ExplainedError) -> Finding:
-    return failed(error.got, error.expected, error.remedy)

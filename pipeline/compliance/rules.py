@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
 
-from sparring.pipeline.compliance.peer import (
-    ConversationStopped,
-    SilenceTimeout,
-    SimulatorHost,
-    SimulatorProcess,
-    TrialConnection,
-)
-from sparring.pipeline.compliance.steps import STEP_RULES, Finding, Status, failed, skipped
+from sparring.pipeline.compliance.peer import ConversationStopped, SilenceTimeout, SimulatorProcess, TrialConnection
+from sparring.pipeline.compliance.steps import STEP_RULES, Finding, Rule, add_rule, explained, failed, skipped, warned
 from sparring.pipeline.compliance.trial import FirstObservations, Trial, first_observations
 from sparring.pipeline.messages.simulator import VERSION, Bye, Fault, Ping, Pong, Sampler
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
@@ -29,40 +23,24 @@ MOST_STEPS: Final = 2000
 """Most Steps to play until episodes end."""
 FEW_STEPS: Final = 3
 """Steps to count before the connection is closed."""
-PARAMETER: Final = "compliance"
-"""An environment parameter that no simulator knows, and that each must ignore."""
 SAMPLER: Final = Sampler(kind="uniform", values=(0.25, 0.75), seed=1)
 
-PASS: Final = Finding(status="PASS")
+ALWAYS: Final = {
+    "decoding": "Every message can be decoded.",
+    "order": "Every message is allowed by the table of the conversation.",
+}
+"""Rules for every message; a message that breaks one ends its conversation."""
+
+RULES: Final[list[Rule[Callable[[Trial], Finding | None]]]] = []
+"""The rules of conduct, in the order of play: each check plays its part of the conversation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """Holds the result of one rule."""
+class Verdict(Finding):
+    """Holds the result of one rule, with its name and sentence."""
 
     rule: str
     sentence: str
-    status: Status
-    got: str
-    expected: str
-    remedy: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """Describes one rule of conduct.
-
-    Attributes:
-        name: short and stable, for scripts.
-        sentence: the rule.
-        check: plays the part of the conversation that the rule concerns.
-        needed: no other rule can be checked if this one is broken.
-    """
-
-    name: str
-    sentence: str
-    check: Callable[[Trial], Finding]
-    needed: bool = False
 
 
 def check_simulator(
@@ -88,10 +66,11 @@ def check_simulator(
 
 
 def examine(
-    host: SimulatorHost, *, episodes: int = 3, timeout_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+    host: SimulatorProcess, *, episodes: int = 3, timeout_s: float = 10.0, clock: Callable[[], float] = time.monotonic
 ) -> list[Verdict]:
     """Checks a simulator that `host` runs; see `check_simulator`."""
     trial = Trial(host, episodes=episodes, timeout_s=timeout_s, clock=clock)
+    passed = Finding(status="PASS")
     findings: dict[str, Finding] = {}
     blocked = ""
     for rule in RULES:
@@ -99,7 +78,7 @@ def examine(
             findings[rule.name] = skipped(blocked)
             continue
         try:
-            findings[rule.name] = rule.check(trial)
+            findings[rule.name] = rule.check(trial) or passed
         except ConversationStopped as stopped:
             trial.disconnect()
             if stopped.rule:
@@ -108,215 +87,176 @@ def examine(
         if rule.needed and findings[rule.name].status != "PASS":
             blocked = f"rule {rule.name} did not hold"
     trial.disconnect()
-    return _verdicts(findings, trial)
-
-
-def _verdicts(findings: dict[str, Finding], trial: Trial) -> list[Verdict]:
-    watch, unseen = trial.watch, skipped("no Step arrived")
-    received = PASS if trial.hello else skipped("no message arrived")
-    rows = [(rule.name, rule.sentence, findings.get(rule.name, PASS)) for rule in RULES]
+    received = passed if trial.hello else skipped("no message arrived")
+    seen = passed if trial.watch.steps else skipped("no Step arrived")
+    rows = [(rule.name, rule.sentence, findings[rule.name]) for rule in RULES]
     rows += [(name, sentence, findings.get(name, received)) for name, sentence in ALWAYS.items()]
-    for rule in STEP_RULES:
-        rows.append((rule.name, rule.sentence, watch.findings.get(rule.name, PASS if watch.steps else unseen)))
-    return [
-        Verdict(rule=name, sentence=sentence, status=f.status, got=f.got, expected=f.expected, remedy=f.remedy)
-        for name, sentence, f in rows
-    ]
+    rows += [(rule.name, rule.sentence, trial.watch.findings.get(rule.name, seen)) for rule in STEP_RULES]
+    return [Verdict(rule=name, sentence=sentence, **asdict(finding)) for name, sentence, finding in rows]
 
 
 # ---------------------------------------------------------------- rules of conduct, in the order of play
 
 
-def _connects(trial: Trial) -> Finding:
+@add_rule(RULES, "connects", "It connects in time.", needed=True)
+def _connects(trial: Trial) -> None:
     trial.start()
-    return PASS
 
 
-def _hello(trial: Trial) -> Finding:
-    hello = trial.greet()
-    if hello.version != VERSION:
-        return failed(f"version {hello.version}", f"{VERSION}", "speak the version of docs/protocol.md")
-    return PASS
+@add_rule(RULES, "hello", "Its first message is Hello with the right version.", needed=True)
+def _hello(trial: Trial) -> Finding | None:
+    version = trial.greet().version
+    if version == VERSION:
+        return None
+    return failed(f"version {version}", f"{VERSION}", "speak the version of docs/protocol.md")
 
 
-def _specs(trial: Trial) -> Finding:
+@add_rule(RULES, "specs", "Behavior ids can be read; one name has one spec.", needed=True)
+def _specs(trial: Trial) -> Finding | None:
     """Checks ids and names; the codec has rejected specs that no network can be built for."""
     by_name: dict[str, BehaviorSpec] = {}
     for text, spec in trial.watch.specs.items():
         try:
             name = BehaviorId.parse(text).name
         except SpecError as error:
-            return failed(error.got, error.expected, error.remedy)
+            return explained(error)
         if by_name.setdefault(name, spec) != spec:
             return failed(f"two specs for {name!r}", "one for all teams of a name", "give the other team another name")
-    return PASS
+    return None
 
 
-def _ping_waiting(trial: Trial) -> Finding:
-    return _answers_ping(trial, trial.welcomed(), 1)
+@add_rule(RULES, "ping_waiting", "It answers Ping while it waits for Reset.")
+def _ping_waiting(trial: Trial) -> Finding | None:
+    return _answers_ping(trial.welcomed(), 1)
 
 
-def _ping_deciding(trial: Trial) -> Finding:
-    return _answers_ping(trial, trial.deciding(), 2)
-
-
-def _answers_ping(trial: Trial, peer: TrialConnection, number: int) -> Finding:
+def _answers_ping(peer: TrialConnection, number: int) -> Finding | None:
     peer.send(Ping(number=number))
-    answer = peer.expect(Pong)
-    if answer.number != number:
-        return failed(f"Pong {answer.number}", f"Pong {number}", "answer with the number of the Ping")
-    return PASS
+    answer = peer.expect(Pong).number
+    if answer == number:
+        return None
+    return failed(f"Pong {answer}", f"Pong {number}", "answer with the number of the Ping")
 
 
-def _heartbeat(trial: Trial) -> Finding:
-    peer = trial.welcomed()
+@add_rule(RULES, "heartbeat", "It sends Ping when it has been silent.")
+def _heartbeat(trial: Trial) -> Finding | None:
     try:
-        peer.expect(Ping)
+        trial.welcomed().expect(Ping)
     except SilenceTimeout:
-        return failed(
-            f"no Ping in {trial.timeout_s:g} s",
-            f"a Ping after {trial.heartbeat_s:g} s",
-            "send Ping when silent for Welcome.heartbeat_s",
-        )
-    return PASS
+        got, expected = f"no Ping in {trial.timeout_s:g} s", f"a Ping after {trial.heartbeat_s:g} s"
+        return failed(got, expected, "send Ping when silent for Welcome.heartbeat_s")
+    return None
 
 
-def _reset(trial: Trial) -> Finding:
+@add_rule(RULES, "reset", "It answers Reset with a Step.", needed=True)
+def _reset(trial: Trial) -> None:
     trial.first = first_observations(trial.reset(SEED))
-    return PASS
 
 
-def _plays(trial: Trial) -> Finding:
+@add_rule(RULES, "ping_deciding", "It answers Ping while it waits for Act.")
+def _ping_deciding(trial: Trial) -> Finding | None:
+    return _answers_ping(trial.deciding(), 2)
+
+
+@add_rule(RULES, "plays", "It answers every Act with a Step, and episodes end.")
+def _plays(trial: Trial) -> Finding | None:
     trial.deciding()
     ends, steps = trial.watch.ended + trial.episodes, trial.watch.steps + MOST_STEPS
-    while trial.watch.ended < ends and trial.watch.steps < steps:
+    while trial.watch.ended < ends:
+        if trial.watch.steps >= steps:
+            got = f"{trial.watch.ended} ended episodes in {MOST_STEPS} Steps"
+            return warned(got, f"{ends}", "limit the length of episodes")
         trial.act()
-    if trial.watch.ended < ends:
-        got = f"{trial.watch.ended} ended episodes in {MOST_STEPS} Steps"
-        return Finding(status="WARN", got=got, expected=f"{ends}", remedy="limit the length of episodes")
-    return PASS
+    return None
 
 
-def _parameters(trial: Trial) -> Finding:
+@add_rule(RULES, "parameters", "It continues after an Act that changes parameters.")
+def _parameters(trial: Trial) -> None:
     """Changes a parameter without a reset: a number, then a sampler, then a number again."""
     trial.deciding()
     for value in (1.0, SAMPLER, 2.0):
-        trial.act({PARAMETER: value})
-    return PASS
+        trial.act(value)
 
 
-def _resets_in_place(trial: Trial) -> Finding:
+@add_rule(RULES, "reset_in_place", "Reset in place of Act begins all episodes anew.")
+def _resets_in_place(trial: Trial) -> Finding | None:
     trial.deciding()
     trial.act()
-    again = first_observations(trial.reset(SEED, {PARAMETER: SAMPLER}))
-    if again.keys() != trial.first.keys() or any(len(again[key][0]) != len(trial.first[key][0]) for key in again):
-        return Finding(
-            status="WARN",
-            got=f"first decisions of {_counts(again)}",
-            expected=f"those of the first Reset, {_counts(trial.first)}",
-            remedy="begin new episodes for all agents at Reset",
-        )
-    return PASS
+    again, first = _counts(first_observations(trial.reset(SEED, SAMPLER))), _counts(trial.first)
+    if again == first:
+        return None
+    expected = f"those of the first Reset, {first}"
+    return warned(f"first decisions of {again}", expected, "begin new episodes for all agents at Reset")
 
 
-def _seed(trial: Trial) -> Finding:
+def _counts(first: FirstObservations) -> dict[str, int]:
+    return {behavior: len(column) for (behavior, name), column in first.items() if name == "agents"}
+
+
+@add_rule(RULES, "seed", "The same seed shows the same first observations.")
+def _seed(trial: Trial) -> Finding | None:
     """Compares the first observations of two Resets with the same seed."""
     trial.deciding()
-    again = first_observations(trial.reset(SEED))
-    same = again.keys() == trial.first.keys() and all(
-        len(again[key]) == len(trial.first[key])
-        and all(
-            np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-            for a, b in zip(again[key], trial.first[key], strict=True)
-        )
-        for key in again
-    )
-    if not same:
-        return Finding(
-            status="WARN",
-            got="other first observations with the same seed",
-            expected="the same",
-            remedy="seed the random source from Reset.seed; without it no run is reproducible",
-        )
-    return PASS
+    again, first = first_observations(trial.reset(SEED)), trial.first
+    if again.keys() == first.keys() and all(
+        np.array_equal(again[key], first[key], equal_nan=first[key].dtype.kind == "f") for key in first
+    ):
+        return None
+    remedy = "seed the random source from Reset.seed; without it no run is reproducible"
+    return warned("other first observations with the same seed", "the same", remedy)
 
 
-def _bye(trial: Trial) -> Finding:
-    peer = trial.deciding()
-    peer.send(Bye(reason="the check is over"))
-    closed = peer.closes()
-    trial.disconnect()
-    if not closed:
+@add_rule(RULES, "bye", "It ends in order on Bye.")
+def _bye(trial: Trial) -> Finding | None:
+    if not _closes(trial, Bye(reason="the check is over")):
         return failed("an open connection after Bye", "a closed one", "close the connection and end")
     status = trial.host.exit_status(trial.timeout_s)
     if status is None:
-        return Finding(status="WARN", got="a process that keeps running", expected="its exit", remedy="end after Bye")
+        return warned("a process that keeps running", "its exit", "end after Bye")
     if status != 0:
         return failed(f"exit status {status}; it printed: {trial.host.output_tail()}", "0", "end in order after Bye")
-    return PASS
+    return None
 
 
-def _reconnects(trial: Trial) -> Finding:
+def _closes(trial: Trial, last: Bye | Fault) -> bool:
+    """Sends a last message, and returns whether the simulator then closes the connection."""
+    peer = trial.deciding()
+    peer.send(last)
+    is_closed = peer.closes()
+    trial.disconnect()
+    return is_closed
+
+
+@add_rule(RULES, "reconnects", "It reconnects after a broken connection.")
+def _reconnects(trial: Trial) -> Finding | None:
     trial.deciding()
     for _ in range(FEW_STEPS):
         trial.act()
-    counted = dict(trial.watch.counted)
+    counted = {name: steps for name, steps in trial.watch.counter.steps.items() if steps}
     trial.disconnect()
     try:
         trial.accept()
         trial.recount = (dict(trial.greet().steps), counted)
         trial.deciding()
     except ConversationStopped as stopped:
-        finding = stopped.finding
-        return Finding(
-            status="WARN", got=finding.got, expected="a new connection", remedy="connect again when a connection breaks"
-        )
-    return PASS
+        return warned(stopped.finding.got, "a new connection", "connect again when a connection breaks")
+    return None
 
 
-def _counted(trial: Trial) -> Finding:
+@add_rule(RULES, "counts", "It counts its steps as the trainer does.")
+def _counted(trial: Trial) -> Finding | None:
     if trial.recount is None:
         return skipped("it did not reconnect")
     theirs, ours = trial.recount
     if not theirs and ours:
         return skipped("Hello.steps is empty: it does not count")
-    if theirs != ours:
+    if {name: steps for name, steps in theirs.items() if steps} != ours:
         return failed(f"{theirs} after a new connection", f"{ours}", "count an outcome when its report is sent")
-    return PASS
+    return None
 
 
-def _fault(trial: Trial) -> Finding:
-    peer = trial.deciding()
-    peer.send(Fault(code="internal", got="a check", expected="an end", remedy="none: this is a test"))
-    closed = peer.closes()
-    trial.disconnect()
-    return PASS if closed else failed("an open connection after Fault", "a closed one", "show the Fault and end")
-
-
-RULES: Final = (
-    Rule(name="connects", sentence="It connects in time.", check=_connects, needed=True),
-    Rule(name="hello", sentence="Its first message is Hello with the right version.", check=_hello, needed=True),
-    Rule(name="specs", sentence="Behavior ids can be read; one name has one spec.", check=_specs, needed=True),
-    Rule(name="ping_waiting", sentence="It answers Ping while it waits for Reset.", check=_ping_waiting),
-    Rule(name="heartbeat", sentence="It sends Ping when it has been silent.", check=_heartbeat),
-    Rule(name="reset", sentence="It answers Reset with a Step.", check=_reset, needed=True),
-    Rule(name="ping_deciding", sentence="It answers Ping while it waits for Act.", check=_ping_deciding),
-    Rule(name="plays", sentence="It answers every Act with a Step, and episodes end.", check=_plays),
-    Rule(name="parameters", sentence="It continues after an Act that changes parameters.", check=_parameters),
-    Rule(name="reset_in_place", sentence="Reset in place of Act begins all episodes anew.", check=_resets_in_place),
-    Rule(name="seed", sentence="The same seed shows the same first observations.", check=_seed),
-    Rule(name="bye", sentence="It ends in order on Bye.", check=_bye),
-    Rule(name="reconnects", sentence="It reconnects after a broken connection.", check=_reconnects),
-    Rule(name="counts", sentence="It counts its steps as the trainer does.", check=_counted),
-    Rule(name="fault", sentence="It ends the conversation on Fault.", check=_fault),
-)
-
-ALWAYS: Final = {
-    "decoding": "Every message can be decoded.",
-    "order": "Every message is allowed by the table of the conversation.",
-}
-"""Rules for every message; a message that breaks one ends its conversation."""
-
-
-def _counts(first: FirstObservations) -> dict[str, int]:
-    return {behavior: len(columns[0]) for behavior, columns in first.items()}
+@add_rule(RULES, "fault", "It ends the conversation on Fault.")
+def _fault(trial: Trial) -> Finding | None:
+    if _closes(trial, Fault(code="internal", got="a check", expected="an end", remedy="none: this is a test")):
+        return None
+    return failed("an open connection after Fault", "a closed one", "show the Fault and end")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from sparring.pipeline.compliance.peer import ConversationStopped, SimulatorHost, TrialConnection
-from sparring.pipeline.compliance.steps import StepWatch, failed, skipped
+from sparring.pipeline.compliance.peer import ConversationStopped, SimulatorProcess, TrialConnection
+from sparring.pipeline.compliance.steps import StepWatch, decisions_of, failed, skipped
 from sparring.pipeline.messages.simulator import (
     VERSION,
     Act,
@@ -23,11 +23,13 @@ from sparring.pipeline.messages.simulator import (
 )
 from sparring.pipeline.specs import ActionSpec, Array
 
+PARAMETER: Final = "compliance"
+"""An environment parameter that no simulator knows, and that each must ignore."""
 FIRST_SAMPLE: Final = 0.5
-"""Number among the parameters for one with a sampler."""
+"""Its number where it has a sampler."""
 
-FirstObservations = dict[str, tuple[Array, ...]]
-"""By behavior id: agent ids and observations of a first Step, sorted by agent."""
+FirstObservations = dict[tuple[str, str], Array]
+"""Agent ids and observations of a first Step, sorted by agent, by behavior id and name of the column."""
 
 
 class Trial:
@@ -42,7 +44,7 @@ class Trial:
         recount: steps that the simulator and this side counted when it reconnected; None if it did not.
     """
 
-    def __init__(self, host: SimulatorHost, *, episodes: int, timeout_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, host: SimulatorProcess, *, episodes: int, timeout_s: float, clock: Callable[[], float]) -> None:
         self.host = host
         self.episodes = episodes
         self.timeout_s = timeout_s
@@ -71,23 +73,18 @@ class Trial:
             status = self.host.exit_status(0.0)
             state = "it still runs" if status is None else f"it exited with status {status}"
             printed = self.host.output_tail() or "nothing"
-            raise ConversationStopped(
-                failed(
-                    f"no connection in {self.timeout_s:g} s; {state}; it printed: {printed}",
-                    "a connection to the address in SPARRING_ADDRESS or {address}",
-                    "connect a stream socket there at the start",
-                )
-            ) from error
+            got = f"no connection in {self.timeout_s:g} s; {state}; it printed: {printed}"
+            expected = "a connection to the address in SPARRING_ADDRESS or {address}"
+            raise ConversationStopped(failed(got, expected, "connect a stream socket there at the start")) from error
         self.peer = TrialConnection(connected, self.timeout_s, self._clock)
         return self.peer
 
     def greet(self) -> Hello:
         """Receives and returns Hello."""
         peer = self.peer or self.start()
-        hello: Hello = peer.expect(Hello)
-        self.hello = hello
-        self.watch.connected(hello.behaviors)
-        return hello
+        self.hello = peer.expect(Hello)
+        self.watch.connected(self.hello.behaviors)
+        return self.hello
 
     def welcomed(self) -> TrialConnection:
         """Returns the connection in the state that waits for Reset."""
@@ -95,9 +92,8 @@ class Trial:
         if peer.state == "greeting":
             self.greet()
         if peer.state == "introduced":
-            peer.send(
-                Welcome(version=VERSION, connection=1, heartbeat_s=self.heartbeat_s, timeout_s=3 * self.timeout_s)
-            )
+            times = {"heartbeat_s": self.heartbeat_s, "timeout_s": 3 * self.timeout_s}
+            peer.send(Welcome(version=VERSION, connection=1, **times))
         return peer
 
     def deciding(self) -> TrialConnection:
@@ -107,35 +103,34 @@ class Trial:
             self.reset(None)
         return peer
 
-    def reset(self, seed: int | None, parameters: Mapping[str, float | Sampler] | None = None) -> Step:
+    def reset(self, seed: int | None, value: float | Sampler | None = None) -> Step:
         """Sends Reset and receives the first Step.
 
         Args:
             seed: seed in the Reset.
-            parameters: numbers, and samplers with `FIRST_SAMPLE`.
+            value: value of `PARAMETER`, None to leave it out.
         """
         peer = self.welcomed()
         self.watch.reset()
-        numbers, samplers = _numbers_and_samplers(parameters or {})
+        numbers, samplers = _numbers_and_samplers(value)
         peer.send(Reset(seed=seed, parameters=numbers, samplers=samplers))
         return self._next(peer)
 
-    def act(self, parameters: Mapping[str, float | Sampler] | None = None) -> Step:
+    def act(self, value: float | Sampler | None = None) -> Step:
         """Answers the Step with random legal actions and receives the next one.
 
         Args:
-            parameters: changed parameters, as for `reset`.
+            value: changed value of `PARAMETER`, as for `reset`.
         """
         peer = self.deciding()
         step = self.step
         assert step is not None
         actions = []
-        for report in step.reports:
-            if report.decisions is not None:
-                spec = self.watch.specs[report.behavior].actions
-                actions.append(random_actions(report.behavior, report.decisions, spec, self._random))
-                self.watch.acted.setdefault(report.behavior, set()).update(report.decisions.agents.tolist())
-        numbers, samplers = _numbers_and_samplers(parameters or {})
+        for behavior, decisions in decisions_of(step):
+            spec = self.watch.specs[behavior].actions
+            actions.append(random_actions(behavior, decisions, spec, self._random))
+            self.watch.counter.add_open(behavior, decisions.agents)
+        numbers, samplers = _numbers_and_samplers(value)
         peer.send(Act(sequence=step.sequence, actions=tuple(actions), parameters=numbers, samplers=samplers))
         return self._next(peer)
 
@@ -150,17 +145,18 @@ class Trial:
         while isinstance(message, Behaviors):
             self.watch.specs.update(message.behaviors)
             message = peer.expect(Step, Behaviors)
-        step: Step = message
-        self.step = step
-        if not self.watch.read(step):
+        assert isinstance(message, Step)
+        self.step = message
+        if not self.watch.read(message):
             raise ConversationStopped(skipped("a Step that cannot be answered"))
-        return step
+        return message
 
 
-def _numbers_and_samplers(parameters: Mapping[str, float | Sampler]) -> tuple[dict[str, float], dict[str, Sampler]]:
-    """Returns a number for each parameter, and the samplers."""
-    samplers = {name: one for name, one in parameters.items() if isinstance(one, Sampler)}
-    return {name: one if isinstance(one, float) else FIRST_SAMPLE for name, one in parameters.items()}, samplers
+def _numbers_and_samplers(value: float | Sampler | None) -> tuple[dict[str, float], dict[str, Sampler]]:
+    """Returns the number and the sampler of `PARAMETER` by name, if it has them."""
+    if isinstance(value, Sampler):
+        return {PARAMETER: FIRST_SAMPLE}, {PARAMETER: value}
+    return {} if value is None else {PARAMETER: value}, {}
 
 
 def random_actions(
@@ -171,11 +167,10 @@ def random_actions(
     chances = random.random((rows, spec.mask_size))
     if decisions.masks is not None and decisions.masks.shape == chances.shape:
         chances[decisions.masks] = -1.0
+    branches = np.split(chances, np.cumsum(spec.discrete, dtype=np.int64), axis=1)[:-1]
     discrete = np.zeros((rows, len(spec.discrete)), np.int32)
-    at = 0
-    for branch, size in enumerate(spec.discrete):
-        discrete[:, branch] = chances[:, at : at + size].argmax(axis=1)
-        at += size
+    for branch, chance in enumerate(branches):
+        discrete[:, branch] = chance.argmax(axis=1)
     continuous = random.uniform(-1, 1, (rows, spec.continuous)).astype(np.float32)
     return BehaviorActions(behavior=behavior, agents=decisions.agents, continuous=continuous, discrete=discrete)
 
@@ -183,9 +178,8 @@ def random_actions(
 def first_observations(step: Step) -> FirstObservations:
     """Returns agent ids and observations of the decisions in a Step, sorted by agent."""
     first: FirstObservations = {}
-    for report in step.reports:
-        if report.decisions is not None:
-            order = np.argsort(report.decisions.agents)
-            seen = (observation[order] for observation in report.decisions.observations)
-            first[report.behavior] = (report.decisions.agents[order], *seen)
+    for behavior, decisions in decisions_of(step):
+        order = np.argsort(decisions.agents)
+        first[behavior, "agents"] = decisions.agents[order]
+        first |= {(behavior, str(number)): column[order] for number, column in enumerate(decisions.observations)}
     return first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from sparring.pipeline.monitoring.intervals import Interval, lessons
 
@@ -24,11 +24,13 @@ def line(interval: Interval) -> str:
         parts.append(f"updates {interval.updates}")
     if interval.lag_mean is not None and interval.lag_max is not None:
         parts.append(f"lag {interval.lag_mean:.1f}/{interval.lag_max:.0f}")
-    if "Update/Approximate KL" in interval.means:
-        parts.append(f"kl {short(interval.means['Update/Approximate KL'])}")
-    if "Policy/Entropy" in interval.means:
-        parts.append(f"entropy {short(interval.means['Policy/Entropy'])}")
-    return "  ".join([*parts, *_self_play(interval.means), *_lessons(interval), _open(interval)])
+    for name, mean in (("kl", "Update/Approximate KL"), ("entropy", "Policy/Entropy")):
+        if mean in interval.means:
+            parts.append(f"{name} {short(interval.means[mean])}")
+    parts += _self_play(interval.means)
+    if numbers := lessons(interval):
+        parts.append("lesson " + ", ".join(f"{name} {number}" for name, number in numbers.items()))
+    return "  ".join([*parts, _open(interval)])
 
 
 def _self_play(means: Mapping[str, float]) -> Iterator[str]:
@@ -40,12 +42,6 @@ def _self_play(means: Mapping[str, float]) -> Iterator[str]:
         yield f"skill {short(means['Self-play/Mu'])} +- {short(means['Self-play/Sigma'])}"
     if "Self-play/Win Rate" in means:
         yield f"wins {means['Self-play/Win Rate']:.0%}"
-
-
-def _lessons(interval: Interval) -> Iterator[str]:
-    """Yields the number of the present lesson of each curriculum."""
-    if numbers := lessons(interval):
-        yield "lesson " + ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
 def meanwhile(interval: Interval, stuck: Sequence[str]) -> str:
@@ -90,61 +86,58 @@ def rate(value: float) -> str:
     return f"{value / 1e3:.1f}k" if value >= 999.5 else f"{value:.0f}"
 
 
-class Display(Protocol):
-    """Shows lines and progress."""
+class Display:
+    """Shows lines, on a terminal above one progress bar per behavior, and nothing more once its stream was closed.
+
+    Args:
+        stream: stream to write to.
+        clock: gives rising seconds.
+        on_closed: called once, with the error, if the stream's reader has closed it.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float], on_closed: Callable[[OSError], None]) -> None:
+        self._stream = stream
+        self._on_closed = on_closed
+        self._is_closed = False
+        self._bars = _bars(stream, clock) if stream.isatty() else None
+        self._tasks: dict[str, TaskID] = {}
+        if self._bars is not None:
+            self._bars.start()
 
     def line(self, text: str) -> None:
         """Shows one line permanently."""
+        self._show(lambda: self._line(text))
 
     def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
-        """Shows the progress of a behavior until the next call."""
+        """Shows the progress of a behavior on a terminal until the next call."""
+        if self._bars is None:
+            return
+        bars = self._bars
+        if behavior not in self._tasks:
+            self._tasks[behavior] = bars.add_task(behavior, rate="")
+        task, text = self._tasks[behavior], f"{rate(steps_per_s)}/s"
+        self._show(lambda: bars.update(task, completed=step, total=max_steps, rate=text, refresh=True))
 
     def close(self) -> None:
         """Restores the terminal; lines stay."""
+        if self._bars is not None:
+            self._show(self._bars.stop)
 
+    def _line(self, text: str) -> None:
+        if self._bars is not None:
+            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._stream.write(text + "\n")
+            self._stream.flush()
 
-class PlainDisplay:
-    """Shows lines only, in files and pipes."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def line(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
-
-    def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
-        """Does nothing: progress bars do not suit a file."""
-
-    def close(self) -> None:
-        self._stream.flush()
-
-
-class TerminalDisplay:
-    """Shows lines above one progress bar per behavior.
-
-    Args:
-        stream: terminal to write to.
-        clock: gives rising seconds.
-    """
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
-        self._progress = _bars(stream, clock)
-        self._tasks: dict[str, TaskID] = {}
-        self._progress.start()
-
-    def line(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
-        if behavior not in self._tasks:
-            self._tasks[behavior] = self._progress.add_task(behavior, rate="")
-        self._progress.update(
-            self._tasks[behavior], completed=step, total=max_steps, rate=f"{rate(steps_per_s)}/s", refresh=True
-        )
-
-    def close(self) -> None:
-        self._progress.stop()
+    def _show(self, show: Callable[[], None]) -> None:
+        if self._is_closed:
+            return
+        try:
+            show()
+        except OSError as error:
+            self._is_closed = True
+            self._on_closed(error)
 
 
 def _bars(stream: TextIO, clock: Callable[[], float]) -> Progress:
@@ -162,45 +155,3 @@ def _bars(stream: TextIO, clock: Callable[[], float]) -> Progress:
         get_time=clock,
         transient=True,
     )
-
-
-class LastingDisplay:
-    """Shows nothing more once its stream was closed, such as that of a terminal.
-
-    Args:
-        inner: display to write to.
-        on_closed: called once, with the error.
-    """
-
-    def __init__(self, inner: Display, on_closed: Callable[[OSError], None]) -> None:
-        self._inner: Display | None = inner
-        self._on_closed = on_closed
-
-    def line(self, text: str) -> None:
-        self._show(lambda inner: inner.line(text))
-
-    def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
-        self._show(lambda inner: inner.progress(behavior, step, max_steps, steps_per_s))
-
-    def close(self) -> None:
-        self._show(lambda inner: inner.close())
-
-    def _show(self, show: Callable[[Display], None]) -> None:
-        if self._inner is None:
-            return
-        try:
-            show(self._inner)
-        except OSError as error:
-            self._inner = None
-            self._on_closed(error)
-
-
-def display(stream: TextIO, clock: Callable[[], float], on_closed: Callable[[OSError], None]) -> Display:
-    """Returns the display that suits `stream`: bars on a terminal, plain lines elsewhere.
-
-    Args:
-        stream: stream to write to.
-        clock: gives rising seconds.
-        on_closed: called once if the stream's reader has closed it.
-    """
-    return LastingDisplay(TerminalDisplay(stream, clock) if stream.isatty() else PlainDisplay(stream), on_closed)

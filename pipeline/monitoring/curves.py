@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from sparring.pipeline.files import Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PANELS: Final = (
-    "Cumulative reward",
-    "Episode length (steps)",
-    "Losses",
-    "Policy lag (versions)",
-    "Change of policy by an update",
-    "Fit of values, weights of stale steps",
-)
-_CHANGE: Final = ("Update/Approximate KL", "Update/Clip Fraction")
-_FIT: Final = ("Update/Explained Variance", "Update/Effective Sample Size", "Update/Stale Weight")
-
-Curves = dict[str, list[Mapping[str, Any]]]
+Record = Mapping[str, Json]
+Curves = dict[str, list[Record]]
 
 
-def lineages(records: Iterable[Mapping[str, Any]]) -> Curves:
+def _means(*prefixes: str) -> Callable[[Record], dict[str, float]]:
+    """Returns a function that selects the means of a record whose names begin with one of `prefixes`."""
+    return lambda record: {
+        f": {name.partition('/')[2]}": value
+        for name, value in sorted(record["means"].items())
+        if name.startswith(prefixes)
+    }
+
+
+REWARD: Final = "Cumulative reward"
+PANELS: Final[Mapping[str, Callable[[Record], Mapping[str, float | None]]]] = {
+    REWARD: lambda record: {"": record["reward"]},
+    "Episode length (steps)": lambda record: {"": record["episode_length"]},
+    "Losses": _means("Losses/"),
+    "Policy lag (versions)": lambda record: {": mean": record["lag_mean"], ": max": record["lag_max"]},
+    "Change of policy by an update": _means("Update/Approximate KL", "Update/Clip Fraction"),
+    "Fit of values, weights of stale steps": _means(
+        "Update/Explained Variance", "Update/Effective Sample Size", "Update/Stale Weight"
+    ),
+}
+"""The values of an interval that each panel shows, None for an unknown one, by what follows the behavior's name."""
+
+
+def lineages(records: Iterable[Record]) -> Curves:
     """Returns the interval lines of `metrics.jsonl` by behavior, with rising steps.
 
     Intervals that a crash rolled back, or beyond which an earlier session went, are left out: the later line counts.
@@ -53,12 +67,12 @@ def picture(curves: Curves, title: str) -> bytes:
     figure = Figure(figsize=(15, 7), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, parse_math=False)
-    for panel, (axes, name) in enumerate(zip(figure.subplots(2, 3).flat, PANELS, strict=True)):
+    for axes, name in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
         axes.set_title(name)
         axes.set_xlabel("trained steps")
         axes.grid(alpha=0.3)
         for behavior, line in sorted(curves.items()):
-            _PAINTERS[panel](axes, behavior, line)
+            _plot(axes, behavior, name, line)
         if axes.get_legend_handles_labels()[0]:
             for text in axes.legend(fontsize="small").get_texts():
                 text.set_parse_math(False)
@@ -67,44 +81,18 @@ def picture(curves: Curves, title: str) -> bytes:
     return stream.getvalue()
 
 
-def _reward(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
-    known = [record for record in line if record["reward"] is not None]
-    steps, mean = [record["step"] for record in known], [record["reward"] for record in known]
-    spread = [record["reward_deviation"] or 0.0 for record in known]
-    _plot(axes, behavior, steps, mean)
-    low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+def _plot(axes: Axes, behavior: str, panel: str, line: list[Record]) -> None:
+    """Plots the curves of a behavior in a panel, and around the reward its standard deviation."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for record in line:
+        for label, value in PANELS[panel](record).items():
+            if value is not None:
+                points.setdefault(behavior + label, []).append((record["step"], value))
+    for label, values in points.items():  # a leading "_" would hide the curve from the legend
+        marker = "." if len(values) < 50 else ""
+        axes.plot(*zip(*values, strict=True), label=label.lstrip("_") or label, marker=marker)
+    known = [record for record in line if record["reward"] is not None] if panel == REWARD else []
     if known:
-        axes.fill_between(steps, low, high, alpha=0.15)
-
-
-def _length(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
-    known = [record for record in line if record["episode_length"] is not None]
-    _plot(axes, behavior, [record["step"] for record in known], [record["episode_length"] for record in known])
-
-
-def _losses(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
-    names = sorted({name for record in line for name in record["means"] if name.startswith("Losses/")})
-    _means(names, axes, behavior, line)
-
-
-def _means(names: Sequence[str], axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
-    """Plots one curve for each mean that intervals have."""
-    for name in names:
-        known = [record for record in line if name in record["means"]]
-        label = f"{behavior}: {name.partition('/')[2]}"
-        _plot(axes, label, [record["step"] for record in known], [record["means"][name] for record in known])
-
-
-def _lag(axes: Axes, behavior: str, line: list[Mapping[str, Any]]) -> None:
-    known = [record for record in line if record["lag_mean"] is not None]
-    steps = [record["step"] for record in known]
-    _plot(axes, f"{behavior}: mean", steps, [record["lag_mean"] for record in known])
-    _plot(axes, f"{behavior}: max", steps, [record["lag_max"] for record in known])
-
-
-def _plot(axes: Axes, label: str, steps: list[int], values: list[float]) -> None:
-    if steps:  # a leading "_" would hide the curve from the legend
-        axes.plot(steps, values, label=label.lstrip("_") or label, marker="." if len(steps) < 50 else "")
-
-
-_PAINTERS: Final = (_reward, _length, _losses, _lag, partial(_means, _CHANGE), partial(_means, _FIT))
+        spreads = [(record["reward"], record["reward_deviation"] or 0.0) for record in known]
+        low, high = [mean - spread for mean, spread in spreads], [mean + spread for mean, spread in spreads]
+        axes.fill_between([record["step"] for record in known], low, high, alpha=0.15)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sparring.pipeline.monitoring.intervals import Interval
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 PIPELINE = "Pipeline"
 """First part of the names of numbers that ML-Agents does not have."""
@@ -64,7 +67,7 @@ def event(values: Mapping[str, float], step: int, time_s: float) -> bytes:
     return _framed(Event(wall_time=time_s, step=step, summary=Summary(value=tagged)))
 
 
-def _framed(message: Any) -> bytes:
+def _framed(message: Message) -> bytes:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     stream = io.BytesIO()

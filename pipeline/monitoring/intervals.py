@@ -1,4 +1,4 @@
-"""Divides the run of each behavior into intervals between two summaries.
+"""Divides the run of each behavior into intervals between two summaries, and measures its rates.
 
 An interval ends when the trained steps pass a multiple of `summary_freq`. Services publish about once
 a second, so a fast run may pass several multiples at once, which then form one interval.
@@ -6,16 +6,16 @@ a second, so a fast run may pass several multiples at once, which then form one 
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
+from sparring.pipeline.files import Json
 from sparring.pipeline.messages.metrics import Histogram
-from sparring.pipeline.monitoring.metrics import SIMULATOR, deviation_of, highest, mean, mean_of, since
+from sparring.pipeline.monitoring.metrics import SIMULATOR, highest, mean
 from sparring.pipeline.monitoring.overview import STEP_COUNTS, Numbers, Overview
 from sparring.pipeline.monitoring.progress import IDLE
-from sparring.pipeline.monitoring.totals import from_plain, plain
 
 NAMES: Final = {
     "episode_return": "Environment/Cumulative Reward",
@@ -40,7 +40,15 @@ LESSON_NUMBER: Final = "Environment/Lesson Number/"
 
 _NO_GAUGES: Final = ("step_counts.", LESSON, IDLE, SIMULATOR)
 
+SUMMARY_FREQ: Final = 50_000
+"""Steps of an interval of a behavior that only simulators have named."""
+
 LONGEST_GAP_S: Final = 60.0  # a longer gap between two monitors is a pause of the run, not part of an interval
+
+WINDOW_S: Final = 10.0
+"""Seconds of the recent rate."""
+
+_LONGEST_TICK_S: Final = 5.0  # a longer pause between two samples does not count as active time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,39 +107,38 @@ class Interval:
         steps = self.trained if self.training else self.produced
         return steps / self.seconds if self.seconds > 0 else 0.0
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Json]:
         """Returns the line for `metrics.jsonl`."""
         return {"type": "interval", **asdict(self), "steps_per_s": self.steps_per_s}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _IntervalStart:
+class IntervalStart:
     """Holds the state of a behavior at the beginning of an interval."""
 
     step: int
     time_s: float
-    counters: Mapping[str, float]
-    lag: Histogram | None
+    counters: dict[str, float] = field(default_factory=dict)
+    lag: Histogram | None = None
 
 
 class Intervals:
     """Tracks the intervals of every behavior.
 
+    Attributes:
+        starts: beginning of the present interval by behavior.
+
     Args:
         overview: numbers of all services, updated by the caller.
-        frequencies: `summary_freq` by behavior, in steps.
-        default: `summary_freq` of other behaviors.
+        frequencies: `summary_freq` by behavior, in steps; `SUMMARY_FREQ` for others.
         max_steps: step at which the run ends, by behavior, until the learner has published it.
     """
 
-    def __init__(
-        self, overview: Overview, frequencies: Mapping[str, int], default: int, max_steps: Mapping[str, int]
-    ) -> None:
+    def __init__(self, overview: Overview, frequencies: Mapping[str, int], max_steps: Mapping[str, int]) -> None:
+        self.starts: dict[str, IntervalStart] = {}
         self._overview = overview
         self._frequencies = frequencies
-        self._default = default
         self._max_steps = max_steps
-        self._starts: dict[str, _IntervalStart] = {}
 
     def adopt(self, frequencies: Mapping[str, int], max_steps: Mapping[str, int]) -> None:
         """Takes over `summary_freq` and the last step of all behaviors, after further ones were added."""
@@ -143,105 +150,74 @@ class Intervals:
         The first interval starts at the first step that the services have counted. An interval that began
         at a step which a crash has rolled back now begins at the step of the restored weights.
         """
-        step, start = self._overview.step(behavior), self._starts.get(behavior)
+        step, start = self._overview.step(behavior), self.starts.get(behavior)
         if start is None:
             begun = max(0, step - self._overview.trained(behavior))
-            self._starts[behavior] = _IntervalStart(step=begun, time_s=time_s, counters={}, lag=None)
+            self.starts[behavior] = IntervalStart(step=begun, time_s=time_s)
         elif step < start.step:
-            self._starts[behavior] = replace(start, step=step)
+            self.starts[behavior] = replace(start, step=step)
 
     def due(self, behavior: str) -> bool:
         """Returns whether the steps have passed a multiple of `summary_freq` since the interval began."""
-        step, begun = self._overview.step(behavior), self._starts[behavior].step
-        frequency = max(1, self._frequencies.get(behavior, self._default))
+        step, begun = self._overview.step(behavior), self.starts[behavior].step
+        frequency = max(1, self._frequencies.get(behavior, SUMMARY_FREQ))
         return step // frequency > begun // frequency and self.progressed(behavior)
 
     def progressed(self, behavior: str) -> bool:
         """Returns whether any step was trained since the interval began."""
-        counters = self._overview.of(behavior).counters
         name = "trained" if self._overview.training else "steps"
-        return counters.get(name, 0.0) > self._starts[behavior].counters.get(name, 0.0)
-
-    def peek(self, behavior: str, time_s: float) -> Interval:
-        """Returns the interval as if it ended now."""
-        step, start = self._overview.step(behavior), self._starts[behavior]
-        numbers = self._overview.of(behavior)
-        interval = _interval(behavior, time_s, step, numbers, start, training=self._overview.training)
-        known = interval.max_steps is not None
-        return interval if known else replace(interval, max_steps=self._max_steps.get(behavior))
+        return self._overview.trained(behavior) > self.starts[behavior].counters.get(name, 0.0)
 
     def close(self, behavior: str, time_s: float) -> Interval:
         """Ends the interval, begins the next, and returns the ended one."""
-        interval, numbers = self.peek(behavior, time_s), self._overview.of(behavior)
-        lag = numbers.histograms.get("lag")
-        self._starts[behavior] = _IntervalStart(step=interval.step, time_s=time_s, counters=numbers.counters, lag=lag)
+        interval, numbers = self.peek(behavior, time_s), self._overview.numbers.of(behavior)
+        self.starts[behavior] = IntervalStart(
+            step=interval.step, time_s=time_s, counters=numbers.counters, lag=numbers.histograms.get("lag")
+        )
         return interval
 
-    def state(self) -> dict[str, Any]:
-        """Returns the beginnings of the intervals as plain values for JSON."""
-        return {
-            behavior: {
-                "step": start.step,
-                "time_s": start.time_s,
-                "counters": dict(start.counters),
-                "lag": None if start.lag is None else plain(start.lag),
-            }
-            for behavior, start in self._starts.items()
-        }
+    def peek(self, behavior: str, time_s: float) -> Interval:
+        """Returns the interval as if it ended now."""
+        start = self.starts[behavior]
+        lags = {} if start.lag is None else {"lag": start.lag}
+        numbers = self._overview.numbers.of(behavior).since(Numbers(counters=start.counters, histograms=lags))
+        counters, gauges, lag = numbers.counters, numbers.gauges, numbers.histograms.get("lag")
+        means = _means(numbers)
+        return Interval(
+            behavior=behavior,
+            time_s=time_s,
+            seconds=max(0.0, time_s - start.time_s),
+            step=self._overview.step(behavior),
+            max_steps=int(gauges["max_steps"]) if "max_steps" in gauges else self._max_steps.get(behavior),
+            trained=int(counters.get("trained", 0)),
+            produced=int(counters.get("steps", 0)),
+            updates=int(counters.get("updates", 0)),
+            episodes=int(counters.get("episode_return.count", 0)),
+            reward=numbers.mean("episode_return"),
+            reward_deviation=numbers.deviation("episode_return"),
+            episode_length=numbers.mean("episode_length"),
+            group_reward=numbers.mean("group_return"),
+            lag_mean=mean(lag) if lag else None,
+            lag_max=highest(lag) if lag else None,
+            lag=_rows(lag) if lag else {},
+            means=_statistics(means, gauges),
+            gauges={name: value for name, value in gauges.items() if not name.startswith(_NO_GAUGES)},
+            simulators=_simulator_statistics(means, counters, gauges),
+            open_episodes=int(gauges.get("episodes_open", 0)),
+            oldest=int(gauges.get("episode_oldest", 0)),
+            step_counts=step_counts(gauges),
+            training=self._overview.training,
+        )
 
-    def restore(self, state: Mapping[str, Any], gap_s: float) -> None:
-        """Continues from what `state` returned.
+    def restore(self, starts: Mapping[str, IntervalStart], gap_s: float) -> None:
+        """Continues the intervals of an earlier monitor of this run.
 
         Args:
-            state: state of an earlier monitor of this run.
+            starts: their beginnings.
             gap_s: seconds since then; a long gap is left out of the interval's length.
-
-        Raises:
-            KeyError, TypeError, ValueError: the state is malformed; nothing has changed.
         """
         pause = gap_s if gap_s > LONGEST_GAP_S else 0.0
-        self._starts |= {
-            behavior: _IntervalStart(
-                step=int(start["step"]),
-                time_s=float(start["time_s"]) + pause,
-                counters={name: float(value) for name, value in start["counters"].items()},
-                lag=None if start["lag"] is None else from_plain(start["lag"]),
-            )
-            for behavior, start in state.items()
-        }
-
-
-def _interval(
-    behavior: str, time_s: float, step: int, numbers: Numbers, start: _IntervalStart, *, training: bool
-) -> Interval:
-    counted = {name: value - start.counters.get(name, 0.0) for name, value in numbers.counters.items()}
-    lag = since(numbers.histograms["lag"], start.lag) if "lag" in numbers.histograms else None
-    gauges = numbers.gauges
-    return Interval(
-        behavior=behavior,
-        time_s=time_s,
-        seconds=max(0.0, time_s - start.time_s),
-        step=step,
-        max_steps=int(gauges["max_steps"]) if "max_steps" in gauges else None,
-        trained=int(counted.get("trained", 0)),
-        produced=int(counted.get("steps", 0)),
-        updates=int(counted.get("updates", 0)),
-        episodes=int(counted.get("episode_return.count", 0)),
-        reward=mean_of(counted, "episode_return"),
-        reward_deviation=deviation_of(counted, "episode_return"),
-        episode_length=mean_of(counted, "episode_length"),
-        group_reward=mean_of(counted, "group_return"),
-        lag_mean=_finite(mean(lag)) if lag else None,
-        lag_max=_finite(highest(lag)) if lag else None,
-        lag=_rows(lag) if lag else {},
-        means=_means(counted) | _present(gauges),
-        gauges={name: value for name, value in gauges.items() if not name.startswith(_NO_GAUGES)},
-        simulators=_simulator_statistics(counted, gauges),
-        open_episodes=int(gauges.get("episodes_open", 0)),
-        oldest=int(gauges.get("episode_oldest", 0)),
-        step_counts=step_counts(gauges),
-        training=training,
-    )
+        self.starts |= {behavior: replace(start, time_s=start.time_s + pause) for behavior, start in starts.items()}
 
 
 def step_counts(gauges: Mapping[str, float]) -> dict[str, int]:
@@ -249,29 +225,27 @@ def step_counts(gauges: Mapping[str, float]) -> dict[str, int]:
     return {column: int(gauges[f"step_counts.{column}"]) for column in STEP_COUNTS if f"step_counts.{column}" in gauges}
 
 
-def _means(counted: Mapping[str, float]) -> dict[str, float]:
-    names = (name.removesuffix(".sum") for name in counted if name.endswith(".sum") and not name.startswith(SIMULATOR))
-    found = {NAMES.get(name, name): mean_of(counted, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+def _means(numbers: Numbers) -> dict[str, float]:
+    """Returns the mean of every statistic that has values."""
+    names = (name.removesuffix(".sum") for name in numbers.counters if name.endswith(".sum"))
+    return {name: mean for name in names if (mean := numbers.mean(name)) is not None}
 
 
-def _simulator_statistics(counted: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, float]:
-    """Returns the simulators' own statistics."""
-    found = {name: value for name, value in gauges.items() if name.startswith(SIMULATOR)}
-    for name, value in counted.items():
-        if name.startswith(SIMULATOR) and name.endswith(".total"):
-            found[name.removesuffix(".total")] = value
-        elif name.startswith(SIMULATOR) and name.endswith(".sum"):
-            average = mean_of(counted, base := name.removesuffix(".sum"))
-            found |= {} if average is None else {base: average}
-    return {name.removeprefix(SIMULATOR): value for name, value in found.items()}
+def _statistics(means: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, float]:
+    """Returns the means, ratings and lesson numbers by the names that users of ML-Agents know."""
+    found = {NAMES.get(name, name): value for name, value in means.items() if not name.startswith(SIMULATOR)}
+    found |= {name: gauges[gauge] for gauge, name in GAUGES.items() if gauge in gauges}
+    lessons = {name: value for name, value in gauges.items() if name.startswith(LESSON)}
+    return found | {LESSON_NUMBER + name.removeprefix(LESSON): value for name, value in lessons.items()}
 
 
-def _present(gauges: Mapping[str, float]) -> dict[str, float]:
-    """Returns the gauges that are shown among the statistics."""
-    found = {name: gauges[gauge] for gauge, name in GAUGES.items() if gauge in gauges}
-    numbers = [name for name in gauges if name.startswith(LESSON)]
-    return found | {LESSON_NUMBER + name.removeprefix(LESSON): gauges[name] for name in numbers}
+def _simulator_statistics(
+    means: Mapping[str, float], counters: Mapping[str, float], gauges: Mapping[str, float]
+) -> dict[str, float]:
+    """Returns the simulators' own statistics: means and sums over the interval, and latest values."""
+    sums = {name.removesuffix(".total"): value for name, value in counters.items() if name.endswith(".total")}
+    found = {**gauges, **sums, **means}
+    return {name.removeprefix(SIMULATOR): value for name, value in found.items() if name.startswith(SIMULATOR)}
 
 
 def lessons(interval: Interval) -> dict[str, int]:
@@ -285,5 +259,38 @@ def _rows(lag: Histogram) -> dict[str, int]:
     return {label: rows for label, rows in zip(labels, lag.counts, strict=True) if rows}
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+class Pace:
+    """Measures the rates of one behavior from samples of its cumulative counts, about one per second.
+
+    Attributes:
+        active_s: seconds since the first step was produced, without pauses of the run.
+    """
+
+    def __init__(self, active_s: float = 0.0) -> None:
+        self.active_s = active_s
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def look(self, clock_s: float, produced: int) -> None:
+        """Adds a sample.
+
+        Args:
+            clock_s: rising seconds.
+            produced: steps produced so far.
+        """
+        if self._samples and produced:
+            self.active_s += min(clock_s - self._samples[-1][0], _LONGEST_TICK_S)
+        self._samples.append((clock_s, produced))
+        while len(self._samples) > 2 and self._samples[1][0] <= clock_s - WINDOW_S:
+            self._samples.popleft()
+
+    @property
+    def recent(self) -> float:
+        """Returns the steps produced per second in the last `WINDOW_S` seconds."""
+        if not self._samples:
+            return 0.0
+        (begun_s, before), (ended_s, after) = self._samples[0], self._samples[-1]
+        return max(0, after - before) / (ended_s - begun_s) if ended_s > begun_s else 0.0
+
+    def mean(self, trained: int) -> float:
+        """Returns the steps trained per active second."""
+        return trained / self.active_s if self.active_s > 0 else 0.0

@@ -19,11 +19,13 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 from urllib.parse import quote
 
 import structlog
-from structlog.typing import EventDict, WrappedLogger
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from sparring.pipeline.files import Json
 
 MASK: Final = "***"
 _SECRETS: Final = ("credential", "token", "secret", "key", "password")
@@ -39,7 +41,6 @@ def configure(
     *,
     stream: TextIO | None = None,
     wall_clock: Callable[[], float] = time.time,
-    level: int = logging.INFO,
     most_bytes: int = 16 * 2**20,
     kept: int = 3,
 ) -> Path:
@@ -52,7 +53,6 @@ def configure(
         console: whether warnings, errors and notices also go to `stream`.
         stream: console stream, standard error by default.
         wall_clock: gives seconds since the epoch.
-        level: lowest level that is logged, as in `logging`.
         most_bytes: size beyond which a file is rotated to FILE.1, FILE.2 and so on.
         kept: number of rotated files that are kept; 0 for no bound.
 
@@ -69,20 +69,21 @@ def configure(
         terminal = logging.StreamHandler(stream or sys.stderr)
         terminal.addFilter(_matters)
         _install(terminal, common, _line)
-    logging.getLogger().setLevel(level)
+    logging.getLogger().setLevel(logging.INFO)
     logging.captureWarnings(True)
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=False,
     )
     return path
 
 
-def get(**bound: Any) -> Any:
+def get(**bound: str | int) -> FilteringBoundLogger:
     """Returns a logger that adds `bound` to each of its lines, before and after `configure`."""
-    return structlog.get_logger("sparring", **bound)
+    logger: FilteringBoundLogger = structlog.get_logger("sparring", **bound)
+    return logger
 
 
 def close() -> None:
@@ -119,7 +120,7 @@ def _is_secret(name: object) -> bool:
     return text in _SECRETS or text.endswith(tuple(f"_{secret}" for secret in _SECRETS))
 
 
-def _cleaned(value: Any, deep: int) -> Any:
+def _cleaned(value: Json, deep: int) -> Json:
     """Returns `value` without secrets, and with NaN and infinity, which JSON cannot represent, as text."""
     if isinstance(value, dict) and deep:
         return {name: MASK if _is_secret(name) else _cleaned(inner, deep - 1) for name, inner in value.items()}
@@ -128,7 +129,7 @@ def _cleaned(value: Any, deep: int) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[structlog.typing.Processor]:
+def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[Processor]:
     """Returns the processors of every event, the standard library's included, before it is rendered."""
 
     def identify(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -145,9 +146,7 @@ def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[
     ]
 
 
-def _install(
-    handler: logging.Handler, common: list[structlog.typing.Processor], renderer: structlog.typing.Processor
-) -> None:
+def _install(handler: logging.Handler, common: list[Processor], renderer: Processor) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
@@ -174,7 +173,7 @@ def _line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 _PLACED: Final = {"timestamp", "level", "service", "event", "run_id", "logger", "notice", "exception"}
 
 
-def _readable(value: Any) -> Any:
+def _readable(value: Json) -> Json:
     """Converts values that JSON cannot represent: numpy scalars to numbers, others such as paths to text."""
     item = getattr(value, "item", None)
     return item() if callable(item) and getattr(value, "ndim", None) == 0 else str(value)

@@ -15,13 +15,13 @@ import math
 import os
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from sparring.pipeline.messages.metrics import Histogram, Metrics, Wait
 
@@ -94,12 +94,9 @@ class Registry:
         Raises:
             ValueError: the bounds do not rise, or the name is taken with other bounds.
         """
-        known = self._histograms.get(name)
-        if known is not None:
-            if known.bounds != tuple(bounds):
-                raise ValueError(f"histogram {name!r} has {len(known.bounds)} other bounds; use another name")
-            return
-        self._histograms[name] = _Buckets(bounds)
+        known = self._histograms.setdefault(name, _Buckets(bounds))
+        if known.bounds != tuple(bounds):
+            raise ValueError(f"histogram {name!r} has {len(known.bounds)} other bounds; use another name")
 
     def observe(self, name: str, value: float) -> None:
         """Counts one value in histogram `name`, which must be registered."""
@@ -110,9 +107,7 @@ class Registry:
 
     def observe_many(self, name: str, values: ArrayLike) -> None:
         """Counts all values of an array of any shape in histogram `name`, which must be registered."""
-        finite = self._finite(values)
-        if finite.size:
-            self._histograms[name].observe_many(finite)
+        self._histograms[name].observe_many(self._summable(values))
 
     def observe_mean(self, name: str, value: float, count: int = 1, behavior: str = "") -> None:
         """Adds a mean to the counters `name.sum` and `name.count`.
@@ -132,7 +127,7 @@ class Registry:
 
     def observe_moments(self, name: str, values: ArrayLike, behavior: str = "") -> None:
         """Adds all values of an array to `name.sum`, `name.sumsq` and `name.count`, for mean and spread."""
-        finite = self._finite(values)
+        finite = self._summable(values)
         self._counters[scoped(f"{name}.sum", behavior)] += float(finite.sum())
         self._counters[scoped(f"{name}.sumsq", behavior)] += float(np.square(finite).sum())
         self._counters[scoped(f"{name}.count", behavior)] += finite.size
@@ -169,14 +164,14 @@ class Registry:
             start=self._start,
             sequence=self._sequence,
             time_s=time_s,
-            counters={name: float(value) for name, value in dict(self._counters).items() if math.isfinite(value)},
-            gauges={name: float(value) for name, value in dict(self._gauges).items() if math.isfinite(value)},
+            counters=_finite(self._counters),
+            gauges=_finite(self._gauges),
             histograms={name: buckets.snapshot() for name, buckets in dict(self._histograms).items()},
             waiting_for=waiting_for,
             waits=waits,
         )
 
-    def _finite(self, values: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def _summable(self, values: ArrayLike) -> NDArray[np.float64]:
         array = np.asarray(values, np.float64).ravel()
         finite = np.abs(array) < LARGEST  # False for NaN
         if finite.all():
@@ -202,13 +197,26 @@ class _Buckets:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def observe_many(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    def observe_many(self, values: NDArray[np.float64]) -> None:
         added = np.bincount(np.searchsorted(self.edges, values), minlength=len(self.counts))
         self.counts = [old + new for old, new in zip(self.counts, added.tolist(), strict=True)]
         self.total += float(values.sum())
 
     def snapshot(self) -> Histogram:
         return Histogram(bounds=self.bounds, counts=tuple(self.counts), total=float(self.total))
+
+
+def _finite(values: dict[str, float]) -> dict[str, float]:
+    """Returns the finite ones of numbers that another thread may be changing."""
+    return {name: float(value) for name, value in values.copy().items() if math.isfinite(value)}
+
+
+def resident_bytes() -> int:
+    """Returns the physical memory of this process in bytes, 0 if the system does not report it."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 # ---------------------------------------------------------------- reading histograms
@@ -219,22 +227,20 @@ def count(histogram: Histogram) -> int:
     return sum(histogram.counts)
 
 
-def mean(histogram: Histogram) -> float:
-    """Returns the exact mean of the values, NaN if there are none."""
+def mean(histogram: Histogram) -> float | None:
+    """Returns the exact mean of the values, None if there are none."""
     values = count(histogram)
-    return histogram.total / values if values else math.nan
+    return histogram.total / values if values else None
 
 
-def highest(histogram: Histogram) -> float:
-    """Returns the upper bound of the highest bucket in use, the last bound + 1 above all bounds, NaN for no values."""
-    used = [index for index, number in enumerate(histogram.counts) if number]
-    if not used:
-        return math.nan
-    return histogram.bounds[used[-1]] if used[-1] < len(histogram.bounds) else histogram.bounds[-1] + 1
+def highest(histogram: Histogram) -> float | None:
+    """Returns the upper bound of the highest bucket in use, the last bound + 1 above all bounds, None for no values."""
+    bounds = (*histogram.bounds, histogram.bounds[-1] + 1)
+    return max((bound for bound, number in zip(bounds, histogram.counts, strict=True) if number), default=None)
 
 
-def quantile(histogram: Histogram, q: float) -> float:
-    """Estimates the value that a fraction `q` of all values does not exceed; returns NaN if there are none.
+def quantile(histogram: Histogram, q: float) -> float | None:
+    """Estimates the value that a fraction `q` of all values does not exceed; returns None if there are none.
 
     Its bucket is known exactly; values within a bucket are assumed to be spread evenly. The first bucket
     is assumed to start at 0, or at its bound if that is not positive. Above the last bound, that bound is
@@ -246,7 +252,7 @@ def quantile(histogram: Histogram, q: float) -> float:
     """
     values = count(histogram)
     if not values:
-        return math.nan
+        return None
     target = q * values
     rank = max(1, math.ceil(target - 1e-9))
     reached = list(accumulate(histogram.counts))
@@ -272,26 +278,3 @@ def since(now: Histogram, before: Histogram | None) -> Histogram:
         return now
     counts = tuple(max(0, a - b) for a, b in zip(now.counts, before.counts, strict=True))
     return Histogram(bounds=now.bounds, counts=counts, total=now.total - before.total)
-
-
-def mean_of(counters: Mapping[str, float], name: str) -> float | None:
-    """Returns the mean of the values in `name.sum` and `name.count`, None if there are none."""
-    number = counters.get(f"{name}.count", 0.0)
-    return counters.get(f"{name}.sum", 0.0) / number if number > 0 else None
-
-
-def deviation_of(counters: Mapping[str, float], name: str) -> float | None:
-    """Returns the standard deviation (over n) of the values in `name.sum`, `.sumsq` and `.count`, None for none."""
-    average = mean_of(counters, name)
-    squares = counters.get(f"{name}.sumsq")
-    if average is None or squares is None:
-        return None
-    return math.sqrt(max(0.0, squares / counters[f"{name}.count"] - average**2))
-
-
-def resident_bytes() -> int:
-    """Returns the physical memory of this process in bytes, 0 if the system does not report it."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0

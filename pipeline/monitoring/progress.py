@@ -10,7 +10,7 @@ Products and activities are named like numbers: `segments/Walk` are the segments
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 from sparring.pipeline.messages.metrics import Wait
@@ -32,15 +32,6 @@ PASSED: Final = "passed."
 IDLE: Final = "idle_s."
 
 
-@dataclass(slots=True)
-class _WaitStart:
-    what: str
-    sources: tuple[str, ...]
-    since: float
-    text: str
-    who: str
-
-
 class ProgressTracker:
     """Tracks the watermarks and waits of one incarnation of a service.
 
@@ -53,7 +44,7 @@ class ProgressTracker:
         self._registry = registry
         self._clock = clock
         self._passed: dict[str, tuple[float, float]] = {}  # by product, the count and when it last rose
-        self._waits: dict[str, _WaitStart] = {}
+        self._waits: dict[str, tuple[Wait, str, float]] = {}  # by activity, the text for readers and the beginning
 
     def passed(self, product: str, count: float) -> None:
         """Adds `count` to what has been passed on of a product."""
@@ -75,11 +66,12 @@ class ProgressTracker:
             text: description for readers, instead of `what`.
             who: the one of the sources that is missing, for readers.
         """
-        known = self._waits.get(activity)
-        if known is not None and known.what == what and known.sources == sources:
-            known.text, known.who = text, who
-        else:
-            self._waits[activity] = _WaitStart(what, sources, self._clock(), text, who)
+        since = self._clock()
+        if activity in self._waits:
+            known, _, begun = self._waits[activity]
+            since = begun if (known.what, known.sources) == (what, sources) else since
+        wait = Wait(activity=activity, what=what, sources=sources, who=who)
+        self._waits[activity] = wait, text or readable(what), since
 
     def works(self, activity: str = ALL) -> None:
         """Records that an activity continues."""
@@ -91,17 +83,13 @@ class ProgressTracker:
         for product, (count, risen_at) in self._passed.items():
             self._registry.reach(PASSED + product, count)
             self._registry.gauge(IDLE + product, now - risen_at)
-        return tuple(
-            Wait(activity=activity, what=one.what, sources=one.sources, seconds=now - one.since, who=one.who)
-            for activity, one in self._waits.items()
-        )
+        return tuple(replace(wait, seconds=now - since) for wait, _, since in self._waits.values())
 
     @property
     def waiting_for(self) -> str:
         """Returns what the service waits for, for readers; "" while it works."""
-        whole = self._waits.get(ALL)
-        waits = self._waits.values() if whole is None else (whole,)
-        return ", ".join(dict.fromkeys(one.text or readable(one.what) for one in waits))
+        waits = [self._waits[ALL]] if ALL in self._waits else self._waits.values()
+        return ", ".join(dict.fromkeys(text for _, text, _ in waits))
 
 
 def readable(name: str) -> str:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
-from sparring.pipeline.messages.metrics import Histogram
-from sparring.pipeline.monitoring.totals import Totals
+from sparring.pipeline.monitoring.metrics import count
+from sparring.pipeline.monitoring.overview import Numbers, Totals
 
 _NOT_ALLOWED = re.compile(r"[^a-zA-Z0-9_]+")
 
@@ -24,16 +24,13 @@ def text(run_id: str, services: Mapping[str, Totals], behaviors: Iterable[str], 
     families: dict[tuple[str, str], list[str]] = {}
     known = sorted(behaviors)
     for service, totals in sorted(services.items()):
-        labels = {"run": run_id, "service": service}
-        for name, value in totals.counters().items():
-            base, all_labels = _named(name, labels, known)
-            families.setdefault((f"{base}_total", "counter"), []).append(_sample(f"{base}_total", all_labels, value))
-        for name, value in totals.gauges().items():
-            base, all_labels = _named(name, labels, known)
-            families.setdefault((base, "gauge"), []).append(_sample(base, all_labels, value))
-        for name, histogram in totals.histograms().items():
-            base, all_labels = _named(name, labels, known)
-            families.setdefault((base, "histogram"), []).extend(_buckets(base, all_labels, histogram))
+        for kind, name, suffix, more, value in _samples(totals.numbers):
+            behavior = next((one for one in known if name.endswith(f"/{one}")), "")
+            labels = {"run": run_id, "service": service} | ({"behavior": behavior} if behavior else {})
+            base = _NOT_ALLOWED.sub("_", name.removesuffix(f"/{behavior}")).strip("_").lower()
+            family = f"sparring_{base}_total" if kind == "counter" else f"sparring_{base}"
+            sample = _sample(f"sparring_{base}{suffix}", labels | more, value)
+            families.setdefault((family, kind), []).append(sample)
     for root in stalled:
         stall = _sample("sparring_stalled", {"run": run_id, "root": root}, 1.0)
         families.setdefault(("sparring_stalled", "gauge"), []).append(stall)
@@ -41,26 +38,23 @@ def text(run_id: str, services: Mapping[str, Totals], behaviors: Iterable[str], 
     return "\n".join(lines) + "\n"
 
 
-def _named(name: str, labels: Mapping[str, str], behaviors: Iterable[str]) -> tuple[str, dict[str, str]]:
-    behavior = next((one for one in behaviors if name.endswith(f"/{one}")), None)
-    base = name if behavior is None else name.removesuffix(f"/{behavior}")
-    more = {} if behavior is None else {"behavior": behavior}
-    return "sparring_" + _NOT_ALLOWED.sub("_", base).strip("_").lower(), {**labels, **more}
+def _samples(numbers: Numbers) -> Iterator[tuple[str, str, str, dict[str, str], float]]:
+    """Yields kind, name, suffix, further labels and value of each sample of a service."""
+    for name, value in numbers.counters.items():
+        yield "counter", name, "_total", {}, value
+    for name, value in numbers.gauges.items():
+        yield "gauge", name, "", {}, value
+    for name, histogram in numbers.histograms.items():
+        bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
+        for bound, reached in zip(bounds, accumulate(histogram.counts), strict=True):
+            yield "histogram", name, "_bucket", {"le": bound}, reached
+        yield "histogram", name, "_sum", {}, histogram.total
+        yield "histogram", name, "_count", {}, count(histogram)
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    escaped = {
+        label: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for label, text in labels.items()
+    }
+    inside = ",".join(f'{label}="{text}"' for label, text in escaped.items())
     return f"{name}{{{inside}}} {value!r}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _buckets(name: str, labels: Mapping[str, str], histogram: Histogram) -> Iterator[str]:
-    reached = list(accumulate(histogram.counts))
-    bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
-    for bound, number in zip(bounds, reached, strict=True):
-        yield _sample(f"{name}_bucket", {**labels, "le": bound}, number)
-    yield _sample(f"{name}_sum", labels, histogram.total)
-    yield _sample(f"{name}_count", labels, reached[-1])

@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from sparring.pipeline.files import append
+
 _BLOCK: Final = 512
 """Bytes of a block that `st_blocks` counts."""
 
@@ -29,30 +31,17 @@ class RotatingFile:
         self._most_bytes = most_bytes
         self._kept = kept
 
-    def append(self, line: str) -> None:
-        """Appends a line, which ends with a newline.
+    def append(self, line: bytes) -> None:
+        """Appends a line and a newline.
 
         Raises:
             OSError: the line cannot be written.
         """
-        data = line.encode()
-        self.rotate_if_full(len(data))
-        with self.path.open("ab") as file:
-            file.write(data)
-
-    def rotate_if_full(self, more: int) -> None:
-        """Rotates the file if `more` bytes would make it too large.
-
-        Raises:
-            OSError: the file cannot be moved.
-        """
         size = self.path.stat().st_size if self.path.exists() else 0
-        if size and size + more > self._most_bytes:
+        if size and size + len(line) + 1 > self._most_bytes:
             _shift(self.path, self._kept)
-            if self._kept:
-                self.path.replace(_rotated(self.path, 1))
-            else:
-                self.path.unlink()
+            self.path.replace(_rotated(self.path, 1))
+        append(self.path, line + b"\n")
 
     def parts(self) -> list[Path]:
         """Returns the existing rotated files and the file itself, the oldest first."""
@@ -87,23 +76,15 @@ def trim(path: Path, kept: int) -> int:
     """
     new = path.with_name(f"{path.name}.new")
     with path.open("rb+") as file:
-        _skip_hole(file.fileno())
-        if kept:
-            with new.open("wb") as copy:
-                shutil.copyfileobj(file, copy)
-        copied = file.tell()
-        lost = os.fstat(file.fileno()).st_size - copied if kept else 0
+        if hasattr(os, "SEEK_DATA"):  # a process that does not append keeps its position: an earlier `trim` left a hole
+            os.lseek(file.fileno(), 0, os.SEEK_DATA)
+        with new.open("wb") as copy:
+            shutil.copyfileobj(file, copy)
+        lost = os.fstat(file.fileno()).st_size - file.tell()
         file.truncate(0)
     _shift(path, kept)
-    if kept:
-        new.replace(_rotated(path, 1))
+    new.replace(_rotated(path, 1))
     return lost
-
-
-def _skip_hole(descriptor: int) -> None:
-    """Skips the hole that an earlier `trim` leaves if the other process does not append but keeps its position."""
-    if hasattr(os, "SEEK_DATA"):
-        os.lseek(descriptor, 0, os.SEEK_DATA)
 
 
 def _rotated(path: Path, number: int) -> Path:

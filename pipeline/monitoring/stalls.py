@@ -94,14 +94,6 @@ class _Stage:
         return max((self.moved[name] for name in wanted), default=self.started_at)
 
 
-@dataclass(frozen=True, slots=True)
-class _StallEnd:
-    kind: Kind
-    root: str
-    moved: float
-    chain: tuple[str, ...]
-
-
 class Stalls:
     """Finds the stalls of a run.
 
@@ -138,61 +130,54 @@ class Stalls:
                 stage.moved = {name: min(now, moved + gap) for name, moved in stage.moved.items()}
         found: dict[str, Stall] = {}
         for sink in self.sinks:
-            ends = list(self._ends(sink, ALL, "", ()))
-            if not ends or any(now - end.moved <= self._timeout_s for end in ends):
-                continue
-            end = min(ends, key=lambda end: _WORST.index(end.kind))
-            found.setdefault(end.root, Stall(root=end.root, kind=end.kind, seconds=now - end.moved, chain=end.chain))
+            ends = list(self._ends(now, sink, ALL, "", ()))
+            if ends and all(end.seconds > self._timeout_s for end in ends):
+                end = min(ends, key=lambda end: _WORST.index(end.kind))
+                found.setdefault(end.root, end)
         return list(found.values())
 
     # ---------------------------------------------------------------- inside
 
-    def _ends(self, service: str, what: str, behavior: str, links: tuple[_Link, ...]) -> Iterator[_StallEnd]:
+    def _ends(self, now: float, service: str, what: str, behavior: str, links: tuple[_Link, ...]) -> Iterator[Stall]:
         """Yields the ends of the chains that begin with `links` and continue with the waits of `service` for `what`.
 
-        A behavior that a wait names applies to the rest of the chain.
+        Each end is a stall if it lasts. A behavior that a wait names applies to the rest of the chain.
         """
         stage = self._stages.get(service)
         if stage is None:
             return  # it has not published yet; the supervisor watches for that
         wait = stage.wait_of(what, behavior)
+        chain = tuple(map(_sentence, links))
         if wait is None:
-            chain = (*map(_sentence, links), _stuck(service, stage.queued))
-            yield _StallEnd("stuck", service, stage.last_moved(), chain)
+            seconds = now - stage.last_moved()
+            yield Stall(root=service, kind="stuck", seconds=seconds, chain=(*chain, _stuck(service, stage.queued)))
             return
-        ring = [
-            place for place, (name, before) in enumerate(links) if (name, before.activity) == (service, wait.activity)
-        ]
-        if ring:
-            yield self._ring(links, ring[0])
+        before = [(name, one.activity) for name, one in links]
+        if (service, wait.activity) in before:
+            names = list(dict.fromkeys(name for name, _ in before[before.index((service, wait.activity)) :]))
+            seconds = now - max(self._stages[name].last_moved() for name in names)
+            yield Stall(root=", ".join(names), kind="ring", seconds=seconds, chain=(*chain, "which closes the ring"))
             return
-        links = (*links, (service, wait))
+        link = service, wait
         if wait.sources in ((SIMULATORS,), (DISK,)):
-            moved = stage.last_moved((wait.activity, what))
-            yield _StallEnd("outside", wait.sources[0], moved, tuple(map(_sentence, links)))
+            seconds = now - stage.last_moved((wait.activity, what))
+            yield Stall(root=wait.sources[0], kind="outside", seconds=seconds, chain=(*chain, _sentence(link)))
             return
         for source in wait.sources:
             named = wait.what.partition("/")[2] or behavior
-            yield from self._ends(source, wait.what.removeprefix(CREDIT), named, links)
-
-    def _ring(self, links: tuple[_Link, ...], first: int) -> _StallEnd:
-        names = list(dict.fromkeys(name for name, _ in links[first:]))
-        moved = max(self._stages[name].last_moved() for name in names)
-        return _StallEnd("ring", ", ".join(names), moved, (*map(_sentence, links), "which closes the ring"))
+            yield from self._ends(now, source, wait.what.removeprefix(CREDIT), named, (*links, link))
 
 
-class StallBudget:
-    """Limits the number of stalls, and decides when each is reported.
+class StallHistory:
+    """Counts the stalls of a period, and decides when each is reported.
 
     Args:
         again_s: seconds after which a lasting stall is reported again, and counts again.
-        budget: most stalls within `period_s` seconds.
         period_s: length of the period in seconds.
     """
 
-    def __init__(self, again_s: float, budget: int, period_s: float) -> None:
+    def __init__(self, again_s: float, period_s: float) -> None:
         self._again_s = again_s
-        self._budget = budget
         self._period_s = period_s
         self._reported: dict[str, float] = {}  # time of the last report by root
         self._counted: deque[float] = deque()
@@ -216,11 +201,6 @@ class StallBudget:
         while now - self._counted[0] > self._period_s:
             self._counted.popleft()
         return len(self._counted)
-
-    @property
-    def exhausted(self) -> bool:
-        """Returns whether more stalls were counted than the budget allows."""
-        return len(self._counted) > self._budget
 
 
 def _demand(wait: Wait | None) -> tuple[str, tuple[str, ...]] | None:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
 
+from sparring.pipeline.files import Json
 from sparring.pipeline.messages.metrics import Histogram
 from sparring.pipeline.monitoring.intervals import Interval, lessons
-from sparring.pipeline.monitoring.metrics import count, highest, mean, quantile, since
+from sparring.pipeline.monitoring.metrics import count, highest, mean, quantile
+from sparring.pipeline.monitoring.overview import Numbers, Totals
 from sparring.pipeline.monitoring.progress import IDLE, PASSED
 from sparring.pipeline.monitoring.summary import BehaviorSummary
-from sparring.pipeline.monitoring.totals import Totals
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _WindowStart:
-    time_s: float
-    counters: Mapping[str, float]
-    histograms: Mapping[str, Histogram]
 
 
 class CounterWindows:
     """Reports the changes of every service's numbers since its last report."""
 
     def __init__(self) -> None:
-        self._starts: dict[str, _WindowStart] = {}
+        self._starts: dict[str, tuple[float, Numbers]] = {}
 
-    def report(self, service: str, totals: Totals, time_s: float) -> dict[str, Any]:
+    def report(self, service: str, totals: Totals, time_s: float) -> dict[str, Json]:
         """Returns the line of a service for `services.jsonl`, and begins its next window.
 
         Args:
@@ -36,81 +27,84 @@ class CounterWindows:
             totals: numbers of the service.
             time_s: seconds since the epoch.
         """
-        start = self._starts.get(service, _WindowStart(time_s=time_s, counters={}, histograms={}))
-        counters, histograms = totals.counters(), totals.histograms()
-        self._starts[service] = _WindowStart(time_s=time_s, counters=counters, histograms=histograms)
-        changed = {name: value - start.counters.get(name, 0.0) for name, value in counters.items()}
+        begun_s, before = self._starts.get(service, (time_s, Numbers()))
+        now = totals.numbers
+        self._starts[service] = time_s, now
+        changed = now.since(before)
         return {
             "type": "service",
             "service": service,
             "time_s": time_s,
-            "seconds": max(0.0, time_s - start.time_s),
+            "seconds": max(0.0, time_s - begun_s),
             "waiting_for": totals.latest.waiting_for if totals.latest else "",
             "starts": totals.starts,
-            "counters": {name: value for name, value in changed.items() if value and not name.startswith("queue.")},
-            "gauges": {name: value for name, value in totals.gauges().items() if not name.startswith("queue.")},
-            "queues": queues(changed, totals.gauges()),
-            "histograms": {
-                name: spread(since(value, start.histograms.get(name))) for name, value in histograms.items()
+            "counters": {
+                name: value for name, value in changed.counters.items() if value and not name.startswith("queue.")
             },
+            "gauges": {name: value for name, value in changed.gauges.items() if not name.startswith("queue.")},
+            "queues": queues(changed),
+            "histograms": spreads(changed),
         }
 
 
-def queues(counters: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, dict[str, float]]:
+def queues(numbers: Numbers) -> dict[str, dict[str, float]]:
     """Returns the queue ends of a service: messages, steps, capacity, waits and waited_s by queue name."""
     found: dict[str, dict[str, float]] = {}
-    for name, value in [*gauges.items(), *counters.items()]:
+    for name, value in (numbers.gauges | numbers.counters).items():
         if name.startswith("queue."):
             queue, _, field = name.removeprefix("queue.").rpartition(".")
             found.setdefault(queue, {})[field] = value
     return found
 
 
-def watermarks(counters: Mapping[str, float], gauges: Mapping[str, float]) -> dict[str, dict[str, float]]:
+def watermarks(numbers: Numbers) -> dict[str, dict[str, float]]:
     """Returns what a service has passed on, by product: `count`, and `idle_s`, the seconds since the last."""
-    counts = {name.removeprefix(PASSED): count for name, count in counters.items() if name.startswith(PASSED)}
-    return {name: {"count": count, "idle_s": gauges.get(IDLE + name, 0.0)} for name, count in counts.items()}
+    counts = {name.removeprefix(PASSED): count for name, count in numbers.counters.items() if name.startswith(PASSED)}
+    return {name: {"count": count, "idle_s": numbers.gauges.get(IDLE + name, 0.0)} for name, count in counts.items()}
 
 
-def spread(histogram: Histogram) -> dict[str, float | None]:
-    """Summarizes a histogram by count, mean, p50, p99 and max, which are None if it is empty."""
-    values = {
+def spreads(numbers: Numbers) -> dict[str, dict[str, float | None]]:
+    """Summarizes each histogram by count, mean, p50, p99 and max, which are None if it is empty."""
+    return {name: _spread(histogram) for name, histogram in numbers.histograms.items()}
+
+
+def _spread(histogram: Histogram) -> dict[str, float | None]:
+    return {
+        "count": count(histogram),
         "mean": mean(histogram),
         "p50": quantile(histogram, 0.5),
         "p99": quantile(histogram, 0.99),
         "max": highest(histogram),
     }
-    return {"count": count(histogram), **{k: v if math.isfinite(v) else None for k, v in values.items()}}
 
 
 def service_entry(
-    totals: Totals, last: Mapping[str, Any] | None, heartbeat_age_s: float, age_s: float
-) -> dict[str, Any]:
+    totals: Totals, last: Mapping[str, Json] | None, heartbeat_age_s: float, age_s: float
+) -> dict[str, Json]:
     """Returns the status of a service.
 
     Args:
         totals: numbers of the service.
         last: its last line for `services.jsonl`, with histograms of the recent past.
-        heartbeat_age_s: seconds since the service last answered.
-        age_s: seconds since its numbers arrived.
+        heartbeat_age_s: seconds since the service last answered, infinite if it never did.
+        age_s: seconds since its numbers arrived, likewise.
     """
-    latest, gauges = totals.latest, totals.gauges()
-    recent = last["histograms"] if last else {name: spread(one) for name, one in totals.histograms().items()}
+    latest, numbers = totals.latest, totals.numbers
     return {
         "start": latest.start if latest else "",
         "starts": totals.starts,
-        "heartbeat_age_s": heartbeat_age_s if math.isfinite(heartbeat_age_s) else None,
-        "age_s": age_s if math.isfinite(age_s) else None,
+        "heartbeat_age_s": heartbeat_age_s,
+        "age_s": age_s,
         "waiting_for": latest.waiting_for if latest else "",
-        "rss_bytes": int(gauges.get("rss_bytes", 0)),
-        "simulators": int(gauges["simulators"]) if "simulators" in gauges else None,
-        "queues": queues(totals.counters(), gauges),
-        "passed": watermarks(totals.counters(), gauges),
-        "histograms": recent,
+        "rss_bytes": int(numbers.gauges.get("rss_bytes", 0)),
+        "simulators": int(numbers.gauges["simulators"]) if "simulators" in numbers.gauges else None,
+        "queues": queues(numbers),
+        "passed": watermarks(numbers),
+        "histograms": last["histograms"] if last else spreads(numbers),
     }
 
 
-def behavior_entry(now: Interval, last: Interval | None, one: BehaviorSummary, steps_per_s: float) -> dict[str, Any]:
+def behavior_entry(now: Interval, last: Interval | None, one: BehaviorSummary, steps_per_s: float) -> dict[str, Json]:
     """Returns the status of a behavior.
 
     Args:
@@ -124,17 +118,14 @@ def behavior_entry(now: Interval, last: Interval | None, one: BehaviorSummary, s
         "step": now.step,
         "max_steps": now.max_steps,
         "steps_per_s": steps_per_s,
-        "reward": shown.reward,
-        "reward_deviation": shown.reward_deviation,
-        "episode_length": shown.episode_length,
-        "lag_mean": shown.lag_mean,
-        "lag_max": shown.lag_max,
-        "agents": int(now.gauges.get("agents", 0)),
+        **{name: getattr(shown, name) for name in _SHOWN},
         "open_episodes": now.open_episodes,
         "oldest": now.oldest,
-        "in_flight": int(now.gauges.get("in_flight", 0)),
-        "budget": int(now.gauges.get("budget", 0)),
-        "version": int(now.gauges.get("version", 0)),
+        **{name: int(now.gauges.get(name, 0)) for name in ("agents", "in_flight", "budget", "version")},
         "lessons": lessons(now),
-        "figures": asdict(one),
+        "figures": one,
     }
+
+
+_SHOWN = ("reward", "reward_deviation", "episode_length", "lag_mean", "lag_max")
+"""Statistics of an interval in the status of its behavior."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import anyio
+from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import DiskFull
 from sparring.pipeline.monitoring.metrics import Registry
@@ -34,16 +35,16 @@ class Writing:
     def __init__(
         self,
         registry: Registry,
-        log: Any,
+        log: FilteringBoundLogger,
         clock: Callable[[], float],
         limit_s: float,
-        progress: ProgressTracker | None = None,
+        progress: ProgressTracker,
     ) -> None:
         self._registry = registry
         self._log = log
         self._clock = clock
         self._limit_s = limit_s
-        self._progress = ProgressTracker(registry, clock) if progress is None else progress
+        self._progress = progress
         self._logged_at: float | None = None
 
     def failed(self, error: OSError, what: str) -> None:

@@ -4,9 +4,8 @@
 models validate, `explain` words their errors.
 """
 
-from sparring.pipeline.settings.behavior import BehaviorSettings
 from sparring.pipeline.settings.load import LoadedSettings, load, parse_settings, read
-from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.settings.model import BehaviorSettings, Settings
 from sparring.pipeline.settings.normal import Overrides
 from sparring.pipeline.settings.simulators import SimulatorSettings
 from sparring.pipeline.settings.support import no_device, not_here, started_by_hand, without_effect

@@ -1,23 +1,21 @@
-"""Finds contradictions in a configuration whose keys are valid one by one."""
+"""Finds contradictions in a configuration whose keys are valid one by one, and keys that it ignores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from sparring.pipeline.settings.hosts import problems
+from sparring.pipeline.learning.settings import IntrinsicSettings
+from sparring.pipeline.settings.hosts import MOVABLE
+from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.settings.parameters import Curriculum
 from sparring.pipeline.settings.problems import Path, did_you_mean
 from sparring.pipeline.specs import names_a_folder
 
-if TYPE_CHECKING:
-    from sparring.pipeline.settings.model import Settings
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Conflict:
-    """Describes one contradiction.
+    """Describes one contradiction, or one key without effect.
 
     Attributes:
         paths: keys involved; the message points to the first one that is written.
@@ -28,25 +26,10 @@ class Conflict:
     text: str
 
 
-class Conflicts(ValueError):
-    """Reports all contradictions of one configuration."""
-
-    def __init__(self, found: tuple[Conflict, ...]) -> None:
-        self.found = found
-        super().__init__("\n".join(conflict.text for conflict in found))
-
-
-def conflicts(settings: Settings) -> tuple[Conflict, ...]:
-    """Returns all contradictions in `settings`."""
-    rules = (_any_behavior, _names, _mode, _lockstep, _sequences, _lessons, _players, _hosts)
-    return tuple(conflict for rule in rules for conflict in rule(settings))
-
-
-def threaded(settings: Settings) -> dict[str, bool]:
-    """Returns `threaded` of each behavior that sets it; without behaviors, that of the defaults."""
-    default = settings.default_settings
-    own = settings.behaviors or ({} if default is None else {"default_settings": default})
-    return {name: b.threaded for name, b in own.items() if b.threaded is not None}
+def conflicts(settings: Settings) -> Iterator[Conflict]:
+    """Yields all contradictions in `settings`."""
+    for rule in (_any_behavior, _names, _mode, _sequences, _lessons, _players, _services, _hosts):
+        yield from rule(settings)
 
 
 def _any_behavior(settings: Settings) -> Iterator[Conflict]:
@@ -54,14 +37,14 @@ def _any_behavior(settings: Settings) -> Iterator[Conflict]:
         return
     if settings.default_settings is None:
         yield Conflict(
-            paths=(("behaviors",),),
-            text="got no behavior; expected at least one; write `behaviors: {NAME: {}}` with its name in the "
+            (("behaviors",),),
+            "got no behavior; expected at least one; write `behaviors: {NAME: {}}` with its name in the "
             "game, or `default_settings: {}`, which apply to any name",
         )
     elif settings.pipeline.hosts:
         yield Conflict(
-            paths=(("default_settings",), ("pipeline", "hosts")),
-            text="got default_settings without behaviors on several machines; expected the name of each behavior, "
+            (("default_settings",), ("pipeline", "hosts")),
+            "got default_settings without behaviors on several machines; expected the name of each behavior, "
             "because its learner needs a machine before the game names it; add `behaviors: {NAME: {}}`",
         )
 
@@ -70,37 +53,34 @@ def _names(settings: Settings) -> Iterator[Conflict]:
     for name in settings.behaviors:
         if not names_a_folder(name):
             yield Conflict(
-                paths=(("behaviors", name),),
-                text=f"got the behavior name {name!r}; expected a valid name of a folder, without #; "
+                (("behaviors", name),),
+                f"got the behavior name {name!r}; expected a valid name of a folder, without #; "
                 "write the name alone, without '?team=N': all teams share its settings",
             )
 
 
 def _mode(settings: Settings) -> Iterator[Conflict]:
-    chosen = threaded(settings)
-    paths = _threaded_paths(settings)
+    chosen, mode, processes = settings.threaded, settings.pipeline.mode, settings.pipeline.stepping_processes
+    paths: tuple[Path, ...] = tuple(
+        ("behaviors", name, "threaded") if settings.behaviors else (name, "threaded") for name in chosen
+    )
+    listed = ", ".join(f"{str(value).lower()} for {name}" for name, value in chosen.items())
     if len(set(chosen.values())) == 2:
         yield Conflict(
-            paths=paths,
-            text=f"got threaded {_listed(chosen)}; expected one value for all behaviors; "
+            paths,
+            f"got threaded {listed}; expected one value for all behaviors; "
             "leave threaded out and write pipeline.mode: overlap (true) or lockstep (false)",
         )
-        return
-    mode = settings.pipeline.mode
-    if mode is not None and (mode == "lockstep") in chosen.values():
+    elif mode is not None and (mode == "lockstep") in chosen.values():
         yield Conflict(
-            paths=(*paths, ("pipeline", "mode")),
-            text=f"got threaded {_listed(chosen)} with pipeline.mode {mode}; "
+            (*paths, ("pipeline", "mode")),
+            f"got threaded {listed} with pipeline.mode {mode}; "
             "expected true with overlap, false with lockstep; leave one of the two out",
         )
-
-
-def _lockstep(settings: Settings) -> Iterator[Conflict]:
-    processes = settings.pipeline.stepping_processes
     if settings.mode == "lockstep" and processes > 1:
         yield Conflict(
-            paths=(("pipeline", "stepping_processes"), ("pipeline", "mode"), *_threaded_paths(settings)),
-            text=f"got {processes} stepping processes in lockstep; expected 1, because the order of rows is fixed; "
+            (("pipeline", "stepping_processes"), ("pipeline", "mode"), *paths),
+            f"got {processes} stepping processes in lockstep; expected 1, because the order of rows is fixed; "
             "write stepping_processes: 1, or mode: overlap",
         )
 
@@ -110,36 +90,31 @@ def _sequences(settings: Settings) -> Iterator[Conflict]:
         memory, size = behavior.network_settings.memory, behavior.hyperparameters.batch_size
         if memory is not None and size < memory.sequence_length:
             place: Path = ("behaviors", name)
+            network: Path = (*place, "network_settings", "memory")
             yield Conflict(
-                paths=(
-                    (*place, "hyperparameters", "batch_size"),
-                    (*place, "network_settings", "memory", "sequence_length"),
-                    (*place, "network_settings", "memory"),
-                ),
-                text=f"got batch_size {size} with sequence_length {memory.sequence_length}; "
+                ((*place, "hyperparameters", "batch_size"), (*network, "sequence_length"), network),
+                f"got batch_size {size} with sequence_length {memory.sequence_length}; "
                 "expected a minibatch of at least one sequence; raise batch_size or lower sequence_length",
             )
 
 
 def _lessons(settings: Settings) -> Iterator[Conflict]:
     for parameter, value in settings.environment_parameters.items():
-        lessons = value.curriculum if isinstance(value, Curriculum) else ()
-        for number, lesson in enumerate(lessons):
+        for number, lesson in enumerate(value.curriculum if isinstance(value, Curriculum) else ()):
             criteria = lesson.completion_criteria
             if criteria is None:
                 continue
             place: Path = ("environment_parameters", parameter, "curriculum", number, "completion_criteria")
             behavior = settings.behaviors.get(criteria.behavior, settings.unnamed)
             if behavior is None:
-                yield Conflict(
-                    paths=((*place, "behavior"),),
-                    text=f"got behavior {criteria.behavior!r}; expected one of {', '.join(settings.behaviors)}; "
-                    + (did_you_mean(criteria.behavior, settings.behaviors) or "name a behavior of this file"),
-                )
+                remedy = did_you_mean(criteria.behavior, settings.behaviors) or "name a behavior of this file"
+                expected = ", ".join(settings.behaviors)
+                text = f"got behavior {criteria.behavior!r}; expected one of {expected}; {remedy}"
+                yield Conflict(((*place, "behavior"),), text)
             elif criteria.measure == "rating" and behavior.self_play is None:
                 yield Conflict(
-                    paths=((*place, "measure"),),
-                    text=f"got measure rating of {criteria.behavior}, which has no self_play; expected a behavior that "
+                    ((*place, "measure"),),
+                    f"got measure rating of {criteria.behavior}, which has no self_play; expected a behavior that "
                     "is rated; measure reward or progress, or write self_play below it",
                 )
 
@@ -148,37 +123,68 @@ def _players(settings: Settings) -> Iterator[Conflict]:
     own = settings.env_settings
     if own.num_envs > 1 and own.env_path is None:
         yield Conflict(
-            paths=(("env_settings", "num_envs"),),
-            text=f"got num_envs {own.num_envs} without env_path; expected 1, because there is one editor only; name a "
+            (("env_settings", "num_envs"),),
+            f"got num_envs {own.num_envs} without env_path; expected 1, because there is one editor only; name a "
             "build (--env PATH), or write a count at an entry of simulators",
         )
 
 
+def _services(settings: Settings) -> Iterator[Conflict]:
+    """Finds services of the hosts that do not exist or are on two of them."""
+    stepping = (f"stepping-{index}" for index in range(settings.pipeline.stepping_processes))
+    words = [*MOVABLE, *stepping, *(f"learning-{name}" for name in settings.behaviors)]
+    seen: dict[str, str] = {}
+    for name, host in settings.pipeline.hosts.items():
+        paths: tuple[Path, ...] = (("pipeline", "hosts", name, "services"),)
+        for word in host.services:
+            if word in seen:
+                text = f"got {word!r} on {seen[word]} and on {name}; expected it on one host; remove it from the other"
+                yield Conflict(paths, text)
+            elif word not in words:
+                text = f"got the service {word!r}; expected one of {', '.join(words)}; correct it, or leave it out: "
+                yield Conflict(paths, text + "services that no host names run on the first")
+            seen.setdefault(word, name)
+
+
 def _hosts(settings: Settings) -> Iterator[Conflict]:
     own = settings.pipeline
-    services = [f"stepping-{index}" for index in range(own.stepping_processes)]
-    services += ["assembly", *(f"learning-{name}" for name in settings.behaviors)]
-    for name, text in problems(own.hosts, services):
-        yield Conflict(paths=(("pipeline", "hosts", name, "services"),), text=text)
     for number, simulator in enumerate(settings.simulators):
         if simulator.host is not None and simulator.host not in own.hosts:
-            yield Conflict(
-                paths=(("simulators", number, "host"),),
-                text=f"got the host {simulator.host!r}; expected one of {', '.join(own.hosts) or 'none'}; "
-                + (did_you_mean(simulator.host, own.hosts) or "describe it in pipeline.hosts, or leave it out"),
-            )
+            remedy = did_you_mean(simulator.host, own.hosts) or "describe it in pipeline.hosts, or leave it out"
+            text = f"got the host {simulator.host!r}; expected one of {', '.join(own.hosts) or 'none'}; {remedy}"
+            yield Conflict((("simulators", number, "host"),), text)
     if own.hosts and (own.transport == "ipc" or own.address.startswith("unix:")):
         yield Conflict(
-            paths=(("pipeline", "transport"), ("pipeline", "address"), ("pipeline", "hosts")),
-            text="got Unix sockets with pipeline.hosts; expected TCP, which other machines can reach; "
+            (("pipeline", "transport"), ("pipeline", "address"), ("pipeline", "hosts")),
+            "got Unix sockets with pipeline.hosts; expected TCP, which other machines can reach; "
             "leave transport out, and write an address as tcp://0.0.0.0:5005, of which the port counts",
         )
 
 
-def _threaded_paths(settings: Settings) -> tuple[Path, ...]:
-    named = (("behaviors", name) if settings.behaviors else (name,) for name in threaded(settings))
-    return tuple((*path, "threaded") for path in named)
-
-
-def _listed(values: Mapping[str, bool]) -> str:
-    return ", ".join(f"{str(value).lower()} for {name}" for name, value in values.items())
+def ignored(settings: Settings) -> Iterator[Conflict]:
+    """Yields the keys that a run ignores; ML-Agents warns of the last two."""
+    behaviors = {("behaviors", name): one for name, one in settings.behaviors.items()}
+    unnamed = {} if settings.unnamed is None else {("default_settings",): settings.unnamed}
+    for place, behavior in (behaviors | unnamed).items():
+        own, most = behavior.self_play, behavior.max_steps
+        if own is not None and own.team_change > most:
+            yield Conflict(
+                ((*place, "self_play", "team_change"), (*place, "self_play", "save_steps"), (*place, "max_steps")),
+                f"got team_change {own.team_change} with max_steps {most}; expected at most max_steps, because the "
+                "learning team does not change before; lower team_change (not written, it is 5 x save_steps)",
+            )
+        for name, signal in behavior.reward_signals.named().items():
+            if isinstance(signal, IntrinsicSettings) and signal.network_settings.memory is not None:
+                yield Conflict(
+                    ((*place, "reward_signals", name, "network_settings", "memory"),),
+                    f"got a memory for the network of {name}; expected none, because it is ignored: a reward signal "
+                    "judges each step by itself; remove memory",
+                )
+    for parameter, value in settings.environment_parameters.items():
+        lessons = value.curriculum if isinstance(value, Curriculum) else ()
+        if lessons and lessons[-1].completion_criteria is not None:
+            yield Conflict(
+                (("environment_parameters", parameter, "curriculum", len(lessons) - 1, "completion_criteria"),),
+                f"got completion_criteria for the last lesson {lessons[-1].name!r}; expected none, because they "
+                "are ignored: no lesson follows; remove them, or add a lesson",
+            )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
+from sparring.pipeline.files import Json
 from sparring.pipeline.settings.problems import Path, Place, Problem, refuse
 
 MOST_BYTES: Final = 2**20
@@ -29,7 +30,7 @@ class Entry:
         text: its form in a message.
     """
 
-    value: Any
+    value: Json
     place: Place
     text: str
 
@@ -50,10 +51,21 @@ class Entry:
         return self.items[key] if key < len(self.items) else None
 
 
+def implied(value: Json | Entry, place: Place) -> Entry:
+    """Returns a value that follows from something else in the document, as an entry at the place of that."""
+    if isinstance(value, Entry):
+        return value
+    if isinstance(value, dict):
+        return Entry(value={key: implied(inner, place) for key, inner in value.items()}, place=place, text="a mapping")
+    if isinstance(value, list):
+        return Entry(value=[implied(inner, place) for inner in value], place=place, text="a list")
+    return Entry(value=value, place=place, text=repr(value))
+
+
 class _Loader(yaml.SafeLoader):
     """Loads YAML with the plain scalars that people expect: 5e5 is a number, 010 is ten, 1:30 is text."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - a class attribute of the base class
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - a class attribute of the base class
 
 
 for _name, _pattern, _first in (
@@ -170,16 +182,12 @@ class _Builder:
 
 
 def _kind(node: yaml.Node) -> str:
-    return (
-        "a list"
-        if isinstance(node, yaml.SequenceNode)
-        else "a mapping"
-        if isinstance(node, yaml.MappingNode)
-        else "a scalar"
-    )
+    if isinstance(node, yaml.CollectionNode):
+        return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+    return "a scalar"
 
 
-def _read(kind: str, text: str) -> Any:
+def _read(kind: str, text: str) -> str | bool | int | float | None:
     if kind == "str":
         return text
     if kind == "null":

@@ -7,11 +7,13 @@ import re
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
-class _EnvironmentModel(BaseModel):
+class SettingsModel(BaseModel):
+    """Refuses unknown keys, values of another type, and numbers that are not finite."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class EnvironmentSettings(_EnvironmentModel):
+class EnvironmentSettings(SettingsModel):
     """Configures Unity players; `seed` is the seed of the run.
 
     Attributes:
@@ -39,7 +41,7 @@ class EnvironmentSettings(_EnvironmentModel):
     restarts_rate_limit_period_s: int = Field(default=60, ge=1)
 
 
-class EngineSettings(_EnvironmentModel):
+class EngineSettings(SettingsModel):
     """Configures how Unity players render and how fast their time runs.
 
     Attributes:
@@ -63,7 +65,7 @@ class EngineSettings(_EnvironmentModel):
     no_graphics_monitor: bool = False
 
 
-class CheckpointSettings(_EnvironmentModel):
+class CheckpointSettings(SettingsModel):
     """Configures the folder of a run and its initial weights.
 
     Attributes:
@@ -106,7 +108,7 @@ class CheckpointSettings(_EnvironmentModel):
         return self
 
 
-class TorchSettings(_EnvironmentModel):
+class TorchSettings(SettingsModel):
     """Configures torch.
 
     Attributes:

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from sparring.pipeline.settings.conflicts import Conflict, Conflicts
-from sparring.pipeline.settings.document import Entry
+from sparring.pipeline.files import Json
+from sparring.pipeline.settings.conflicts import Conflict, conflicts
+from sparring.pipeline.settings.document import Entry, implied
 from sparring.pipeline.settings.known import known_keys, sections_of
 from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.settings.problems import Path, Problem, did_you_mean
@@ -63,11 +64,13 @@ def validate(root: Entry) -> tuple[Settings | None, list[Problem]]:
         try:
             settings = Settings.model_validate(_without(root, frozenset(removed)))
         except ValidationError as error:
-            found = list(_findings(root, error))
+            findings = list(_findings(root, error))
         else:
+            found = [one for one in conflicts(settings) if not _follows(one.paths, removed)]
+            problems += [located(root, conflict) for conflict in found]
             return (None if problems else settings), problems
-        problems += [finding.problem for finding in found if not finding.follows_from(removed)]
-        blamed = [path for finding in found if (path := _key_of(finding.blame)) and path not in removed]
+        problems += [finding.problem for finding in findings if not _follows(finding.involves, removed)]
+        blamed = [path for finding in findings if (path := _key_of(finding.blame)) and path not in removed]
         if not blamed:
             return None, problems
         removed += blamed
@@ -75,8 +78,7 @@ def validate(root: Entry) -> tuple[Settings | None, list[Problem]]:
 
 def validate_defaults(defaults: Entry) -> list[Problem]:
     """Returns the problems of `default_settings` alone, even if every behavior overrides or completes them."""
-    behaviors = Entry(value={"default_settings": defaults}, place=defaults.place, text="a mapping")
-    return validate(Entry(value={"behaviors": behaviors}, place=defaults.place, text="a mapping"))[1]
+    return validate(implied({"behaviors": {"default_settings": defaults}}, defaults.place))[1]
 
 
 def located(root: Entry, conflict: Conflict) -> Problem:
@@ -99,13 +101,12 @@ class _Finding:
     blame: Path
     involves: tuple[Path, ...]
 
-    def follows_from(self, removed: list[Path]) -> bool:
-        """Returns whether the error is a consequence of removed entries."""
-        return any(
-            path[: len(section)] == section or section[: len(path)] == path
-            for path in removed
-            for section in self.involves
-        )
+
+def _follows(involved: tuple[Path, ...], removed: list[Path]) -> bool:
+    """Returns whether a problem is a consequence of removed entries."""
+    return any(
+        path[: len(section)] == section or section[: len(path)] == path for path in removed for section in involved
+    )
 
 
 def _findings(root: Entry, error: ValidationError) -> Iterator[_Finding]:
@@ -121,7 +122,7 @@ def _explained(root: Entry, detail: ErrorDetails) -> Iterator[_Finding]:
     missing = kind == "missing" and isinstance(last[0], str)
     entry, path = _descend(root, detail["loc"][:-1] if missing else detail["loc"])
     if kind == "value_error":
-        yield from _refused(root, entry, path, detail["ctx"]["error"])
+        yield _refused(entry, path, str(detail["ctx"]["error"]))
     elif missing:
         place = replace(entry.place, path=(*entry.place.path, *last))
         text = f"got nothing; expected {last[0]}, which has no default; {_ADD.get(str(last[0]), 'write it')}"
@@ -129,7 +130,7 @@ def _explained(root: Entry, detail: ErrorDetails) -> Iterator[_Finding]:
         yield _Finding(problem=problem, blame=path, involves=((*path, *last),))
     elif kind == "extra_forbidden":
         yield _Finding(problem=Problem(place=entry.place, text=_unknown_key(path)), blame=path, involves=(path,))
-    elif kind == "union_tag_not_found" and (unknown := _unknown_keys(entry, path)):
+    elif kind == "union_tag_not_found" and (unknown := sorted(entry.mapping.keys() - known_keys(path))):
         for key in unknown:
             problem = Problem(place=entry.mapping[key].place, text=_unknown_key((*path, key)))
             yield _Finding(problem=problem, blame=path, involves=(path,))
@@ -148,26 +149,15 @@ def _descend(root: Entry, loc: Path) -> tuple[Entry, Path]:
     return entry, path
 
 
-def _refused(root: Entry, entry: Entry, path: Path, error: Exception) -> Iterator[_Finding]:
-    """Yields the errors of a validator of a key, of a model or of the whole file."""
-    if isinstance(error, Conflicts):
-        for conflict in error.found:
-            yield _Finding(problem=located(root, conflict), blame=(), involves=conflict.paths)
-        return
-    text = str(error)
+def _refused(entry: Entry, path: Path, text: str) -> _Finding:
+    """Returns the error of a validator of a key or of a model."""
     keys = dict.fromkeys([*known_keys(path), *entry.mapping])
     mentioned = {key: found.start() for key in keys if (found := re.search(rf"\b{re.escape(key)}\b", text))}
     written = [entry.mapping[key].place for key in sorted(mentioned, key=mentioned.__getitem__) if key in entry.mapping]
     own = (place for place in written if place.path[:1] != ("default_settings",))
     place = next(own, written[0] if written else entry.place)
     involves = tuple((*path, key) for key in mentioned) if len(written) == len(mentioned) else (path,)
-    problem = Problem(place=place, text=text, alone=not entry.mapping)
-    yield _Finding(problem=problem, blame=path, involves=involves)
-
-
-def _unknown_keys(entry: Entry, path: Path) -> list[str]:
-    known = known_keys(path)
-    return [key for key in entry.mapping if key not in known]
+    return _Finding(problem=Problem(place=place, text=text, alone=not entry.mapping), blame=path, involves=involves)
 
 
 def _unknown_key(path: Path) -> str:
@@ -202,7 +192,7 @@ def _key_of(path: Path) -> Path:
     return path
 
 
-def _without(entry: Entry, removed: frozenset[Path], path: Path = ()) -> Any:
+def _without(entry: Entry, removed: frozenset[Path], path: Path = ()) -> Json:
     """Returns plain data without the removed keys."""
     if isinstance(entry.value, list):
         return tuple(_without(item, removed, (*path, i)) for i, item in enumerate(entry.items))

@@ -7,9 +7,9 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.settings.conflicts import ignored
 from sparring.pipeline.settings.document import MOST_BYTES, Entry, parse
 from sparring.pipeline.settings.explain import located, validate, validate_defaults
-from sparring.pipeline.settings.ignored import ignored
 from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.settings.normal import Overrides, normalise
 from sparring.pipeline.settings.problems import Problem, refuse

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import Field
 
-from sparring.pipeline.coordination.settings import Mode
-from sparring.pipeline.settings.behavior import BehaviorSettings
-from sparring.pipeline.settings.conflicts import Conflicts, conflicts, threaded
+from sparring.pipeline.coordination.settings import Mode, SelfPlaySettings
+from sparring.pipeline.files import Json
+from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.settings.environment import (
     CheckpointSettings,
     EngineSettings,
     EnvironmentSettings,
+    SettingsModel,
     TorchSettings,
 )
 from sparring.pipeline.settings.parameters import EnvironmentParameter
@@ -22,8 +22,22 @@ from sparring.pipeline.settings.pipeline import PipelineSettings
 from sparring.pipeline.settings.simulators import Option, SimulatorSettings
 
 
-class Settings(BaseModel):
+class BehaviorSettings(TrainerSettings):
+    """Configures one behavior name: its trainer, its pace and its opponents.
+
+    Attributes:
+        threaded: ML-Agents' name for the mode: true is overlap, false is lockstep, None is unset.
+        self_play: settings of ghosts; None trains every team at once.
+    """
+
+    threaded: bool | None = None
+    self_play: SelfPlaySettings | None = None
+
+
+class Settings(SettingsModel):
     """Holds a whole configuration file, with its `default_settings` merged into each behavior.
+
+    Its keys are valid one by one; `load` also refuses what contradicts itself (`conflicts`).
 
     Attributes:
         behaviors: settings by behavior name.
@@ -39,31 +53,30 @@ class Settings(BaseModel):
         pipeline: settings of the services.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
     behaviors: dict[str, BehaviorSettings]
     default_settings: BehaviorSettings | None = None
     env_settings: EnvironmentSettings = EnvironmentSettings()
     engine_settings: EngineSettings = EngineSettings()
-    environment_parameters: dict[str, EnvironmentParameter] = {}
+    environment_parameters: dict[str, EnvironmentParameter] = Field(default={})
     checkpoint_settings: CheckpointSettings = CheckpointSettings()
     torch_settings: TorchSettings = TorchSettings()
     debug: bool = False
     simulators: tuple[SimulatorSettings, ...] = ()
     pipeline: PipelineSettings = PipelineSettings()
 
-    @model_validator(mode="after")
-    def _fit_together(self) -> Settings:
-        if found := conflicts(self):
-            raise Conflicts(found)
-        return self
+    @property
+    def threaded(self) -> dict[str, bool]:
+        """Returns `threaded` of each behavior that sets it; without behaviors, that of the defaults."""
+        default = self.default_settings
+        own = self.behaviors or ({} if default is None else {"default_settings": default})
+        return {name: one.threaded for name, one in own.items() if one.threaded is not None}
 
     @property
     def mode(self) -> Mode:
         """Returns `pipeline.mode` if written, else the mode that `threaded` of the behaviors means, else `overlap`."""
         if self.pipeline.mode is not None:
             return self.pipeline.mode
-        return "lockstep" if False in threaded(self).values() else "overlap"
+        return "lockstep" if False in self.threaded.values() else "overlap"
 
     @property
     def overlap(self) -> int:
@@ -106,7 +119,7 @@ class Settings(BaseModel):
         )
 
     @property
-    def written(self) -> dict[str, Any]:
+    def written(self) -> dict[str, Json]:
         """Returns the keys written in the file and on the command line, as JSON data; the others have their defaults.
 
         Reading this data restores the settings exactly: `launched` and the restarts of Unity players depend on which
@@ -115,7 +128,7 @@ class Settings(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
     @property
-    def used(self) -> dict[str, Any]:
+    def used(self) -> dict[str, Json]:
         """Returns `written` with the complete settings of behaviors, in which defaults count as written."""
         return self.written | self.model_dump(mode="json", include={"behaviors", "default_settings"})
 

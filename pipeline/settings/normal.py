@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-from sparring.pipeline.settings.document import Entry
+from sparring.pipeline.files import Json
+from sparring.pipeline.settings.document import Entry, implied
 from sparring.pipeline.settings.problems import Place, Problem
 
 COMMAND_LINE: Final = "command line"
@@ -41,11 +42,11 @@ class Overrides:
     force: bool | None = None
     inference: bool | None = None
     deterministic: bool | None = None
-    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sections: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
 
 
 def option(key: str) -> str:
-    """The command line's word for a key of a section, as `mlagents-learn` has it."""
+    """Returns the option of a key, which has the name that `mlagents-learn` gives it."""
     return OPTIONS.get(key) or "--" + key.replace("_", "-")
 
 
@@ -94,7 +95,7 @@ def _old_names(behavior: Entry) -> Iterator[Problem]:
             yield Problem(place=size.place, text="has no effect beside network_settings; write hidden_units there")
             continue
         units = signal.mapping.pop("encoding_size")
-        signal.mapping["network_settings"] = Entry(value={"hidden_units": units}, place=size.place, text="a mapping")
+        signal.mapping["network_settings"] = implied({"hidden_units": units}, size.place)
         yield Problem(place=size.place, text="accepted as the old name of network_settings.hidden_units")
     if (framework := behavior.mapping.pop("framework", None)) is not None:
         yield Problem(place=framework.place, text="has no effect: there is one framework, torch")
@@ -111,20 +112,15 @@ def _complete(defaults: Entry) -> None:
 
     ML-Agents fills them in before a behavior adds to them, so that what follows there follows for every behavior.
     """
-    defaults.mapping.setdefault("reward_signals", _implied(defaults, {"extrinsic": _implied(defaults, {})}))
-    hyperparameters = defaults.mapping.setdefault("hyperparameters", _implied(defaults, {}))
-    schedule = hyperparameters.child("learning_rate_schedule") or _implied(hyperparameters, "linear")
+    defaults.mapping.setdefault("reward_signals", implied({"extrinsic": {}}, defaults.place))
+    hyperparameters = defaults.mapping.setdefault("hyperparameters", implied({}, defaults.place))
+    schedule = hyperparameters.child("learning_rate_schedule") or implied("linear", hyperparameters.place)
     for name in ("beta_schedule", "epsilon_schedule"):
         hyperparameters.mapping.setdefault(name, schedule)
     self_play = _section(defaults.mapping, "self_play")
     save_steps = self_play.get("save_steps")
     if save_steps is not None and type(save_steps.value) is int and save_steps.value > 0:
-        self_play.setdefault("team_change", _implied(save_steps, 5 * save_steps.value))
-
-
-def _implied(source: Entry, value: Any) -> Entry:
-    """What follows from an entry and stands in its place."""
-    return Entry(value=value, place=source.place, text="a mapping" if isinstance(value, dict) else repr(value))
+        self_play.setdefault("team_change", implied(5 * save_steps.value, save_steps.place))
 
 
 def _merged(defaults: Entry, own: Entry) -> Entry:
@@ -144,38 +140,36 @@ def _name_lessons(parameter: Entry) -> None:
     for number, lesson in enumerate(lessons):
         name, body = next(iter(lesson.mapping.items()), ("", lesson))
         if len(lesson.mapping) == 1 and name not in _LESSON_KEYS and isinstance(body.value, dict):
-            named = Entry(value=name, place=body.place, text=repr(name))
-            lessons[number] = replace(body, value={"name": named, **body.value})
+            lessons[number] = replace(body, value={"name": implied(name, body.place), **body.value})
 
 
 def _override(root: Entry, behaviors: Iterable[Entry], overrides: Overrides) -> None:
     for behavior in behaviors:
-        _set(behavior, "max_steps", "--max-steps", overrides.max_steps)
-        _set_in(behavior, "network_settings", "deterministic", "--deterministic", overrides.deterministic)
-    _set_in(root, "env_settings", "seed", "--seed", overrides.seed)
-    _set_in(root, "checkpoint_settings", "run_id", "--run-id", overrides.run_id)
-    _set_in(root, "checkpoint_settings", "results_dir", "--results-dir", overrides.results_dir)
+        _set(behavior, "max_steps", overrides.max_steps)
+        _set_in(behavior, "network_settings", "deterministic", overrides.deterministic)
     resume, force = overrides.resume, overrides.force
-    _set_in(root, "checkpoint_settings", "resume", "--resume", False if force and resume is None else resume)
-    _set_in(root, "checkpoint_settings", "force", "--force", False if resume and force is None else force)
-    _set_in(root, "checkpoint_settings", "inference", "--inference", overrides.inference)
-    for section, values in overrides.sections.items():
+    checkpoints = {
+        "run_id": overrides.run_id,
+        "results_dir": overrides.results_dir,
+        "resume": False if force and resume is None else resume,
+        "force": False if resume and force is None else force,
+        "inference": overrides.inference,
+    }
+    own: dict[str, Mapping[str, Json]] = {"env_settings": {"seed": overrides.seed}, "checkpoint_settings": checkpoints}
+    for section, values in [*own.items(), *overrides.sections.items()]:
         for key, value in values.items():
-            _set_in(root, section, key, option(key), value)
+            _set_in(root, section, key, value)
 
 
-def _set_in(root: Entry, section: str, key: str, said: str, value: Any) -> None:
+def _set_in(root: Entry, section: str, key: str, value: Json) -> None:
     if value is not None:
-        place = Place(file=COMMAND_LINE, line=None, path=(said,))
-        _set(root.mapping.setdefault(section, Entry(value={}, place=place, text="a mapping")), key, said, value)
+        _set(root.mapping.setdefault(section, implied({}, _on_command_line(key))), key, value)
 
 
-def _set(entry: Entry, key: str, said: str, value: Any) -> None:
+def _set(entry: Entry, key: str, value: Json) -> None:
     if value is not None:
-        entry.mapping[key] = _written(value, Place(file=COMMAND_LINE, line=None, path=(said,)))
+        entry.mapping[key] = implied(value, _on_command_line(key))
 
 
-def _written(value: Any, place: Place) -> Entry:
-    if isinstance(value, list):
-        return Entry(value=[_written(one, place) for one in value], place=place, text="a list")
-    return Entry(value=value, place=place, text=repr(value))
+def _on_command_line(key: str) -> Place:
+    return Place(file=COMMAND_LINE, line=None, path=(option(key),))

@@ -9,19 +9,17 @@ episodes of its own behavior only, not those of all; and `rating` is a measure t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
 from sparring.pipeline.coordination import lessons
+from sparring.pipeline.files import Json
 from sparring.pipeline.messages import simulator
+from sparring.pipeline.settings.environment import SettingsModel
 
 
-class _ParameterModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class ConstantParameters(_ParameterModel):
+class ConstantParameters(SettingsModel):
     """Holds the value of a constant, which ML-Agents may write as a plain number.
 
     Attributes:
@@ -32,7 +30,7 @@ class ConstantParameters(_ParameterModel):
     seed: int = Field(default=-1, ge=-1, lt=2**31)
 
 
-class RandomParameters(_ParameterModel):
+class RandomParameters(SettingsModel):
     """Holds what all random samplers share.
 
     Attributes:
@@ -89,14 +87,14 @@ class MultiRangeUniformParameters(RandomParameters):
         return self
 
 
-class ConstantSampler(_ParameterModel):
+class ConstantSampler(SettingsModel):
     """Describes a constant."""
 
     sampler_type: Literal["constant"]
     sampler_parameters: ConstantParameters = ConstantParameters()
 
 
-class UniformSampler(_ParameterModel):
+class UniformSampler(SettingsModel):
     """Samples one range."""
 
     sampler_type: Literal["uniform"]
@@ -108,7 +106,7 @@ class UniformSampler(_ParameterModel):
         return self.sampler_parameters.min_value, self.sampler_parameters.max_value
 
 
-class GaussianSampler(_ParameterModel):
+class GaussianSampler(SettingsModel):
     """Samples a normal distribution."""
 
     sampler_type: Literal["gaussian"]
@@ -120,7 +118,7 @@ class GaussianSampler(_ParameterModel):
         return self.sampler_parameters.mean, self.sampler_parameters.st_dev
 
 
-class MultiRangeUniformSampler(_ParameterModel):
+class MultiRangeUniformSampler(SettingsModel):
     """Samples several ranges."""
 
     sampler_type: Literal["multirangeuniform"]
@@ -136,11 +134,11 @@ RandomSampler = UniformSampler | GaussianSampler | MultiRangeUniformSampler
 Sampler = Annotated[ConstantSampler | RandomSampler, Field(discriminator="sampler_type")]
 
 
-def _lesson_kind(value: Any) -> str:
+def _lesson_kind(value: Json | BaseModel) -> str:
     return "sampler" if isinstance(value, dict | BaseModel) else "number"
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Json | BaseModel) -> str:
     if isinstance(value, Curriculum) or (isinstance(value, dict) and "curriculum" in value):
         return "curriculum"
     return _lesson_kind(value)
@@ -152,7 +150,7 @@ LessonValue = Annotated[
 ]
 
 
-class CompletionCriteria(_ParameterModel):
+class CompletionCriteria(SettingsModel):
     """Decides when a lesson is completed.
 
     Attributes:
@@ -187,7 +185,7 @@ class CompletionCriteria(_ParameterModel):
         return self
 
 
-class LessonSettings(_ParameterModel):
+class LessonSettings(SettingsModel):
     """Configures one lesson of a curriculum.
 
     Attributes:
@@ -201,7 +199,7 @@ class LessonSettings(_ParameterModel):
     value: LessonValue
 
 
-class Curriculum(_ParameterModel):
+class Curriculum(SettingsModel):
     """Lists lessons in their order."""
 
     curriculum: tuple[LessonSettings, ...] = Field(min_length=1)

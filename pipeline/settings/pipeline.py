@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from sparring.pipeline.coordination.settings import CoordinationSettings
-from sparring.pipeline.settings.hosts import HostSettings, check_names
+from sparring.pipeline.settings.environment import SettingsModel
+from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.stepping.settings import SteppingSettings
 
 TransportName = Literal["auto", "ipc", "tcp"]
 
 
-class _PipelineModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class CapacitySettings(_PipelineModel):
+class CapacitySettings(SettingsModel):
     """Limits the messages in each kind of queue, from all senders together.
 
     Attributes:
@@ -29,7 +27,7 @@ class CapacitySettings(_PipelineModel):
     segments: int = Field(default=64, ge=2)
 
 
-class RestartSettings(_PipelineModel):
+class RestartSettings(SettingsModel):
     """Limits the failures of a service before the run stops.
 
     Attributes:
@@ -45,7 +43,7 @@ class RestartSettings(_PipelineModel):
     backoff_max_s: float = Field(default=30.0, ge=0)
 
 
-class StallSettings(_PipelineModel):
+class StallSettings(SettingsModel):
     """Limits the stalls of a run before it is ended.
 
     Attributes:
@@ -57,7 +55,7 @@ class StallSettings(_PipelineModel):
     period_s: float = Field(default=3600.0, gt=0)
 
 
-class LogSettings(_PipelineModel):
+class LogSettings(SettingsModel):
     """Limits the files that grow with a run: each may hold `size_mb` times `kept + 1`.
 
     Attributes:
@@ -74,7 +72,7 @@ class LogSettings(_PipelineModel):
         return round(self.size_mb * 1e6)
 
 
-class ThreadSettings(_PipelineModel):
+class ThreadSettings(SettingsModel):
     """Configures the torch threads of each process.
 
     Attributes:
@@ -133,5 +131,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     @field_validator("hosts")
     @classmethod
     def _named(cls, hosts: dict[str, HostSettings]) -> dict[str, HostSettings]:
-        check_names(hosts)
+        for name in hosts:  # a part of a topic's name
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
+                raise ValueError(f"got the host {name!r}; expected a name of letters, digits, - and _; choose another")
         return hosts

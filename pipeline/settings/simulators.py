@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sparring.pipeline.games.registry import NAMES, option_types, required_options
+from sparring.pipeline.settings.environment import SettingsModel
 from sparring.pipeline.settings.problems import did_you_mean
 
 Option = bool | int | float | str
@@ -16,7 +17,7 @@ PLACEHOLDERS: Final = ("address", "number", "seed")
 _TYPE_NAMES: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
-class SimulatorSettings(BaseModel):
+class SimulatorSettings(SettingsModel):
     """Configures simulators, by either a `name` or a `command`.
 
     Attributes:
@@ -29,8 +30,6 @@ class SimulatorSettings(BaseModel):
         seed: seed of the first process, the next ones count up; None computes it from the run's seed.
         host: machine of `pipeline.hosts` for the processes; None: the first.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     name: str | None = None
     command: tuple[str, ...] | None = Field(default=None, min_length=1)

@@ -322,6 +322,7 @@ def _play(session: _Session, peer: TrialConnection, settings: Settings, seed: in
         if isinstance(message, Behaviors):
             session.register(message.behaviors, hello.scripts)
             continue
+        assert isinstance(message, Step)
         act = session.answer(message)
         if session.complete:
             return

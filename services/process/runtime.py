@@ -24,9 +24,8 @@ from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ALL, ProgressTracker
 from sparring.pipeline.monitoring.writing import Writing
 from sparring.pipeline.queues.interface import Capacity, Publisher, Receiver, Sender, Subscription, Transport
-from sparring.pipeline.settings.behavior import BehaviorSettings
 from sparring.pipeline.settings.hosts import HostSettings
-from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.settings.model import BehaviorSettings, Settings
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.pipeline.stepping.settings import GATHERED_STEPS
 from sparring.services.endpoint.listening import listen

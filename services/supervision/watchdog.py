@@ -18,7 +18,7 @@ import anyio.to_thread
 from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.monitoring.rotation import full, trim
-from sparring.pipeline.monitoring.stalls import Stall, StallBudget, Stalls
+from sparring.pipeline.monitoring.stalls import Stall, StallHistory, Stalls
 from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.monitoring.writing import COUNTER
 from sparring.pipeline.queues.interface import Subscription
@@ -79,8 +79,7 @@ class Watchdog:
         self._reported_writes: dict[str, tuple[float, float]] = {}  # by service: failed writes reported, and when
         by_hand = len(started_by_hand(topology.run.settings))
         self._launches = len(topology.simulators) > by_hand  # a simulator that others start may connect at any time
-        limits = self._settings.stalls
-        self._budget = StallBudget(self._settings.stall_timeout_s, limits.budget, limits.period_s)
+        self._history = StallHistory(self._settings.stall_timeout_s, self._settings.stalls.period_s)
         self.adopt(topology)
 
     def adopt(self, topology: Topology) -> None:
@@ -165,12 +164,12 @@ class Watchdog:
 
     def _check_progress(self, stalls: list[Stall], now: float) -> None:
         """Reports stalls, kills a service that is stuck, and ends a run with too many stalls."""
-        for root in self._budget.over(stalls):
+        for root in self._history.over(stalls):
             self._log.info("stall_resolved", root=root, notice=True)
-        for stall in self._budget.news(stalls, now):
-            count = self._budget.count(now) if stall.root != SIMULATORS or self._launches else 0
+        for stall in self._history.news(stalls, now):
+            count = self._history.count(now) if stall.root != SIMULATORS or self._launches else 0
             self._log.warning("stalled", root=stall.root, cause=stall.text, count=count, notice=True)
-            if self._budget.exhausted:
+            if count > self._settings.stalls.budget:
                 self._log.error("run_stalled", error=stall.text, notice=True)
                 self._end("stalled", stall.text)
             elif stall.kind == "stuck" and (hosted := self._parts[stall.root].hosted) is not None:

@@ -7,15 +7,22 @@ import json
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
+import structlog
 
 from sparring.pipeline.messages.metrics import Metrics
+from sparring.pipeline.monitoring.console import Display
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS, LATENCY_BOUNDS, Registry
 from sparring.pipeline.monitoring.overview import Overview
-from sparring.services.stages.monitor import RunInfo, monitor
+from sparring.pipeline.settings import parse_settings
+from sparring.services.process.runtime import Context, Playback, Run
+from sparring.services.stages import monitor
+from sparring.services.stages.monitor import MonitorState
 
 EPOCH_S = 1_700_000_000.0
 
@@ -35,12 +42,12 @@ class FakeSubscription:
         self.publisher, self.heartbeat_age = record.start, 0.0
         self._news.set()
 
-    def latest(self, topic: Any) -> Any:
-        return self.records.get(topic.key)
-
     async def changed(self) -> None:
         await self._news.wait()
         self._news = anyio.Event()
+
+    def latest(self, topic: Any) -> Any:
+        return self.records.get(topic.key)
 
     async def aclose(self) -> None:
         self.closed = True
@@ -51,9 +58,17 @@ class FakeTransport:
 
     def __init__(self) -> None:
         self.subscriptions: dict[str, FakeSubscription] = {}
+        self.published: list[tuple[str, Any]] = []
 
     async def subscribe(self, service: str, pace: float = 0.0) -> FakeSubscription:
         return self.subscriptions.setdefault(service, FakeSubscription())
+
+    async def publisher(self, service: str) -> FakeTransport:
+        assert service == "monitor"
+        return self
+
+    def publish(self, topic: Any, record: Any) -> None:
+        self.published.append((topic.key, record))
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"the monitor must not use {name}")
@@ -123,6 +138,43 @@ class FakeRun:
             transport.subscriptions[record.service].publish(record)
 
 
+def monitor_context(folder: Path, transport: Any = None, *, training: bool = True, first: bool = True) -> Context:
+    """Returns the context of a monitor of the run with the behavior Balance."""
+    settings = parse_settings("behaviors: {Balance: {max_steps: 500000, summary_freq: 10000}}", "run.yaml").settings
+    addresses = {"stepping-0": "unix:///stepping-0"}
+    run = Run(
+        id="r1",
+        directory=folder,
+        settings=settings,
+        seed=1,
+        addresses=addresses,
+        simulators={},
+        playing=None if training else Playback(checkpoints={"Balance": "Balance/last"}),
+    )
+    assert run.services == FakeRun.services
+    return Context(
+        run=run,
+        service="monitor",
+        start="monitor.1",
+        first=first,
+        transport=transport,
+        stop=anyio.Event(),
+        log=structlog.get_logger(),
+        wall_clock=lambda: EPOCH_S + anyio.current_time() % 1e6,
+    )
+
+
+def read_once(run: FakeRun, folder: Path) -> None:
+    """Writes the files of a live run, of which a monitor has read the present numbers."""
+    context = replace(monitor_context(folder), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
+    watch = MonitorState(context, {}, Display(io.StringIO(), context.clock, pytest.fail))
+    for record in run.records():
+        subscription = FakeSubscription()
+        subscription.publish(record)
+        watch.take(subscription)
+    watch.tick()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -132,42 +184,19 @@ class MonitorRun:
     """An incarnation of the monitor and its output."""
 
     def __init__(self, transport: FakeTransport, folder: Path, **info: Any) -> None:
-        self.transport = transport
         self.folder = folder
         self.out = io.StringIO()
-        self.stop = anyio.Event()
         self.killed = anyio.CancelScope()
-        self.published: list[Any] = []
-        self._info = RunInfo(
-            run_id="r1",
-            run_dir=folder,
-            services=FakeRun.services,
-            behaviors={"Balance": 10_000},
-            max_steps={"Balance": 500_000},
-            **info,
-        )
+        self.published = transport.published = []
+        self.context = monitor_context(folder, transport, **info)
 
     async def run(self) -> None:
         with self.killed:
-            await monitor(
-                self.transport,
-                self._info,
-                clock=anyio.current_time,
-                wall_clock=lambda: EPOCH_S + anyio.current_time() % 1e6,
-                stop=self.stop,
-                stream=self.out,
-                registry=Registry("monitor", "monitor.1"),
-                topic=self,
-            )
+            await monitor.run(self.context, self.out)
 
     def kill(self) -> None:
         """Ends the monitor at once, without a final report."""
         self.killed.cancel()
-
-    def publish(self, topic: Any, record: Any) -> None:
-        self.published.append((topic.key, record))
-
-    async def aclose(self) -> None: ...
 
     @property
     def lines(self) -> list[str]:
@@ -191,7 +220,7 @@ async def running_monitor(transport: FakeTransport, folder: Path, **info: Any) -
         await seconds(0.5)
         yield monitor_run
         if not monitor_run.killed.cancel_called:
-            monitor_run.stop.set()
+            monitor_run.context.stop.set()
 
 
 async def seconds(number: float) -> None:

@@ -51,7 +51,7 @@ def test_record_of_an_interval_has_the_training_flag(make_interval: Make) -> Non
 def test_intervals_and_rates_follow_produced_steps(fake_run: FakeRun) -> None:
     """Each interval has its own episodes, and one without steps is not closed."""
     overview = Overview(FakeRun.services, training=False)
-    intervals = Intervals(overview, {"Balance": 1_000}, 50_000, {})
+    intervals = Intervals(overview, {"Balance": 1_000}, {})
     intervals.track("Balance", 0.0)
     assert not intervals.progressed("Balance")
     found = []

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.pipeline.messages.metrics import Metrics
-from sparring.pipeline.monitoring.intervals import Intervals
+from sparring.pipeline.monitoring.intervals import Intervals, Pace
 from sparring.pipeline.monitoring.overview import Overview
-from sparring.pipeline.monitoring.pace import Pace
 from tests.monitoring.monitoring_fakes import FakeRun
 
 
 def tracked(frequency: int = 24_000) -> tuple[Overview, Intervals]:
     overview = Overview(FakeRun.services)
-    return overview, Intervals(overview, {"Balance": frequency}, 50_000, {"Balance": 500_000})
+    return overview, Intervals(overview, {"Balance": frequency}, {"Balance": 500_000})
 
 
 def advance(
@@ -117,11 +114,11 @@ def test_intervals_continue_after_a_restart_of_the_monitor(fake_run: FakeRun) ->
     fake_run.train(24_000)
     fake_run.update(overview)
     intervals.close("Balance", 102.0)
-    state = json.loads(json.dumps([overview.state(), intervals.state()]))
+    services, starts = dict(overview.services), dict(intervals.starts)
     fake_run.train(6_000)  # while no monitor runs
     again, continued = tracked()
-    again.restore(state[0])
-    continued.restore(state[1], gap_s=3.0)
+    again.restore(services)
+    continued.restore(starts, gap_s=3.0)
     fake_run.update(again)
     interval = continued.close("Balance", 106.0)
     assert (interval.trained, interval.seconds, interval.lag_max) == (6_000, 4.0, 1.0)
@@ -133,13 +130,13 @@ def test_pause_of_the_run_is_not_part_of_an_interval(fake_run: FakeRun) -> None:
     fake_run.train(24_000)
     fake_run.update(overview)
     _, resumed = tracked()
-    resumed.restore(intervals.state(), gap_s=86_400.0)
+    resumed.restore(intervals.starts, gap_s=86_400.0)
     assert resumed.peek("Balance", 86_504.0).seconds == pytest.approx(4.0)
 
 
 def test_run_that_only_plays_is_measured_in_produced_steps(fake_run: FakeRun) -> None:
     overview = Overview(FakeRun.services, training=False)
-    intervals = Intervals(overview, {"Balance": 1_000}, 50_000, {})
+    intervals = Intervals(overview, {"Balance": 1_000}, {})
     intervals.track("Balance", 0.0)
     fake_run.collect(1_500, [3.0])
     fake_run.update(overview)
@@ -153,7 +150,7 @@ def test_rate_is_recent_and_mean_excludes_pauses() -> None:
         pace.look(float(second), max(0, second - 9) * 100)
     assert pace.recent == pytest.approx(100.0)
     assert pace.mean(2_100) == pytest.approx(100.0)
-    again = Pace.restored(pace.state())
+    again = Pace(pace.active_s)
     again.look(5_000.0, 2_100)
     assert again.mean(2_100) == pytest.approx(100.0)
     assert again.recent == 0.0

@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from sparring.pipeline.monitoring import console, events
-from sparring.pipeline.monitoring.console import PlainDisplay
 from sparring.pipeline.monitoring.intervals import Interval, Intervals
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.services.commands import status
-from sparring.services.stages.monitor import MonitorState, RunInfo
-from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, read_once
 
 
 def report_lessons(run: FakeRun) -> None:
@@ -28,7 +26,7 @@ def report_lessons(run: FakeRun) -> None:
 
 def interval_of(run: FakeRun) -> Interval:
     overview = Overview(FakeRun.services)
-    intervals = Intervals(overview, {"Balance": 10_000}, 50_000, {})
+    intervals = Intervals(overview, {"Balance": 10_000}, {})
     intervals.track("Balance", 0.0)
     run.update(overview)
     return intervals.close("Balance", 1.0)
@@ -51,13 +49,7 @@ def test_console_line_names_the_lessons_of_its_behavior(fake_run: FakeRun) -> No
 def test_status_names_the_lessons(fake_run: FakeRun, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     report_lessons(fake_run)
-    info = RunInfo(run_id="r1", run_dir=folder, services=FakeRun.services, behaviors={"Balance": 10_000})
-    watch = MonitorState(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
-    for record in fake_run.records():
-        subscription = FakeSubscription()
-        subscription.publish(record)
-        watch.take(subscription)
-    watch.tick()
+    read_once(fake_run, folder)
     parser, stream = ArgumentParser(), io.StringIO()
     status.add_arguments(parser)
     assert status.run(parser.parse_args([str(folder)]), stream=stream, wall_clock=lambda: EPOCH_S) == 0

@@ -69,7 +69,7 @@ def test_rates_are_short(value: float, shown: str) -> None:
 
 def test_terminal_shows_progress_bars_and_keeps_lines() -> None:
     terminal = Terminal()
-    shown = console.display(terminal, lambda: 1.0, pytest.fail)
+    shown = console.Display(terminal, lambda: 1.0, pytest.fail)
     shown.progress("Balance", 10_000, 500_000, 12_300.0)
     shown.line("[Balance]  step 24,000")
     shown.close()
@@ -87,7 +87,7 @@ class BrokenPipe(io.StringIO):
 
 def test_closed_console_is_reported_once_and_raises_nothing() -> None:
     errors: list[OSError] = []
-    shown = console.display(BrokenPipe(), lambda: 1.0, errors.append)
+    shown = console.Display(BrokenPipe(), lambda: 1.0, errors.append)
     for _ in range(3):
         shown.line("Balance  step 24,000")
         shown.progress("Balance", 10_000, 500_000, 12_300.0)
@@ -195,14 +195,14 @@ def test_incomplete_line_of_a_dead_monitor_is_skipped(folder: Path, make_interva
     line = json.dumps(make_interval().plain())
     (folder / "metrics.jsonl").write_text(line + "\n" + line[: line.index("}") + 1])
     files = RunFiles(folder, EPOCH_S)
-    files.append(make_interval(step=48_000).plain())
+    files.intervals.append(to_json(make_interval(step=48_000).plain()))
     files.plot_curves("run")
     assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 48_000
     assert (folder / "curves.png").exists()
 
 
 def test_json_has_null_where_there_is_no_number() -> None:
-    assert to_json({"a": [math.nan, 1.0], "b": math.inf}) == '{"a": [null, 1.0], "b": null}'
+    assert to_json({"a": [math.nan, 1.0], "b": math.inf}) == b'{"a":[null,1.0],"b":null}'
 
 
 # ---------------------------------------------------------------- Prometheus

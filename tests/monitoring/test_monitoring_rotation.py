@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparring.pipeline.monitoring import curves, logs
-from sparring.pipeline.monitoring.files import RunFiles
+from sparring.pipeline.monitoring.files import RunFiles, to_json
 from sparring.pipeline.monitoring.rotation import RotatingFile, full, trim
 
 MOST = 10_000
@@ -37,8 +37,8 @@ def test_log_stays_within_its_bound_and_keeps_the_newest_lines(tmp_path: Path) -
 def test_service_and_interval_files_stay_within_bounds_and_keep_the_newest_lines(tmp_path: Path) -> None:
     files = RunFiles(tmp_path, 0.0, MOST, KEPT)
     for number in range(1000):
-        files.append_service({"type": "service", "number": number, "text": "x" * 50})
-        files.append({"type": "interval", "behavior": "Walk", "number": number, "text": "x" * 50})
+        files.services.append(to_json({"type": "service", "number": number, "text": "x" * 50}))
+        files.intervals.append(to_json({"type": "interval", "behavior": "Walk", "number": number, "text": "x" * 50}))
     for name in ("services.jsonl", "metrics.jsonl"):
         assert size_of(tmp_path, f"{name}*") <= MOST * (KEPT + 1)
         parts = [tmp_path / f"{name}{end}" for end in (".2", ".1", "")]
@@ -54,7 +54,7 @@ def test_curves_show_all_kept_intervals_in_order(tmp_path: Path, monkeypatch: py
     for start in (0, 500):  # the second monitor continues after the first
         files = RunFiles(tmp_path, 0.0, MOST, KEPT)
         for step in range(start, start + 500):
-            files.append({"type": "interval", "behavior": "Walk", "step": step})
+            files.intervals.append(to_json({"type": "interval", "behavior": "Walk", "step": step}))
     files.plot_curves("run")
     lines = sum(len(path.read_text().splitlines()) for path in tmp_path.glob("metrics.jsonl*"))
     assert plotted == list(range(1000 - lines, 1000))
@@ -63,7 +63,7 @@ def test_curves_show_all_kept_intervals_in_order(tmp_path: Path, monkeypatch: py
 
 def test_rotation_splits_no_line_and_a_long_line_has_its_own_file(tmp_path: Path) -> None:
     file = RotatingFile(tmp_path / "f", 10, 1)
-    for line in ("12345\n", "6789\n", "x" * 50 + "\n", "a\n"):
+    for line in (b"12345", b"6789", b"x" * 50, b"a"):
         file.append(line)
     assert (tmp_path / "f").read_text() == "a\n"
     assert (tmp_path / "f.1").read_text() == "x" * 50 + "\n"

@@ -88,7 +88,7 @@ async def test_restarted_monitor_continues_where_the_last_one_ended(
     assert not (folder / "curves.png").exists()
     fake_run.restart("assembly")
     await seconds(2)
-    async with running_monitor(transport, folder, again=True) as second:
+    async with running_monitor(transport, folder, first=False) as second:
         await work(fake_run, transport, 3)
     assert [record.counters["unwatched_s"] for _, record in first.published] == [0.0] * len(first.published)
     assert {record.counters["unwatched_s"] for _, record in second.published} == {2.5}
@@ -144,8 +144,8 @@ async def test_unknown_behavior_is_monitored_and_its_files_stay_in_the_folder(
     transport: FakeTransport, folder: Path
 ) -> None:
     registry = Registry("learning-Balance", "learning-Balance.1")
-    registry.add("trained/..", 150)
-    async with running_monitor(transport, folder, summary_freq=100) as monitor:
+    registry.add("trained/..", 60_000)
+    async with running_monitor(transport, folder) as monitor:
         transport.subscriptions["learning-Balance"].publish(registry.snapshot(EPOCH_S))
         await seconds(1)
     assert monitor.records("interval")[0]["behavior"] == ".."

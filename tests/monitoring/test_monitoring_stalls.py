@@ -7,7 +7,7 @@ import pytest
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ALL, DISK, SIMULATORS, ProgressTracker, readable
-from sparring.pipeline.monitoring.stalls import PAUSE_S, Stall, StallBudget, Stalls
+from sparring.pipeline.monitoring.stalls import PAUSE_S, Stall, StallHistory, Stalls
 
 TIMEOUT_S = 100.0
 
@@ -167,18 +167,15 @@ def test_pause_of_the_stall_check_itself_is_not_counted() -> None:
     assert judge(stages, stalls, TIMEOUT_S - 11, begin=10 + PAUSE_S + 10 * TIMEOUT_S) == []
 
 
-def test_stall_is_reported_once_per_period_and_too_many_exhaust_the_budget() -> None:
-    budget = StallBudget(again_s=100, budget=2, period_s=1000)
+def test_stall_is_reported_once_per_period_and_those_of_a_period_are_counted() -> None:
+    history = StallHistory(again_s=100, period_s=1000)
     stall = Stall(root="a", kind="stuck", seconds=1, chain=())
-    reports = [now for now in range(301) if budget.news([stall], now)]
+    reports = [now for now in range(301) if history.news([stall], now)]
     assert reports == [0, 101, 202]
-    assert budget.over([stall]) == []
-    assert (budget.over([]), budget.over([])) == (["a"], [])
-    assert budget.news([stall], 301) == [stall]
-    assert [budget.count(now) for now in (0, 900, 1200)] == [1, 2, 2]
-    assert not budget.exhausted
-    assert budget.count(1201) == 3
-    assert budget.exhausted
+    assert history.over([stall]) == []
+    assert (history.over([]), history.over([])) == (["a"], [])
+    assert history.news([stall], 301) == [stall]
+    assert [history.count(now) for now in (0, 900, 1200, 1201)] == [1, 2, 2, 3]
 
 
 def test_watermarks_have_the_amount_passed_on_and_its_age() -> None:

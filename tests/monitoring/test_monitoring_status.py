@@ -10,26 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from sparring.pipeline.monitoring.console import PlainDisplay
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.pipeline.monitoring.summary import CheckpointSummary, summarize_behavior, summary
 from sparring.services.commands import status
-from sparring.services.main import main
-from sparring.services.stages.monitor import MonitorState, RunInfo
-from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeSubscription
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, read_once
 
 
 def write_status(run: FakeRun, folder: Path) -> None:
     """Writes the files of a live run."""
-    info = RunInfo(run_id="r1", run_dir=folder, services=FakeRun.services, behaviors={"Balance": 10_000})
-    watch = MonitorState(info, {}, PlainDisplay(io.StringIO()), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
     run.collect(12_000, [40.0, 50.0])
     run.train(12_000)
-    for record in run.records():
-        subscription = FakeSubscription()
-        subscription.publish(record)
-        watch.take(subscription)
-    watch.tick()
+    read_once(run, folder)
 
 
 def write_summary(run: FakeRun, folder: Path) -> None:
@@ -117,26 +108,22 @@ def test_watch_ends_with_the_run(fake_run: FakeRun, folder: Path) -> None:
     assert "failed after 65 s" in stream.getvalue()
 
 
-def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Returns what the command prints about input that it refuses."""
-    assert main(["status", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    return err
-
-
 def test_unknown_run_is_refused_with_the_known_ones(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "got run 'ruin'; expected" in refusal("ruin", "--results-dir", str(folder.parent), capsys=capsys)
+    code, text = run_status("ruin", "--results-dir", str(folder.parent))
+    assert (code, text) == (2, "")
+    assert "got run 'ruin'; expected" in capsys.readouterr().err
 
 
 def test_folder_without_a_status_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "neither status.json nor summary.json" in refusal(str(folder), capsys=capsys)
+    assert run_status(str(folder))[0] == 2
+    assert "neither status.json nor summary.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])
 def test_damaged_status_is_refused_by_name(folder: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "status.json").write_text(content)
-    assert "status.json" in refusal(str(folder), capsys=capsys)
+    assert run_status(str(folder))[0] == 2
+    assert "status.json" in capsys.readouterr().err
 
 
 def test_80_columns_break_no_name_and_no_step_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

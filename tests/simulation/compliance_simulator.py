@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sparring.pipeline.compliance.peer import SimulatorProcess
 from sparring.pipeline.compliance.rules import Verdict, examine
 from sparring.pipeline.errors import SparringError
 from sparring.pipeline.messages.codec import FrameReader, to_bytes
@@ -39,7 +40,7 @@ SHORT_S = 1.0
 """Deadlines of an answer, the short one for simulators that give none; a correct thread needs a fraction of either."""
 
 
-class ThreadHost:
+class ThreadHost(SimulatorProcess):
     """Runs a simulator as a thread, on a new port at each start."""
 
     def __init__(self, simulator: Callable[[str], None]) -> None:

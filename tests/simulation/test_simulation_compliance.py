@@ -108,7 +108,7 @@ def test_valid_steps_violate_no_rule() -> None:
     )
     assert watch.findings == {}
     assert watch.ended == 5
-    assert set(watch.agent_episodes[WALK]) == {9}
+    assert set(watch.agent_episodes) == {(WALK, 9)}
 
 
 def test_random_actions_are_legal_and_cover_all_allowed_ones() -> None:
