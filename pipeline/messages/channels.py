@@ -65,7 +65,7 @@ ASSEMBLY_STATE: Final = Topic("state", AssemblyState)
 
 LEARNER_STATE: Final = Topic("state", LearnerState)
 EPISODES: Final = Topic("episodes", EpisodeReturns)
-WEIGHTS: Final = Topic("weights", PolicyWeights)
+POLICY_WEIGHTS: Final = Topic("weights", PolicyWeights)
 
 RUN: Final = Topic("run", RunState)
 LESSONS: Final = Topic("lessons", LessonsState)

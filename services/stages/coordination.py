@@ -30,11 +30,11 @@ from sparring.pipeline.messages.channels import (
     FLUSHES,
     LEARNER_STATE,
     METRICS,
+    POLICY_WEIGHTS,
     RESULTS,
     RUN,
     SPECS,
     STEPPING_STATE,
-    WEIGHTS,
     allowances_topic,
 )
 from sparring.pipeline.messages.incarnations import service_of
@@ -114,7 +114,7 @@ class Coordination:
 
     def on_weights(self, topics: Subscription) -> None:
         """Takes over the weights that a learner under self-play publishes."""
-        weights, ghosts = topics.latest(WEIGHTS), self.coordinator.ghosts
+        weights, ghosts = topics.latest(POLICY_WEIGHTS), self.coordinator.ghosts
         if weights is not None and ghosts is not None:
             try:
                 ghosts.weights(weights)

@@ -20,7 +20,14 @@ from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
 from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.messages.channels import ASSIGNMENT, EPISODES, LEARNER_STATE, METRICS, WEIGHTS, segments_queue
+from sparring.pipeline.messages.channels import (
+    ASSIGNMENT,
+    EPISODES,
+    LEARNER_STATE,
+    METRICS,
+    POLICY_WEIGHTS,
+    segments_queue,
+)
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
@@ -156,7 +163,7 @@ class Learning:
         """Publishes the weights before the state, so that no step allowance names unpublished weights."""
         # The note comes first, so that no version is published twice, whichever process dies in between.
         await self._context.writing.until_done(self._note_version, "the version of the next weights")
-        self._policies.publish(WEIGHTS, self._learner.weights())
+        self._policies.publish(POLICY_WEIGHTS, self._learner.weights())
         self.publish()
 
     async def _note_version(self) -> None:

@@ -23,7 +23,7 @@ from sparring.pipeline.evaluation.recording import Recorder
 from sparring.pipeline.learning.checkpoints import Checkpoint, load
 from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.messages.channels import LEARNER_STATE, METRICS, WEIGHTS, segments_queue
+from sparring.pipeline.messages.channels import LEARNER_STATE, METRICS, POLICY_WEIGHTS, segments_queue
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring.progress import ALL
@@ -174,7 +174,7 @@ async def run(context: Context) -> None:
         tasks.start_soon(cancel_at_stop, context, tasks)
         spec = await _spec_in_time(context, coordination, name)
         player = await _player(context, name, spec, topic)
-        policies.publish(WEIGHTS, player.learner.weights())
+        policies.publish(POLICY_WEIGHTS, player.learner.weights())
         player.publish()
         limit = context.run.playing.timeout_s if context.run.playing and context.run.playing.episodes else math.inf
         with anyio.move_on_after(limit) as deadline:

@@ -20,6 +20,7 @@ from sparring.pipeline.messages.channels import (
     ASSIGNMENT,
     LESSONS,
     METRICS,
+    POLICY_WEIGHTS,
     RESULTS,
     RUN,
     SPECS,
@@ -152,7 +153,7 @@ class Stepping:
 
     def on_weights(self, topics: Subscription) -> None:
         """Stores weights that a learner has published."""
-        weights = topics.latest(WEIGHTS)
+        weights = topics.latest(POLICY_WEIGHTS)
         if weights is not None:
             self.policies.learn(weights)
             self._load()

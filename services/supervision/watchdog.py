@@ -15,8 +15,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from sparring.pipeline.messages.channels import METRICS
-from sparring.pipeline.messages.state import SteppingState
+from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.monitoring.rotation import full, trim
 from sparring.pipeline.monitoring.stalls import Stall, StallBudget, Stalls
@@ -143,7 +142,7 @@ class Watchdog:
     def _check_simulators(self, now: float) -> None:
         """Kills simulators that the run has started and stepping has given up: a hanging one never reconnects."""
         for name in self._run.stepping:
-            state = self._reports.of(name, "state", SteppingState)
+            state = self._reports.of(name, STEPPING_STATE)
             for number, times in {} if state is None else state.given_up.items():
                 key = (state.source, number)
                 fresh, self._abandoned[key] = times > self._abandoned.get(key, 0), times

@@ -18,7 +18,7 @@ from sparring.pipeline.demonstrations.episodes import SUFFIX
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.messages.channels import EPISODES, RUN, WEIGHTS, segments_queue
+from sparring.pipeline.messages.channels import EPISODES, POLICY_WEIGHTS, RUN, segments_queue
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
 from sparring.pipeline.messages.state import LearnerState, PolicyWeights, RunState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
@@ -162,7 +162,7 @@ async def test_stepping_accepts_weights_of_a_learner_that_crashed_before_its_sta
         async def newest(at_least: int) -> int:
             while True:
                 await reader.changed()
-                weights = reader.latest(WEIGHTS)
+                weights = reader.latest(POLICY_WEIGHTS)
                 if isinstance(weights, PolicyWeights) and weights.version >= at_least:
                     return weights.version
 

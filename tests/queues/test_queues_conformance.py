@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sparring.pipeline.errors import Empty, Full, TooLarge
+from sparring.pipeline.messages.channels import Queue
 from sparring.pipeline.messages.simulator import BehaviorActions, Ping
 from sparring.pipeline.queues.interface import Capacity, Delivery, Receiver, Sender
 from tests.queues.queues_worlds import QUEUE, TEN, World, put, take
@@ -38,7 +39,7 @@ async def test_arrays_arrive_as_they_were_put(world: World) -> None:
         discrete=np.zeros((3, 0), np.int32),
     )
     with anyio.fail_after(30):
-        async with world.pair(TEN) as (sender, receiver):
+        async with world.pair(TEN, Queue(QUEUE.name, BehaviorActions)) as (sender, receiver):
             for sent in (record, large):
                 await sender.put(sent, 3)
                 got = await receiver.get()
@@ -143,12 +144,6 @@ async def test_get_nowait_raises_empty_and_qsize_counts(world: World) -> None:
             await world.until(lambda: receiver.qsize() == 2)
             assert not receiver.empty()
             assert [receiver.get_nowait().number, receiver.receive_nowait().record.number] == [0, 1]
-
-
-async def test_behavior_ids_are_kept(world: World) -> None:
-    async with world.transport("sender.1") as ours, world.transport("receiver.1") as theirs:
-        assert (await ours.sender(QUEUE, "Ball")).behavior_id == "Ball"
-        assert (await theirs.receiver(QUEUE, TEN)).behavior_id == "*"
 
 
 # ---------------------------------------------------------------- cancellation and deadlines
