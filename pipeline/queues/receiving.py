@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -92,6 +92,7 @@ class KnownSender(Generic[T]):
         present: it has sent a message lately.
         gone: it will not return, because it closed or a later incarnation replaced it.
         echo: serial of its latest Hello, which reported `sent`.
+        share: those whose messages are charged to the same share as its own; the present owner of the share is last.
         pending: messages that arrived and are not acknowledged, in sequence; `queue` holds those not handed out.
         pending_steps: steps in them.
         fresh_messages: messages of credit returned since the last Grant, `fresh_steps` the steps.
@@ -110,6 +111,7 @@ class KnownSender(Generic[T]):
     echo: int = 0
     sent: int = 0
     ask: bool = False
+    share: list[KnownSender[T]] = field(default_factory=list)
     pending: deque[ReceivedMessage[T]] = field(default_factory=deque)
     pending_steps: int = 0
     queue: deque[ReceivedMessage[T]] = field(default_factory=deque)
@@ -164,7 +166,7 @@ class ReceiverState(Generic[T]):
         self._on_discard = on_discard
         self._share_messages = capacity.messages // capacity.senders
         self._share_steps = capacity.steps // capacity.senders
-        self._owners: list[KnownSender[T]] = []  # of the shares: present, or departed with pending messages
+        self._shares: list[list[KnownSender[T]]] = [[] for _ in range(capacity.senders)]
         self._peers: dict[str, KnownSender[T]] = {}  # the latest of each name, present or remembered
         self._orphaned: deque[KnownSender[T]] = deque()  # departed, with messages in their queues
         self._ring: deque[KnownSender[T]] = deque()  # present, with messages in their queues; next turn first
@@ -205,7 +207,7 @@ class ReceiverState(Generic[T]):
             peer.expected = max(peer.expected, hello.oldest)
         if hello.serial > peer.echo:
             peer.echo, peer.sent = hello.serial, hello.sent if peer.introduced else 0
-        self._assign_shares(now)
+        self._assign_shares(now, [peer, *self._peers.values()])
         self._schedule(peer, now)
 
     def _register(self, now: float, hello: SenderHello, route: Hashable) -> KnownSender[T] | None:
@@ -220,7 +222,7 @@ class ReceiverState(Generic[T]):
             if former.end_id.order >= end_id.order:
                 self._reject(route, superseded=True)
                 return None
-            self._depart(now, former, permanently=True)
+            self._depart(former, permanently=True)
             del self._peers[former.id]
         departed = [peer.id for peer in self._peers.values() if not (peer.present or peer.pending)]
         for id_ in departed[:-REMEMBERED]:
@@ -246,11 +248,16 @@ class ReceiverState(Generic[T]):
         return self._read(now, peer, data.steps, data.payload)
 
     def _has_room(self, peer: KnownSender[T], steps: int) -> bool:
-        return (
-            len(peer.pending) < self._share_messages
-            and peer.pending_steps + steps <= self._share_steps
-            and peer in self._owners
-        )
+        most_messages, most_steps = self._granted(peer)
+        return len(peer.pending) < most_messages and peer.pending_steps + steps <= most_steps
+
+    def _granted(self, peer: KnownSender[T]) -> tuple[int, int]:
+        """Returns the messages and steps that a sender may have unacknowledged: what others left of its share."""
+        if not (peer.share and peer.share[-1] is peer):
+            return 0, 0
+        former = peer.share[:-1]
+        messages = self._share_messages - sum(len(one.pending) for one in former)
+        return messages, self._share_steps - sum(one.pending_steps for one in former)
 
     def _read(self, now: float, peer: KnownSender[T], steps: int, payload: Payload) -> bool:
         """Queues a readable message; an unreadable one is requested again forever, or its steps would go uncounted."""
@@ -289,7 +296,8 @@ class ReceiverState(Generic[T]):
         """Handles the orderly end of a sender."""
         peer = self._peers.get(bye.sender)
         if peer is not None:
-            self._depart(now, peer, permanently=True)
+            self._depart(peer, permanently=True)
+            self._assign_shares(now, self._peers.values())
 
     def tick(self, now: float) -> None:
         """Removes senders that were silent for too long; a Hello brings one back.
@@ -298,9 +306,10 @@ class ReceiverState(Generic[T]):
         """
         timeout = self._timing.peer_timeout
         for peer in [peer for peer in self._peers.values() if peer.present and peer.last_seen_at + timeout <= now]:
-            self._depart(now, peer, permanently=False)
+            self._depart(peer, permanently=False)
+        self._assign_shares(now, self._peers.values())
 
-    def _depart(self, now: float, peer: KnownSender[T], *, permanently: bool) -> None:
+    def _depart(self, peer: KnownSender[T], *, permanently: bool) -> None:
         """Marks a sender that has left; its queued messages stay and are handed out first."""
         peer.gone |= permanently
         peer.present = False
@@ -308,15 +317,18 @@ class ReceiverState(Generic[T]):
         if peer in self._ring:
             self._ring.remove(peer)
             self._orphaned.append(peer)
-        self._assign_shares(now)
 
-    def _assign_shares(self, now: float) -> None:
-        """Gives free shares to the senders that have waited longest."""
-        self._owners = [peer for peer in self._owners if peer.present or peer.pending]
-        for peer in self._peers.values():
-            if peer.present and len(self._owners) < self.capacity.senders and peer not in self._owners:
-                self._owners.append(peer)
-                self._schedule(peer, now)
+    def _assign_shares(self, now: float, peers: Iterable[KnownSender[T]]) -> None:
+        """Gives the emptiest free shares to those of these senders that wait for one."""
+        for peer in peers:
+            if not peer.present or (peer.share and peer.share[-1] is peer):
+                continue
+            free = [share for share in self._shares if not (share and share[-1].present)]
+            if not free:
+                return
+            peer.share = min(free, key=lambda share: sum(len(one.pending) for one in share))
+            peer.share[:] = [*(one for one in peer.share if one.pending and one is not peer), peer]
+            self._schedule(peer, now)
 
     # ------------------------------------------------------------ handing out
 
@@ -348,12 +360,15 @@ class ReceiverState(Generic[T]):
             peer.pending_steps -= steps
             self.counts.held_messages -= 1
             self.counts.held_steps -= steps
+            self._credit(now, peer.share[-1], steps)
+            if peer is not peer.share[-1]:
+                self._credit(now, peer, steps)
+
+    def _credit(self, now: float, peer: KnownSender[T], steps: int) -> None:
+        """Schedules the Grant of returned credit: at once from a quarter of a share, else shortly."""
+        if peer.present:
             peer.fresh_messages += 1
             peer.fresh_steps += steps
-        if not peer.present:
-            if not peer.pending:
-                self._assign_shares(now)
-        elif peer.fresh_messages:
             urgent = 4 * peer.fresh_messages >= self._share_messages or 4 * peer.fresh_steps >= self._share_steps
             self._schedule(peer, now if urgent else now + self._timing.acknowledge)
 
@@ -370,15 +385,15 @@ class ReceiverState(Generic[T]):
         return out
 
     def _grant(self, peer: KnownSender[T]) -> Grant:
-        owner = peer in self._owners
+        messages, steps = self._granted(peer)
         ask, peer.ask = peer.ask, False
         peer.fresh_messages = peer.fresh_steps = 0
         peer.due = math.inf
         return Grant(
             receiver=self.receiver,
             echo=peer.echo,
-            messages=self._share_messages if owner else 0,
-            steps=self._share_steps if owner else 0,
+            messages=messages,
+            steps=steps,
             largest=self.capacity.largest,
             received=peer.expected,
             acknowledged=peer.expected - len(peer.pending),

@@ -7,8 +7,8 @@ in its sender's order, as long as both ends run.
 
 A receiver grants each sender one of `Capacity.senders` equal shares. A share bounds what its sender
 has put and the receiver has not acknowledged, so the messages that are queued, handed out and in
-transit never exceed the capacity together. The share of a sender that has left is free for another one
-once all its messages are acknowledged.
+transit never exceed the capacity together. What a sender that has left leaves there stays charged to its
+share: the next owner gets the rest, and more with each acknowledgement.
 
 A receiver accepts a sender's messages in sequence only. One that arrives early reveals a loss: the
 receiver asks for a Hello, and the Grant that replies to a Hello sent after the lost messages

@@ -163,7 +163,7 @@ class Grant:
     Attributes:
         receiver: id of the receiver.
         echo: serial of the latest Hello from this sender, 0 if there was none.
-        messages: messages that the sender may have unacknowledged: its share, 0 while it waits for one.
+        messages: messages that the sender may have unacknowledged: what is left of its share.
         steps: agent-steps in them.
         largest: steps of the largest message.
         received: sequence number expected next.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import structlog
@@ -49,9 +49,9 @@ from sparring.pipeline.queues.wire import Timing
 
 # The methods of pyzmq's compiled base class, with plain numbers: the public ones spend most of their
 # time on enumerations.
-_send = zmq.backend.Socket.send
-_receive = zmq.backend.Socket.recv
-_option = zmq.backend.Socket.get
+_send: Any = zmq.backend.Socket.send
+_receive: Any = zmq.backend.Socket.recv
+_option: Any = zmq.backend.Socket.get
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _RCVMORE: Final = int(zmq.RCVMORE)

@@ -102,7 +102,7 @@ class Watch:
             return
         state = receiver._state
         messages = steps = 0
-        for peer in {*state._peers.values(), *state._owners}:
+        for peer in dict.fromkeys([*state._peers.values(), *(one for share in state._shares for one in share)]):
             messages += len(peer.pending)
             steps += sum(entry.steps for entry in peer.pending)
         held = state.counts.held_messages, state.counts.held_steps
