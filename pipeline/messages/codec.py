@@ -115,7 +115,12 @@ def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Any:
 
 def to_bytes(value: object) -> bytes:
     """Encodes a record as one length-prefixed message for a byte stream."""
-    header, *arrays = encode(value)
+    return join(encode(value))
+
+
+def join(frames: Sequence[Buffer]) -> bytes:
+    """Returns the one message that frames make in a byte stream."""
+    header, *arrays = frames
     parts: list[Buffer] = [b"", header, bytes(-(PREFIX.size + len(header)) % 8)]
     for array in arrays:
         parts += (array, bytes(-len(array) % 8))

@@ -14,255 +14,145 @@ subscriber gets it at once. `messages.channels` names the queues and topics, and
 
 from __future__ import annotations
 
+import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
-from sparring.pipeline.messages.channels import Queue, Topic
+import anyio
+
+from sparring.pipeline.messages.channels import Queue
+from sparring.pipeline.queues.ends import End, Link
+from sparring.pipeline.queues.receiving import Capacity, ReceiverStatistics
+from sparring.pipeline.queues.receiving_end import Delivery, Receiver
+from sparring.pipeline.queues.sending import SenderStatistics
+from sparring.pipeline.queues.sending_end import Sender
+from sparring.pipeline.queues.topic_ends import Publisher, Subscription
+from sparring.pipeline.queues.wire import Timing, make_id
+
+__all__ = [
+    "Capacity",
+    "Delivery",
+    "Publisher",
+    "Receiver",
+    "ReceiverStatistics",
+    "Sender",
+    "SenderStatistics",
+    "Subscription",
+    "Transport",
+]
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-T_contra = TypeVar("T_contra", contravariant=True)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Capacity:
-    """Bounds what a receiving queue holds.
-
-    Attributes:
-        messages: from all senders together.
-        steps: agent-steps in them.
-        senders: most senders that share the capacity; each gets an equal share.
-    """
-
-    messages: int
-    steps: int
-    senders: int = 1
-
-    @property
-    def largest(self) -> int:
-        """Returns the steps of the largest message: a quarter of the queue, or a sender's share if that is less."""
-        return max(1, min(self.steps // 4, self.steps // self.senders))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SenderStatistics:
-    """Counts the messages of a sending end since it was opened.
-
-    Attributes:
-        put_messages: messages put, with `put_steps` steps and `put_bytes` bytes in them (bytes 0 in memory).
-        acknowledged_messages: messages that the receiver has acknowledged.
-        unacknowledged_messages: messages held for the receiver now.
-        resent_messages: messages sent again after a loss.
-        credit_messages: messages that may be put now without waiting.
-        waits: puts that had to wait, for `waited_s` seconds in total.
-        receivers: incarnations of the receiver seen so far.
-        dropped_messages: messages, with `dropped_steps` steps in them, that earlier incarnations of the receiver had
-            not acknowledged.
-    """
-
-    put_messages: int
-    put_steps: int
-    put_bytes: int
-    acknowledged_messages: int
-    acknowledged_steps: int
-    unacknowledged_messages: int
-    unacknowledged_steps: int
-    resent_messages: int
-    credit_messages: int
-    credit_steps: int
-    waits: int
-    waited_s: float
-    receivers: int
-    dropped_messages: int
-    dropped_steps: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReceiverStatistics:
-    """Counts the messages of a receiving end since it was opened.
-
-    Attributes:
-        queued_messages: messages that have arrived and are not handed out, with `queued_steps` steps in them.
-        unacknowledged_messages: messages handed out by `receive` and not yet acknowledged.
-        got_messages: messages handed out.
-        duplicates: messages dropped because they had been seen.
-        discarded: copies that could not be decoded; requested again, and logged after several failures.
-        senders: senders present now.
-        waits: gets that had to wait, for `waited_s` seconds in total.
-        fullest_messages: most messages ever held at once; never above the capacity.
-    """
-
-    queued_messages: int
-    queued_steps: int
-    unacknowledged_messages: int
-    unacknowledged_steps: int
-    got_messages: int
-    got_steps: int
-    duplicates: int
-    discarded: int
-    senders: int
-    waits: int
-    waited_s: float
-    fullest_messages: int
-    fullest_steps: int
-
-
-class Delivery(Protocol[T_co]):
-    """Holds a record from `receive`, which counts against the capacity until it is acknowledged."""
-
-    @property
-    def record(self) -> T_co:
-        """Returns the record."""
-
-    @property
-    def steps(self) -> int:
-        """Returns the agent-steps in the record."""
-
-    @property
-    def sender(self) -> str:
-        """Returns the incarnation of the service that sent it."""
-
-    def acknowledge(self) -> None:
-        """Lets the sender forget the record and returns the credit; a second call does nothing.
-
-        Deliveries of one sender are acknowledged in order: an early one takes effect after those before it.
-        """
-
-
-class Sender(Protocol[T_contra]):
-    """Sends records to the receiver of a queue."""
-
-    @property
-    def maxlen(self) -> int:
-        """Returns the most messages this end may have unacknowledged: its share, 0 until the receiver grants it."""
-
-    @property
-    def receiver(self) -> str:
-        """Returns the incarnation of the service that receives, "" before its first message."""
-
-    async def put(self, record: T_contra, steps: int) -> None:
-        """Sends a record, waiting for credit.
-
-        Args:
-            record: the caller must not change it afterwards.
-            steps: agent-steps in it.
-
-        Raises:
-            TooLarge: there are more steps than the receiver's `Capacity.largest`.
-            QueueClosed: this end is closed.
-
-        Cancelled: the record was not put.
-        """
-
-    def put_nowait(self, record: T_contra, steps: int) -> None:
-        """Sends a record as `put` does, but raises `Full` instead of waiting."""
-
-    def on_acknowledged(self, callback: Callable[[int, int], None]) -> None:
-        """Calls `callback(messages, steps)` with the cumulative acknowledged counts after each change."""
-
-    def on_receiver(self, callback: Callable[[int], None]) -> None:
-        """Calls `callback(receivers)` when a new incarnation of the receiver appears, before its credit is used.
-
-        `receivers` is the number of incarnations seen so far, this one included.
-        """
-
-    async def drain(self) -> None:
-        """Waits until everything put is acknowledged, or dropped with its receiver. Cancelled: nothing is lost."""
-
-    def statistics(self) -> SenderStatistics:
-        """Returns the counters."""
-
-    async def aclose(self) -> None:
-        """Closes this end and drops unacknowledged messages (drain first to keep them)."""
-
-
-class Receiver(Protocol[T_co]):
-    """Receives the records of all senders of a queue."""
-
-    @property
-    def maxlen(self) -> int:
-        """Returns the capacity in messages."""
-
-    async def get(self) -> T_co:
-        """Waits for the next record, acknowledges it and returns it.
-
-        Raises:
-            QueueClosed: this end is closed.
-
-        Cancelled: no record was taken.
-        """
-
-    def get_nowait(self) -> T_co:
-        """Returns the next record as `get` does, but raises `Empty` instead of waiting."""
-
-    async def receive(self) -> Delivery[T_co]:
-        """Waits for the next record, which the caller acknowledges; raises and cancels as `get` does."""
-
-    def receive_nowait(self) -> Delivery[T_co]:
-        """Returns the next record as `receive` does, but raises `Empty` instead of waiting."""
-
-    def qsize(self) -> int:
-        """Returns the number of messages that `get_nowait` could return now."""
-
-    def empty(self) -> bool:
-        """Returns whether `qsize` is 0."""
-
-    def statistics(self) -> ReceiverStatistics:
-        """Returns the counters."""
-
-    async def aclose(self) -> None:
-        """Closes this end; senders drop its unacknowledged messages once another end replaces it."""
-
-
-class Publisher(Protocol):
-    """Publishes the latest record of each topic of a service."""
-
-    def publish(self, topic: Topic[T], record: T) -> None:
-        """Makes `record` the latest of `topic` for all subscribers, without waiting."""
-
-    async def aclose(self) -> None:
-        """Closes this end; subscribers keep what they have."""
-
-
-class Subscription(Protocol):
-    """Receives the latest record of each topic of a service."""
-
-    def latest(self, topic: Topic[T]) -> T | None:
-        """Returns the latest record of a topic, which must not be changed; None before the first."""
-
-    def every(self, record: type[T]) -> list[T]:
-        """Returns the latest records of all topics of this type."""
-
-    @property
-    def publisher(self) -> str:
-        """Returns the incarnation of the service that publishes, "" before its first message."""
-
-    @property
-    def heartbeat_age(self) -> float:
-        """Returns the seconds since the publisher last answered, infinity before its first message."""
-
-    async def changed(self) -> None:
-        """Waits until a record has arrived since the last call."""
-
-    async def aclose(self) -> None:
-        """Closes this end."""
-
-
-class Transport(Protocol):
-    """Opens the ends of a run's queues and topics by name, over memory or ZeroMQ.
+class Transport(ABC):
+    """Opens the ends of a run's queues and topics for one incarnation of a service, over memory or ZeroMQ.
 
     Each end belongs to the task group in which the transport was entered, and is open until closed.
+
+    Args:
+        start: this incarnation of the service, such as "stepping-0.1"; a later one has a higher number.
+        timing: intervals.
+        clock: gives rising seconds.
+        opened: gives numbers that rise with each end opened, over all incarnations of the service.
+
+    Raises:
+        QueueError: `start` is empty or contains "#".
     """
 
+    def __init__(self, start: str, timing: Timing, clock: Callable[[], float], opened: Callable[[], int]) -> None:
+        make_id(start, 0)  # rejects a malformed incarnation
+        self.start = start
+        self._timing = timing
+        self._clock = clock
+        self._opened = opened
+        self._ends: list[End] = []
+        self._failure: Exception | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        self._close()
+        handled = await self._tasks.__aexit__(exc_type, exc, traceback)
+        if self._failure is not None:
+            raise self._failure
+        return handled
+
+    def abandon(self) -> None:
+        """Drops all ends without notifying their peers, as a crash would."""
+        self._close(notify_peers=False)
+
+    def _close(self, *, notify_peers: bool = True) -> None:
+        for end in self._ends:
+            end.close(notify_peers=notify_peers)
+
+    def _fail(self, error: Exception) -> None:
+        """Cancels the task group, which then raises a failure from outside any task."""
+        self._failure = error
+        self._tasks.cancel_scope.cancel()
+
+    # ------------------------------------------------------------ ends
+
     async def sender(self, queue: Queue[T]) -> Sender[T]:
-        """Opens a sending end of a queue for this incarnation of the service."""
+        """Opens a sending end of a queue; ends open at the same time are different senders.
+
+        Raises:
+            QueueError: the queue cannot be connected to.
+        """
+        open_ids = {end.id.rpartition("~")[2] for end in self._ends if end.name == queue.name and not end.closed}
+        index = next(index for index in itertools.count() if str(index) not in open_ids)
+        end: Sender[T] = Sender(queue.name, self._id(index), self._timing, self._clock)
+        self._open(end, self._connect(end))
+        return end
 
     async def receiver(self, queue: Queue[T], capacity: Capacity) -> Receiver[T]:
-        """Opens the receiving end of a queue, which `capacity` bounds exactly."""
+        """Opens the receiving end of a queue, which `capacity` bounds exactly.
+
+        Raises:
+            QueueError: another end listens there, the address cannot be used, or a sender's share would hold nothing.
+        """
+        end = Receiver(queue.name, self._id(), queue.record, capacity, self._timing, self._clock)
+        self._open(end, await self._listen(end))
+        return end
 
     async def publisher(self, service: str) -> Publisher:
-        """Opens the publishing end of `service`'s topics."""
+        """Opens the publishing end of `service`'s topics.
+
+        Raises:
+            QueueError: another end listens there, or the address cannot be used.
+        """
+        end = Publisher(f"topic:{service}", self._id(), self._timing, self._clock)
+        self._open(end, await self._listen(end))
+        return end
 
     async def subscribe(self, service: str, pace: float = 0.0) -> Subscription:
-        """Opens a subscription to `service`'s topics, which receives updates at most every `pace` seconds."""
+        """Opens a subscription to `service`'s topics, which receives updates at most every `pace` seconds.
+
+        Raises:
+            QueueError: the topics cannot be connected to.
+        """
+        end = Subscription(f"topic:{service}", self._id(), self._timing, self._clock, pace)
+        self._open(end, self._connect(end))
+        return end
+
+    def _id(self, index: int = 0) -> str:
+        return make_id(self.start, self._opened(), index)
+
+    def _open(self, end: End, link: Link) -> None:
+        self._ends = [one for one in self._ends if not one.closed] + [end]
+        end.open(link)
+        self._tasks.start_soon(end.timer.run)
+
+    @abstractmethod
+    def _connect(self, end: End) -> Link:
+        """Returns a link from a sender or subscription to the end that listens under its name."""
+
+    @abstractmethod
+    async def _listen(self, end: End) -> Link:
+        """Returns a link from a receiver or publisher to all ends that connect to its name."""

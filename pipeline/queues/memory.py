@@ -8,45 +8,49 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
 
 import anyio
 
 from sparring.pipeline.errors import QueueError
-from sparring.pipeline.messages.channels import Queue
-from sparring.pipeline.queues.interface import Capacity, T
-from sparring.pipeline.queues.receiving_end import ReceivingEnd
-from sparring.pipeline.queues.scope import Scope
-from sparring.pipeline.queues.sending_end import SendingEnd
-from sparring.pipeline.queues.topic_ends import SubscriptionEnd, TopicEnd
-from sparring.pipeline.queues.wire import (
-    DEFAULT_TIMING,
-    Data,
-    Grant,
-    PublisherHeartbeat,
-    SenderBye,
-    SenderHello,
-    SubscriberStatus,
-    Timing,
-    TopicUpdate,
-    make_id,
-)
+from sparring.pipeline.queues.ends import End, Link
+from sparring.pipeline.queues.frames import of_kind
+from sparring.pipeline.queues.interface import Transport
+from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Timing
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class Reference(Generic[T]):
+    """Holds a record that is passed by reference."""
+
+    __slots__ = ("_record",)
+    size = 0
+
+    def __init__(self, record: T) -> None:
+        self._record = record
+
+    def unpack(self, kind: type[K]) -> K:
+        """Returns the record; see `Payload.unpack`."""
+        return of_kind(self._record, kind)
 
 
 class MemoryHub:
     """Shares open ends and messages in transit among the transports of one process.
 
     A call caused by an arrival is made after the call that sent the message has returned, never inside it.
+
+    Attributes:
+        listening: receivers and publishers by name.
+        connected: senders and subscriptions by name.
     """
 
     def __init__(self) -> None:
         self.opened = itertools.count(1)
-        self.senders: dict[str, list[SendingEnd[Any]]] = {}
-        self.receivers: dict[str, ReceivingEnd[Any]] = {}
-        self.topics: dict[str, TopicEnd] = {}
-        self.subscriptions: dict[str, list[SubscriptionEnd]] = {}
+        self.listening: dict[str, End] = {}
+        self.connected: dict[str, list[End]] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._running = False
 
@@ -62,33 +66,40 @@ class MemoryHub:
         finally:
             self._running = False
 
-    def to_receiver(self, name: str, message: SenderHello | Data | SenderBye, route: SendingEnd[Any]) -> None:
-        """Delivers a message to the receiver of a queue, or loses it if none is open."""
-        end = self.receivers.get(name)
-        if end is not None:
-            end.received(message, route)
-            end.settle()
 
-    def to_sender(self, end: SendingEnd[Any], grant: Grant) -> None:
-        """Delivers a Grant to a sender, or loses it if the end is closed."""
-        if not end.closed:
-            end.received(grant)
+class MemoryLink:
+    """Links one end to those of the same name.
 
-    def to_publisher(self, service: str, status: SubscriberStatus, route: SubscriptionEnd) -> None:
-        """Delivers a message to a publisher, or loses it if none is open."""
-        end = self.topics.get(service)
-        if end is not None:
-            end.received(status, route)
-            end.settle()
+    Args:
+        hub: that all ends share.
+        end: this end.
+        release: removes the end from the hub.
+    """
 
-    def to_subscriber(self, end: SubscriptionEnd, message: TopicUpdate | PublisherHeartbeat, record: Any) -> None:
-        """Delivers a message to a subscriber, or loses it if the end is closed."""
-        if not end.closed:
-            end.received(message, record)
-            end.flush()
+    def __init__(self, hub: MemoryHub, end: End, release: Callable[[], None]) -> None:
+        self._hub = hub
+        self._end = end
+        self.close = release
+
+    def pack(self, record: T) -> Reference[T]:
+        """Returns a reference to a record."""
+        return Reference(record)
+
+    def send(self, message: Message, route: Hashable) -> None:
+        """Delivers a message to the end that is the route, or to the one that listens; loses it if none is open."""
+        self._hub.post(lambda: self._deliver(message, route))
+
+    def _deliver(self, message: Message, route: Hashable) -> None:
+        target = self._hub.listening.get(self._end.name) if route is None else route
+        if isinstance(target, End) and not target.closed:
+            target.received(message, self._end)
+            target.settle()
+
+    def poll(self) -> None:
+        """Does nothing: every message is delivered at once."""
 
 
-class MemoryTransport:
+class MemoryTransport(Transport):
     """Opens the ends of one incarnation of a service, in memory.
 
     Args:
@@ -107,138 +118,28 @@ class MemoryTransport:
         clock: Callable[[], float] = anyio.current_time,
     ) -> None:
         self.hub = MemoryHub() if hub is None else hub
-        self.start = start
-        self._timing = timing
-        self._clock = clock
-        self._scope = Scope()
+        super().__init__(start, timing, clock, lambda: next(self.hub.opened))
 
-    async def __aenter__(self) -> Self:
-        await self._scope.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return await self._scope.__aexit__(exc_type, exc, traceback)
-
-    def abandon(self) -> None:
-        """Drops all ends without notifying their peers, as a crash would."""
-        self._scope.close(notify_peers=False)
-
-    # ------------------------------------------------------------ queues
-
-    async def sender(self, queue: Queue[T]) -> SendingEnd[T]:
-        """Opens a sending end of a queue; ends open at the same time are different senders."""
-        name, hub, scope = queue.name, self.hub, self._scope
-        peers = hub.senders.setdefault(name, [])
-        index = scope.index(name)
-
-        def release() -> None:
-            scope.remove(end)
-            scope.release_index(name, index)
-            peers.remove(end)
-
-        end: SendingEnd[T] = SendingEnd(
-            make_id(self.start, next(hub.opened), index),
-            self._timing,
-            self._clock,
-            pack=lambda record: (record, 0),
-            transmit=lambda message: hub.post(lambda: hub.to_receiver(name, message, end)),
-            poll=_nothing,
-            release=release,
-        )
+    def _connect(self, end: End) -> MemoryLink:
+        peers = self.hub.connected.setdefault(end.name, [])
         peers.append(end)
-        scope.add(end, end.timer)
-        end.flush()
-        return end
+        return MemoryLink(self.hub, end, lambda: peers.remove(end))
 
-    async def receiver(self, queue: Queue[T], capacity: Capacity) -> ReceivingEnd[T]:
-        """Opens the receiving end of a queue, which `capacity` bounds exactly.
-
-        Raises:
-            QueueError: the queue already has a receiver, or a sender's share would hold nothing.
-        """
-        name, hub, scope = queue.name, self.hub, self._scope
-        _refuse_second("receiver of queue", name, hub.receivers)
+    async def _listen(self, end: End) -> MemoryLink:
+        name, listening = end.name, self.hub.listening
+        if name in listening:
+            raise QueueError(
+                f"got a second end that listens to {name!r}; expected one at a time; close the first, or rename it"
+            )
+        listening[name] = end
 
         def release() -> None:
-            scope.remove(end)
-            del hub.receivers[name]
+            del listening[name]
 
-        end: ReceivingEnd[T] = ReceivingEnd(
-            make_id(self.start, next(hub.opened)),
-            capacity,
-            self._timing,
-            self._clock,
-            unpack=lambda payload: payload,
-            on_discard=lambda _sender, _error: None,
-            transmit=lambda route, grant: hub.post(lambda: hub.to_sender(route, grant)),
-            poll=_nothing,
-            release=release,
-        )
-        hub.receivers[name] = end
-        scope.add(end, end.timer)
-        for sender in [*hub.senders.get(name, ())]:
-            sender.linked()
-        return end
+        return MemoryLink(self.hub, end, release)
 
-    # ------------------------------------------------------------ topics
-
-    async def publisher(self, service: str) -> TopicEnd:
-        """Opens the publishing end of `service`'s topic.
-
-        Raises:
-            QueueError: the topic already has a publisher.
-        """
-        hub, scope = self.hub, self._scope
-        _refuse_second("publisher of topic", service, hub.topics)
-
-        def release() -> None:
-            scope.remove(end)
-            del hub.topics[service]
-
-        end = TopicEnd(
-            make_id(self.start, next(hub.opened)),
-            self._timing,
-            self._clock,
-            pack=lambda record: record,
-            transmit=lambda route, message, record: hub.post(lambda: hub.to_subscriber(route, message, record)),
-            poll=_nothing,
-            release=release,
-        )
-        hub.topics[service] = end
-        scope.add(end)
-        for subscription in [*hub.subscriptions.get(service, ())]:
-            subscription.linked()
-        return end
-
-    async def subscribe(self, service: str, pace: float = 0.0) -> SubscriptionEnd:
-        """Opens a subscription to `service`'s topic, which receives updates at most every `pace` seconds."""
-        hub, scope = self.hub, self._scope
-        peers = hub.subscriptions.setdefault(service, [])
-
-        def release() -> None:
-            scope.remove(end)
-            peers.remove(end)
-
-        end = SubscriptionEnd(
-            self._timing,
-            self._clock,
-            transmit=lambda status: hub.post(lambda: hub.to_publisher(service, status, end)),
-            poll=_nothing,
-            release=release,
-            pace=pace,
-        )
-        peers.append(end)
-        scope.add(end, end.timer)
-        end.flush()
-        return end
-
-
-def _nothing() -> None:
-    """Does nothing: memory delivers every message at once."""
-
-
-def _refuse_second(what: str, name: str, opened: Mapping[str, object]) -> None:
-    if name in opened:
-        raise QueueError(f"got a second {what} {name!r}; expected one at a time; close the first, or use another name")
+    def _open(self, end: End, link: Link) -> None:
+        super()._open(end, link)
+        if self.hub.listening.get(end.name) is end:
+            for peer in [*self.hub.connected.get(end.name, ())]:
+                peer.linked()

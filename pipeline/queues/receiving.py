@@ -1,26 +1,88 @@
-"""Implements the receiver's half of a queue without I/O; `credit` explains the rules."""
+"""Implements the receiver's half of a queue without I/O; `sending` explains the rules."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 
-from sparring.pipeline.errors import CodecError, Empty
-from sparring.pipeline.queues.interface import Capacity
-from sparring.pipeline.queues.shares import Share, Shares
-from sparring.pipeline.queues.wire import Data, EndId, Grant, SenderBye, SenderHello, Timing, parse_id
+from sparring.pipeline.errors import CodecError, Empty, QueueError
+from sparring.pipeline.queues.wire import Data, EndId, Grant, Payload, SenderBye, SenderHello, Timing, parse_id
 
 REMEMBERED: Final = 64
 """Departed senders that are remembered: one may have been silent only, or its messages may arrive late."""
 READINGS: Final = 3
-"""UnreadableData copies of a message after which the error is logged, and only Hellos cause further copies."""
+"""Unreadable copies of a message after which the error is logged, and only Hellos cause further copies."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """Bounds what a receiving queue holds.
+
+    Attributes:
+        messages: from all senders together.
+        steps: agent-steps in them.
+        senders: most senders that share the capacity; each gets an equal share.
+    """
+
+    messages: int
+    steps: int
+    senders: int = 1
+
+    @property
+    def largest(self) -> int:
+        """Returns the steps of the largest message: a quarter of the queue, or a sender's share if that is less."""
+        return max(1, min(self.steps // 4, self.steps // self.senders))
+
+
+@dataclass(kw_only=True, slots=True)
+class ReceiverStatistics:
+    """Counts the messages of a receiving end since it was opened.
+
+    Attributes:
+        queued_messages: messages that have arrived and are not handed out, with `queued_steps` steps in them.
+        held_messages: messages that have arrived and are not acknowledged, with `held_steps` steps in them.
+        got_messages: messages handed out.
+        duplicates: messages dropped because they had been seen.
+        discarded: copies that could not be decoded; requested again, and logged after several failures.
+        refused: messages that were early, from an unknown sender, or beyond its sender's share.
+        senders: senders present now.
+        waits: gets that had to wait, for `waited_s` seconds in total.
+        fullest_messages: most messages ever held at once; never above the capacity.
+    """
+
+    queued_messages: int = 0
+    queued_steps: int = 0
+    held_messages: int = 0
+    held_steps: int = 0
+    got_messages: int = 0
+    got_steps: int = 0
+    duplicates: int = 0
+    discarded: int = 0
+    refused: int = 0
+    senders: int = 0
+    waits: int = 0
+    waited_s: float = 0.0
+    fullest_messages: int = 0
+    fullest_steps: int = 0
+
+    @property
+    def unacknowledged_messages(self) -> int:
+        """Returns the number of messages handed out and not yet acknowledged."""
+        return self.held_messages - self.queued_messages
+
+    @property
+    def unacknowledged_steps(self) -> int:
+        """Returns the steps handed out and not yet acknowledged."""
+        return self.held_steps - self.queued_steps
 
 
 @dataclass(slots=True, eq=False)
-class KnownSender:
+class KnownSender(Generic[T]):
     """Holds a receiver's view of a sender.
 
     Attributes:
@@ -30,8 +92,9 @@ class KnownSender:
         present: it has sent a message lately.
         gone: it will not return, because it closed or a later incarnation replaced it.
         echo: serial of its latest Hello, which reported `sent`.
-        share: share that it may fill, None while it waits for one.
+        share: those whose messages are charged to the same share as its own; the present owner of the share is last.
         pending: messages that arrived and are not acknowledged, in sequence; `queue` holds those not handed out.
+        pending_steps: steps in them.
         fresh_messages: messages of credit returned since the last Grant, `fresh_steps` the steps.
         due: time of the next Grant.
         unreadable: times in a row that the message expected next has arrived and could not be decoded.
@@ -39,18 +102,19 @@ class KnownSender:
 
     id: str
     end_id: EndId
-    route: Any
-    expected: int
+    route: Hashable
     last_seen_at: float
+    expected: int = 0
     introduced: bool = False
     present: bool = True
     gone: bool = False
     echo: int = 0
     sent: int = 0
     ask: bool = False
-    share: Share | None = None
-    pending: deque[ReceivedMessage] = field(default_factory=deque)
-    queue: deque[ReceivedMessage] = field(default_factory=deque)
+    share: list[KnownSender[T]] = field(default_factory=list)
+    pending: deque[ReceivedMessage[T]] = field(default_factory=deque)
+    pending_steps: int = 0
+    queue: deque[ReceivedMessage[T]] = field(default_factory=deque)
     fresh_messages: int = 0
     fresh_steps: int = 0
     due: float = math.inf
@@ -58,25 +122,23 @@ class KnownSender:
 
 
 @dataclass(slots=True, eq=False)
-class ReceivedMessage:
-    """Holds a message that has arrived and is charged to `share` in `tenure`."""
+class ReceivedMessage(Generic[T]):
+    """Holds a message that has arrived."""
 
-    peer: KnownSender
+    peer: KnownSender[T]
     steps: int
-    record: Any
-    share: Share
-    tenure: int
+    record: T
     acknowledged: bool = False
 
 
-class ReceiverState:
+class ReceiverState(Generic[T]):
     """Accepts, queues and acknowledges the messages of all senders of a queue.
 
     Args:
         receiver: id of this end.
+        record: type of the records; any other is unreadable, and sent again until it can be read.
         capacity: bounds the messages held here together with those that present senders have sent.
         timing: intervals.
-        unpack: turns a payload into a record; after a CodecError the message is sent again until it can be read.
         on_discard: called with the sender's id and the error, once per message with several unreadable copies.
 
     Raises:
@@ -86,31 +148,29 @@ class ReceiverState:
     def __init__(
         self,
         receiver: str,
+        record: type[T],
         capacity: Capacity,
         timing: Timing,
-        unpack: Callable[[Any], Any] = lambda payload: payload,
         on_discard: Callable[[str, CodecError], None] = lambda _sender, _error: None,
     ) -> None:
+        if capacity.senders < 1 or min(capacity.messages, capacity.steps) < capacity.senders:
+            raise QueueError(
+                f"got {capacity}; expected at least one sender, and a message and a step for each; "
+                "raise messages and steps or lower senders"
+            )
         self.receiver = receiver
         self.capacity = capacity
-        self.shares = Shares(capacity)
+        self.counts = ReceiverStatistics()
+        self._record = record
         self._timing = timing
-        self._unpack = unpack
         self._on_discard = on_discard
-        self.queued_messages = 0
-        self.queued_steps = 0
-        self.got_messages = 0
-        self.got_steps = 0
-        self.duplicates = 0
-        self.discarded = 0
-        self.refused = 0  # early, damaged, from an unknown sender, or beyond its sender's share
-        self._peers: dict[str, KnownSender] = {}  # present or remembered
-        self._latest: dict[str, KnownSender] = {}  # by name
-        self._departed: dict[str, None] = {}  # oldest first
-        self._orphaned: deque[KnownSender] = deque()  # departed, with messages in their queues
-        self._ring: deque[KnownSender] = deque()  # present, with messages in their queues; next turn first
-        self._due: dict[str, KnownSender] = {}
-        self._replies_to_unknown: dict[Any, Grant] = {}
+        self._share_messages = capacity.messages // capacity.senders
+        self._share_steps = capacity.steps // capacity.senders
+        self._shares: list[list[KnownSender[T]]] = [[] for _ in range(capacity.senders)]
+        self._peers: dict[str, KnownSender[T]] = {}  # the latest of each name, present or remembered
+        self._orphaned: deque[KnownSender[T]] = deque()  # departed, with messages in their queues
+        self._ring: deque[KnownSender[T]] = deque()  # present, with messages in their queues; next turn first
+        self._replies_to_unknown: dict[Hashable, Grant] = {}
         self._next_due = math.inf
 
     @property
@@ -131,7 +191,7 @@ class ReceiverState:
 
     # ------------------------------------------------------------ events
 
-    def on_hello(self, now: float, hello: SenderHello, route: Any) -> None:
+    def on_hello(self, now: float, hello: SenderHello, route: Hashable) -> None:
         """Handles a sender's introduction or question."""
         peer = self._peers.get(hello.sender) or self._register(now, hello, route)
         if peer is None:
@@ -139,11 +199,7 @@ class ReceiverState:
         if peer.gone:
             self._reject(route, superseded=True)
             return
-        if not peer.present:
-            peer.present = True
-            del self._departed[peer.id]
-            self._move(peer, self._orphaned, self._ring)
-            peer.share = self.shares.claim(peer.id)
+        peer.present = True
         peer.last_seen_at = now
         peer.route = route
         if hello.receiver == self.receiver:
@@ -151,85 +207,97 @@ class ReceiverState:
             peer.expected = max(peer.expected, hello.oldest)
         if hello.serial > peer.echo:
             peer.echo, peer.sent = hello.serial, hello.sent if peer.introduced else 0
+        self._assign_shares(now, [peer, *self._peers.values()])
         self._schedule(peer, now)
 
-    def _register(self, now: float, hello: SenderHello, route: Any) -> KnownSender | None:
+    def _register(self, now: float, hello: SenderHello, route: Hashable) -> KnownSender[T] | None:
         """Adds a sender in its predecessor's place; returns None for one that is no longer the latest."""
         try:
             end_id = parse_id(hello.sender)
         except ValueError:
-            self.refused += 1
+            self.counts.refused += 1
             return None
-        former = self._latest.get(end_id.name)
-        if former is not None and former.end_id.order >= end_id.order:
-            self._reject(route, superseded=True)
-            return None
-        peer = KnownSender(hello.sender, end_id, route, 0, now)
-        self._peers[peer.id] = self._latest[end_id.name] = peer
-        peer.share = self.shares.claim(peer.id, first=former is not None)
+        former = next((peer for peer in self._peers.values() if peer.end_id.name == end_id.name), None)
         if former is not None:
+            if former.end_id.order >= end_id.order:
+                self._reject(route, superseded=True)
+                return None
             self._depart(former, permanently=True)
+            del self._peers[former.id]
+        departed = [peer.id for peer in self._peers.values() if not (peer.present or peer.pending)]
+        for id_ in departed[:-REMEMBERED]:
+            del self._peers[id_]
+        peer = self._peers[hello.sender] = KnownSender(hello.sender, end_id, route, now)
         return peer
 
-    def on_data(self, now: float, data: Data, route: Any) -> bool:
+    def on_data(self, now: float, data: Data, route: Hashable) -> bool:
         """Handles a message; returns whether it was new and in sequence, and is now held here."""
         peer = self._peers.get(data.sender)
         if peer is None or not peer.present:
-            self.refused += 1
+            self.counts.refused += 1
             self._reject(route, superseded=False)
             return False
         peer.last_seen_at = now
-        if not peer.introduced:
-            self._ask_again(now, peer)
-            return False
-        if data.sequence < peer.expected:
-            self.duplicates += 1
+        if peer.introduced and data.sequence < peer.expected:
+            self.counts.duplicates += 1
             self._schedule(peer, now)
             return False
-        if data.sequence > peer.expected or not self.shares.charge(peer.share, data.steps):
+        if not peer.introduced or data.sequence > peer.expected or not self._has_room(peer, data.steps):
             self._ask_again(now, peer)
             return False
-        assert peer.share is not None
-        return self._read(now, ReceivedMessage(peer, data.steps, None, peer.share, peer.share.tenure), data.payload)
+        return self._read(now, peer, data.steps, data.payload)
 
-    def _read(self, now: float, entry: ReceivedMessage, payload: Any) -> bool:
+    def _has_room(self, peer: KnownSender[T], steps: int) -> bool:
+        most_messages, most_steps = self._granted(peer)
+        return len(peer.pending) < most_messages and peer.pending_steps + steps <= most_steps
+
+    def _granted(self, peer: KnownSender[T]) -> tuple[int, int]:
+        """Returns the messages and steps that a sender may have unacknowledged: what others left of its share."""
+        if not (peer.share and peer.share[-1] is peer):
+            return 0, 0
+        former = peer.share[:-1]
+        messages = self._share_messages - sum(len(one.pending) for one in former)
+        return messages, self._share_steps - sum(one.pending_steps for one in former)
+
+    def _read(self, now: float, peer: KnownSender[T], steps: int, payload: Payload) -> bool:
         """Queues a readable message; an unreadable one is requested again forever, or its steps would go uncounted."""
-        peer = entry.peer
         try:
-            entry.record = self._unpack(payload)
+            entry = ReceivedMessage(peer, steps, payload.unpack(self._record))
         except CodecError as error:
-            self.discarded += 1
+            self.counts.discarded += 1
             peer.unreadable += 1
             if peer.unreadable == READINGS:
                 self._on_discard(peer.id, error)
-            self.shares.discharge(entry.share, entry.tenure, entry.steps)
             self._ask_again(now, peer)
             return False
         peer.unreadable = 0
         peer.expected += 1
-        peer.pending.append(entry)
-        self._queue(entry)
-        return True
-
-    def _queue(self, entry: ReceivedMessage) -> None:
-        peer = entry.peer
         if not peer.queue:
             self._ring.append(peer)
+        peer.pending.append(entry)
         peer.queue.append(entry)
-        self.queued_messages += 1
-        self.queued_steps += entry.steps
+        peer.pending_steps += steps
+        counts = self.counts
+        counts.queued_messages += 1
+        counts.queued_steps += steps
+        counts.held_messages += 1
+        counts.held_steps += steps
+        counts.fullest_messages = max(counts.fullest_messages, counts.held_messages)
+        counts.fullest_steps = max(counts.fullest_steps, counts.held_steps)
+        return True
 
-    def _ask_again(self, now: float, peer: KnownSender) -> None:
-        self.refused += 1
+    def _ask_again(self, now: float, peer: KnownSender[T]) -> None:
+        self.counts.refused += 1
         if peer.unreadable < READINGS:  # else the sender's next Hello causes another copy
             peer.ask = True
             self._schedule(peer, now)
 
-    def on_bye(self, bye: SenderBye) -> None:
+    def on_bye(self, now: float, bye: SenderBye) -> None:
         """Handles the orderly end of a sender."""
         peer = self._peers.get(bye.sender)
         if peer is not None:
             self._depart(peer, permanently=True)
+            self._assign_shares(now, self._peers.values())
 
     def tick(self, now: float) -> None:
         """Removes senders that were silent for too long; a Hello brings one back.
@@ -239,10 +307,32 @@ class ReceiverState:
         timeout = self._timing.peer_timeout
         for peer in [peer for peer in self._peers.values() if peer.present and peer.last_seen_at + timeout <= now]:
             self._depart(peer, permanently=False)
+        self._assign_shares(now, self._peers.values())
+
+    def _depart(self, peer: KnownSender[T], *, permanently: bool) -> None:
+        """Marks a sender that has left; its queued messages stay and are handed out first."""
+        peer.gone |= permanently
+        peer.present = False
+        peer.due = math.inf
+        if peer in self._ring:
+            self._ring.remove(peer)
+            self._orphaned.append(peer)
+
+    def _assign_shares(self, now: float, peers: Iterable[KnownSender[T]]) -> None:
+        """Gives the emptiest free shares to those of these senders that wait for one."""
+        for peer in peers:
+            if not peer.present or (peer.share and peer.share[-1] is peer):
+                continue
+            free = [share for share in self._shares if not (share and share[-1].present)]
+            if not free:
+                return
+            peer.share = min(free, key=lambda share: sum(len(one.pending) for one in share))
+            peer.share[:] = [*(one for one in peer.share if one.pending and one is not peer), peer]
+            self._schedule(peer, now)
 
     # ------------------------------------------------------------ handing out
 
-    def take(self) -> ReceivedMessage:
+    def take(self) -> ReceivedMessage[T]:
         """Returns the next message: first those of departed senders, then one of each sender in turn.
 
         Raises:
@@ -254,50 +344,48 @@ class ReceiverState:
         peer = waiting.popleft()
         entry = peer.queue.popleft()
         if peer.queue:
-            waiting.append(peer) if peer.present else waiting.appendleft(peer)
-        self.queued_messages -= 1
-        self.queued_steps -= entry.steps
-        self.got_messages += 1
-        self.got_steps += entry.steps
+            self._ring.append(peer) if peer.present else self._orphaned.appendleft(peer)
+        self.counts.queued_messages -= 1
+        self.counts.queued_steps -= entry.steps
+        self.counts.got_messages += 1
+        self.counts.got_steps += entry.steps
         return entry
 
-    def acknowledge(self, now: float, entry: ReceivedMessage) -> None:
+    def acknowledge(self, now: float, entry: ReceivedMessage[T]) -> None:
         """Acknowledges a message, which takes effect when all earlier ones of its sender are acknowledged."""
         entry.acknowledged = True
         peer = entry.peer
         while peer.pending and peer.pending[0].acknowledged:
-            done = peer.pending.popleft()
-            self.shares.discharge(done.share, done.tenure, done.steps)
-            owner = self._peers.get(done.share.owner)
-            if owner is not None:
-                self._freed(now, owner, done.steps)
-            if peer.present and owner is not peer:
-                self._freed(now, peer, done.steps)
+            steps = peer.pending.popleft().steps
+            peer.pending_steps -= steps
+            self.counts.held_messages -= 1
+            self.counts.held_steps -= steps
+            self._credit(now, peer.share[-1], steps)
+            if peer is not peer.share[-1]:
+                self._credit(now, peer, steps)
 
-    def _freed(self, now: float, peer: KnownSender, steps: int) -> None:
+    def _credit(self, now: float, peer: KnownSender[T], steps: int) -> None:
         """Schedules the Grant of returned credit: at once from a quarter of a share, else shortly."""
-        peer.fresh_messages += 1
-        peer.fresh_steps += steps
-        urgent = (
-            4 * peer.fresh_messages >= self.shares.share_messages or 4 * peer.fresh_steps >= self.shares.share_steps
-        )
-        self._schedule(peer, now if urgent else now + self._timing.acknowledge)
+        if peer.present:
+            peer.fresh_messages += 1
+            peer.fresh_steps += steps
+            urgent = 4 * peer.fresh_messages >= self._share_messages or 4 * peer.fresh_steps >= self._share_steps
+            self._schedule(peer, now if urgent else now + self._timing.acknowledge)
 
     # ------------------------------------------------------------ grants
 
-    def outgoing(self, now: float) -> list[tuple[Any, Grant]]:
+    def outgoing(self, now: float) -> list[tuple[Hashable, Grant]]:
         """Returns the Grants to send now, each with its route; an infinite `now` returns all that are not sent yet."""
         out = list(self._replies_to_unknown.items())
         self._replies_to_unknown.clear()
         if self._next_due <= now:
-            for peer in [peer for peer in self._due.values() if peer.due <= now]:
-                out.append((peer.route, self._grant(peer)))
-                del self._due[peer.id]
-            self._next_due = min((peer.due for peer in self._due.values()), default=math.inf)
+            due = [peer for peer in self._peers.values() if peer.due <= now and peer.due < math.inf]
+            out += [(peer.route, self._grant(peer)) for peer in due]
+            self._next_due = min((peer.due for peer in self._peers.values()), default=math.inf)
         return out
 
-    def _grant(self, peer: KnownSender) -> Grant:
-        messages, steps = self.shares.granted(peer.share)
+    def _grant(self, peer: KnownSender[T]) -> Grant:
+        messages, steps = self._granted(peer)
         ask, peer.ask = peer.ask, False
         peer.fresh_messages = peer.fresh_steps = 0
         peer.due = math.inf
@@ -307,20 +395,17 @@ class ReceiverState:
             messages=messages,
             steps=steps,
             largest=self.capacity.largest,
-            whole=self.shares.share_steps,
             received=peer.expected,
             acknowledged=peer.expected - len(peer.pending),
             missing=peer.expected < peer.sent,
             ask=ask,
         )
 
-    def _schedule(self, peer: KnownSender, due: float) -> None:
-        if due < peer.due:
-            peer.due = due
-            self._due[peer.id] = peer
-            self._next_due = min(self._next_due, due)
+    def _schedule(self, peer: KnownSender[T], due: float) -> None:
+        peer.due = min(peer.due, due)
+        self._next_due = min(self._next_due, due)
 
-    def _reject(self, route: Any, *, superseded: bool) -> None:
+    def _reject(self, route: Hashable, *, superseded: bool) -> None:
         """Replies to a sender that is unknown, or no longer the latest of its name."""
         self._replies_to_unknown[route] = Grant(
             receiver=self.receiver,
@@ -328,46 +413,8 @@ class ReceiverState:
             messages=0,
             steps=0,
             largest=self.capacity.largest,
-            whole=self.shares.share_steps,
             received=0,
             acknowledged=0,
             ask=not superseded,
             superseded=superseded,
         )
-
-    # ------------------------------------------------------------ departures
-
-    def _depart(self, peer: KnownSender, *, permanently: bool) -> None:
-        """Frees the share of a sender that has left; its queued messages stay and are handed out first."""
-        peer.gone |= permanently
-        if not peer.present:
-            return
-        peer.present = False
-        peer.due = math.inf
-        self._due.pop(peer.id, None)
-        self._move(peer, self._ring, self._orphaned)
-        self._vacate(peer)
-        self._departed[peer.id] = None
-        for id_ in [*self._departed][:-REMEMBERED]:
-            if not self._peers[id_].pending:
-                self._forget(self._peers[id_])
-
-    def _vacate(self, peer: KnownSender) -> None:
-        self.shares.withdraw(peer.id)
-        if peer.share is None:
-            return
-        share, peer.share = peer.share, None
-        successor = self._peers.get(self.shares.release(share))
-        if successor is not None:
-            successor.share = share
-            self._schedule(successor, -math.inf)
-
-    def _move(self, peer: KnownSender, source: deque[KnownSender], target: deque[KnownSender]) -> None:
-        if peer.queue:
-            source.remove(peer)
-            target.append(peer)
-
-    def _forget(self, peer: KnownSender) -> None:
-        del self._peers[peer.id], self._departed[peer.id]
-        if self._latest.get(peer.end_id.name) is peer:
-            del self._latest[peer.end_id.name]

@@ -11,10 +11,13 @@ is sent again.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
-from sparring.pipeline.queues.wire import PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate
+from sparring.pipeline.queues.wire import Payload, PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate
+
+ToSubscriber = tuple[Hashable, TopicUpdate | PublisherHeartbeat]
+"""A route, and a message along it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,23 +51,23 @@ class PublisherState:
         self.publisher = publisher
         self._timing = timing
         self._revision = 0
-        self._latest: dict[str, tuple[int, Any]] = {}  # key: revision and payload, in the order of revisions
-        self._subscribers: dict[Any, Subscriber] = {}
-        self._ready: dict[Any, Subscriber] = {}  # those that may be due an update or an answer
+        self._latest: dict[str, tuple[int, Payload]] = {}  # key: revision and payload, in the order of revisions
+        self._subscribers: dict[Hashable, Subscriber] = {}
+        self._ready: dict[Hashable, Subscriber] = {}  # those that may be due an update or an answer
 
     @property
     def subscribers(self) -> int:
         """Returns the number of present subscribers."""
         return len(self._subscribers)
 
-    def publish(self, key: str, payload: Any) -> None:
+    def publish(self, key: str, payload: Payload) -> None:
         """Makes `payload` the latest of `key`."""
         self._revision += 1
         self._latest.pop(key, None)
         self._latest[key] = self._revision, payload
         self._ready.update(self._subscribers)
 
-    def on_status(self, now: float, status: SubscriberStatus, route: Any) -> None:
+    def on_status(self, now: float, status: SubscriberStatus, route: Hashable) -> None:
         """Handles the status of a subscriber."""
         if status.leaving:
             self._subscribers.pop(route, None)
@@ -83,22 +86,22 @@ class PublisherState:
             subscriber.sent = subscriber.has
         self._ready[route] = subscriber
 
-    def outgoing(self, now: float) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
-        """Returns the messages to send now: route, message and payload (None with a heartbeat)."""
-        out: list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]] = []
+    def outgoing(self, now: float) -> list[ToSubscriber]:
+        """Returns the messages to send now."""
+        out: list[ToSubscriber] = []
         for route, subscriber in self._ready.items():
             if now - subscriber.last_seen_at >= self._timing.peer_timeout:
                 del self._subscribers[route]
                 continue
             pushed = [] if subscriber.sent > subscriber.has else self._push(route, subscriber)
             if subscriber.answer and not pushed:
-                out.append((route, PublisherHeartbeat(publisher=self.publisher, echo=subscriber.echo), None))
+                out.append((route, PublisherHeartbeat(publisher=self.publisher, echo=subscriber.echo)))
             subscriber.answer = False
             out += pushed
         self._ready.clear()
         return out
 
-    def final_updates(self) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
+    def final_updates(self) -> list[ToSubscriber]:
         """Returns the updates to send before this end closes, without waiting for confirmations.
 
         An unconfirmed push may be lost, so it is repeated: after the close, subscribers could not request it.
@@ -107,16 +110,14 @@ class PublisherState:
             subscriber.sent = subscriber.has
         return [pushed for route, subscriber in self._subscribers.items() for pushed in self._push(route, subscriber)]
 
-    def _push(self, route: Any, subscriber: Subscriber) -> list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]]:
+    def _push(self, route: Hashable, subscriber: Subscriber) -> list[ToSubscriber]:
         """Returns the updates that are newer than the last one sent."""
-        news = [(key, *entry) for key, entry in self._latest.items() if entry[0] > subscriber.sent]
-        pushed: list[tuple[Any, TopicUpdate | PublisherHeartbeat, Any]] = []
-        for key, revision, payload in news:
-            update = TopicUpdate(
-                publisher=self.publisher, echo=subscriber.echo, after=subscriber.sent, revision=revision, key=key
-            )
-            pushed.append((route, update, payload))
-            subscriber.sent, subscriber.missed = revision, 0
+        pushed: list[ToSubscriber] = []
+        for key, (revision, payload) in self._latest.items():
+            if revision > subscriber.sent:
+                update = TopicUpdate(self.publisher, subscriber.echo, subscriber.sent, revision, key, payload)
+                pushed.append((route, update))
+                subscriber.sent, subscriber.missed = revision, 0
         return pushed
 
 
@@ -133,7 +134,7 @@ class SubscriberState:
         self._timing = timing
         self._pace = pace
         self.publisher = ""
-        self.latest: dict[str, Any] = {}
+        self.latest: dict[str, object] = {}
         self.last_seen_at = -math.inf
         self._revision = 0
         self._serial = 0
@@ -161,15 +162,19 @@ class SubscriberState:
         self.last_seen_at = now
         return True
 
-    def on_update(self, now: float, update: TopicUpdate, record: Any) -> bool:
-        """Handles an update; returns whether its record is new."""
+    def on_update(self, now: float, update: TopicUpdate) -> bool:
+        """Handles an update; returns whether its record is new.
+
+        Raises:
+            CodecError: the record cannot be read.
+        """
         if not self.on_heartbeat(now, update):
             return False
         self._confirm_at = min(self._confirm_at, now + self._pace)
         if update.revision <= self._revision or update.after > self._revision:
             return False
+        self.latest[update.key] = update.payload.unpack(object)
         self._revision = update.revision
-        self.latest[update.key] = record
         return True
 
     def outgoing(self, now: float) -> SubscriberStatus | None:

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from sparring.pipeline.errors import QueueError
+from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages.schema import record
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +118,21 @@ class SenderHello:
     receiver: str = ""
 
 
+class Payload(Protocol):
+    """Holds a record between two ends, as its transport carries it."""
+
+    @property
+    def size(self) -> int:
+        """Returns the bytes of the record, 0 where it is not packed."""
+
+    def unpack(self, kind: type[T]) -> T:
+        """Returns the record.
+
+        Raises:
+            CodecError: it is damaged, exceeds the limits, or is of another kind.
+        """
+
+
 class Data(NamedTuple):
     """A sender sends one record; over ZeroMQ as a head and the codec's frames.
 
@@ -123,13 +140,13 @@ class Data(NamedTuple):
         sender: id of the sender.
         sequence: counts the messages of this sender from 0.
         steps: agent-steps in the message.
-        payload: record as the sender's end has packed it.
+        payload: the record.
     """
 
     sender: str
     sequence: int
     steps: int
-    payload: Any
+    payload: Payload
 
 
 @record("queue_bye")
@@ -146,10 +163,9 @@ class Grant:
     Attributes:
         receiver: id of the receiver.
         echo: serial of the latest Hello from this sender, 0 if there was none.
-        messages: messages that the sender may have unacknowledged.
+        messages: messages that the sender may have unacknowledged: what is left of its share.
         steps: agent-steps in them.
         largest: steps of the largest message.
-        whole: steps of a share that inherits nothing; a message above that would wait forever.
         received: sequence number expected next.
         acknowledged: all messages before this sequence number are acknowledged.
         missing: some messages sent before the echoed Hello did not arrive and must be sent again.
@@ -162,7 +178,6 @@ class Grant:
     messages: int
     steps: int
     largest: int
-    whole: int
     received: int
     acknowledged: int
     missing: bool = False
@@ -189,16 +204,16 @@ class SubscriberStatus:
     leaving: bool = False
 
 
-@record("topic_update")
-class TopicUpdate:
-    """A publisher sends the latest record of a key, whose frames follow this head over ZeroMQ.
+class TopicUpdate(NamedTuple):
+    """A publisher sends the latest record of a topic; over ZeroMQ as a head and the codec's frames.
 
     Attributes:
         publisher: id of the publisher.
         echo: serial of the latest status of this subscriber.
         after: revision pushed to this subscriber before, 0 for none.
-        revision: counts the publications of this publisher from 1, over all keys.
-        key: key of the record.
+        revision: counts the publications of this publisher from 1, over all topics.
+        key: key of the topic.
+        payload: the record.
     """
 
     publisher: str
@@ -206,6 +221,7 @@ class TopicUpdate:
     after: int
     revision: int
     key: str
+    payload: Payload
 
 
 @record("topic_heartbeat")
@@ -214,3 +230,15 @@ class PublisherHeartbeat:
 
     publisher: str
     echo: int
+
+
+Message = SenderHello | Data | SenderBye | Grant | SubscriberStatus | TopicUpdate | PublisherHeartbeat
+
+
+def misdirected(message: Message) -> CodecError:
+    """Returns the error of an end that such a message is not for."""
+    return CodecError(
+        got=f"a message of type {type(message).__name__}",
+        expected="one for this end",
+        remedy="connect each kind of end to the endpoint of its counterpart",
+    )

@@ -1,7 +1,7 @@
 """Opens sockets over ZeroMQ; no other module imports zmq.
 
 Receivers and publishers bind ROUTER sockets, senders and subscribers connect DEALER sockets.
-ZeroMQ's own limits never act: credit bounds the messages in transit, and the rules in `credit` and
+ZeroMQ's own limits never act: credit bounds the messages in transit, and the rules in `sending` and
 `topic` find and repeat what a broken connection loses. While a receiver is away, one small message per
 heartbeat waits for it. (`IMMEDIATE` would prevent that, and lose the last acknowledgements of a
 receiver that closes.)
@@ -14,6 +14,7 @@ swallow the announcement, so its events are read again after every send (`ZmqSoc
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -56,6 +57,11 @@ _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _RCVMORE: Final = int(zmq.RCVMORE)
 _EVENTS: Final = int(zmq.EVENTS)
 _READABLE: Final = int(zmq.POLLIN)
+
+LINGER_S: Final = 0.2
+"""Seconds for which the final messages of a closed socket are kept for sending."""
+
+Closing = Callable[[], None]
 
 log = structlog.get_logger(__name__)
 
@@ -165,39 +171,35 @@ class ZmqSockets:
 
     Args:
         protection: of TCP endpoints.
-        rejections: counts rejected connections.
         timing: intervals.
-        clock: gives rising seconds.
         limits: bounds of a message.
         reconnect: seconds between attempts to connect.
         bind: seconds for which a taken address is tried again, because its owner may be closing.
-        linger: seconds for which the final messages of a closed socket are kept for sending.
         failed: called with an exception that a socket's callback raises.
+
+    Attributes:
+        rejections: counts rejected connections.
     """
 
     def __init__(
         self,
         protection: Protection,
-        rejections: HandshakeRejections,
         timing: Timing,
-        clock: Callable[[], float],
         limits: Limits,
         *,
         reconnect: float,
         bind: float,
-        linger: float,
         failed: Callable[[Exception], None],
     ) -> None:
         self.curve = protection.curve
         self._insecure = protection.insecure
         self._machines = protection.machines
-        self._rejections = rejections
         self._timing = timing
-        self._clock = clock
+        self._clock = time.monotonic
+        self.rejections = HandshakeRejections(self._clock)
         self._limits = limits
         self._reconnect = reconnect
         self._bind_s = bind
-        self._linger = linger
         self._failed = failed
         self._context = zmq.Context(io_threads=1)
         self._authentication = None if self.curve is None else self._authenticate(self.curve)
@@ -211,7 +213,7 @@ class ZmqSockets:
         """Closes the context; blocks for at most the linger time."""
         self._context.destroy()
 
-    def connect(self, name: str, endpoint: str) -> tuple[ZmqSocket, Callable[[], None]]:
+    def connect(self, name: str, endpoint: str) -> tuple[ZmqSocket, Closing]:
         """Returns a socket that connects to a listener, and a function that closes it.
 
         Raises:
@@ -238,9 +240,7 @@ class ZmqSockets:
 
         return link, close
 
-    async def listen(
-        self, name: str, endpoint: str, max_bytes: int | None = None
-    ) -> tuple[ZmqSocket, Callable[[], None]]:
+    async def listen(self, name: str, endpoint: str, max_bytes: int | None = None) -> tuple[ZmqSocket, Closing]:
         """Returns a socket that listens, and a function that closes it and frees the address.
 
         Args:
@@ -286,7 +286,7 @@ class ZmqSockets:
 
     def _socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.setsockopt(zmq.LINGER, int(self._linger * 1000))
+        socket.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
         socket.setsockopt(zmq.SNDHWM, 0)  # credit bounds it
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, self._limits.total)
@@ -298,7 +298,7 @@ class ZmqSockets:
 
     # ------------------------------------------------------------ keys
 
-    def _secure(self, socket: zmq.Socket[bytes], name: str, endpoint: str) -> Callable[[], None]:
+    def _secure(self, socket: zmq.Socket[bytes], name: str, endpoint: str) -> Closing:
         """Makes a listening socket reject unauthenticated clients; returns a function that ends its monitoring."""
         if ipc_path(endpoint) is not None:
             return _nothing
@@ -311,9 +311,7 @@ class ZmqSockets:
         socket.curve_server = True
         socket.zap_domain = name.encode()
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer every client is rejected
-        handshakes = Handshakes(
-            lambda peer, cause: self._rejections.count(name, peer, cause), peer_address, self._clock
-        )
+        handshakes = Handshakes(lambda peer, cause: self.rejections.count(name, peer, cause), peer_address, self._clock)
         return self._watch(socket, name, handshakes.on_event)
 
     def _authenticate(self, curve: Curve) -> ZmqSocket:
@@ -321,7 +319,7 @@ class ZmqSockets:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind("inproc://zeromq.zap.01")
-        authenticator = CurveAuthenticator(curve.clients, self._rejections, zmq.utils.z85.encode)
+        authenticator = CurveAuthenticator(curve.clients, self.rejections, zmq.utils.z85.encode)
         link = ZmqSocket(socket, "keys", self._failed)
         link.open(lambda frames, route: link.send(authenticator.answer(frames), route), _nothing)
         return link
@@ -331,9 +329,9 @@ class ZmqSockets:
         if event in REFUSED:
             raise _key_rejected(name)
         if event == "HANDSHAKE_FAILED_NO_DETAIL":  # ZeroMQ tries again
-            self._rejections.count(name, endpoint, "it closed the connection: it is shutting down, or has other keys")
+            self.rejections.count(name, endpoint, "it closed the connection: it is shutting down, or has other keys")
 
-    def _watch(self, socket: zmq.Socket[bytes], name: str, on_event: Callable[[str, int], None]) -> Callable[[], None]:
+    def _watch(self, socket: zmq.Socket[bytes], name: str, on_event: Callable[[str, int], None]) -> Closing:
         """Delivers the events of a socket; returns a function that ends that."""
         link = ZmqSocket(socket.get_monitor_socket(), name, self._failed)
 
@@ -355,7 +353,7 @@ def new_curve_pair() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> Callable[[], None]:
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> Closing:
     path = ipc_path(endpoint)
     try:
         if path is None:

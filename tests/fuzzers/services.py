@@ -14,17 +14,18 @@ from typing import Any, Final
 
 import sparring.pipeline.messages.segments  # noqa: F401  registers its records
 from sparring.pipeline.errors import CodecError, Empty
-from sparring.pipeline.messages.codec import SERVICES, Buffer, decode
+from sparring.pipeline.messages.codec import Buffer, decode
 from sparring.pipeline.messages.schema import TAGS
 from sparring.pipeline.messages.simulator import Ping
 from sparring.pipeline.queues import frames as framing
-from sparring.pipeline.queues.credit import ReceiverState, SenderState
-from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.receiving import Capacity, ReceiverState
+from sparring.pipeline.queues.sending import SenderState
 from sparring.pipeline.queues.topic import PublisherState, SubscriberState
 from sparring.pipeline.queues.wire import (
     DEFAULT_TIMING,
     Data,
     Grant,
+    Message,
     PublisherHeartbeat,
     SenderBye,
     SenderHello,
@@ -47,9 +48,7 @@ class Ends:
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._receiver = ReceiverState(
-            _RECEIVER, _CAPACITY, DEFAULT_TIMING, lambda payload: framing.unpack(payload, SERVICES)
-        )
+        self._receiver = ReceiverState(_RECEIVER, object, _CAPACITY, DEFAULT_TIMING)
         self._sender = SenderState(_ID, DEFAULT_TIMING)
         self._publisher = PublisherState("stepping-0.1#2~0", DEFAULT_TIMING)
         self._publisher.publish("state", framing.pack(Ping()))
@@ -58,22 +57,22 @@ class Ends:
     def receive(self, end: int, frames: list[Buffer]) -> None:
         """Delivers a message to one end, and checks what the ends answer."""
         self._now += 0.1
-        if end == 0:
-            self._at_receiver(framing.from_sender(frames))
-        elif end == 1:
-            self._at_sender(framing.from_receiver(frames))
-        elif end == 2:
-            self._publisher.on_status(self._now, framing.from_subscriber(frames), "route")
-            for _, message, payload in self._publisher.outgoing(self._now):
-                framing.from_publisher([bytes(one) for one in framing.to_subscriber(message, payload)], SERVICES)
-        else:
-            message, record = framing.from_publisher(frames, SERVICES)
+        message = framing.decode(frames)
+        if end == 0 and isinstance(message, SenderHello | Data | SenderBye):
+            self._at_receiver(message)
+        elif end == 1 and isinstance(message, Grant):
+            self._at_sender(message)
+        elif end == 2 and isinstance(message, SubscriberStatus):
+            self._publisher.on_status(self._now, message, "route")
+            for _, answer in self._publisher.outgoing(self._now):
+                _read_back(answer)
+        elif end == 3 and isinstance(message, TopicUpdate | PublisherHeartbeat):
             if isinstance(message, PublisherHeartbeat):
                 self._subscriber.on_heartbeat(self._now, message)
             else:
-                self._subscriber.on_update(self._now, message, record)
+                self._subscriber.on_update(self._now, message)
             if (status := self._subscriber.outgoing(self._now)) is not None:
-                framing.from_subscriber(framing.to_publisher(status))
+                _read_back(status)
 
     def _at_receiver(self, message: SenderHello | Data | SenderBye) -> None:
         state = self._receiver
@@ -82,14 +81,16 @@ class Ends:
         elif isinstance(message, SenderHello):
             state.on_hello(self._now, message, "route")
         else:
-            state.on_bye(message)
+            state.on_bye(self._now, message)
         state.tick(self._now)
         for _, grant in state.outgoing(self._now):
-            framing.from_receiver(framing.to_sender(grant))
-        held = state.shares
-        if held.messages > _CAPACITY.messages or held.steps > _CAPACITY.steps or min(held.messages, held.steps) < 0:
-            raise Violation(f"{held.messages} messages of {held.steps} steps held, with {_CAPACITY}")
-        if state.queued_messages > 2:
+            _read_back(grant)
+        held = state.counts
+        if held.held_messages > _CAPACITY.messages or held.held_steps > _CAPACITY.steps:
+            raise Violation(f"{held.held_messages} messages of {held.held_steps} steps held, with {_CAPACITY}")
+        if min(held.held_messages, held.held_steps, held.queued_messages, held.queued_steps) < 0:
+            raise Violation(f"counts below zero: {held}")
+        if held.queued_messages > 2:
             state.acknowledge(self._now, state.take())
 
     def _at_sender(self, grant: Grant) -> None:
@@ -98,7 +99,7 @@ class Ends:
         if state.fits(1):
             state.put(1, framing.pack(Ping()))
         for message in state.outgoing(self._now):
-            framing.from_sender([bytes(one) for one in framing.to_receiver(message)])
+            _read_back(message)
 
     def take_all(self) -> None:
         """Takes all waiting messages."""
@@ -106,8 +107,13 @@ class Ends:
             while True:
                 self._receiver.acknowledge(self._now, self._receiver.take())
         except Empty:
-            if self._receiver.queued_messages or self._receiver.shares.messages:
+            if self._receiver.counts.queued_messages or self._receiver.counts.held_messages:
                 raise Violation("counted messages cannot be taken") from None
+
+
+def _read_back(message: Message) -> None:
+    """Checks that the other end can decode a message."""
+    framing.decode([bytes(one) for one in framing.encode(message)])
 
 
 def one_input(data: bytes) -> None:
@@ -154,22 +160,20 @@ def seeds() -> list[bytes]:
     """Returns conversations of all ends, and every record in a message."""
     rng = Random(2)
     records = [framing.pack(example(cls, rng)) for _, cls in sorted(TAGS.items()) for _ in range(2)]
-    hello = (0, framing.to_receiver(SenderHello(sender=_ID, serial=1, oldest=0, sent=0, receiver=_RECEIVER)))
+    hello = (0, framing.encode(SenderHello(sender=_ID, serial=1, oldest=0, sent=0, receiver=_RECEIVER)))
     inputs = [
-        as_input(
-            [hello, (0, framing.to_receiver(Data(_ID, 0, 3, one))), (0, framing.to_receiver(SenderBye(sender=_ID)))]
-        )
+        as_input([hello, (0, framing.encode(Data(_ID, 0, 3, one))), (0, framing.encode(SenderBye(sender=_ID)))])
         for one in records
     ]
-    grant: dict[str, Any] = {"messages": 4, "steps": 64, "largest": 16, "whole": 64, "received": 0, "acknowledged": 0}
+    grant: dict[str, Any] = {"messages": 4, "steps": 64, "largest": 16, "received": 0, "acknowledged": 0}
     statuses = [SubscriberStatus(serial=serial, publisher="", revision=0, answer=True) for serial in (1, 2, 3)]
     inputs += [
-        as_input([(1, framing.to_sender(Grant(receiver=_RECEIVER, echo=1, **grant)))] * 2),
-        as_input([(2, framing.to_publisher(status)) for status in statuses]),
-        as_input([(3, framing.to_subscriber(PublisherHeartbeat(publisher="x.1#1~0", echo=1), None))]),
+        as_input([(1, framing.encode(Grant(receiver=_RECEIVER, echo=1, **grant)))] * 2),
+        as_input([(2, framing.encode(status)) for status in statuses]),
+        as_input([(3, framing.encode(PublisherHeartbeat(publisher="x.1#1~0", echo=1)))]),
     ]
-    update = TopicUpdate(publisher="x.1#1~0", echo=1, after=0, revision=1, key="k")
-    inputs += [as_input([(3, framing.to_subscriber(update, one))]) for one in records]
+    updates = [TopicUpdate("x.1#1~0", 1, 0, 1, "k", one) for one in records]
+    inputs += [as_input([(3, framing.encode(update))]) for update in updates]
     return [one for one in inputs if len(one) <= mutation.LONGEST]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import socket
 import tempfile
@@ -14,16 +15,15 @@ from typing import Any, Self
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
 from sparring.pipeline.messages.channels import Queue, Topic
 from sparring.pipeline.messages.simulator import Ping
 from sparring.pipeline.queues.curve import UNPROTECTED, Curve, Protection
-from sparring.pipeline.queues.interface import Capacity, Receiver, Sender
-from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
-from sparring.pipeline.queues.receiving_end import ReceivingEnd
-from sparring.pipeline.queues.scope import Scope
-from sparring.pipeline.queues.sending_end import SendingEnd
-from sparring.pipeline.queues.wire import Timing, make_id
+from sparring.pipeline.queues.ends import End
+from sparring.pipeline.queues.interface import Capacity, Receiver, Sender, Transport
+from sparring.pipeline.queues.memory import MemoryHub, MemoryLink, MemoryTransport
+from sparring.pipeline.queues.wire import Message, Timing
 from sparring.pipeline.queues.zmq import new_curve_pair
 from sparring.pipeline.queues.zmq_transport import ZmqTransport
 
@@ -46,8 +46,8 @@ class LossyHub:
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)
-        self.opened = 0
-        self.receivers: dict[str, ReceivingEnd] = {}
+        self.opened = itertools.count(1)
+        self.receivers: dict[str, End] = {}
 
     async def carry(self, deliver: Callable[[], None]) -> None:
         """Delivers after a delay, or never, or twice."""
@@ -56,17 +56,34 @@ class LossyHub:
             deliver()
 
 
-class LossyTransport:
+class LossyLink(MemoryLink):
+    """Loses, repeats and delays messages."""
+
+    def __init__(self, hub: LossyHub, end: End, flights: TaskGroup, release: Callable[[], None]) -> None:
+        self._lossy, self._end, self._flights, self.close = hub, end, flights, release
+
+    def send(self, message: Message, route: Any) -> None:
+        # A link joins two processes: messages under way when one of them dies reach no other. Messages
+        # without a receiver wait for the next one.
+        target = route or self._lossy.receivers.get(self._end.name)
+        self._flights.start_soon(self._lossy.carry, lambda: self._arrive(message, target))
+
+    def _arrive(self, message: Message, target: End | None) -> None:
+        end = target or self._lossy.receivers.get(self._end.name)
+        if end is not None and not end.closed:
+            end.received(message, self._end)
+            end.settle()
+
+
+class LossyTransport(Transport):
     """Queues over a lossy link."""
 
     def __init__(self, hub: LossyHub, incarnation: str, timing: Timing) -> None:
+        super().__init__(incarnation, timing, anyio.current_time, lambda: next(hub.opened))
         self._hub = hub
-        self._incarnation = incarnation
-        self._timing = timing
-        self._scope = Scope()
 
     async def __aenter__(self) -> Self:
-        await self._scope.__aenter__()
+        await super().__aenter__()
         self._flights = anyio.create_task_group()
         await self._flights.__aenter__()
         return self
@@ -74,74 +91,21 @@ class LossyTransport:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        self._scope.close()
+        self._close()
         self._flights.cancel_scope.cancel()
         await self._flights.__aexit__(None, None, None)
-        return await self._scope.__aexit__(exc_type, exc, traceback)
+        return await super().__aexit__(exc_type, exc, traceback)
 
-    def abandon(self) -> None:
-        self._scope.close(notify_peers=False)
+    def _connect(self, end: End) -> LossyLink:
+        return LossyLink(self._hub, end, self._flights, lambda: None)
 
-    def _id(self, index: int = 0) -> str:
-        self._hub.opened += 1
-        return make_id(self._incarnation, self._hub.opened, index)
-
-    def _post(self, deliver: Callable[[], None]) -> None:
-        self._flights.start_soon(self._hub.carry, deliver)
-
-    async def sender(self, queue: Queue[Any]) -> SendingEnd[Any]:
-        name = queue.name
-        index = self._scope.index(name)
-
-        def arrive(message: Any, link: ReceivingEnd | None) -> None:
-            receiver = link or self._hub.receivers.get(name)
-            if receiver is not None and not receiver.closed:
-                receiver.received(message, end)
-                receiver.settle()
-
-        def post(message: Any) -> None:
-            # A link joins two processes: messages under way when one of them dies reach no other. Messages
-            # without a receiver wait for the next one.
-            link = self._hub.receivers.get(name)
-            self._post(lambda: arrive(message, link))
-
-        end = SendingEnd(
-            self._id(index),
-            self._timing,
-            anyio.current_time,
-            pack=lambda record: (record, 0),
-            transmit=post,
-            poll=lambda: None,
-            release=lambda: self._scope.remove(end),
-        )
-        self._scope.add(end, end.timer)
-        return end
-
-    async def receiver(self, queue: Queue[Any], capacity: Capacity) -> ReceivingEnd[Any]:
-        name = queue.name
-
-        def arrive(sender: SendingEnd, grant: Any) -> None:
-            if not sender.closed:
-                sender.received(grant)
+    async def _listen(self, end: End) -> LossyLink:
+        self._hub.receivers[end.name] = end
 
         def release() -> None:
-            self._scope.remove(end)
-            del self._hub.receivers[name]
+            del self._hub.receivers[end.name]
 
-        end = ReceivingEnd(
-            self._id(),
-            capacity,
-            self._timing,
-            anyio.current_time,
-            unpack=lambda payload: payload,
-            on_discard=lambda _sender, _error: None,
-            transmit=lambda route, grant: self._post(lambda: arrive(route, grant)),
-            poll=lambda: None,
-            release=release,
-        )
-        self._hub.receivers[name] = end
-        self._scope.add(end, end.timer)
-        return end
+        return LossyLink(self._hub, end, self._flights, release)
 
 
 def _keys(names: Iterable[str]) -> Curve:
@@ -200,11 +164,13 @@ class World:
                 await anyio.lowlevel.checkpoint()
 
     @asynccontextmanager
-    async def pair(self, capacity: Capacity) -> AsyncIterator[tuple[SendingEnd, ReceivingEnd]]:
+    async def pair(
+        self, capacity: Capacity, queue: Queue[Any] = QUEUE
+    ) -> AsyncIterator[tuple[Sender[Any], Receiver[Any]]]:
         """Opens a sender that has its share, and its receiver."""
         async with self.transport("sender.1") as ours, self.transport("receiver.1") as theirs:
-            sender = await ours.sender(QUEUE)
-            receiver = await theirs.receiver(QUEUE, capacity)
+            sender = await ours.sender(queue)
+            receiver = await theirs.receiver(queue, capacity)
             await self.until(lambda: sender.maxlen > 0)
             yield sender, receiver
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.errors import Empty
-from sparring.pipeline.queues.credit import ReceivedMessage, ReceiverState, SenderState
-from sparring.pipeline.queues.interface import Capacity
+from sparring.pipeline.queues.memory import Reference
+from sparring.pipeline.queues.receiving import Capacity, ReceivedMessage, ReceiverState
+from sparring.pipeline.queues.sending import SenderState
 from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, Timing, make_id
 
 TIMING = Timing(heartbeat=1.0, retry=0.25, peer_timeout=4.0, acknowledge=0.01)
@@ -29,9 +30,9 @@ class Sender:
 class Receiver:
     """One incarnation of a receiver, and what it delivered by sender."""
 
-    state: ReceiverState
+    state: ReceiverState[int]
     taken: dict[str, list[int]] = field(default_factory=dict)
-    held: list[tuple[str, int, ReceivedMessage]] = field(default_factory=list)
+    held: list[tuple[str, int, ReceivedMessage[int]]] = field(default_factory=list)
 
 
 class World:
@@ -68,12 +69,12 @@ class World:
         self.senders[name] = Sender(SenderState(self.id(name), TIMING))
 
     def restart_receiver(self) -> None:
-        self.receivers.append(Receiver(ReceiverState(self.id("receiver"), self.capacity, TIMING)))
+        self.receivers.append(Receiver(ReceiverState(self.id("receiver"), int, self.capacity, TIMING)))
 
     def put(self, name: str, steps: int) -> None:
         sender = self.senders[name]
         if steps <= sender.state.largest and sender.state.fits(steps):
-            sender.state.put(steps, sender.next)
+            sender.state.put(steps, Reference(sender.next))
             sender.next += 1
 
     def flush(self, *, lossless: bool = False) -> None:
@@ -93,9 +94,9 @@ class World:
 
     def arrive_down(self, index: int) -> None:
         sender, grant = self.down.pop(index)
-        receivers, kept = sender.state.receivers, {data.payload for data in sender.state._kept}
+        receivers, kept = sender.state.counts.receivers, {data.payload.unpack(int) for data in sender.state._kept}
         sender.state.on_grant(self.now, grant)
-        if sender.state.receivers > receivers:
+        if sender.state.counts.receivers > receivers:
             sender.dropped |= kept
 
     def take(self) -> None:
@@ -156,7 +157,7 @@ class World:
                 self.arrive_up(0)
             while self.down:
                 self.arrive_down(0)
-            while self.receiver.state.queued_messages:
+            while self.receiver.state.counts.queued_messages:
                 self.take()
             while self.receiver.held:
                 self.acknowledge(0)
@@ -166,12 +167,12 @@ class World:
 
     def check_capacity(self) -> None:
         state, capacity = self.receiver.state, self.capacity
-        assert state.shares.messages <= capacity.messages
-        assert state.shares.steps <= capacity.steps
+        assert state.counts.held_messages <= capacity.messages
+        assert state.counts.held_steps <= capacity.steps
 
     def check_under_way(self) -> None:
         """Checks that messages held by the receiver and by live senders are together within the capacity."""
-        messages, steps = self.receiver.state.shares.messages, self.receiver.state.shares.steps
+        messages, steps = self.receiver.state.counts.held_messages, self.receiver.state.counts.held_steps
         for sender in self.senders.values():
             peer = self.receiver.state._peers.get(sender.state.sender)
             expected = peer.expected if peer is not None else 0
@@ -190,9 +191,9 @@ class World:
     def check_complete(self) -> None:
         """Checks that every message of a live sender was acknowledged or dropped, and delivered at most once."""
         for sender in self.senders.values():
-            assert not sender.state.unacknowledged_messages
-            assert sender.state.dropped_messages == len(sender.dropped)
-            assert sender.state.acknowledged_messages == sender.next - len(sender.dropped)
+            assert not sender.state.counts.unacknowledged_messages
+            assert sender.state.counts.dropped_messages == len(sender.dropped)
+            assert sender.state.counts.acknowledged_messages == sender.next - len(sender.dropped)
             delivered = [value for receiver in self.receivers for value in receiver.taken.get(sender.state.sender, ())]
             assert len(delivered) == len(set(delivered)), "no message goes to two incarnations of the receiver"
             assert set(delivered) | sender.dropped == set(range(sender.next))
@@ -236,7 +237,7 @@ def test_restarts_and_pauses_lose_only_what_a_receiver_had_not_acknowledged(
         world.check_capacity()
     while len(world.senders) > capacity.senders:
         removed = world.senders.pop(next(iter(world.senders)))
-        world.receiver.state.on_bye(SenderBye(sender=removed.state.sender))
+        world.receiver.state.on_bye(world.now, SenderBye(sender=removed.state.sender))
         world.retired.append(removed)
     world.up = [(sender, message) for sender, message in world.up if sender not in world.retired]
     world.elapse(2 * TIMING.peer_timeout)
@@ -270,11 +271,11 @@ def test_a_receiver_restart_drops_only_unacknowledged_messages(capacity: Capacit
             world.down.clear()
             world.restart_receiver()  # messages that were sent to its predecessor arrive here
             state = sender.state
-            before = state.acknowledged_messages, state.acknowledged_steps
-            after = state.put_messages - before[0], state.put_steps - before[1]
+            before = state.counts.acknowledged_messages, state.counts.acknowledged_steps
+            after = state.counts.put_messages - before[0], state.counts.put_steps - before[1]
             world.heal()
             assert world.receiver.taken.get(state.sender, []) == []
-            assert (state.acknowledged_messages, state.acknowledged_steps) == before
-            assert (state.dropped_messages, state.dropped_steps) == after
+            assert (state.counts.acknowledged_messages, state.counts.acknowledged_steps) == before
+            assert (state.counts.dropped_messages, state.counts.dropped_steps) == after
     world.heal()
     world.check_complete()

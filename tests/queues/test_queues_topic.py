@@ -8,10 +8,19 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparring.pipeline.queues.memory import Reference
 from sparring.pipeline.queues.topic import PublisherState, SubscriberState
-from sparring.pipeline.queues.wire import SubscriberStatus, Timing
+from sparring.pipeline.queues.wire import PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate
 
 TIMING = Timing(heartbeat=1.0, peer_timeout=5.0)
+
+
+def deliver(subscriber: SubscriberState, message: TopicUpdate | PublisherHeartbeat, now: float) -> bool:
+    """Delivers a message; returns whether it brought a new record."""
+    if isinstance(message, TopicUpdate):
+        return subscriber.on_update(now, message)
+    subscriber.on_heartbeat(now, message)
+    return False
 
 
 class World:
@@ -25,7 +34,7 @@ class World:
         self.published: dict[str, int] = {}
         self.subscribers: dict[int, SubscriberState] = {}
         self.up: list[tuple[int, SubscriberStatus]] = []
-        self.down: list[tuple[int, Any, Any]] = []
+        self.down: list[tuple[Any, TopicUpdate | PublisherHeartbeat]] = []
         self.restart_publisher()
         for _ in range(subscribers):
             self.subscribe()
@@ -41,7 +50,7 @@ class World:
         self.subscribers[self.routes] = SubscriberState(TIMING, pace=self.rng.choice([0.0, 0.0, 0.4, 3.0]))
 
     def publish(self, key: str, number: int) -> None:
-        self.publisher.publish(key, number)
+        self.publisher.publish(key, Reference(number))
         self.published[key] = number
 
     def flush(self) -> None:
@@ -57,12 +66,9 @@ class World:
             self.publisher.on_status(self.now, status, route)
         self.flush()
         if self.down:
-            route, message, payload = self.down.pop(0)
+            route, message = self.down.pop(0)
             if route in self.subscribers:
-                if payload is None:
-                    self.subscribers[route].on_heartbeat(self.now, message)
-                else:
-                    self.subscribers[route].on_update(self.now, message, payload)
+                deliver(self.subscribers[route], message, self.now)
 
     def step(self) -> None:
         roll, rng = self.rng.random(), self.rng
@@ -109,12 +115,9 @@ def exchange(publisher: PublisherState, subscriber: SubscriberState, now: float 
     updates = 0
     while (status := subscriber.outgoing(now)) is not None:
         publisher.on_status(now, status, "route")
-        for _, message, payload in publisher.outgoing(now):
-            if payload is None:
-                subscriber.on_heartbeat(now, message)
-            else:
-                subscriber.on_update(now, message, payload)
-                updates += 1
+        for _, message in publisher.outgoing(now):
+            deliver(subscriber, message, now)
+            updates += isinstance(message, TopicUpdate)
     return updates
 
 
@@ -124,7 +127,7 @@ def test_a_slow_subscriber_skips_replaced_records() -> None:
     exchange(publisher, subscriber)
     pushed = 0
     for number in range(100):
-        publisher.publish("a", number)
+        publisher.publish("a", Reference(number))
         pushed += len(publisher.outgoing(0.0))
     assert pushed == 1
     exchange(publisher, subscriber, 1.0)
@@ -139,9 +142,9 @@ def test_a_subscriber_with_a_pace_gets_one_push_in_that_time() -> None:
     exchange(publisher, subscriber)
     updates = 0
     for tick in range(1, 21):
-        publisher.publish("a", tick)
-        for _, message, payload in publisher.outgoing(tick / 10):
-            updates += subscriber.on_update(tick / 10, message, payload)
+        publisher.publish("a", Reference(tick))
+        for _, message in publisher.outgoing(tick / 10):
+            updates += deliver(subscriber, message, tick / 10)
         updates += exchange(publisher, subscriber, tick / 10)
     assert updates == 4
     assert subscriber.deadline <= 2.5
@@ -156,10 +159,10 @@ def test_final_updates_do_not_wait_for_the_subscriber() -> None:
     exchange(publisher, subscriber)
     sent = []
     for number in range(3):
-        publisher.publish("a", number)
+        publisher.publish("a", Reference(number))
         sent += publisher.outgoing(0.0)
-    for _, message, payload in [*sent, *publisher.final_updates()]:
-        subscriber.on_update(0.1, message, payload)
+    for _, message in [*sent, *publisher.final_updates()]:
+        deliver(subscriber, message, 0.1)
     assert len(sent) == 1
     assert subscriber.latest == {"a": 2}
 
@@ -167,13 +170,13 @@ def test_final_updates_do_not_wait_for_the_subscriber() -> None:
 def test_a_push_that_crossed_a_ping_is_not_sent_twice() -> None:
     publisher, subscriber = PublisherState("p.1#1~0", TIMING), SubscriberState(TIMING)
     exchange(publisher, subscriber)
-    publisher.publish("a", 1)
-    ((_, update, payload),) = publisher.outgoing(0.5)
+    publisher.publish("a", Reference(1))
+    ((_, update),) = publisher.outgoing(0.5)
     ping = subscriber.outgoing(1.0)
     assert ping is not None
     publisher.on_status(1.0, ping, "route")
-    assert all(payload is None for _, _, payload in publisher.outgoing(1.0))
-    assert subscriber.on_update(1.0, update, payload)
+    assert not any(isinstance(message, TopicUpdate) for _, message in publisher.outgoing(1.0))
+    assert deliver(subscriber, update, 1.0)
     assert exchange(publisher, subscriber, 1.0) == 0
 
 
@@ -181,7 +184,7 @@ def test_a_silent_subscriber_is_dropped() -> None:
     publisher, subscriber = PublisherState("p.1#1~0", TIMING), SubscriberState(TIMING)
     exchange(publisher, subscriber)
     assert publisher.subscribers == 1
-    publisher.publish("a", 1)
+    publisher.publish("a", Reference(1))
     assert publisher.outgoing(TIMING.peer_timeout) == []
     assert publisher.subscribers == 0
 
@@ -189,11 +192,11 @@ def test_a_silent_subscriber_is_dropped() -> None:
 def test_a_late_update_of_an_earlier_publisher_changes_nothing() -> None:
     old, new, subscriber = PublisherState("p.1#1~0", TIMING), PublisherState("p.2#2~0", TIMING), SubscriberState(TIMING)
     exchange(old, subscriber)
-    old.publish("a", "old")
-    ((_, late, payload),) = old.outgoing(0.0)
-    new.publish("a", "new")
+    old.publish("a", Reference("old"))
+    ((_, late),) = old.outgoing(0.0)
+    new.publish("a", Reference("new"))
     exchange(new, subscriber, 1.0)
-    assert not subscriber.on_update(1.0, late, payload)
+    assert not deliver(subscriber, late, 1.0)
     assert (subscriber.latest, subscriber.publisher) == ({"a": "new"}, "p.2#2~0")
 
 
@@ -203,10 +206,10 @@ def test_final_updates_repeat_unconfirmed_records() -> None:
     status = subscriber.outgoing(0.0)
     assert status is not None
     publisher.on_status(0.0, status, 1)
-    publisher.publish("state", 1)
+    publisher.publish("state", Reference(1))
     assert len(publisher.outgoing(0.0)) == 1  # the link loses it
-    publisher.publish("state", 2)
-    publisher.publish("end", 3)
-    for _, message, payload in publisher.final_updates():
-        subscriber.on_update(0.0, message, payload)
+    publisher.publish("state", Reference(2))
+    publisher.publish("end", Reference(3))
+    for _, message in publisher.final_updates():
+        deliver(subscriber, message, 0.0)
     assert subscriber.latest == {"state": 2, "end": 3}

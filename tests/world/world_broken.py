@@ -31,7 +31,7 @@ def _counts_credit_twice(patch: pytest.MonkeyPatch) -> None:
     def doubled(state: SenderState, now: float, grant: Grant) -> None:
         on_grant(state, now, grant)
         if state.receiver == grant.receiver:
-            state.share_messages, state.share_steps = 2 * grant.messages, 2 * grant.steps
+            state.counts.share_messages, state.counts.share_steps = 2 * grant.messages, 2 * grant.steps
 
     patch.setattr(SenderState, "on_grant", doubled)
 
@@ -42,7 +42,7 @@ def _delivers_twice(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(state: ReceiverState, now: float, data: Data, route: Any) -> bool:
         peer = state._peers.get(data.sender)
-        if peer is not None and peer.present and data.sequence == peer.expected - 1 and peer.share is not None:
+        if peer is not None and peer.present and data.sequence == peer.expected - 1 and state._granted(peer)[0]:
             peer.expected -= 1
             return on_data(state, now, data, route)
         return on_data(state, now, data, route)

@@ -27,8 +27,7 @@ from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import LearnerState, PolicyWeights, RunState
-from sparring.pipeline.queues.receiving_end import ReceivingEnd
-from sparring.pipeline.queues.sending_end import SendingEnd
+from sparring.pipeline.queues.interface import Receiver, Sender
 from tests.world.world_learner import RecordingLearner
 
 LINES: Final = 60
@@ -97,18 +96,17 @@ class Watch:
         """Records a message that is sent."""
         self.event("sent", source, target, [zlib.crc32(frame) for frame in frames])
 
-    def queue(self, name: str, receiver: ReceivingEnd | None, senders: Sequence[SendingEnd]) -> None:
+    def queue(self, name: str, receiver: Receiver[Any] | None, senders: Sequence[Sender[Any]]) -> None:
         """Checks the capacity of a queue after a put, an arrival or a get."""
         if receiver is None:
             return
         state = receiver._state
         messages = steps = 0
-        for peer in state._peers.values():
+        for peer in dict.fromkeys([*state._peers.values(), *(one for share in state._shares for one in share)]):
             messages += len(peer.pending)
             steps += sum(entry.steps for entry in peer.pending)
-        shares = state.shares
-        agree = (shares.messages, shares.steps) == (messages, steps)
-        self.require(agree, "capacity", f"shares of {name} count {shares.messages} of {messages} messages")
+        held = state.counts.held_messages, state.counts.held_steps
+        self.require(held == (messages, steps), "capacity", f"{name} counts {held} of {messages} messages")
         for sender in senders:
             peer = state._peers.get(sender._state.sender)
             if peer is None or not peer.present or sender._state.receiver != state.receiver:

@@ -17,12 +17,10 @@ from typing import Any, Final, Protocol
 import trio
 
 from sparring.pipeline.errors import CodecError
-from sparring.pipeline.messages.codec import SERVICES, Buffer
+from sparring.pipeline.messages.codec import Buffer
 from sparring.pipeline.queues import frames as framing
-from sparring.pipeline.queues.receiving_end import ReceivingEnd
-from sparring.pipeline.queues.sending_end import SendingEnd
 from sparring.pipeline.queues.timer import Timer
-from sparring.pipeline.queues.topic_ends import TopicEnd
+from sparring.pipeline.queues.wire import Data, TopicUpdate
 from tests.world.world_schedule import RunQueue
 
 LATENCY_S: Final = 0.0005
@@ -86,9 +84,8 @@ class Network:
         self.watcher = watcher
         self.queue = queue
         self.conditions: dict[frozenset[str], LinkConditions] = {}
-        self.receivers: dict[str, tuple[ReceivingEnd, Any]] = {}
-        self.topics: dict[str, tuple[TopicEnd, Any]] = {}
-        self.senders: dict[str, list[SendingEnd]] = {}
+        self.listening: dict[str, Any] = {}  # links of receivers and publishers by name
+        self.connected: dict[str, list[Any]] = {}  # senders and subscriptions by name
         self._waiting: dict[str, list[tuple[Callable[[Any], None], list[Buffer]]]] = {}
         self._numbers = itertools.count()
         self._flying: list[tuple[float, int, Lane, Deliver, Sequence[Buffer], bool]] = []
@@ -210,12 +207,9 @@ def damage(frames: Sequence[Buffer], chance: Random) -> list[Buffer]:
 def _reads(frames: Sequence[Buffer]) -> bool:
     """Returns whether an end would decode a message; errors other than CodecError count as decoded."""
     try:
-        if framing.is_large(frames[0]) or frames[0][:1] == b"D":
-            framing.unpack(framing.from_sender(frames).payload, SERVICES)  # type: ignore[union-attr]
-        else:
-            framing.codec.decode(frames[:1])
-            if len(frames) > 1:
-                framing.unpack(framing.Payload(frames[1:], 0), SERVICES)
+        message = framing.decode(frames)
+        if isinstance(message, Data | TopicUpdate):
+            message.payload.unpack(object)
     except CodecError:
         return False
     except Exception:

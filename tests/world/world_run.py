@@ -27,8 +27,7 @@ import sparring.pipeline.monitoring.metrics
 import sparring.services.stages.learning
 from sparring.pipeline.errors import CodecError, RemoteProtocolError, first_failure
 from sparring.pipeline.messages.state import RunState
-from sparring.pipeline.queues.receiving_end import ReceivingEnd
-from sparring.pipeline.queues.topic_ends import SubscriptionEnd, TopicEnd
+from sparring.pipeline.queues.interface import Publisher, Receiver, Sender, Subscription
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.counting import StepCounter
 from sparring.services.process.runtime import Run
@@ -93,7 +92,7 @@ class World:
 
     def created(self, name: str, end: Any) -> None:
         """Lets the watch observe an end that was opened."""
-        if isinstance(end, TopicEnd):
+        if isinstance(end, Publisher):
             publish, topic = end.publish, name.removeprefix("topic:")
 
             def observed_publish(published: Any, record: Any) -> None:
@@ -101,11 +100,11 @@ class World:
                 self.watch.published(topic, published.key, record)
 
             end.publish = observed_publish  # type: ignore[method-assign]
-        elif isinstance(end, SubscriptionEnd):
+        elif isinstance(end, Subscription):
             received, part = end.received, PART.get()
 
-            def observed_received(message: Any, record: Any) -> None:
-                received(message, record)
+            def observed_received(message: Any, route: Any) -> None:
+                received(message, route)
                 self.watch.received(part, name, end.records)
 
             end.received = observed_received  # type: ignore[method-assign]
@@ -113,14 +112,14 @@ class World:
             self._observe_queue(name, end)
 
     def _observe_queue(self, name: str, end: Any) -> None:
-        transmit = end._transmit
+        send = end._send
 
-        def checked(*message: Any) -> None:
-            transmit(*message)
+        def checked(messages: Any) -> None:
+            send(messages)
             self.look(name)
 
-        end._transmit = checked
-        if isinstance(end, ReceivingEnd):
+        end._send = checked
+        if isinstance(end, Receiver):
             settle = end.settle
 
             def settled() -> None:
@@ -131,8 +130,9 @@ class World:
 
     def look(self, name: str) -> None:
         """Lets the watch check a queue."""
-        known = self.network.receivers.get(name)
-        self.watch.queue(name, known and known[0], self.network.senders.get(name, ()))
+        link = self.network.listening.get(name)
+        senders = [end for end in self.network.connected.get(name, ()) if isinstance(end, Sender)]
+        self.watch.queue(name, link and link.end, senders)
 
     # ---------------------------------------------------------------- the run
 

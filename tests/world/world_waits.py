@@ -28,9 +28,9 @@ ORDER: Final = "an order"
 """A request such as a stop or a new connection; until it arrives there is nothing to do, and no part waits for it."""
 
 WATCHED: Final = {
-    "pipeline/queues/sending_end.py SendingEnd._turn": FLOW,
-    "pipeline/queues/receiving_end.py ReceivingEnd._arrival": FLOW,
-    "pipeline/queues/topic_ends.py SubscriptionEnd.changed": SILENCE,
+    "pipeline/queues/sending_end.py Sender._turn": FLOW,
+    "pipeline/queues/receiving_end.py Receiver._arrival": FLOW,
+    "pipeline/queues/topic_ends.py Subscription.changed": SILENCE,
     "services/endpoint/simulators.py Simulators._read": SILENCE,
     "services/endpoint/outgoing.py Outgoing.run": SILENCE,
     "services/supervision/parts.py Parts._run": CHILD,
