@@ -13,23 +13,23 @@ forever: a learner that waits for steps always causes a flush.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.assembly.columns import NO_PLACES, NO_SLOTS, Places, RowNumbers, Slots
-from sparring.pipeline.assembly.finished import FinishedSegments
-from sparring.pipeline.assembly.groups import Groups
-from sparring.pipeline.assembly.members import Members, Sizes
-from sparring.pipeline.assembly.messages import NOTHING, message
+from sparring.pipeline.assembly.columns import NO_ROWS, Places, RowNumbers, Slots, pick, pick_ragged
+from sparring.pipeline.assembly.groups import NO_GROUPS, Groups
+from sparring.pipeline.assembly.members import NO_RETURNS, NO_SLOTS, Members, Sizes
+from sparring.pipeline.assembly.messages import FinishedSegments
 from sparring.pipeline.assembly.ticks import TickEvents, split_ticks
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.steps import AgentsStarted, BehaviorSteps
 
-Tick = Mapping[Members, TickEvents]
+Tick = Sequence[tuple[Members, TickEvents]]
+"""Events of one tick by behavior name."""
 
 
 class Assembler:
@@ -48,39 +48,37 @@ class Assembler:
         self._source, self._origin, self._sizes, self._in_groups = source, origin, sizes, in_groups
         self._groups = Groups()
         self._sharing: dict[str, Members] = {}  # those whose learners train groups
-        self._closed: list[FinishedSegments] = []  # of groups
         self.members: dict[str, Members] = {}
 
     def of(self, behavior: str) -> Members:
         """Returns the members of a behavior name, which is added if it is new."""
         if behavior not in self.members:
-            one = Members(behavior, len(self.members), self._sizes(behavior), self._in_groups(behavior))
+            sizes, in_groups = self._sizes(behavior), self._in_groups(behavior)
+            one = Members(behavior, self._source, self._origin, len(self.members), sizes, in_groups)
             self.members[behavior] = one
-            if one.in_groups:
+            if in_groups:
                 self._sharing[behavior] = one
         return self.members[behavior]
 
     def has(self, keys: NDArray[np.int64]) -> bool:
         """Returns whether one of these group keys has members."""
-        groups = self._groups
-        return bool(np.isin(keys[keys != 0], groups.keys[groups.used]).any())
+        return bool(np.isin(keys[keys != 0], self._groups.keys[self._groups.used]).any())
 
     def apply(self, parts: Sequence[BehaviorSteps]) -> None:
         """Records the steps of some ticks, in at most one part for each behavior name."""
-        ticks: dict[int, list[tuple[Members, TickEvents]]] = {}
+        ticks: dict[tuple[int, bool], list[tuple[Members, TickEvents]]] = {}
         for part in parts:
             one = self.of(part.behavior)
             one.begin(part)
             if one.in_groups:
                 for number, events in split_ticks(part, lambda _: 1):
-                    ticks.setdefault(number, []).append((one, events))
+                    # Disconnections of simulators are reported apart, after the other events of the tick.
+                    ticks.setdefault((number, events.has_only_losses), []).append((one, events))
             else:
                 for _, events in split_ticks(part, partial(one.alike, part)):
                     self._tick_of_agents(one, events)
-        for number, tick in sorted(ticks.items()):
-            # Disconnections of simulators are reported apart, after the other events of the tick.
-            self._tick_of_groups(number, {one: events for one, events in tick if not events.has_only_losses})
-            self._lose(_losses([(one, events) for one, events in tick if events.has_only_losses]))
+        for (number, _), tick in sorted(ticks.items()):
+            self._tick_of_groups(number, tick)
 
     def close_all(self) -> None:
         """Interrupts all open segments and removes all agents, because the source has ended."""
@@ -94,8 +92,7 @@ class Assembler:
         one = self.of(behavior)
         if one.in_groups:
             touched = [one.places[one.live & one.seen], *(segments.places for segments in one.departed)]
-            places = np.unique(np.concatenate(touched))
-            self._close(places[self._groups.times[places] > 1])
+            self._close(np.unique(np.concatenate(touched)))
         else:
             one.unsent.append(one.cut(np.flatnonzero(one.live & (one.lengths > 0)).astype(np.int32)))
         yield from self._messages(self._sharing if one.in_groups else {behavior: one}, behavior, serial)
@@ -104,12 +101,12 @@ class Assembler:
         """Yields messages when there are enough steps: of groups for all behavior names when one has enough."""
         yield from self._messages_of(lambda one: one.closed_steps >= one.sizes.message_steps)
         for behavior, one in self.members.items():
-            if one.notes.has_unrecorded:
+            if one.has_unrecorded:
                 yield self.announcement(behavior)
 
     def announcement(self, behavior: str) -> Segments:
         """Returns an empty message, which makes this source known before its first segment."""
-        return self._message(self.of(behavior), NOTHING, 0)
+        return self._nothing(self.of(behavior)).message(behavior, 0)
 
     def rest(self) -> Iterator[Segments]:
         """Yields messages with all finished segments."""
@@ -119,24 +116,21 @@ class Assembler:
 
     def _tick_of_agents(self, one: Members, events: TickEvents) -> None:
         """Applies ticks of agents that are each a group of one."""
-        reported, acted = events.reported, events.acted
-        if events.ticks > 1 and reported is not None and acted is not None:
-            found = one.step(reported, acted, events.ticks)
-        else:
-            self._lose(_losses([(one, events)]))
-            found = sum(one.complete(report.slots, report.rewards, report.group_rewards) for report in events.outcomes)
-            if events.ended is not None:
-                ended = one.live_of(events.ended)
-                last = one.are_last(ended.slots)
-                one.unsent.append(one.depart(ended, last))
-                one.note_episodes(ended.slots, ended.outcomes, one.group_returns(ended.slots[last]))
-                one.free(ended.slots)
-            if events.joined is not None:
-                one.join(events.joined)
-            one.act(events, one.observe(reported)[1])
-        one.notes.count(events.completed, found)
-        if reported is not None:
-            one.cut_full(reported.slots[: len(reported.slots) // events.ticks])
+        ended = events.ended
+        if events.lost is not None:
+            self._lose([(one, events.lost)])
+        one.count(events.completed, sum([one.complete(report, events.ticks) for report in events.outcomes]))
+        if ended is not None:
+            ended = pick(ended, np.flatnonzero(one.live[ended.slots]))
+            last = one.are_last(ended.slots)
+            one.unsent.append(one.depart(ended, last))
+            one.note_episodes(ended.slots, ended.outcomes, one.group_returns(ended.slots[last]))
+            one.free(ended.slots)
+        if events.joined is not None:
+            one.join(events.joined)
+        slots, rows = one.observe(events)
+        one.act(events, rows)
+        one.cut_full(slots)
 
     def _tick_of_groups(self, number: int, tick: Tick) -> None:
         """Applies one tick of all behavior names.
@@ -145,24 +139,27 @@ class Assembler:
         every group of which a member ended or decides.
         """
         groups = self._groups
-        self._lose(_losses(tick.items()))
+        lost = [(one, events.lost) for one, events in tick if events.lost is not None]
+        if lost:
+            self._lose(lost)
         self._earn(tick)
         continuing = self._leave(tick)
-        moving = [(one, self._join(one, events.joined)) for one, events in tick.items() if events.joined]
+        moving = [(one, self._join(one, events.joined)) for one, events in tick if events.joined is not None]
         moves = [_Move(one, slots, groups.find(one.keys(slots))) for one, slots in moving if slots.size]
-        deciding = [one.places[one.of_live(events.reported.slots)] for one, events in tick.items() if events.reported]
+        reports = [(one, events.reported.slots) for one, events in tick if events.reported is not None]
+        deciding = [one.places[slots[one.live[slots]]] for one, slots in reports]
         groups.advance(np.unique(np.concatenate([continuing, *deciding, *(move.entered for move in moves)])))
-        decided = {one: self._observe(number, one, events) for one, events in tick.items()}
+        rows = [self._observe(number, one, events) for one, events in tick]
         if moves:
             self._move(moves)
-        for one, events in tick.items():
-            one.act(events, decided[one])
+        for (one, events), decided in zip(tick, rows, strict=True):
+            one.act(events, decided)
         self._close(groups.full(min(one.sizes.largest for one in self._sharing.values())))
 
     def _earn(self, tick: Tick) -> None:
         """Writes the outcomes of pending steps, and credits their groups."""
         rewards = []
-        for one, events in tick.items():
+        for one, events in tick:
             found = 0
             for report in events.outcomes:
                 pending = one.acted[report.slots]
@@ -171,17 +168,18 @@ class Assembler:
                 ended = np.full(len(slots), report is events.ended)
                 columns = (one.places, one.totals, one.decided)
                 rewards.append((report.rewards[pending], of_group, ended, *(column[slots] for column in columns)))
-                found += one.complete(report.slots, report.rewards, shared)
-            one.notes.count(events.completed, found)
+                found += one.complete(report)
+            one.count(events.completed, found)
         if rewards:
             self._groups.earn(*(np.concatenate(column) for column in zip(*rewards, strict=True)))
 
     def _leave(self, tick: Tick) -> Places:
         """Removes ended members, and closes the groups that are left empty; returns the places of the others."""
         groups = self._groups
-        ending = {one: one.live_of(events.ended) for one, events in tick.items() if events.ended is not None}
+        ended_of = [(one, events.ended) for one, events in tick if events.ended is not None]
+        ending = {one: pick(ended, np.flatnonzero(one.live[ended.slots])) for one, ended in ended_of}
         if not ending:
-            return NO_PLACES
+            return NO_ROWS
         places = groups.leave([one.places[ended.slots] for one, ended in ending.items()])
         empty = places[groups.live[places] == 0]
         for one, ended in ending.items():
@@ -190,33 +188,30 @@ class Assembler:
             segments.next_times = now.astype(np.int32)
             # Interrupted last members of a group count once more: the group's return is bootstrapped with them.
             segments.until = (now + (segments.interrupted & segments.group_ended)).astype(np.int32)
-            one.hold(segments)
+            one.departed.append(segments)
         for one in self._sharing.values():
             slots, outcomes = (ending[one].slots, ending[one].outcomes) if one in ending else (NO_SLOTS, None)
             one.note_episodes(slots, outcomes, groups.returns(empty, one.number))
             one.free(slots)
-        begun = empty[groups.times[empty] > 0]
-        self._close(begun, groups.times[begun], ended=True)
-        groups.used[empty] = False
+        groups.advance(empty)
+        self._close(empty, ended=True)
         return places[groups.live[places] > 0]
 
     def _join(self, one: Members, joined: AgentsStarted) -> Slots:
         """Gives slots and places to new members; returns the slots of those that change their group."""
-        groups = self._groups
         slots, before = joined.slots, one.groups[joined.slots]
         is_new = one.join(joined)
         new = slots[is_new]
-        one.places[new] = places = groups.find(one.keys(new))
-        groups.enter(places, one.number, one.horizon, one.known[new])
+        one.places[new] = places = self._groups.find(one.keys(new))
+        self._groups.enter(places, one.number, one.horizon, one.known[new])
         return slots[~is_new & (before != joined.groups)]
 
     def _observe(self, number: int, one: Members, events: TickEvents) -> RowNumbers:
         """Writes observations, of which each is made at the present timestep of a group; returns their rows."""
-        groups = self._groups
-        slots, rows = one.observe(events.reported)
+        slots, rows = one.observe(events)
         places = one.places[slots]
-        one.log.columns["times"][rows] = groups.times[places] - 1
-        one.totals[slots] = groups.totals[places]
+        one.log.columns["times"][rows] = self._groups.times[places] - 1
+        one.totals[slots] = self._groups.totals[places]
         one.decided[slots] = number
         return rows
 
@@ -232,65 +227,53 @@ class Assembler:
             segments.groups = np.maximum(groups.keys[places], 0)
             # A group without members dissolves: its return is bootstrapped with what its last members see now.
             segments.until = (groups.times[places] - (groups.live[places] > 0)).astype(np.int32)
-            one.hold(segments)
+            one.departed.append(pick_ragged(segments, np.flatnonzero(segments.lengths), "rows", "lengths"))
             one.places[slots] = entered
             one.totals[slots] = groups.totals[entered]
             one.log.columns["times"][segments.following] = groups.times[entered] - 1
-        dissolving = left[groups.live[left] == 0]
-        self._close(dissolving[groups.times[dissolving] > 1], ended=True)
-        groups.used[dissolving] = False
+        self._close(left[groups.live[left] == 0], ended=True)
 
     def _lose(self, lost: Sequence[tuple[Members, Slots]]) -> None:
         """Interrupts the open segments of these slots, whose simulators have disconnected."""
         groups = self._groups
-        live = [(one, one.of_live(slots)) for one, slots in lost]
+        live = [(one, slots[one.live[slots]]) for one, slots in lost]
         for one, slots in live:
             one.lost[slots] = True
             if not one.in_groups:
                 one.unsent.append(one.cut(slots[one.lengths[slots] > 0]))
         places = groups.leave([one.places[slots] for one, slots in live if one.in_groups])
-        if places.size:
-            empty, begun = groups.live[places] == 0, groups.times[places] > 1
-            self._close(places[empty & begun], ended=True)
-            self._close(places[~empty & begun])
-            groups.used[places[empty]] = False
+        has_members = groups.live[places] > 0
+        self._close(places[~has_members], ended=True)
+        self._close(places[has_members])
         for one, slots in live:
-            one.notes.unreported += one.agents[slots].tolist()
+            one.note_episodes(slots, None, NO_RETURNS)
             one.free(slots)
 
-    # ---------------------------------------------------------------- closing
-
-    def _close(self, places: Places, spans: NDArray[np.int64] | None = None, *, ended: bool = False) -> None:
-        """Finishes the segments of groups.
+    def _close(self, places: Places, *, ended: bool = False) -> None:
+        """Finishes the segments of groups, as far as they have a timestep before the present one.
 
         Args:
-            places: [g] places of the groups, each with a timestep before the present one.
-            spans: [g] group timesteps of each; by default all but the present one.
-            ended: whether the groups have no members left.
+            places: places of the groups.
+            ended: whether they have no members left, so that their places become free.
         """
         groups = self._groups
+        if ended:
+            groups.used[places] = False
+        places = places[groups.times[places] > 1]
         if not places.size:
             return
-        spans = groups.times[places] - 1 if spans is None else spans
+        spans = groups.times[places] - 1
         rank = np.full(len(groups.live), -1, np.int64)
         rank[places] = np.arange(len(places))
-        found = {name: one.collect(rank, spans, ended=ended) for name, one in self._sharing.items()}
-        self._closed.append(
-            FinishedSegments(
-                numbers=groups.numbers[places],
-                spans=spans.astype(np.int32),
-                ended=np.full(len(places), ended),
-                rewards=groups.rewards(places, spans),
-                members={name: own for name, own in found.items() if own is not None},
-            )
-        )
-        groups.restart(places)
+        for one in self._sharing.values():
+            one.collect(rank, spans, groups.finished, ended=ended)
+        groups.close(places, spans, ended=ended)
 
     # ---------------------------------------------------------------- messages
 
     def _messages_of(self, ready: Callable[[Members], bool]) -> Iterator[Segments]:
         """Yields all messages of those behavior names that are ready."""
-        apart = ({name: one} for name, one in self.members.items() if not one.in_groups)
+        apart = [{name: one} for name, one in self.members.items() if not one.in_groups]
         for together in (self._sharing, *apart):
             if any(ready(one) for one in together.values()):
                 yield from self._messages(together)
@@ -300,31 +283,21 @@ class Assembler:
 
         The last message of `behavior`, which may be empty, carries `serial`.
         """
-        of_groups = together is self._sharing
-        closed = FinishedSegments.concatenate(self._closed if of_groups else [])
+        segments = {name: one.take() for name, one in together.items()}
+        finished = FinishedSegments(together, segments, self._groups.take() if together is self._sharing else None)
         for name, one in together.items():
-            if not of_groups:
-                closed = FinishedSegments.of_agents(name, one.unsent)
-            pieces = list(closed.divide(name, one.sizes.largest))
-            if not pieces and (one.notes.has_episodes or (serial and name == behavior)):
-                pieces = [NOTHING]
+            pieces = list(finished.divide(name, one.sizes.largest))
+            if not pieces and (one.episodes or (serial and name == behavior)):
+                pieces = [self._nothing(one)]
             for at, piece in enumerate(pieces, 1):
-                yield self._message(one, piece, serial if name == behavior and at == len(pieces) else 0)
-        for one in together.values():
-            one.unsent = []
-        if of_groups:
-            self._closed = []
+                yield piece.message(name, serial if name == behavior and at == len(pieces) else 0)
 
-    def _message(self, one: Members, finished: FinishedSegments, flush: int) -> Segments:
-        shared = self._sharing if one.in_groups else None
-        return message(self._source, self._origin, one, finished, flush, shared)
+    def _nothing(self, one: Members) -> FinishedSegments:
+        groups = NO_GROUPS if one.in_groups else None
+        return FinishedSegments({one.behavior: one}, {one.behavior: one.cut(NO_SLOTS)}, groups)
 
 
 class _Move(NamedTuple):
     one: Members
     slots: Slots
     entered: Places
-
-
-def _losses(tick: Iterable[tuple[Members, TickEvents]]) -> list[tuple[Members, Slots]]:
-    return [(one, events.lost) for one, events in tick if events.lost is not None]

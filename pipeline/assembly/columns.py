@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.assembly import sequences
 from sparring.pipeline.specs import Array
 
 if TYPE_CHECKING:
@@ -22,59 +24,56 @@ Places = NDArray[np.int64]
 RowNumbers = NDArray[np.int64]
 """Row numbers in a log of steps."""
 
-NO_SLOTS: Final[Slots] = np.empty(0, np.int32)
-NO_PLACES: Final[Places] = np.empty(0, np.int64)
 NO_ROWS: Final[RowNumbers] = np.empty(0, np.int64)
 
 FIRST_ROWS: Final = 16
 
-Number = TypeVar("Number", bound=np.generic)
+flags = partial(np.zeros, FIRST_ROWS, np.bool_)
+integers = partial(np.zeros, FIRST_ROWS, np.int64)
+short_integers = partial(np.zeros, FIRST_ROWS, np.int32)
+sums = partial(np.zeros, FIRST_ROWS, np.float64)
+
 Record = TypeVar("Record", bound="DataclassInstance")
-
-
-def joined(columns: Sequence[NDArray[Number]], dtype: type[Number]) -> NDArray[Number]:
-    """Returns the columns concatenated, an empty one if there are none."""
-    if len(columns) == 1:
-        return columns[0]
-    return np.concatenate(columns) if columns else np.empty(0, dtype)
 
 
 def pick(record: Record, rows: slice | Array) -> Record:
     """Returns some rows of a record, each of whose fields is a column, a tuple of columns or None."""
     values: dict[str, Array | tuple[Array, ...] | None] = {}
-    for one in fields(record):
-        column: Array | tuple[Array, ...] | None = getattr(record, one.name)
-        if column is None:
-            values[one.name] = None
+    for name in _names(type(record)):
+        column: Array | tuple[Array, ...] | None = getattr(record, name)
+        if isinstance(column, tuple):
+            values[name] = tuple(part[rows] for part in column)
         else:
-            values[one.name] = tuple(part[rows] for part in column) if isinstance(column, tuple) else column[rows]
+            values[name] = None if column is None else column[rows]
     return type(record)(**values)
 
 
-def flags() -> Mask:
-    """Returns a column of a new table."""
-    return np.zeros(FIRST_ROWS, np.bool_)
+def pick_ragged(record: Record, which: NDArray[np.int64], ragged: str, lengths: str) -> Record:
+    """Returns some rows of a record whose column `ragged` has as many values for each row as the column `lengths`."""
+    sizes: Array = getattr(record, lengths)
+    first = np.cumsum(sizes, dtype=np.int64) - sizes
+    values = getattr(record, ragged)[sequences.rows_of(first[which], sizes[which])]
+    return replace(pick(replace(record, **{ragged: sizes}), which), **{ragged: values})
 
 
-def integers() -> NDArray[np.int64]:
-    """Returns a column of a new table."""
-    return np.zeros(FIRST_ROWS, np.int64)
-
-
-def short_integers() -> NDArray[np.int32]:
-    """Returns a column of a new table."""
-    return np.zeros(FIRST_ROWS, np.int32)
-
-
-def sums() -> NDArray[np.float64]:
-    """Returns a column of a new table."""
-    return np.zeros(FIRST_ROWS, np.float64)
+def concatenate(records: Sequence[Record]) -> Record:
+    """Returns the rows of all records, of which there is at least one, and each of whose fields is a column."""
+    first = records[0]
+    if len(records) == 1:
+        return first
+    names = _names(type(first))
+    return type(first)(**{name: np.concatenate([getattr(one, name) for one in records]) for name in names})
 
 
 def grow(table: DataclassInstance, rows: int) -> None:
     """Adds rows of zeros to all columns of a table, so that it has at least `rows`, and at least twice as many."""
-    for one in fields(table):
-        column = getattr(table, one.name)
+    for name in _names(type(table)):
+        column = getattr(table, name)
         if isinstance(column, np.ndarray):
             more = max(rows, 2 * len(column)) - len(column)
-            setattr(table, one.name, np.concatenate([column, np.zeros((more, *column.shape[1:]), column.dtype)]))
+            setattr(table, name, np.concatenate([column, np.zeros((more, *column.shape[1:]), column.dtype)]))
+
+
+@cache
+def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))

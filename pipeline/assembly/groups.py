@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import columns, sequences
-from sparring.pipeline.assembly.columns import FIRST_ROWS, NO_PLACES, Mask, Places
+from sparring.pipeline.assembly.columns import FIRST_ROWS, NO_ROWS, Mask, Places, concatenate
+from sparring.pipeline.assembly.finished import FinishedGroups
 from sparring.pipeline.specs import Array
+
+NO_GROUPS: Final = FinishedGroups(NO_ROWS, np.empty(0, np.int32), np.empty(0, bool), np.empty(0, np.float32))
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class Groups:
         numbers: number of the group's episode.
         series: [places, timesteps] reward between each timestep of the open segment and the next.
         episodes: number of group episodes so far.
+        unsent: finished group segments that are not sent yet.
     """
 
     used: Mask = field(default_factory=columns.flags)
@@ -48,6 +53,7 @@ class Groups:
     numbers: NDArray[np.int64] = field(default_factory=columns.integers)
     series: NDArray[np.float64] = field(default_factory=lambda: np.zeros((FIRST_ROWS, FIRST_ROWS)))
     episodes: int = 0
+    unsent: list[FinishedGroups] = field(default_factory=list)
 
     def find(self, keys: NDArray[np.int64]) -> Places:
         """Returns [n] the place of each group; a new group gets one."""
@@ -76,7 +82,7 @@ class Groups:
     def leave(self, left: Sequence[Places]) -> Places:
         """Removes members, one from each of `left`; returns the places of their groups once."""
         if not left:
-            return NO_PLACES
+            return NO_ROWS
         for places in left:
             np.subtract.at(self.live, places, 1)
         return np.unique(np.concatenate(left))
@@ -112,22 +118,36 @@ class Groups:
             self.series = np.concatenate([self.series, more], axis=1)
         self.series[places, self.times[places] - 1] = 0.0
 
-    def rewards(self, places: Places, spans: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns [sum of spans] the reward between each group timestep and the next."""
-        times = sequences.rows_of(np.zeros(len(spans), np.int64), spans)
-        return self.series[np.repeat(places, spans), times].astype(np.float32)
-
     def returns(self, ended: Places, name: int) -> NDArray[np.float32]:
         """Returns the returns of those of the groups `ended` that were seen whole and had members of a name."""
         reported = self.known[ended] & (self.keys[ended] > 0) & (self.times[ended] > 0)
         had_members = (self.names[ended] >> name & 1) > 0
         return self.totals[ended[reported & had_members]].astype(np.float32)
 
-    def restart(self, places: Places) -> None:
-        """Begins new segments with the present group timestep."""
+    @property
+    def finished(self) -> int:
+        """Returns the number of finished group segments that are not sent yet."""
+        return sum(len(one.numbers) for one in self.unsent)
+
+    def close(self, places: Places, spans: NDArray[np.int64], *, ended: bool) -> None:
+        """Finishes segments of `spans` group timesteps, and begins new ones with the present timestep."""
+        times = sequences.rows_of(np.zeros(len(spans), np.int64), spans)
+        self.unsent.append(
+            FinishedGroups(
+                numbers=self.numbers[places],
+                spans=spans.astype(np.int32),
+                ended=np.full(len(places), ended),
+                rewards=self.series[np.repeat(places, spans), times].astype(np.float32),
+            )
+        )
         self.times[places] = 1
         self.participants[places] = self.live[places]
         self.series[places, 0] = 0.0
+
+    def take(self) -> FinishedGroups:
+        """Returns the finished group segments, and forgets them."""
+        unsent, self.unsent = self.unsent, []
+        return concatenate(unsent or [NO_GROUPS])
 
     def full(self, largest: int) -> Places:
         """Returns the groups whose segments have reached the horizon, or would soon exceed `largest` steps."""

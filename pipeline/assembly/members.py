@@ -13,15 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import columns
-from sparring.pipeline.assembly.columns import NO_ROWS, NO_SLOTS, Mask, Places, RowNumbers, Slots, pick
+from sparring.pipeline.assembly.columns import NO_ROWS, Mask, Places, RowNumbers, Slots, concatenate, pick, pick_ragged
 from sparring.pipeline.assembly.finished import MemberSegments
 from sparring.pipeline.assembly.log import StepLog
-from sparring.pipeline.assembly.notes import Notes
 from sparring.pipeline.assembly.ticks import TickEvents
 from sparring.pipeline.messages.segments import Episodes
-from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
+from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from sparring.pipeline.specs import Array
 
+NO_SLOTS: Final[Slots] = np.empty(0, np.int32)
+NO_RETURNS: Final = np.empty(0, np.float32)
 _ALL: Final = slice(None)
 _IDENTITY: Final = ("agents", "groups", "teams", "simulators", "matchups", "lessons")
 _OF_EPISODE: Final = ("seen", "acted", "lengths", "episode_returns", "episode_group_returns", "episode_lengths")
@@ -49,8 +50,13 @@ class Members:
     """Holds the slots of live agents.
 
     Attributes:
+        source: incarnation of the stepping service.
+        origin: incarnation of this assembly service.
         number: number of the behavior name.
         in_groups: the segments of members of a group close together; else each agent is a group of one.
+        begun: a part has arrived.
+        received: steps that the source had produced by the last part that arrived.
+        reached: steps that are in messages or could not be recorded; `announced` of them the last message reported.
         live: whether an agent has the slot.
         lost: whether its simulator has disconnected.
         seen: whether the decision that waits for its outcome is in the log.
@@ -65,15 +71,21 @@ class Members:
         decided: tick of that decision.
         departed: segments of agents that have left groups whose segments are still open.
         unsent: finished segments that are not sent yet.
+        episodes: episodes that have ended since the last message.
         has_matchups: whether the behavior is under self-play.
         has_lessons: whether environment parameters have curricula.
     """
 
     behavior: str
+    source: str
+    origin: str
     number: int
     sizes: Sizes
     in_groups: bool
-    notes: Notes = field(default_factory=Notes)
+    begun: bool = False
+    received: int = 0
+    reached: int = 0
+    announced: int = 0
     log: StepLog = field(default_factory=StepLog)
     live: Mask = field(default_factory=columns.flags)
     lost: Mask = field(default_factory=columns.flags)
@@ -96,6 +108,7 @@ class Members:
     path: RowNumbers = field(default_factory=lambda: columns.integers()[:, None])
     departed: list[MemberSegments] = field(default_factory=list)
     unsent: list[MemberSegments] = field(default_factory=list)
+    episodes: list[Episodes] = field(default_factory=list)
     has_matchups: bool = False
     has_lessons: bool = False
 
@@ -114,16 +127,42 @@ class Members:
         """Returns the steps in finished segments that are not sent yet."""
         return sum(len(segments.rows) for segments in self.unsent)
 
+    @property
+    def has_unrecorded(self) -> bool:
+        """Returns whether the last message did not report all steps that could not be recorded."""
+        return self.reached > self.announced
+
     # ---------------------------------------------------------------- ticks
 
     def begin(self, part: BehaviorSteps) -> None:
-        """Prepares for the ticks of `part`, whose slots it makes fit."""
-        self.notes.begin(part.produced_before)
+        """Prepares for the ticks of `part`, whose slots it makes fit; steps before the first part are not recorded."""
+        if not self.begun:
+            self.begun, self.received, self.reached = True, part.produced_before, part.produced_before
         records = (part.ended, part.joined, part.reported, part.acted)
         every = [part.lost, *(record.slots for record in records if record is not None)]
-        needed = max((int(slots.max()) + 1 for slots in every if slots is not None and slots.size), default=0)
-        if needed > len(self.live):
-            columns.grow(self, needed)
+        largest = max([int(slots.max()) for slots in every if slots is not None and slots.size], default=0)
+        if largest >= len(self.live):
+            columns.grow(self, largest + 1)
+
+    def count(self, completed: int, found: int) -> None:
+        """Counts the steps that a tick completes, and those of them that could be recorded."""
+        self.received += completed
+        self.reached += completed - found
+
+    def report(self, steps: int) -> tuple[int, Episodes]:
+        """Returns the steps reached with the next message, which has `steps` steps, and forgets the episodes."""
+        self.reached += steps
+        self.announced = self.reached
+        episodes, self.episodes = self.episodes, []
+        return self.reached, concatenate(episodes or [self._episodes(NO_SLOTS, None, NO_RETURNS)])
+
+    def take(self) -> MemberSegments:
+        """Returns all finished segments that are not sent yet, and forgets them."""
+        unsent, self.unsent = self.unsent, []
+        segments = concatenate(unsent or [self.cut(NO_SLOTS)])
+        if not self.in_groups:
+            segments.places = np.arange(len(segments.lengths))
+        return segments
 
     def of_live(self, slots: Slots) -> Slots:
         """Returns the live ones of `slots`."""
@@ -150,36 +189,54 @@ class Members:
         self.has_lessons |= joined.lessons is not None
         return is_new
 
-    def complete(self, slots: Slots, rewards: NDArray[np.float32], group_rewards: NDArray[np.float32] | None) -> int:
-        """Writes the outcomes of pending steps; returns how many there were: others have no action known here."""
+    def complete(self, report: AgentsEnded | OutcomesReported, ticks: int = 1) -> int:
+        """Writes the outcomes of pending steps, of the first tick where several are `alike`.
+
+        Returns:
+            How many of the steps that the report completes are known here.
+        """
+        n = len(report.slots) // ticks
+        slots, rewards, shared = report.slots[:n], report.rewards[:n], report.group_rewards
         pending = self.acted[slots]
-        done = int(np.count_nonzero(pending))
-        if done < len(slots):
-            slots, rewards = slots[pending], rewards[pending]
-            group_rewards = None if group_rewards is None else group_rewards[pending]
+        known = int(np.count_nonzero(pending))
+        which: Mask | slice = pending if known < n else _ALL
+        slots = slots[which]
         times = self.lengths[slots]
         rows = self.path[slots, times]
-        self.log.columns["rewards"][rows] = rewards
-        if group_rewards is not None:
-            self.log.columns["group_rewards"][rows] = group_rewards
+        self.log.columns["rewards"][rows] = rewards[which]
+        if shared is not None:
+            self.log.columns["group_rewards"][rows] = shared[:n][which]
         self.lengths[slots] = times + 1
         self.acted[slots] = False
         self.seen[slots] = False
-        return done
+        return known + (ticks - 1) * n
 
-    def observe(self, reported: OutcomesReported | None) -> tuple[Slots, RowNumbers]:
-        """Writes the observations of agents at their next decision; returns the live ones' slots, and their rows."""
+    def observe(self, events: TickEvents) -> tuple[Slots, RowNumbers]:
+        """Writes the observations of agents at their next decision, and the outcomes within ticks that are `alike`.
+
+        Returns:
+            The slots of the live agents [n], and the rows of their decisions [ticks n].
+        """
+        reported, ticks = events.reported, events.ticks
         if reported is None:
             return NO_SLOTS, NO_ROWS
-        slots, observations = reported.slots, reported.observations
+        slots, observations = reported.slots[: len(reported.slots) // ticks], reported.observations
         live = self.live[slots]
         if np.count_nonzero(live) < len(slots):
             slots, observations = slots[live], tuple(column[live] for column in observations)
         rows = self._add(observations)
         times = self.lengths[slots]
-        self._lengthen(int(times.max(initial=0)))
-        self.path[slots, times] = rows
+        self._lengthen(int(times.max(initial=0)) + ticks - 1)
         self.seen[slots] = True
+        if ticks == 1:
+            self.path[slots, times] = rows
+            return slots, rows
+        n, shared = len(slots), reported.group_rewards
+        self.path[slots[:, None], times[:, None] + np.arange(ticks)] = rows.reshape(ticks, n).T
+        self.lengths[slots] = times + (ticks - 1)
+        self.log.columns["rewards"][rows[:-n]] = reported.rewards[n:]
+        if shared is not None:
+            self.log.columns["group_rewards"][rows[:-n]] = shared[n:]
         return slots, rows
 
     def act(self, events: TickEvents, rows: RowNumbers) -> None:
@@ -221,30 +278,7 @@ class Members:
         same = (slots == slots[0]).all(axis=1)
         return most if same.all() else int(np.argmin(same))
 
-    def step(self, reported: OutcomesReported, acted: ActionsChosen, ticks: int) -> int:
-        """Writes ticks that are `alike`, one after the other; returns how many steps they complete."""
-        n, shared = len(reported.slots) // ticks, reported.group_rewards
-        slots = reported.slots[:n]
-        found = self.complete(slots, reported.rewards[:n], None if shared is None else shared[:n])
-        rows = self._add(reported.observations)
-        stepped = slice(int(rows[0]), int(rows[-n]))
-        self.log.columns["rewards"][stepped] = reported.rewards[n:]
-        if shared is not None:
-            self.log.columns["group_rewards"][stepped] = shared[n:]
-        self.log.act(slice(int(rows[0]), int(rows[-1]) + 1), acted, _ALL)
-        times = self.lengths[slots]
-        self._lengthen(int(times.max()) + ticks - 1)
-        self.path[slots[:, None], times[:, None] + np.arange(ticks)] = rows.reshape(ticks, n).T
-        self.lengths[slots] = times + (ticks - 1)
-        self.seen[slots] = True
-        self.acted[slots] = True
-        return found + (ticks - 1) * n
-
     # ---------------------------------------------------------------- ends of segments
-
-    def live_of(self, ended: AgentsEnded) -> AgentsEnded:
-        """Returns the rows of live agents."""
-        return pick(ended, np.flatnonzero(self.live[ended.slots]))
 
     def depart(self, ended: AgentsEnded, group_ended: Mask) -> MemberSegments:
         """Returns the last segments of live agents that end, those without a step left out.
@@ -287,41 +321,26 @@ class Members:
         self.path[slots, :moved] = self.path[slots, horizon : horizon + moved]
         self.lengths[slots] = beyond
 
-    def hold(self, segments: MemberSegments) -> None:
-        """Keeps the segments of members that leave until those of their groups close."""
-        stepped = np.flatnonzero(segments.lengths)
-        if stepped.size:
-            self.departed.append(segments.pick(stepped))
-
-    def collect(self, rank: NDArray[np.int64], spans: NDArray[np.int64], *, ended: bool) -> MemberSegments | None:
+    def collect(self, rank: NDArray[np.int64], spans: NDArray[np.int64], first: int, *, ended: bool) -> None:
         """Finishes the segments of all members of closing groups; members that continue begin new ones.
 
         Args:
             rank: [places] index of each group among those that close, -1 for the others.
             spans: [g] group timesteps of the closing groups.
+            first: number of finished group segments before.
             ended: whether the groups have no members left.
         """
-        found = []
-        present: Slots = np.flatnonzero(self.live & self.seen & (rank[self.places] >= 0)).astype(np.int32)
-        if present.size:
-            segments = self.cut(present)
-            segments.until = (spans[rank[segments.places]] + 1).astype(np.int32)
-            self.log.columns["times"][segments.following] = 0
-            found.append(segments)
-        if self.departed:
-            departed = MemberSegments.concatenate(self.departed)
-            closing = rank[departed.places] >= 0
-            if np.count_nonzero(closing):
-                found.append(departed.pick(np.flatnonzero(closing)))
-                self.departed = [departed.pick(np.flatnonzero(~closing))]
-        if not found:
-            return None
-        every = MemberSegments.concatenate(found)
-        every.places = rank[every.places]
-        every = every.pick(np.argsort(every.places, kind="stable"))
-        every.group_ended = np.full(len(every.places), ended)
-        self.unsent.append(every)
-        return every
+        present = self.cut(np.flatnonzero(self.live & self.seen & (rank[self.places] >= 0)).astype(np.int32))
+        present.until = (spans[rank[present.places]] + 1).astype(np.int32)
+        self.log.columns["times"][present.following] = 0
+        every = concatenate([present, *self.departed])
+        order = np.argsort(rank[every.places], kind="stable")
+        remaining = np.searchsorted(rank[every.places[order]], 0)
+        self.departed = [pick_ragged(every, order[:remaining], "rows", "lengths")] if remaining else []
+        closing = pick_ragged(every, order[remaining:], "rows", "lengths")
+        closing.places = rank[closing.places] + first
+        closing.group_ended = np.full(len(closing.places), ended)
+        self.unsent.append(closing)
 
     def free(self, slots: Slots) -> None:
         """Frees the slots of agents that have ended."""
@@ -347,7 +366,7 @@ class Members:
         """
         last = last[self._are_whole(last) & (self.groups[last] != 0)]
         if not last.size:
-            return np.empty(0, np.float32)
+            return NO_RETURNS
         order = last[np.argsort(-self.episode_lengths[last], kind="stable")]
         _, first = np.unique(self.groups[order], return_index=True)
         return self.episode_group_returns[order[np.sort(first)]].astype(np.float32)
@@ -362,30 +381,32 @@ class Members:
             outcomes: [n] outcomes of their matches; None if none was reported.
             group_returns: [g] returns of the groups that have ended with them.
         """
-        whole = self._are_whole(slots)
-        self.notes.unreported += self.agents[slots[~whole]].tolist()
-        if not (np.count_nonzero(whole) or group_returns.size):
-            return
-        reported = slots[whole]
-        self.notes.episodes.append(
-            Episodes(
-                returns=self.episode_returns[reported].astype(np.float32),
-                lengths=self.episode_lengths[reported].astype(np.int32),
-                group_returns=group_returns,
-                teams=self.teams[reported],
-                outcomes=np.full(len(reported), -1.0, np.float32) if outcomes is None else outcomes[whole],
-                agents=self.agents[reported],
-                groups=self.groups[reported],
-                shared_returns=self.episode_group_returns[reported].astype(np.float32),
-                lessons=self.lessons[reported if self.has_lessons else reported[:0]],
-            )
-        )
+        if slots.size or group_returns.size:
+            self.episodes.append(self._episodes(slots, outcomes, group_returns))
 
     # ---------------------------------------------------------------- inside
 
+    def _episodes(
+        self, slots: Slots, outcomes: NDArray[np.float32] | None, group_returns: NDArray[np.float32]
+    ) -> Episodes:
+        whole = self._are_whole(slots)
+        reported = slots[whole]
+        return Episodes(
+            returns=self.episode_returns[reported].astype(np.float32),
+            lengths=self.episode_lengths[reported].astype(np.int32),
+            group_returns=group_returns,
+            teams=self.teams[reported],
+            outcomes=np.full(len(reported), -1.0, np.float32) if outcomes is None else outcomes[whole],
+            agents=self.agents[reported],
+            groups=self.groups[reported],
+            shared_returns=self.episode_group_returns[reported].astype(np.float32),
+            unreported=self.agents[slots[~whole]],
+            lessons=self.lessons[reported if self.has_lessons else reported[:0]],
+        )
+
     def _are_whole(self, slots: Slots) -> Mask:
-        """Returns [n] which episodes were seen from their start, and have at least one step."""
-        whole: Mask = self.known[slots] & (self.episode_lengths[slots] > 0)
+        """Returns [n] which episodes were seen from start to end, and have at least one step."""
+        whole: Mask = self.known[slots] & ~self.lost[slots] & (self.episode_lengths[slots] > 0)
         return whole
 
     def _segments(self, slots: Slots, following: RowNumbers) -> MemberSegments:

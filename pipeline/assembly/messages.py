@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
-from sparring.pipeline.assembly.columns import NO_PLACES, NO_ROWS, NO_SLOTS, RowNumbers
-from sparring.pipeline.assembly.finished import FinishedSegments, MemberSegments
+from sparring.pipeline.assembly.columns import NO_ROWS, RowNumbers, pick_ragged
+from sparring.pipeline.assembly.finished import FinishedGroups, MemberSegments
 from sparring.pipeline.assembly.members import Members
+from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
 from sparring.pipeline.specs import Array
 
@@ -19,107 +22,132 @@ _PER_SEGMENT: Final = (
     "lengths", "terminated", "interrupted", "group_ended", "teams", "groups", "agents", "simulators"
 )  # fmt: skip
 
-_NO_FLAGS: Final = np.empty(0, bool)
-_NO_SEGMENTS: Final = MemberSegments(
-    rows=NO_ROWS,
-    lengths=NO_SLOTS,
-    following=NO_ROWS,
-    places=NO_PLACES,
-    next_times=NO_SLOTS,
-    until=NO_SLOTS,
-    terminated=_NO_FLAGS,
-    interrupted=_NO_FLAGS,
-    group_ended=_NO_FLAGS,
-    agents=NO_ROWS,
-    groups=NO_ROWS,
-    teams=NO_SLOTS,
-    simulators=NO_SLOTS,
-    matchups=NO_ROWS,
-)
-NOTHING: Final = FinishedSegments.concatenate([])
 
+@dataclass(frozen=True, slots=True)
+class FinishedSegments:
+    """Holds finished segments of behavior names that share groups, or of one whose agents are each a group of one.
 
-def message(
-    source: str, origin: str, one: Members, finished: FinishedSegments, flush: int, shared: Mapping[str, Members] | None
-) -> Segments:
-    """Returns the next message of a behavior name.
-
-    Args:
-        source: incarnation of the stepping service.
-        origin: incarnation of this assembly service.
-        one: members of the behavior name.
-        finished: group segments in which it has steps, if any.
-        flush: serial of the flush that the message completes, else 0.
-        shared: members of all names that share groups; None where each agent is a group of one.
+    Attributes:
+        members: members by behavior name.
+        segments: their segments by behavior name, in the order of their groups.
+        groups: what group segments have beside these; None where each agent is a group of one.
     """
-    columns, own = one.log.columns, finished.members.get(one.behavior, _NO_SEGMENTS)
-    masks, carried = columns.get("masks"), columns.get("carried")
-    reached, episodes = one.notes.take(len(own.rows))
-    return Segments(
-        behavior=one.behavior,
-        source=source,
-        origin=origin,
-        reached=reached,
-        flush=flush,
-        episodes=episodes,
-        observations=_observations(one, own.rows),
-        next_observations=_observations(one, own.following),
-        masks=None if masks is None else masks[own.rows],
-        carried=None if carried is None else carried[own.rows[_starts(one, own, in_groups=shared is not None)]],
-        matchups=own.matchups if one.has_matchups else None,
-        shared=None if shared is None else _group_segments(one, finished, own, shared),
-        **{name: columns[name][own.rows] for name in _PER_ROW},
-        **{name: getattr(own, name) for name in _PER_SEGMENT},
-    )
 
+    members: Mapping[str, Members]
+    segments: Mapping[str, MemberSegments]
+    groups: FinishedGroups | None
 
-def _group_segments(
-    one: Members, finished: FinishedSegments, own: MemberSegments, shared: Mapping[str, Members]
-) -> GroupSegments:
-    groups = len(finished.numbers)
-    return GroupSegments(
-        numbers=finished.numbers,
-        spans=finished.spans,
-        ended=finished.ended,
-        rewards=finished.rewards,
-        teammates=tuple(
-            TeammateSegments(
-                behavior=name,
-                lengths=segments.lengths,
-                observations=_observations(shared[name], segments.rows),
-                next_observations=_observations(shared[name], segments.following),
-                continuous=shared[name].log.columns["continuous"][segments.rows],
-                discrete=shared[name].log.columns["discrete"][segments.rows],
-                **_of_members(shared[name], segments, groups),
-            )
-            for name, segments in finished.members.items()
-            if name != one.behavior
-        ),
-        **_of_members(one, own, groups),
-    )
+    def divide(self, behavior: str, largest: int) -> Iterator[FinishedSegments]:
+        """Yields the group segments in which a behavior name has steps, as many at a time as fit into a message.
 
+        Args:
+            behavior: behavior name.
+            largest: most steps of a message, those of teammates included.
 
-def _of_members(one: Members, segments: MemberSegments, groups: int) -> dict[str, Array]:
-    """Returns the columns that `GroupSegments` and `TeammateSegments` have in common."""
-    columns = one.log.columns
-    return {
-        "members": np.bincount(segments.places, minlength=groups).astype(np.int32),
-        "times": columns["times"][segments.rows],
-        "next_times": segments.next_times,
-        "until": segments.until,
-        "next_continuous": columns["continuous"][segments.following],
-        "next_discrete": columns["discrete"][segments.following],
-    }
+        Raises:
+            ServiceError: a single group segment does not fit.
+        """
+        groups = len(self.segments[behavior].places) if self.groups is None else len(self.groups.numbers)
+        steps = {name: np.bincount(one.places, one.lengths, groups) for name, one in self.segments.items()}
+        own = np.flatnonzero(steps[behavior])
+        start, size = 0, 0
+        for at, more in enumerate(np.sum([*steps.values()], axis=0)[own].astype(np.int64).tolist()):
+            if more > largest:
+                raise ServiceError(
+                    f"got {more} steps of one group at once for {behavior}; expected at most {largest}; "
+                    "raise hyperparameters.buffer_size, or form smaller groups"
+                )
+            if size + more > largest:
+                yield self.pick(own[start:at], groups)
+                start, size = at, 0
+            size += more
+        if len(own) - start == groups > 0:
+            yield self
+        elif start < len(own):
+            yield self.pick(own[start:], groups)
+
+    def pick(self, which: NDArray[np.int64], groups: int) -> FinishedSegments:
+        """Returns some of the `groups` group segments, in their order."""
+        rank = np.full(groups, -1, np.int64)
+        rank[which] = np.arange(len(which))
+        picked = {}
+        for name, segments in self.segments.items():
+            picked[name] = pick_ragged(segments, np.flatnonzero(rank[segments.places] >= 0), "rows", "lengths")
+            picked[name].places = rank[picked[name].places]
+        of_groups = None if self.groups is None else pick_ragged(self.groups, which, "rewards", "spans")
+        return FinishedSegments(self.members, picked, of_groups)
+
+    def message(self, behavior: str, flush: int) -> Segments:
+        """Returns the next message of a behavior name, with all its segments.
+
+        Args:
+            behavior: behavior name.
+            flush: serial of the flush that the message completes, else 0.
+        """
+        one, own = self.members[behavior], self.segments[behavior]
+        columns = one.log.columns
+        masks, carried = columns.get("masks"), columns.get("carried")
+        reached, episodes = one.report(len(own.rows))
+        return Segments(
+            behavior=behavior,
+            source=one.source,
+            origin=one.origin,
+            reached=reached,
+            flush=flush,
+            episodes=episodes,
+            observations=_observations(one, own.rows),
+            next_observations=_observations(one, own.following),
+            masks=None if masks is None else masks[own.rows],
+            carried=None if carried is None else carried[own.rows[_starts(one, own)]],
+            matchups=own.matchups if one.has_matchups else None,
+            shared=None if self.groups is None else self._group_segments(behavior, self.groups),
+            **{name: columns[name][own.rows] for name in _PER_ROW},
+            **{name: getattr(own, name) for name in _PER_SEGMENT},
+        )
+
+    def _group_segments(self, behavior: str, groups: FinishedGroups) -> GroupSegments:
+        return GroupSegments(
+            numbers=groups.numbers,
+            spans=groups.spans,
+            ended=groups.ended,
+            rewards=groups.rewards,
+            teammates=tuple(
+                TeammateSegments(
+                    behavior=name,
+                    lengths=segments.lengths,
+                    observations=_observations(self.members[name], segments.rows),
+                    next_observations=_observations(self.members[name], segments.following),
+                    continuous=self.members[name].log.columns["continuous"][segments.rows],
+                    discrete=self.members[name].log.columns["discrete"][segments.rows],
+                    **self._of_members(name, len(groups.numbers)),
+                )
+                for name, segments in self.segments.items()
+                if name != behavior and segments.places.size
+            ),
+            **self._of_members(behavior, len(groups.numbers)),
+        )
+
+    def _of_members(self, behavior: str, groups: int) -> dict[str, Array]:
+        """Returns the columns that `GroupSegments` and `TeammateSegments` have in common."""
+        columns, segments = self.members[behavior].log.columns, self.segments[behavior]
+        return {
+            "members": np.bincount(segments.places, minlength=groups).astype(np.int32),
+            "times": columns["times"][segments.rows],
+            "next_times": segments.next_times,
+            "until": segments.until,
+            "next_continuous": columns["continuous"][segments.following],
+            "next_discrete": columns["discrete"][segments.following],
+        }
 
 
 def _observations(one: Members, rows: RowNumbers) -> tuple[Array, ...]:
     return tuple(column[rows] for column in one.log.observations)
 
 
-def _starts(one: Members, own: MemberSegments, *, in_groups: bool) -> RowNumbers:
+def _starts(one: Members, own: MemberSegments) -> RowNumbers:
     """Returns the first row of each sequence, of which the message contains what the member carried."""
     length = one.sizes.sequence
     if not length:
         return NO_ROWS
     times = one.log.columns["times"][own.rows]
-    return sequences.windows(own.lengths, times, length) if in_groups else sequences.divide(own.lengths, length)[0]
+    return sequences.windows(own.lengths, times, length) if one.in_groups else sequences.divide(own.lengths, length)[0]

@@ -50,8 +50,7 @@ def split_ticks(part: BehaviorSteps, alike: Callable[[int], int]) -> Iterator[tu
         part: record.
         alike: returns how many ticks from a given one on are yielded together.
     """
-    bounds = np.concatenate([np.zeros((1, 5), np.int64), np.cumsum(part.rows, axis=0)]).tolist()
-    completed, at = part.completed.tolist(), 0
+    bounds, completed, at = [[0] * 5, *np.cumsum(part.rows, axis=0).tolist()], part.completed.tolist(), 0
     while at < len(completed):
         following = at + alike(at)
         lost, *others = (slice(start, stop) for start, stop in zip(bounds[at], bounds[following], strict=True))

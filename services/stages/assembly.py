@@ -137,7 +137,7 @@ class Assembly:
         held: dict[str, dict[str, AssembledSteps]] = {}
         for (behavior, source), members in self._held().items():
             held.setdefault(behavior, {})[source] = AssembledSteps(
-                sent=members.notes.reached, open=members.open_steps, closed=members.closed_steps
+                sent=members.reached, open=members.open_steps, closed=members.closed_steps
             )
         for message in self._outbox:
             sources = held.setdefault(message.behavior, {})
@@ -196,7 +196,7 @@ class Assembly:
         ):
             return
         assembler = self._assemblers[source]
-        if assembler.members[behavior].notes.received < flush.required_steps[source]:
+        if assembler.members[behavior].received < flush.required_steps[source]:
             return
         self._flushed[behavior, source] = flush.serial
         self._outbox.extend(assembler.flush(behavior, flush.serial))

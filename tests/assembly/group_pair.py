@@ -39,10 +39,10 @@ class GroupPair:
         self.assembler.apply([decode([bytes(frame) for frame in encode(part)]) for part in parts])
         members = self.assembler.members
         has_message = any(one.closed_steps >= self.sizes[name].message_steps for name, one in members.items())
-        unreported = any(one.notes.has_unrecorded for one in members.values())
+        unreported = any(one.has_unrecorded for one in members.values())
         taken = self.take(self.assembler.ready_messages())
         assert has_message or unreported or not taken
-        assert not any(one.notes.has_unrecorded for one in members.values())
+        assert not any(one.has_unrecorded for one in members.values())
         assert not any(message.flush for message in taken)
         if has_message:
             self.check_sent()
@@ -110,9 +110,9 @@ class GroupPair:
             began = self.began.get(name, 0)
             assert one.open_steps == self.twin.open_steps(name)
             assert one.closed_steps == closed[name] - sent
-            assert one.notes.reached == began + self.twin.orphaned[name] + sent
-            assert one.notes.received == began + self.twin.completed[name]
-            assert one.notes.received == one.notes.reached + one.open_steps + one.closed_steps
+            assert one.reached == began + self.twin.orphaned[name] + sent
+            assert one.received == began + self.twin.completed[name]
+            assert one.received == one.reached + one.open_steps + one.closed_steps
 
     # ---------------------------------------------------------------- comparison
 

@@ -96,7 +96,7 @@ def test_a_flush_reports_members_and_rewards_at_each_time(lines: list[str], expe
 def test_a_lost_agent_is_interrupted_at_its_last_decision(lines: list[str], expected: list[str]) -> None:
     script = GroupScript().play(*lines)
     assert script.rest() == expected
-    assert script.assembler.of("A").notes.received == script.produced["A"]
+    assert script.assembler.of("A").received == script.produced["A"]
 
 
 def test_a_decision_under_way_counts_at_the_first_time_of_the_next_segment() -> None:
@@ -149,7 +149,7 @@ def test_each_name_of_a_group_receives_its_return() -> None:
 def test_episodes_of_a_group_joined_under_way_are_unreported() -> None:
     """Steps that began before are orphaned, and the group has no return; later steps are used."""
     script = GroupScript().play("?a ?b", "1: a=1", "2: a=2 b=3", "4: a=4. b=5.")
-    assert script.assembler.of("A").notes.reached == 2
+    assert script.assembler.of("A").reached == 2
     assert script.rest() == ["4 13: a2 | a3 b3 | over a. b."]
     episodes = script.messages[0].episodes
     assert (len(episodes.agents), len(episodes.group_returns)) == (0, 0)

@@ -209,5 +209,5 @@ def test_the_log_reuses_rows_although_ended_members_hold_some(
     pair.compare()
     assert held.count((True, True)) >= 4
     for one in pair.assembler.members.values():
-        assert one.notes.received > 1200
+        assert one.received > 1200
         assert one.log.capacity <= 1024

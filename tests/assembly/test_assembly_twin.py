@@ -88,8 +88,8 @@ class Pair:
         members = self.members
         sent = sum(len(message.log_probs) for message in self.messages)
         assert members.open_steps == self.twin.open_steps
-        assert members.notes.reached == (self.began or 0) + self.twin.orphaned + sent
-        assert members.notes.received == members.notes.reached + members.open_steps + members.closed_steps
+        assert members.reached == (self.began or 0) + self.twin.orphaned + sent
+        assert members.received == members.reached + members.open_steps + members.closed_steps
 
     def compare(self) -> None:
         for segment in self.twin.segments:
