@@ -54,7 +54,8 @@ class Assembler:
         """Returns the members of a behavior name, which is added if it is new."""
         if behavior not in self.members:
             sizes, in_groups = self._sizes(behavior), self._in_groups(behavior)
-            one = Members(behavior, self._source, self._origin, len(self.members), sizes, in_groups)
+            horizon = min(sizes.horizon, sizes.largest)
+            one = Members(behavior, self._source, self._origin, len(self.members), sizes, in_groups, horizon)
             self.members[behavior] = one
             if in_groups:
                 self._sharing[behavior] = one
@@ -94,7 +95,7 @@ class Assembler:
             touched = [one.places[one.live & one.seen], *(segments.places for segments in one.departed)]
             self._close(np.unique(np.concatenate(touched)))
         else:
-            one.unsent.append(one.cut(np.flatnonzero(one.live & (one.lengths > 0)).astype(np.int32)))
+            one.finish(one.cut(np.flatnonzero(one.live & (one.lengths > 0)).astype(np.int32)))
         yield from self._messages(self._sharing if one.in_groups else {behavior: one}, behavior, serial)
 
     def ready_messages(self) -> Iterator[Segments]:
@@ -123,7 +124,7 @@ class Assembler:
         if ended is not None:
             ended = pick(ended, np.flatnonzero(one.live[ended.slots]))
             last = one.are_last(ended.slots)
-            one.unsent.append(one.depart(ended, last))
+            one.finish(one.depart(ended, last))
             one.note_episodes(ended.slots, ended.outcomes, one.group_returns(ended.slots[last]))
             one.free(ended.slots)
         if events.joined is not None:
@@ -236,11 +237,12 @@ class Assembler:
     def _lose(self, lost: Sequence[tuple[Members, Slots]]) -> None:
         """Interrupts the open segments of these slots, whose simulators have disconnected."""
         groups = self._groups
-        live = [(one, slots[one.live[slots]]) for one, slots in lost]
+        held = [(one, slots[slots < len(one.live)]) for one, slots in lost]
+        live = [(one, slots[one.live[slots]]) for one, slots in held]
         for one, slots in live:
             one.lost[slots] = True
             if not one.in_groups:
-                one.unsent.append(one.cut(slots[one.lengths[slots] > 0]))
+                one.finish(one.cut(slots[one.lengths[slots] > 0]))
         places = groups.leave([one.places[slots] for one, slots in live if one.in_groups])
         has_members = groups.live[places] > 0
         self._close(places[~has_members], ended=True)

@@ -61,7 +61,7 @@ class StepLog:
             column: Array | None = getattr(acted, name)
             if column is not None:
                 held = columns.get(name)
-                if held is None or held.shape[1:] != column.shape[1:]:  # it gets its width with the first actions
+                if held is None or not held.shape[-1]:  # it gets its width with the first actions
                     held = columns[name] = np.zeros((self.capacity, *column.shape[1:]), column.dtype)
                 held[rows] = column[part]
         if acted.masks is None and "masks" in columns:

@@ -54,6 +54,7 @@ class Members:
         origin: incarnation of this assembly service.
         number: number of the behavior name.
         in_groups: the segments of members of a group close together; else each agent is a group of one.
+        horizon: most steps of a segment, or group timesteps of a group's.
         begun: a part has arrived.
         received: steps that the source had produced by the last part that arrived.
         reached: steps that are in messages or could not be recorded; `announced` of them the last message reported.
@@ -70,7 +71,7 @@ class Members:
         totals: rewards of the group itself up to the agent's last decision.
         decided: tick of that decision.
         departed: segments of agents that have left groups whose segments are still open.
-        unsent: finished segments that are not sent yet.
+        unsent: finished segments that are not sent yet, in all of `closed_steps`.
         episodes: episodes that have ended since the last message.
         has_matchups: whether the behavior is under self-play.
         has_lessons: whether environment parameters have curricula.
@@ -82,6 +83,7 @@ class Members:
     number: int
     sizes: Sizes
     in_groups: bool
+    horizon: int
     begun: bool = False
     received: int = 0
     reached: int = 0
@@ -108,24 +110,15 @@ class Members:
     path: RowNumbers = field(default_factory=lambda: columns.integers()[:, None])
     departed: list[MemberSegments] = field(default_factory=list)
     unsent: list[MemberSegments] = field(default_factory=list)
+    closed_steps: int = 0
     episodes: list[Episodes] = field(default_factory=list)
     has_matchups: bool = False
     has_lessons: bool = False
 
     @property
-    def horizon(self) -> int:
-        """Returns the most steps of a segment."""
-        return min(self.sizes.horizon, self.sizes.largest)
-
-    @property
     def open_steps(self) -> int:
         """Returns the steps in open segments, those of departed members included."""
         return int(self.lengths[self.live].sum()) + sum(len(segments.rows) for segments in self.departed)
-
-    @property
-    def closed_steps(self) -> int:
-        """Returns the steps in finished segments that are not sent yet."""
-        return sum(len(segments.rows) for segments in self.unsent)
 
     @property
     def has_unrecorded(self) -> bool:
@@ -138,11 +131,10 @@ class Members:
         """Prepares for the ticks of `part`, whose slots it makes fit; steps before the first part are not recorded."""
         if not self.begun:
             self.begun, self.received, self.reached = True, part.produced_before, part.produced_before
-        records = (part.ended, part.joined, part.reported, part.acted)
-        every = [part.lost, *(record.slots for record in records if record is not None)]
-        largest = max([int(slots.max()) for slots in every if slots is not None and slots.size], default=0)
-        if largest >= len(self.live):
-            columns.grow(self, largest + 1)
+        for record in (part.ended, part.joined, part.reported, part.acted):
+            slots = None if record is None else record.slots
+            if slots is not None and slots.size and slots.max() >= len(self.live):
+                columns.grow(self, int(slots.max()) + 1)
 
     def count(self, completed: int, found: int) -> None:
         """Counts the steps that a tick completes, and those of them that could be recorded."""
@@ -158,7 +150,7 @@ class Members:
 
     def take(self) -> MemberSegments:
         """Returns all finished segments that are not sent yet, and forgets them."""
-        unsent, self.unsent = self.unsent, []
+        unsent, self.unsent, self.closed_steps = self.unsent, [], 0
         segments = concatenate(unsent or [self.cut(NO_SLOTS)])
         if not self.in_groups:
             segments.places = np.arange(len(segments.lengths))
@@ -310,13 +302,13 @@ class Members:
         No segment has two horizons of steps. They close in the order of the ticks in which they reached the horizon.
         """
         lengths, horizon = self.lengths[slots], self.horizon
-        full = np.flatnonzero(lengths >= horizon)
+        full = (lengths >= horizon).nonzero()[0]
         if not full.size:
             return
         full = full[np.argsort(-lengths[full], kind="stable")]  # the longest was the first to reach it
         slots, beyond = slots[full], lengths[full] - horizon
         self.lengths[slots] = horizon
-        self.unsent.append(self.cut(slots))
+        self.finish(self.cut(slots))
         moved = int(beyond[0]) + 1
         self.path[slots, :moved] = self.path[slots, horizon : horizon + moved]
         self.lengths[slots] = beyond
@@ -340,7 +332,12 @@ class Members:
         closing = pick_ragged(every, order[remaining:], "rows", "lengths")
         closing.places = rank[closing.places] + first
         closing.group_ended = np.full(len(closing.places), ended)
-        self.unsent.append(closing)
+        self.finish(closing)
+
+    def finish(self, segments: MemberSegments) -> None:
+        """Adds segments to those that are sent next."""
+        self.unsent.append(segments)
+        self.closed_steps += len(segments.rows)
 
     def free(self, slots: Slots) -> None:
         """Frees the slots of agents that have ended."""

@@ -50,21 +50,18 @@ def split_ticks(part: BehaviorSteps, alike: Callable[[int], int]) -> Iterator[tu
         part: record.
         alike: returns how many ticks from a given one on are yielded together.
     """
-    bounds, completed, at = [[0] * 5, *np.cumsum(part.rows, axis=0).tolist()], part.completed.tolist(), 0
+    completed, at = part.completed.tolist(), 0
+    bounds = [[0] * 5, *np.cumsum(part.rows, axis=0).tolist()] if len(completed) > 1 else []
     while at < len(completed):
         following = at + alike(at)
-        lost, *others = (slice(start, stop) for start, stop in zip(bounds[at], bounds[following], strict=True))
-        ended, joined, reported, acted = others
-        events = TickEvents(
-            lost=part.lost[lost] if part.lost is not None and lost.start < lost.stop else None,
-            ended=_rows_of(part.ended, ended),
-            joined=_rows_of(part.joined, joined),
-            reported=_rows_of(part.reported, reported),
-            acted=_rows_of(part.acted, acted),
-            completed=sum(completed[at:following]),
-            ticks=following - at,
-        )
-        yield int(part.ticks[at]), events
+        lost, ended, joined, reported, acted = part.lost, part.ended, part.joined, part.reported, part.acted
+        if following - at < len(completed):
+            rows = [slice(start, stop) for start, stop in zip(bounds[at], bounds[following], strict=True)]
+            lost = None if lost is None or rows[0].start == rows[0].stop else lost[rows[0]]
+            ended, joined = _rows_of(ended, rows[1]), _rows_of(joined, rows[2])
+            reported, acted = _rows_of(reported, rows[3]), _rows_of(acted, rows[4])
+        steps, ticks = sum(completed[at:following]), following - at
+        yield int(part.ticks[at]), TickEvents(lost, ended, joined, reported, acted, steps, ticks)
         at = following
 
 
