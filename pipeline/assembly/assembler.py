@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.assembly.columns import NO_ROWS, Places, RowNumbers, Slots, pick, pick_ragged
+from sparring.pipeline.assembly.columns import NO_ROWS, Places, RowNumbers, Slots, pick_ragged, pick_where
 from sparring.pipeline.assembly.groups import NO_GROUPS, Groups
 from sparring.pipeline.assembly.members import NO_RETURNS, NO_SLOTS, Members, Sizes
 from sparring.pipeline.assembly.messages import FinishedSegments
@@ -122,7 +122,7 @@ class Assembler:
             self._lose([(one, events.lost)])
         one.count(events.completed, sum([one.complete(report, events.ticks) for report in events.outcomes]))
         if ended is not None:
-            ended = pick(ended, np.flatnonzero(one.live[ended.slots]))
+            ended = pick_where(ended, one.live[ended.slots])
             last = one.are_last(ended.slots)
             one.finish(one.depart(ended, last))
             one.note_episodes(ended.slots, ended.outcomes, one.group_returns(ended.slots[last]))
@@ -178,7 +178,7 @@ class Assembler:
         """Removes ended members, and closes the groups that are left empty; returns the places of the others."""
         groups = self._groups
         ended_of = [(one, events.ended) for one, events in tick if events.ended is not None]
-        ending = {one: pick(ended, np.flatnonzero(one.live[ended.slots])) for one, ended in ended_of}
+        ending = {one: pick_where(ended, one.live[ended.slots]) for one, ended in ended_of}
         if not ending:
             return NO_ROWS
         places = groups.leave([one.places[ended.slots] for one, ended in ending.items()])
@@ -250,6 +250,7 @@ class Assembler:
         for one, slots in live:
             one.note_episodes(slots, None, NO_RETURNS)
             one.free(slots)
+            one.lost[slots] = False
 
     def _close(self, places: Places, *, ended: bool = False) -> None:
         """Finishes the segments of groups, as far as they have a timestep before the present one.

@@ -48,6 +48,11 @@ def pick(record: Record, rows: slice | Array) -> Record:
     return type(record)(**values)
 
 
+def pick_where(record: Record, chosen: Mask) -> Record:
+    """Returns the chosen rows of a record, often all of them."""
+    return record if np.count_nonzero(chosen) == len(chosen) else pick(record, np.flatnonzero(chosen))
+
+
 def pick_ragged(record: Record, which: NDArray[np.int64], ragged: str, lengths: str) -> Record:
     """Returns some rows of a record whose column `ragged` has as many values for each row as the column `lengths`."""
     sizes: Array = getattr(record, lengths)

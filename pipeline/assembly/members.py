@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import columns
-from sparring.pipeline.assembly.columns import NO_ROWS, Mask, Places, RowNumbers, Slots, concatenate, pick, pick_ragged
+from sparring.pipeline.assembly.columns import (
+    NO_ROWS,
+    Mask,
+    Places,
+    RowNumbers,
+    Slots,
+    concatenate,
+    pick_ragged,
+    pick_where,
+)
 from sparring.pipeline.assembly.finished import MemberSegments
 from sparring.pipeline.assembly.log import StepLog
 from sparring.pipeline.assembly.ticks import TickEvents
@@ -73,6 +82,7 @@ class Members:
         departed: segments of agents that have left groups whose segments are still open.
         unsent: finished segments that are not sent yet, in all of `closed_steps`.
         episodes: episodes that have ended since the last message.
+        has_group_rewards: whether any was reported.
         has_matchups: whether the behavior is under self-play.
         has_lessons: whether environment parameters have curricula.
     """
@@ -112,6 +122,7 @@ class Members:
     unsent: list[MemberSegments] = field(default_factory=list)
     closed_steps: int = 0
     episodes: list[Episodes] = field(default_factory=list)
+    has_group_rewards: bool = False
     has_matchups: bool = False
     has_lessons: bool = False
 
@@ -169,8 +180,9 @@ class Members:
         """Gives slots to agents; returns which are new, as one that has its slot already keeps its open segment."""
         slots = joined.slots
         is_new: Mask = ~(self.live[slots] & (self.agents[slots] == joined.agents))
+        new = slots[is_new]
         for name in _OF_EPISODE:
-            getattr(self, name)[slots[is_new]] = 0
+            getattr(self, name)[new] = 0
         self.known[slots] = joined.fresh | self.known[slots] & ~is_new
         self.live[slots] = True
         for name in _IDENTITY:
@@ -197,6 +209,7 @@ class Members:
         rows = self.path[slots, times]
         self.log.columns["rewards"][rows] = rewards[which]
         if shared is not None:
+            self.has_group_rewards = True
             self.log.columns["group_rewards"][rows] = shared[:n][which]
         self.lengths[slots] = times + 1
         self.acted[slots] = False
@@ -226,9 +239,10 @@ class Members:
         n, shared = len(slots), reported.group_rewards
         self.path[slots[:, None], times[:, None] + np.arange(ticks)] = rows.reshape(ticks, n).T
         self.lengths[slots] = times + (ticks - 1)
-        self.log.columns["rewards"][rows[:-n]] = reported.rewards[n:]
+        within = slice(int(rows[0]), int(rows[-n]))
+        self.log.columns["rewards"][within] = reported.rewards[n:]
         if shared is not None:
-            self.log.columns["group_rewards"][rows[:-n]] = shared[n:]
+            self.log.columns["group_rewards"][within] = shared[n:]
         return slots, rows
 
     def act(self, events: TickEvents, rows: RowNumbers) -> None:
@@ -246,7 +260,7 @@ class Members:
             slots = NO_SLOTS if reported is None else reported.slots
             if 0 < len(slots) == len(rows):
                 self.log.act(slice(int(rows[0]), int(rows[-1]) + 1), acted, _ALL)
-                self.acted[slots] = True
+                self.acted[slots[: len(slots) // events.ticks]] = True
                 return
         known = np.flatnonzero(self.seen[slots])  # others were reported before this incarnation began
         slots = slots[known]
@@ -279,8 +293,8 @@ class Members:
             ended: n agents.
             group_ended: [n] whether the group of each has no other member left.
         """
-        stepped = np.flatnonzero(self.lengths[ended.slots] > 0)
-        ended = pick(ended, stepped)
+        stepped = self.lengths[ended.slots] > 0
+        ended = pick_where(ended, stepped)
         segments = self._segments(ended.slots, self._add(ended.observations))
         segments.interrupted = ended.interrupted
         segments.terminated = ~ended.interrupted
@@ -341,7 +355,7 @@ class Members:
 
     def free(self, slots: Slots) -> None:
         """Frees the slots of agents that have ended."""
-        for column in (self.live, self.lost, self.seen, self.acted, self.lengths):
+        for column in (self.live, self.seen, self.acted, self.lengths):
             column[slots] = 0
 
     # ---------------------------------------------------------------- episodes
@@ -361,9 +375,10 @@ class Members:
 
         Members of a group that end together saw the same group rewards; the longest episode saw most of them.
         """
-        last = last[self._are_whole(last) & (self.groups[last] != 0)]
+        last = last[self.groups[last] != 0]
         if not last.size:
             return NO_RETURNS
+        last = last[self._are_whole(last)]
         order = last[np.argsort(-self.episode_lengths[last], kind="stable")]
         _, first = np.unique(self.groups[order], return_index=True)
         return self.episode_group_returns[order[np.sort(first)]].astype(np.float32)
@@ -415,14 +430,16 @@ class Members:
         stepped = lengths > 0
         those, starts = slots[stepped], starts[stepped]
         self.episode_returns[those] += np.add.reduceat(log["rewards"][rows], starts, dtype=np.float64)
-        self.episode_group_returns[those] += np.add.reduceat(log["group_rewards"][rows], starts, dtype=np.float64)
+        if self.has_group_rewards:
+            self.episode_group_returns[those] += np.add.reduceat(log["group_rewards"][rows], starts, dtype=np.float64)
         self.episode_lengths[slots] += lengths
+        next_times: NDArray[np.int32] = log["times"][following]
         return MemberSegments(
             rows=rows,
             lengths=lengths.astype(np.int32),
             following=following,
-            next_times=log["times"][following],
-            until=log["times"][following],
+            next_times=next_times,
+            until=next_times,
             terminated=np.zeros(len(slots), bool),
             interrupted=np.zeros(len(slots), bool),
             group_ended=np.zeros(len(slots), bool),
