@@ -48,6 +48,7 @@ class Assembler:
         self._source, self._origin, self._sizes, self._in_groups = source, origin, sizes, in_groups
         self._groups = Groups()
         self._sharing: dict[str, Members] = {}  # those whose learners train groups
+        self._together = [self._sharing]  # those whose segments are sent at once
         self.members: dict[str, Members] = {}
 
     def of(self, behavior: str) -> Members:
@@ -59,6 +60,8 @@ class Assembler:
             self.members[behavior] = one
             if in_groups:
                 self._sharing[behavior] = one
+            else:
+                self._together.append({behavior: one})
         return self.members[behavior]
 
     def has(self, keys: NDArray[np.int64]) -> bool:
@@ -96,7 +99,8 @@ class Assembler:
             self._close(np.unique(np.concatenate(touched)))
         else:
             one.finish(one.cut(np.flatnonzero(one.live & (one.lengths > 0)).astype(np.int32)))
-        yield from self._messages(self._sharing if one.in_groups else {behavior: one}, behavior, serial)
+        together = next(names for names in self._together if behavior in names)
+        yield from self._messages(together, behavior, serial)
 
     def ready_messages(self) -> Iterator[Segments]:
         """Yields messages when there are enough steps: of groups for all behavior names when one has enough."""
@@ -276,9 +280,8 @@ class Assembler:
 
     def _messages_of(self, ready: Callable[[Members], bool]) -> Iterator[Segments]:
         """Yields all messages of those behavior names that are ready."""
-        apart = [{name: one} for name, one in self.members.items() if not one.in_groups]
-        for together in (self._sharing, *apart):
-            if any(ready(one) for one in together.values()):
+        for together in self._together:
+            if any(map(ready, together.values())):
                 yield from self._messages(together)
 
     def _messages(self, together: Mapping[str, Members], behavior: str = "", serial: int = 0) -> Iterator[Segments]:

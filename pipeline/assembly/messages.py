@@ -50,21 +50,18 @@ class FinishedSegments:
         groups = len(self.segments[behavior].places) if self.groups is None else len(self.groups.numbers)
         steps = {name: np.bincount(one.places, one.lengths, groups) for name, one in self.segments.items()}
         own = np.flatnonzero(steps[behavior])
-        start, size = 0, 0
-        for at, more in enumerate(np.sum([*steps.values()], axis=0)[own].astype(np.int64).tolist()):
-            if more > largest:
+        ends = np.cumsum(np.sum([*steps.values()], axis=0)[own])
+        start = 0
+        while start < len(own):
+            before = ends[start - 1] if start else 0
+            stop = int(np.searchsorted(ends, before + largest, side="right"))
+            if stop == start:
                 raise ServiceError(
-                    f"got {more} steps of one group at once for {behavior}; expected at most {largest}; "
-                    "raise hyperparameters.buffer_size, or form smaller groups"
+                    f"got {ends[start] - before:.0f} steps of one group at once for {behavior}; expected at most "
+                    f"{largest}; raise hyperparameters.buffer_size, or form smaller groups"
                 )
-            if size + more > largest:
-                yield self.pick(own[start:at], groups)
-                start, size = at, 0
-            size += more
-        if len(own) - start == groups > 0:
-            yield self
-        elif start < len(own):
-            yield self.pick(own[start:], groups)
+            yield self if stop - start == groups else self.pick(own[start:stop], groups)
+            start = stop
 
     def pick(self, which: NDArray[np.int64], groups: int) -> FinishedSegments:
         """Returns some of the `groups` group segments, in their order."""

@@ -51,11 +51,12 @@ def split_ticks(part: BehaviorSteps, alike: Callable[[int], int]) -> Iterator[tu
         alike: returns how many ticks from a given one on are yielded together.
     """
     completed, at = part.completed.tolist(), 0
-    bounds = [[0] * 5, *np.cumsum(part.rows, axis=0).tolist()] if len(completed) > 1 else []
+    bounds: list[list[int]] = []
     while at < len(completed):
         following = at + alike(at)
         lost, ended, joined, reported, acted = part.lost, part.ended, part.joined, part.reported, part.acted
         if following - at < len(completed):
+            bounds = bounds or [[0] * 5, *np.cumsum(part.rows, axis=0).tolist()]
             rows = [slice(start, stop) for start, stop in zip(bounds[at], bounds[following], strict=True)]
             lost = None if lost is None or rows[0].start == rows[0].stop else lost[rows[0]]
             ended, joined = _rows_of(ended, rows[1]), _rows_of(joined, rows[2])
