@@ -1,302 +1,310 @@
-"""Turns the steps of one source and behavior into finished segments.
+"""Turns the steps of one source into finished segments of agents and groups.
 
-A segment closes when it has `time_horizon` steps, its agent ends, its simulator disconnects, or a flush
-requests it. Small segments are gathered into messages of at least `message_steps` steps; a flush sends all
-that are open, so none waits forever: a learner that waits for steps always causes a flush.
+An agent's segment closes when it has `time_horizon` steps, its agent ends, its simulator disconnects, or a flush
+requests it. Where learners train groups, a group's segment closes when it has `time_horizon` group timesteps, when no
+member is left, when its simulator disconnects, or when a flush requests it: for all its members together, whatever
+their behavior names, because they share their rewards. There an agent without a group is a group of its own; elsewhere
+each agent is one, and no table of groups is needed.
+
+Small segments are gathered into messages of at least `message_steps` steps. Finished segments of all behavior names are
+sent at once, because the messages of groups contain rows of teammates. A flush sends all that are open, so none waits
+forever: a learner that waits for steps always causes a flush.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.assembly import sequences
-from sparring.pipeline.assembly.block import Block, SegmentSlice, Slots
-from sparring.pipeline.assembly.columns import joined, slice_rows
-from sparring.pipeline.assembly.log import RowNumbers
-from sparring.pipeline.assembly.notes import Account, Notes
+from sparring.pipeline.assembly.columns import NO_ROWS, Places, RowNumbers, Slots, pick_ragged, pick_where
+from sparring.pipeline.assembly.groups import NO_GROUPS, Groups
+from sparring.pipeline.assembly.members import NO_RETURNS, NO_SLOTS, Members, Sizes
+from sparring.pipeline.assembly.messages import FinishedSegments
+from sparring.pipeline.assembly.ticks import TickEvents, split_ticks
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.messages.steps import AgentsEnded, BehaviorSteps, OutcomesReported
+from sparring.pipeline.messages.steps import AgentsStarted, BehaviorSteps
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
-    """Sets the sizes of segments and messages.
-
-    Attributes:
-        horizon: most steps of a segment.
-        message_steps: least steps of a message, except after a flush.
-        largest: most steps of a message; a single longer segment is split, as if a flush closed its first part.
-        sequence: steps from one stored memory of an agent to the next; 0 for policies without memory.
-    """
-
-    horizon: int
-    message_steps: int
-    largest: int
-    sequence: int = 0
+Tick = Sequence[tuple[Members, TickEvents]]
+"""Events of one tick by behavior name."""
 
 
 class Assembler:
-    """Assembles the segments of one behavior from one source.
+    """Assembles the segments of all behavior names of one source.
 
     Args:
-        behavior: behavior name.
         source: incarnation of the stepping service.
         origin: incarnation of this assembly service.
-        sizes: of segments and messages.
+        sizes: returns the sizes of segments and messages of a behavior name.
+        in_groups: returns whether the learner of a behavior name trains groups.
     """
 
-    def __init__(self, behavior: str, source: str, origin: str, sizes: Sizes) -> None:
-        self._sizes = sizes
-        self._account = Account(behavior, source, origin)
-        self._notes = Notes()
-        self.block = Block(min(sizes.horizon, sizes.largest))
+    def __init__(
+        self, source: str, origin: str, sizes: Callable[[str], Sizes], in_groups: Callable[[str], bool]
+    ) -> None:
+        self._source, self._origin, self._sizes, self._in_groups = source, origin, sizes, in_groups
+        self._groups = Groups()
+        self._sharing: dict[str, Members] = {}  # those whose learners train groups
+        self._together = [self._sharing]  # those whose segments are sent at once
+        self.members: dict[str, Members] = {}
 
-    @property
-    def received(self) -> int:
-        """Returns the steps that the source had produced by the last part that arrived."""
-        return self._account.received
+    def of(self, behavior: str) -> Members:
+        """Returns the members of a behavior name, which is added if it is new."""
+        if behavior not in self.members:
+            sizes, in_groups = self._sizes(behavior), self._in_groups(behavior)
+            horizon = min(sizes.horizon, sizes.largest)
+            one = Members(behavior, self._source, self._origin, len(self.members), sizes, in_groups, horizon)
+            self.members[behavior] = one
+            if in_groups:
+                self._sharing[behavior] = one
+            else:
+                self._together.append({behavior: one})
+        return self.members[behavior]
 
-    @property
-    def reached(self) -> int:
-        """Returns the steps that are in messages or could not be recorded."""
-        return self._account.reached
+    def has(self, keys: NDArray[np.int64]) -> bool:
+        """Returns whether one of these group keys has members."""
+        return bool(np.isin(keys[keys != 0], self._groups.keys[self._groups.used]).any())
 
-    @property
-    def open_steps(self) -> int:
-        """Returns the steps in open segments."""
-        return int(self.block.lengths[self.block.live].sum())
-
-    @property
-    def closed_steps(self) -> int:
-        """Returns the steps in finished segments that are not sent yet."""
-        return self.block.closed_steps
-
-    def apply(self, part: BehaviorSteps) -> None:
-        """Records the steps of some ticks."""
-        self._account.begin(part.produced_before)
-        for record in (part.ended, part.joined, part.reported, part.acted):
-            self.block.grow(None if record is None else record.slots)
-        bounds = [[0, 0, 0, 0, 0], *np.cumsum(part.rows, axis=0).tolist()]
-        completed = part.completed.tolist()
-        at = 0
-        while at < len(completed):
-            following = at + self.alike(part, at)
-            rows = [slice(start, stop) for start, stop in zip(bounds[at], bounds[following], strict=True)]
-            apply = self._tick if following == at + 1 else self._ticks
-            found = apply(part, rows, following - at)
-            self._account.count(sum(completed[at:following]), found)
-            at = following
+    def apply(self, parts: Sequence[BehaviorSteps]) -> None:
+        """Records the steps of some ticks, in at most one part for each behavior name."""
+        ticks: dict[tuple[int, bool], list[tuple[Members, TickEvents]]] = {}
+        for part in parts:
+            one = self.of(part.behavior)
+            one.begin(part)
+            if one.in_groups:
+                for number, events in split_ticks(part, lambda _: 1):
+                    # Disconnections of simulators are reported apart, after the other events of the tick.
+                    ticks.setdefault((number, events.has_only_losses), []).append((one, events))
+            else:
+                for _, events in split_ticks(part, partial(one.alike, part)):
+                    self._tick_of_agents(one, events)
+        for (number, _), tick in sorted(ticks.items()):
+            self._tick_of_groups(number, tick)
 
     def close_all(self) -> None:
         """Interrupts all open segments and removes all agents, because the source has ended."""
-        self._interrupt(np.flatnonzero(self.block.live).astype(np.int32))
+        self._lose([(one, np.flatnonzero(one.live).astype(np.int32)) for one in self.members.values()])
 
-    def flush(self, serial: int) -> Iterator[Segments]:
-        """Closes all open segments without an end, and yields all messages; the last one carries `serial`."""
-        block = self.block
-        slots = block.open_slots()
-        if slots.size:
-            waiting = block.waiting(slots)
-            block.close(slots, waiting)
-            block.restart(slots, waiting)
-        yield from self._messages(serial, everything=True)
+    def flush(self, behavior: str, serial: int) -> Iterator[Segments]:
+        """Closes every open segment that has steps of the behavior name, and yields all messages.
+
+        No episode ends. The last message of the behavior name carries `serial`.
+        """
+        one = self.of(behavior)
+        if one.in_groups:
+            touched = [one.places[one.live & one.seen], *(segments.places for segments in one.departed)]
+            self._close(np.unique(np.concatenate(touched)))
+        else:
+            one.finish(one.cut(np.flatnonzero(one.live & (one.lengths > 0)).astype(np.int32)))
+        together = next(names for names in self._together if behavior in names)
+        yield from self._messages(together, behavior, serial)
 
     def ready_messages(self) -> Iterator[Segments]:
-        """Yields messages of enough steps."""
-        if self.closed_steps >= self._sizes.message_steps:
-            yield from self._messages(0, everything=False)
-        if self._account.has_unreported:
-            yield self.announcement()
+        """Yields messages when there are enough steps: of groups for all behavior names when one has enough."""
+        yield from self._messages_of(lambda one: one.closed_steps >= one.sizes.message_steps)
+        for behavior, one in self.members.items():
+            if one.has_unrecorded:
+                yield self.announcement(behavior)
 
-    def announcement(self) -> Segments:
+    def announcement(self, behavior: str) -> Segments:
         """Returns an empty message, which makes this source known before its first segment."""
-        return self._message([], 0)
+        return self._nothing(self.of(behavior)).message(behavior, 0)
 
     def rest(self) -> Iterator[Segments]:
         """Yields messages with all finished segments."""
-        if self.closed_steps or self._notes:
-            yield from self._messages(0, everything=True)
+        yield from self._messages_of(lambda _: True)
 
     # ---------------------------------------------------------------- one tick
 
-    def alike(self, part: BehaviorSteps, first: int) -> int:
-        """Returns how many ticks from `first` on can be applied together: the same live agents act in each."""
-        reported, acted, counts = part.reported, part.acted, part.rows
-        if reported is None or acted is None or acted.slots is not None:
-            return 1
-        n = int(counts[first, 3])
-        plain = (counts[first:] == (0, 0, 0, n, n)).all(axis=1)
-        most = min(int(np.argmin(plain)) if not plain.all() else len(plain), self.block.horizon)
-        if most < 2 or not n:
-            return 1
-        start = int(counts[:first, 3].sum())
-        slots = reported.slots[start : start + most * n].reshape(most, n)
-        if np.count_nonzero(self.block.live[slots[0]]) < n:
-            return 1
-        same = (slots == slots[0]).all(axis=1)
-        return most if same.all() else int(np.argmin(same))
+    def _tick_of_agents(self, one: Members, events: TickEvents) -> None:
+        """Applies ticks of agents that are each a group of one."""
+        ended = events.ended
+        if events.lost is not None:
+            self._lose([(one, events.lost)])
+        one.count(events.completed, sum([one.complete(report, events.ticks) for report in events.outcomes]))
+        if ended is not None:
+            ended = pick_where(ended, one.live[ended.slots])
+            last = one.are_last(ended.slots)
+            one.finish(one.depart(ended, last))
+            one.note_episodes(ended.slots, ended.outcomes, one.group_returns(ended.slots[last]))
+            one.free(ended.slots)
+        if events.joined is not None:
+            one.join(events.joined)
+        slots, rows = one.observe(events)
+        one.act(events, rows)
+        one.cut_full(slots)
 
-    def _ticks(self, part: BehaviorSteps, rows: list[slice], count: int) -> int:
-        """Applies `count` ticks that are alike at once; returns how many steps they completed."""
-        assert part.reported is not None
-        assert part.acted is not None
-        reported, where = slice_rows(part.reported, rows[3]), rows[4]
-        n = len(reported.slots) // count
-        slots, shared = reported.slots[:n], reported.group_rewards
-        found = self.block.complete(slots, reported.rewards[:n], None if shared is None else shared[:n])
-        later = None if shared is None else shared[n:]
-        self.block.step(slots, reported.observations, reported.rewards[n:], later, part.acted, where)
-        self.block.close_full(slots)
-        return found + (count - 1) * n
+    def _tick_of_groups(self, number: int, tick: Tick) -> None:
+        """Applies one tick of all behavior names.
 
-    def _tick(self, part: BehaviorSteps, rows: list[slice], _: int) -> int:
-        """Applies one tick, given its slices of the rows lost, ended, joined, reported and acted.
-
-        Returns how many steps it completed.
+        Outcomes belong to the timestep before. Then ended members leave, new ones enter, and a new timestep begins for
+        every group of which a member ended or decides.
         """
-        lost, ended, joined, reported, acted = rows
-        found = 0
-        if part.lost is not None and lost.start < lost.stop:
-            self._interrupt(part.lost[lost])
-        if part.ended is not None and ended.start < ended.stop:
-            found += self._end(slice_rows(part.ended, ended))
-        if part.joined is not None and joined.start < joined.stop:
-            self.block.join(slice_rows(part.joined, joined))
-        decided: tuple[Slots, RowNumbers | None] = (_NO_SLOTS, None)
-        if part.reported is not None and reported.start < reported.stop:
-            done, decided = self._report(part.reported, reported)
-            found += done
-        if part.acted is not None and acted.start < acted.stop:
-            if part.acted.slots is not None:
-                decided = (part.acted.slots[acted], None)
-            self.block.act(part.acted, acted, *decided)
-        return found
+        groups = self._groups
+        lost = [(one, events.lost) for one, events in tick if events.lost is not None]
+        if lost:
+            self._lose(lost)
+        self._earn(tick)
+        continuing = self._leave(tick)
+        moving = [(one, self._join(one, events.joined)) for one, events in tick if events.joined is not None]
+        moves = [_Move(one, slots, groups.find(one.keys(slots))) for one, slots in moving if slots.size]
+        reports = [(one, events.reported.slots) for one, events in tick if events.reported is not None]
+        deciding = [one.places[slots[one.live[slots]]] for one, slots in reports]
+        groups.advance(np.unique(np.concatenate([continuing, *deciding, *(move.entered for move in moves)])))
+        rows = [self._observe(number, one, events) for one, events in tick]
+        if moves:
+            self._move(moves)
+        for (one, events), decided in zip(tick, rows, strict=True):
+            one.act(events, decided)
+        self._close(groups.full(min(one.sizes.largest for one in self._sharing.values())))
 
-    def _interrupt(self, lost: Slots) -> None:
-        block = self.block
-        slots = block.of_live(lost[lost < len(block.live)])
-        stepped = slots[block.lengths[slots] > 0]
-        if stepped.size:
-            block.close(stepped, block.waiting(stepped)).interrupted[:] = True
-        self._notes.add_unreported(block.agents[slots])
-        block.free(slots)
+    def _earn(self, tick: Tick) -> None:
+        """Writes the outcomes of pending steps, and credits their groups."""
+        rewards = []
+        for one, events in tick:
+            found = 0
+            for report in events.outcomes:
+                pending = one.acted[report.slots]
+                slots, shared = report.slots[pending], report.group_rewards
+                of_group = np.zeros(len(slots), np.float32) if shared is None else shared[pending]
+                ended = np.full(len(slots), report is events.ended)
+                columns = (one.places, one.totals, one.decided)
+                rewards.append((report.rewards[pending], of_group, ended, *(column[slots] for column in columns)))
+                found += one.complete(report)
+            one.count(events.completed, found)
+        if rewards:
+            self._groups.earn(*(np.concatenate(column) for column in zip(*rewards, strict=True)))
 
-    def _end(self, ended: AgentsEnded) -> int:
-        """Records the ends of agents; returns how many steps they completed."""
-        block = self.block
-        done = block.complete(ended.slots, ended.rewards, ended.group_rewards)
-        here = np.flatnonzero(block.live[ended.slots])
-        slots = ended.slots[here]
-        stepped = block.lengths[slots] > 0
-        groups_ended = self._groups_ended(slots)
-        if np.count_nonzero(stepped):
-            last = here[stepped]
-            piece = block.close(slots[stepped], block.append(tuple(column[last] for column in ended.observations)))
-            piece.interrupted = ended.interrupted[last]
-            piece.terminated = ~piece.interrupted
-            piece.group_ended = groups_ended[stepped]
-        ended_whole = slots[self._notes.reportable(block, slots) & groups_ended]
-        outcomes = None if ended.outcomes is None else ended.outcomes[here]
-        self._notes.add(block, slots, outcomes, self._group_returns(ended_whole))
-        block.free(slots)
-        return done
+    def _leave(self, tick: Tick) -> Places:
+        """Removes ended members, and closes the groups that are left empty; returns the places of the others."""
+        groups = self._groups
+        ended_of = [(one, events.ended) for one, events in tick if events.ended is not None]
+        ending = {one: pick_where(ended, one.live[ended.slots]) for one, ended in ended_of}
+        if not ending:
+            return NO_ROWS
+        places = groups.leave([one.places[ended.slots] for one, ended in ending.items()])
+        empty = places[groups.live[places] == 0]
+        for one, ended in ending.items():
+            segments = one.depart(ended, groups.live[one.places[ended.slots]] == 0)
+            now = groups.times[segments.places]
+            segments.next_times = now.astype(np.int32)
+            # Interrupted last members of a group count once more: the group's return is bootstrapped with them.
+            segments.until = (now + (segments.interrupted & segments.group_ended)).astype(np.int32)
+            one.departed.append(segments)
+        for one in self._sharing.values():
+            slots, outcomes = (ending[one].slots, ending[one].outcomes) if one in ending else (NO_SLOTS, None)
+            one.note_episodes(slots, outcomes, groups.returns(empty, one.number))
+            one.free(slots)
+        groups.advance(empty)
+        self._close(empty, ended=True)
+        return places[groups.live[places] > 0]
 
-    def _groups_ended(self, ending: Slots) -> NDArray[np.bool_]:
-        """Returns [n] whether no agent of the same group remains without `ending`; a lone agent is its own group."""
-        groups = self.block.groups[ending]
-        if not groups.any():
-            return np.ones(len(ending), bool)
-        left = self.block.live.copy()
-        left[ending] = False
-        ended: NDArray[np.bool_] = ~np.isin(groups, self.block.groups[left]) | (groups == 0)
-        return ended
+    def _join(self, one: Members, joined: AgentsStarted) -> Slots:
+        """Gives slots and places to new members; returns the slots of those that change their group."""
+        slots, before = joined.slots, one.groups[joined.slots]
+        is_new = one.join(joined)
+        new = slots[is_new]
+        one.places[new] = places = self._groups.find(one.keys(new))
+        self._groups.enter(places, one.number, one.horizon, one.known[new])
+        changed: Slots = slots[~is_new & (before != joined.groups)]
+        return changed
 
-    def _report(self, reported: OutcomesReported, part: slice) -> tuple[int, tuple[Slots, RowNumbers | None]]:
-        """Records outcomes; returns the steps completed, the slots, and the rows of their decisions if all have one."""
-        block = self.block
-        slots = reported.slots[part]
-        group_rewards = None if reported.group_rewards is None else reported.group_rewards[part]
-        done = block.complete(slots, reported.rewards[part], group_rewards)
-        known, rows = block.observe(slots, tuple(column[part] for column in reported.observations))
-        full = block.lengths[known] >= block.horizon
-        if np.count_nonzero(full):
-            block.close(known[full], rows[full])
-            block.restart(known[full], rows[full])
-        return done, (slots, rows if len(known) == len(slots) else None)
+    def _observe(self, number: int, one: Members, events: TickEvents) -> RowNumbers:
+        """Writes observations, of which each is made at the present timestep of a group; returns their rows."""
+        slots, rows = one.observe(events)
+        places = one.places[slots]
+        one.log.columns["times"][rows] = self._groups.times[places] - 1
+        one.totals[slots] = self._groups.totals[places]
+        one.decided[slots] = number
+        return rows
 
-    def _group_returns(self, last: Slots) -> NDArray[np.float32]:
-        """Returns one return for each group whose last agents are `last`.
+    def _move(self, moves: Sequence[_Move]) -> None:
+        """Moves members to other groups with their pending decisions: first all leave, then all enter."""
+        groups = self._groups
+        before = [move.one.places[move.slots] for move in moves]
+        left = groups.leave(before)
+        for one, _, entered in moves:
+            groups.enter(entered, one.number, one.horizon, np.ones(len(entered), bool))
+        for (one, slots, entered), places in zip(moves, before, strict=True):
+            segments = one.cut(slots)
+            segments.groups = np.maximum(groups.keys[places], 0)
+            # A group without members dissolves: its return is bootstrapped with what its last members see now.
+            segments.until = (groups.times[places] - (groups.live[places] > 0)).astype(np.int32)
+            one.departed.append(pick_ragged(segments, np.flatnonzero(segments.lengths), "rows", "lengths"))
+            one.places[slots] = entered
+            one.totals[slots] = groups.totals[entered]
+            one.log.columns["times"][segments.following] = groups.times[entered] - 1
+        self._close(left[groups.live[left] == 0], ended=True)
 
-        Members of a group that end together saw the same group rewards; the longest episode saw most of them.
+    def _lose(self, lost: Sequence[tuple[Members, Slots]]) -> None:
+        """Interrupts the open segments of these slots, whose simulators have disconnected."""
+        groups = self._groups
+        held = [(one, slots[slots < len(one.live)]) for one, slots in lost]
+        live = [(one, slots[one.live[slots]]) for one, slots in held]
+        for one, slots in live:
+            one.lost[slots] = True
+            if not one.in_groups:
+                one.finish(one.cut(slots[one.lengths[slots] > 0]))
+        places = groups.leave([one.places[slots] for one, slots in live if one.in_groups])
+        has_members = groups.live[places] > 0
+        self._close(places[~has_members], ended=True)
+        self._close(places[has_members])
+        for one, slots in live:
+            one.note_episodes(slots, None, NO_RETURNS)
+            one.free(slots)
+            one.lost[slots] = False
+
+    def _close(self, places: Places, *, ended: bool = False) -> None:
+        """Finishes the segments of groups, as far as they have a timestep before the present one.
+
+        Args:
+            places: places of the groups.
+            ended: whether they have no members left, so that their places become free.
         """
-        block = self.block
-        last = last[block.groups[last] != 0]
-        if not last.size:
-            return np.empty(0, np.float32)
-        order = last[np.argsort(-block.episode_lengths[last], kind="stable")]
-        _, first = np.unique(block.groups[order], return_index=True)
-        return block.episode_group_returns[order[np.sort(first)]].astype(np.float32)
+        groups = self._groups
+        if ended:
+            groups.used[places] = False
+        places = places[groups.times[places] > 1]
+        if not places.size:
+            return
+        spans = groups.times[places] - 1
+        rank = np.full(len(groups.live), -1, np.int64)
+        rank[places] = np.arange(len(places))
+        for one in self._sharing.values():
+            one.collect(rank, spans, groups.finished, ended=ended)
+        groups.close(places, spans, ended=ended)
 
     # ---------------------------------------------------------------- messages
 
-    def _messages(self, serial: int, *, everything: bool) -> Iterator[Segments]:
-        """Yields finished segments in messages of at most `largest` steps."""
-        block = self.block
-        while block.closed_steps >= (1 if everything else self._sizes.message_steps):
-            pieces: list[SegmentSlice] = []
-            steps = 0
-            while block.closed and steps + len(block.closed[0].rows) <= self._sizes.largest:
-                piece = block.closed.pop(0)
-                pieces.append(piece)
-                steps += len(piece.rows)
-            if not pieces:  # one piece with several segments that together exceed a message
-                middle = len(block.closed[0].lengths) // 2
-                block.closed[:1] = [block.closed[0].part(slice(0, middle)), block.closed[0].part(slice(middle, None))]
-                continue
-            block.closed_steps -= steps
-            yield self._message(pieces, serial if not block.closed else 0)
-            if serial and not block.closed:
-                return
-        if serial or (everything and self._notes):
-            yield self._message([], serial)
+    def _messages_of(self, ready: Callable[[Members], bool]) -> Iterator[Segments]:
+        """Yields all messages of those behavior names that are ready."""
+        for together in self._together:
+            if any(map(ready, together.values())):
+                yield from self._messages(together)
 
-    def _message(self, pieces: list[SegmentSlice], serial: int) -> Segments:
-        log = self.block.log
-        rows = joined([piece.rows for piece in pieces], np.int64)
-        following = joined([piece.following for piece in pieces], np.int64)
-        per_segment = {name: joined([getattr(piece, name) for piece in pieces], dtype) for name, dtype in _PER_SEGMENT}
-        return Segments(
-            **self._account.next_message(len(rows)),
-            flush=serial,
-            observations=tuple(column[rows] for column in log.observations),
-            next_observations=tuple(column[following] for column in log.observations),
-            masks=None if log.masks is None else log.masks[rows],
-            matchups=joined([piece.matchups for piece in pieces], np.int64) if self.block.has_matchups else None,
-            episodes=self._notes.take(),
-            carried=None if log.carried is None else log.carried[rows[self._starts(per_segment["lengths"])]],
-            **{name: getattr(log, name)[rows] for name in _PER_ROW},
-            **per_segment,
-        )
+    def _messages(self, together: Mapping[str, Members], behavior: str = "", serial: int = 0) -> Iterator[Segments]:
+        """Yields all finished segments of names that share groups, or of one that does not.
 
-    def _starts(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Returns the first row of each sequence."""
-        return sequences.divide(lengths, self._sizes.sequence)[0]
+        The last message of `behavior`, which may be empty, carries `serial`.
+        """
+        segments = {name: one.take() for name, one in together.items()}
+        finished = FinishedSegments(together, segments, self._groups.take() if together is self._sharing else None)
+        for name, one in together.items():
+            pieces = list(finished.divide(name, one.sizes.largest))
+            if not pieces and (one.episodes or (serial and name == behavior)):
+                pieces = [self._nothing(one)]
+            for at, piece in enumerate(pieces, 1):
+                yield piece.message(name, serial if name == behavior and at == len(pieces) else 0)
+
+    def _nothing(self, one: Members) -> FinishedSegments:
+        groups = NO_GROUPS if one.in_groups else None
+        return FinishedSegments({one.behavior: one}, {one.behavior: one.cut(NO_SLOTS)}, groups)
 
 
-_NO_SLOTS: Slots = np.empty(0, np.int32)
-_PER_ROW = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
-_PER_SEGMENT: tuple[tuple[str, Any], ...] = (
-    ("lengths", np.int32),
-    ("terminated", np.bool_),
-    ("interrupted", np.bool_),
-    ("group_ended", np.bool_),
-    ("teams", np.int32),
-    ("groups", np.int64),
-    ("agents", np.int64),
-    ("simulators", np.int32),
-)
+class _Move(NamedTuple):
+    one: Members
+    slots: Slots
+    entered: Places

@@ -1,210 +1,68 @@
-"""Tracks the groups of one source: their timesteps, their rewards, and the segments of their members.
+"""Tracks the groups of one source: their timesteps and their rewards.
 
 A group timestep passes at each tick in which any member decides or ends. A group's segment is open for all members
 together, whatever their behavior names, and closes for all together.
-
-g groups, s segments of members, r their steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.assembly import sequences
-from sparring.pipeline.assembly.columns import joined
-from sparring.pipeline.assembly.log import RowNumbers
+from sparring.pipeline.assembly import columns, sequences
+from sparring.pipeline.assembly.columns import FIRST_ROWS, NO_ROWS, Mask, Places, concatenate
+from sparring.pipeline.assembly.finished import FinishedGroups
 from sparring.pipeline.specs import Array
 
-Places = NDArray[np.int64]
-"""Rows of a group table."""
-Mask = NDArray[np.bool_]
-
-_FIRST_PLACES: Final = 16
-_FIRST_TIMES: Final = 16
+NO_GROUPS: Final = FinishedGroups(NO_ROWS, np.empty(0, np.int32), np.empty(0, bool), np.empty(0, np.float32))
 
 
 @dataclass(slots=True)
-class MemberSegments:
-    """Holds segments of members of one behavior name, one after the other.
-
-    Attributes:
-        groups: [s] group of each: its place while its segment is open, its index in the closed ones afterwards.
-        lengths: [s] steps.
-        rows: [r] rows of the steps in the log.
-        following: [s] row of the decision or end after each segment.
-        next_times: [s] group timestep of that row.
-        until: [s] group timestep from which the member is absent.
-        terminated: [s] whether the member's episode ended with the segment.
-        interrupted: [s] whether the member's episode was interrupted with the segment.
-        agents: [s] id of the agent episode.
-        keys: [s] group key, 0 for none.
-        teams: [s] team.
-        simulators: [s] connection number.
-        matchups: [s] number of the matchup.
-    """
-
-    groups: Places
-    lengths: NDArray[np.int32]
-    rows: RowNumbers
-    following: RowNumbers
-    next_times: NDArray[np.int32]
-    until: NDArray[np.int32]
-    terminated: Mask
-    interrupted: Mask
-    agents: NDArray[np.int64]
-    keys: NDArray[np.int64]
-    teams: NDArray[np.int32]
-    simulators: NDArray[np.int32]
-    matchups: NDArray[np.int64]
-
-    def pick(self, which: NDArray[np.int64]) -> MemberSegments:
-        """Returns the given segments, in that order."""
-        first = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-        columns = {name: getattr(self, name)[which] for name in self.__slots__ if name != "rows"}
-        return MemberSegments(rows=self.rows[sequences.rows_of(first[which], self.lengths[which])], **columns)
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Self]) -> MemberSegments:
-        """Returns the segments of all `parts`, of which there is at least one."""
-        return (
-            parts[0]
-            if len(parts) == 1
-            else MemberSegments(**{n: joined([getattr(p, n) for p in parts], None) for n in _MEMBER_COLUMNS})
-        )
-
-
-_MEMBER_COLUMNS: Final[tuple[str, ...]] = tuple(MemberSegments.__slots__)
-
-
-@dataclass(slots=True)
-class ClosedGroupSegments:
-    """Holds finished group segments.
-
-    Attributes:
-        numbers: [g] number of the group's episode.
-        spans: [g] group timesteps.
-        ended: [g] whether no member is left.
-        rewards: [sum of spans] reward between each timestep and the next.
-        members: segments of members by behavior name, group by group; their `groups` count from 0.
-    """
-
-    numbers: NDArray[np.int64]
-    spans: NDArray[np.int32]
-    ended: Mask
-    rewards: NDArray[np.float32]
-    members: Mapping[str, MemberSegments]
-
-    def steps(self, behavior: str) -> NDArray[np.int64]:
-        """Returns [g] the steps of one behavior name in each group segment."""
-        members = self.members.get(behavior)
-        if members is None:
-            return np.zeros(len(self.numbers), np.int64)
-        return np.bincount(members.groups, members.lengths, len(self.numbers)).astype(np.int64)
-
-    def pick(self, which: NDArray[np.int64]) -> ClosedGroupSegments:
-        """Returns the given group segments, in that rising order, without names that have no member in them."""
-        first = np.cumsum(self.spans, dtype=np.int64) - self.spans
-        rank = np.full(len(self.numbers), -1, np.int64)
-        rank[which] = np.arange(len(which))
-        members = {}
-        for behavior, segments in self.members.items():
-            picked = segments.pick(np.flatnonzero(rank[segments.groups] >= 0))
-            if picked.groups.size:
-                picked.groups = rank[picked.groups]
-                members[behavior] = picked
-        times = sequences.rows_of(first[which], self.spans[which])
-        return ClosedGroupSegments(
-            self.numbers[which], self.spans[which], self.ended[which], self.rewards[times], members
-        )
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Self]) -> ClosedGroupSegments:
-        """Returns the group segments of all `parts`, of which there is at least one."""
-        if len(parts) == 1:
-            return parts[0]
-        before = np.cumsum([0, *(len(part.numbers) for part in parts)])
-        members: dict[str, list[MemberSegments]] = {}
-        for part, offset in zip(parts, before, strict=False):
-            for behavior, own in part.members.items():
-                moved = own.pick(np.arange(len(own.groups)))
-                moved.groups = own.groups + offset
-                members.setdefault(behavior, []).append(moved)
-        columns: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in ("numbers", "spans", "ended", "rewards")
-        }
-        return ClosedGroupSegments(
-            **columns, members={name: MemberSegments.concatenate(parts) for name, parts in sorted(members.items())}
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MemberRewards:
-    """Holds the rewards that members with a pending step report.
-
-    Attributes:
-        places: [n] places of their groups.
-        own: [n] reward of each member.
-        shared: [n] reward of the group since the member's last decision.
-        totals: [n] rewards of the group up to that decision, as far as they were known.
-        decided: [n] tick of that decision.
-        ended: [n] whether the member ended, so that it missed later group rewards of the same report.
-    """
-
-    places: Places
-    own: NDArray[np.float32]
-    shared: NDArray[np.float32]
-    totals: NDArray[np.float64]
-    decided: NDArray[np.int64]
-    ended: Mask
-
-
 class Groups:
     """Holds a table with a place for each group that has members.
 
     Attributes:
-        live: [places] live members.
-        times: [places] group timesteps in the open segment so far.
-        participants: [places] members that are or were in the open segment.
-        horizons: [places] most group timesteps of a segment.
-        totals: [places] the group's own rewards in its episode so far, each counted once.
-        known: [places] whether the group's whole episode was seen.
-        names: [places] set of the members' behavior names, a bit for each.
-        numbers: [places] number of the group's episode.
+        used: whether a group has the place.
+        keys: what distinguishes groups: their key, or a unique negative number for an agent without a group.
+        live: live members.
+        times: group timesteps in the open segment so far.
+        participants: members that are or were in the open segment.
+        horizons: most group timesteps of a segment.
+        totals: the group's own rewards in its episode so far, each counted once.
+        known: whether the group's whole episode was seen.
+        names: set of the members' behavior names, a bit for each.
+        numbers: number of the group's episode.
+        series: [places, timesteps] reward between each timestep of the open segment and the next.
+        episodes: number of group episodes so far.
+        unsent: finished group segments that are not sent yet.
     """
 
-    def __init__(self) -> None:
-        self.live: NDArray[np.int64] = np.zeros(_FIRST_PLACES, np.int64)
-        self.times: NDArray[np.int64] = np.zeros(_FIRST_PLACES, np.int64)
-        self.participants: NDArray[np.int64] = np.zeros(_FIRST_PLACES, np.int64)
-        self.horizons: NDArray[np.int64] = np.zeros(_FIRST_PLACES, np.int64)
-        self.totals: NDArray[np.float64] = np.zeros(_FIRST_PLACES)
-        self.known: Mask = np.zeros(_FIRST_PLACES, bool)
-        self.names: NDArray[np.int64] = np.zeros(_FIRST_PLACES, np.int64)
-        self.numbers: NDArray[np.int64] = np.zeros(_FIRST_PLACES, np.int64)
-        self._rewards: NDArray[np.float64] = np.zeros((_FIRST_PLACES, _FIRST_TIMES))
-        self._free: list[int] = list(range(_FIRST_PLACES - 1, -1, -1))
-        self._keys: NDArray[np.int64] = np.empty(0, np.int64)
-        self._places: Places = np.empty(0, np.int64)
-        self._group_episodes = 0
+    used: Mask = field(default_factory=columns.flags)
+    keys: NDArray[np.int64] = field(default_factory=columns.integers)
+    live: NDArray[np.int64] = field(default_factory=columns.integers)
+    times: NDArray[np.int64] = field(default_factory=columns.integers)
+    participants: NDArray[np.int64] = field(default_factory=columns.integers)
+    horizons: NDArray[np.int64] = field(default_factory=columns.integers)
+    totals: NDArray[np.float64] = field(default_factory=columns.sums)
+    known: Mask = field(default_factory=columns.flags)
+    names: NDArray[np.int64] = field(default_factory=columns.integers)
+    numbers: NDArray[np.int64] = field(default_factory=columns.integers)
+    series: NDArray[np.float64] = field(default_factory=lambda: np.zeros((FIRST_ROWS, FIRST_ROWS)))
+    episodes: int = 0
+    unsent: list[FinishedGroups] = field(default_factory=list)
 
     def find(self, keys: NDArray[np.int64]) -> Places:
         """Returns [n] the place of each group; a new group gets one."""
         wanted, back = np.unique(keys, return_inverse=True)
-        new = wanted[~np.isin(wanted, self._keys, assume_unique=True)]
-        if new.size:
-            self._add(new)
-        found: Places = self._places[np.searchsorted(self._keys, wanted)][back]
+        self._add(np.setdiff1d(wanted, self.keys[self.used], assume_unique=True))
+        held = np.flatnonzero(self.used)
+        held = held[np.argsort(self.keys[held])]
+        found: Places = held[np.searchsorted(self.keys[held], wanted)][back]
         return found
-
-    def has(self, keys: NDArray[np.int64]) -> bool:
-        """Returns whether one of these groups has members."""
-        return bool(np.isin(keys, self._keys).any())
 
     def enter(self, places: Places, name: int, horizon: int, known: Mask) -> None:
         """Adds members, one to each of `places`.
@@ -221,13 +79,27 @@ class Groups:
         self.horizons[places] = np.where(self.horizons[places], np.minimum(self.horizons[places], horizon), horizon)
         np.logical_and.at(self.known, places, known)
 
-    def earn(self, reports: Sequence[MemberRewards]) -> None:
-        """Adds the rewards of members since the last group timestep, and the group's own as far as not yet counted."""
-        if not reports:
-            return
-        places, own, shared, totals, decided, ended = (
-            np.concatenate([getattr(one, name) for one in reports]) for name in MemberRewards.__slots__
-        )
+    def leave(self, left: Sequence[Places]) -> Places:
+        """Removes members, one from each of `left`; returns the places of their groups once."""
+        if not left:
+            return NO_ROWS
+        for places in left:
+            np.subtract.at(self.live, places, 1)
+        return np.unique(np.concatenate(left))
+
+    def earn(
+        self, own: Array, shared: Array, ended: Mask, places: Places, totals: NDArray[np.float64], decided: Array
+    ) -> None:
+        """Adds the rewards of members since the last group timestep, and the group's own as far as not yet counted.
+
+        Args:
+            own: [n] reward of each member that reports the outcome of a step.
+            shared: [n] reward of the group since the member's last decision.
+            ended: [n] whether the member ended, so that it missed later group rewards of the same report.
+            places: [n] place of the group.
+            totals: [n] rewards of the group up to that decision, as far as they were known.
+            decided: [n] tick of that decision.
+        """
         self._credit(places, own)
         # Of those that continue, the first to decide has seen all group rewards that the others have, perhaps more.
         order = np.lexsort((-np.abs(shared), decided, ended, places))
@@ -240,51 +112,62 @@ class Groups:
     def advance(self, places: Places) -> None:
         """Begins a new group timestep in each of `places`, which are unique."""
         self.times[places] += 1
-        most, width = int(self.times[places].max(initial=0)), self._rewards.shape[1]
+        most, width = int(self.times[places].max(initial=0)), self.series.shape[1]
         if most > width:
-            more = np.zeros((len(self._rewards), max(most, 2 * width) - width))
-            self._rewards = np.concatenate([self._rewards, more], axis=1)
-        self._rewards[places, self.times[places] - 1] = 0.0
+            more = np.zeros((len(self.series), max(most, 2 * width) - width))
+            self.series = np.concatenate([self.series, more], axis=1)
+        self.series[places, self.times[places] - 1] = 0.0
 
-    def rewards(self, places: Places, spans: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns [sum of spans] the reward between each group timestep and the next."""
+    def returns(self, ended: Places, name: int) -> NDArray[np.float32]:
+        """Returns the returns of those of the groups `ended` that were seen whole and had members of a name."""
+        reported = self.known[ended] & (self.keys[ended] > 0) & (self.times[ended] > 0)
+        had_members = (self.names[ended] >> name & 1) > 0
+        return self.totals[ended[reported & had_members]].astype(np.float32)
+
+    @property
+    def finished(self) -> int:
+        """Returns the number of finished group segments that are not sent yet."""
+        return sum(len(one.numbers) for one in self.unsent)
+
+    def close(self, places: Places, spans: NDArray[np.int64], *, ended: bool) -> None:
+        """Finishes segments of `spans` group timesteps, and begins new ones with the present timestep."""
         times = sequences.rows_of(np.zeros(len(spans), np.int64), spans)
-        return self._rewards[np.repeat(places, spans), times].astype(np.float32)
-
-    def restart(self, places: Places) -> None:
-        """Begins new segments with the present group timestep."""
+        self.unsent.append(
+            FinishedGroups(
+                numbers=self.numbers[places],
+                spans=spans.astype(np.int32),
+                ended=np.full(len(places), ended),
+                rewards=self.series[np.repeat(places, spans), times].astype(np.float32),
+            )
+        )
         self.times[places] = 1
         self.participants[places] = self.live[places]
-        self._rewards[places, 0] = 0.0
+        self.series[places, 0] = 0.0
 
-    def free(self, places: Places) -> None:
-        """Frees the places of groups without members."""
-        kept = ~np.isin(self._places, places)
-        self._keys, self._places = self._keys[kept], self._places[kept]
-        self._free = sorted([*self._free, *places.tolist()], reverse=True)
+    def take(self) -> FinishedGroups:
+        """Returns the finished group segments, and forgets them."""
+        unsent, self.unsent = self.unsent, []
+        return concatenate(unsent or [NO_GROUPS])
 
-    # ---------------------------------------------------------------- inside
+    def full(self, largest: int) -> Places:
+        """Returns the groups whose segments have reached the horizon, or would soon exceed `largest` steps."""
+        spans = self.times - 1
+        full = (spans >= self.horizons) | (self.participants * (spans + 1) > largest)
+        return np.flatnonzero(full & (self.live > 0) & (spans > 0))
 
     def _credit(self, places: Places, gain: Array) -> None:
         begun = self.times[places] > 0
-        np.add.at(self._rewards, (places[begun], self.times[places[begun]] - 1), gain[begun])
+        np.add.at(self.series, (places[begun], self.times[places[begun]] - 1), gain[begun])
 
     def _add(self, keys: NDArray[np.int64]) -> None:
-        while len(self._free) < len(keys):
-            self._grow()
-        places = np.array([self._free.pop() for _ in keys], np.int64)
+        needed = int(np.count_nonzero(self.used)) + len(keys)
+        if needed > len(self.used):
+            columns.grow(self, needed)
+        places = np.flatnonzero(~self.used)[: len(keys)]
         for column in (self.live, self.times, self.participants, self.horizons, self.totals, self.names):
             column[places] = 0
+        self.used[places] = True
         self.known[places] = True
-        self.numbers[places] = np.arange(self._group_episodes, self._group_episodes + len(keys))
-        self._group_episodes += len(keys)
-        every, held = np.concatenate([self._keys, keys]), np.concatenate([self._places, places])
-        order = np.argsort(every, kind="stable")
-        self._keys, self._places = every[order], held[order]
-
-    def _grow(self) -> None:
-        size = len(self.live)
-        for name in ("live", "times", "participants", "horizons", "totals", "known", "names", "numbers", "_rewards"):
-            column: Array = getattr(self, name)
-            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-        self._free = [*range(2 * size - 1, size - 1, -1), *self._free]
+        self.keys[places] = keys
+        self.numbers[places] = np.arange(self.episodes, self.episodes + len(keys))
+        self.episodes += len(keys)

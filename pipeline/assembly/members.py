@@ -1,149 +1,480 @@
-"""Holds the slots of group members of one behavior name, and the segments that their groups have not closed."""
+"""Holds the members of one behavior name of a source: a slot per live agent, and the log rows of its open segment.
+
+An open segment of length t has its steps in rows `path[slot, :t]` of the log; row `path[slot, t]` is
+the decision that waits for its outcome. All operations are on columns of slots.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.assembly import sequences
-from sparring.pipeline.assembly.block import Block, FinishedSegments, Slots
-from sparring.pipeline.assembly.groups import Mask, MemberSegments, Places
-from sparring.pipeline.assembly.log import RowNumbers
-from sparring.pipeline.assembly.notes import Account, Notes
+from sparring.pipeline.assembly import columns
+from sparring.pipeline.assembly.columns import (
+    NO_ROWS,
+    Mask,
+    Places,
+    RowNumbers,
+    Slots,
+    concatenate,
+    pick_ragged,
+    pick_where,
+)
+from sparring.pipeline.assembly.finished import MemberSegments
+from sparring.pipeline.assembly.log import StepLog
+from sparring.pipeline.assembly.ticks import TickEvents
+from sparring.pipeline.messages.segments import Episodes
+from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from sparring.pipeline.specs import Array
 
+NO_SLOTS: Final[Slots] = np.empty(0, np.int32)
+NO_RETURNS: Final = np.empty(0, np.float32)
+_ALL: Final = slice(None)
+_IDENTITY: Final = ("agents", "groups", "teams", "simulators", "matchups", "lessons")
+_OF_EPISODE: Final = ("seen", "acted", "lengths", "episode_returns", "episode_group_returns", "episode_lengths")
 
-class MemberBlock(Block):
-    """Holds the slots of group members, whose segments close with those of their groups.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Sets the sizes of segments and messages.
 
     Attributes:
-        places: [slots] place of the member's group in the group table.
-        totals: [slots] rewards of the group itself up to the member's last decision.
-        decided: [slots] tick of that decision.
-        departed: segments of members that have left groups whose segments are still open.
-        unsent: finished segments that are not sent yet.
+        horizon: most steps of a segment, or group timesteps of a group's.
+        message_steps: least steps of a message, except after a flush.
+        largest: most steps of a message; a single longer segment is split, as if a flush closed its first part.
+        sequence: steps from one stored memory of an agent to the next; 0 for policies without memory.
     """
 
-    per_slot = (*Block.per_slot, "places", "totals", "decided")
+    horizon: int
+    message_steps: int
+    largest: int
+    sequence: int = 0
 
-    def __init__(self, horizon: int) -> None:
-        super().__init__(horizon)
-        self.places: Places = np.zeros(len(self.live), np.int64)
-        self.totals: NDArray[np.float64] = np.zeros(len(self.live))
-        self.decided: NDArray[np.int64] = np.zeros(len(self.live), np.int64)
-        self.departed: list[MemberSegments] = []
-        self.unsent: list[MemberSegments] = []
 
-    def open_segments(self, slots: Slots, following: RowNumbers, until: NDArray[np.int64]) -> MemberSegments:
-        """Returns the open segments of `slots`; the caller sets how they end, and frees or restarts the slots.
+@dataclass(slots=True, eq=False)
+class Members:
+    """Holds the slots of live agents.
+
+    Attributes:
+        source: incarnation of the stepping service.
+        origin: incarnation of this assembly service.
+        number: number of the behavior name.
+        in_groups: the segments of members of a group close together; else each agent is a group of one.
+        horizon: most steps of a segment, or group timesteps of a group's.
+        begun: a part has arrived.
+        received: steps that the source had produced by the last part that arrived.
+        reached: steps that are in messages or could not be recorded; `announced` of them the last message reported.
+        live: whether an agent has the slot.
+        lost: whether its simulator has disconnected.
+        seen: whether the decision that waits for its outcome is in the log.
+        acted: whether an action was also chosen for that decision.
+        known: whether the agent's episode was seen from the start.
+        matchups: number of the matchup that the agent plays under.
+        lessons: serial of the lessons that the agent's simulator had when its episode began.
+        lengths: steps in the agent's open segment.
+        episode_lengths: steps of its episode in segments closed before, likewise both returns.
+        places: place of the agent's group in the table of groups.
+        totals: rewards of the group itself up to the agent's last decision.
+        decided: tick of that decision.
+        departed: segments of agents that have left groups whose segments are still open.
+        unsent: finished segments that are not sent yet, in all of `closed_steps`.
+        episodes: episodes that have ended since the last message.
+        has_group_rewards: whether any was reported.
+        has_matchups: whether the behavior is under self-play.
+        has_lessons: whether environment parameters have curricula.
+    """
+
+    behavior: str
+    source: str
+    origin: str
+    number: int
+    sizes: Sizes
+    in_groups: bool
+    horizon: int
+    begun: bool = False
+    received: int = 0
+    reached: int = 0
+    announced: int = 0
+    log: StepLog = field(default_factory=StepLog)
+    live: Mask = field(default_factory=columns.flags)
+    lost: Mask = field(default_factory=columns.flags)
+    seen: Mask = field(default_factory=columns.flags)
+    acted: Mask = field(default_factory=columns.flags)
+    known: Mask = field(default_factory=columns.flags)
+    agents: NDArray[np.int64] = field(default_factory=columns.integers)
+    groups: NDArray[np.int64] = field(default_factory=columns.integers)
+    teams: NDArray[np.int32] = field(default_factory=columns.short_integers)
+    simulators: NDArray[np.int32] = field(default_factory=columns.short_integers)
+    matchups: NDArray[np.int64] = field(default_factory=columns.integers)
+    lessons: NDArray[np.int64] = field(default_factory=columns.integers)
+    lengths: NDArray[np.int64] = field(default_factory=columns.integers)
+    episode_returns: NDArray[np.float64] = field(default_factory=columns.sums)
+    episode_group_returns: NDArray[np.float64] = field(default_factory=columns.sums)
+    episode_lengths: NDArray[np.int64] = field(default_factory=columns.integers)
+    places: Places = field(default_factory=columns.integers)
+    totals: NDArray[np.float64] = field(default_factory=columns.sums)
+    decided: NDArray[np.int64] = field(default_factory=columns.integers)
+    path: RowNumbers = field(default_factory=lambda: columns.integers()[:, None])
+    departed: list[MemberSegments] = field(default_factory=list)
+    unsent: list[MemberSegments] = field(default_factory=list)
+    closed_steps: int = 0
+    episodes: list[Episodes] = field(default_factory=list)
+    has_group_rewards: bool = False
+    has_matchups: bool = False
+    has_lessons: bool = False
+
+    @property
+    def open_steps(self) -> int:
+        """Returns the steps in open segments, those of departed members included."""
+        return int(self.lengths[self.live].sum()) + sum(len(segments.rows) for segments in self.departed)
+
+    @property
+    def has_unrecorded(self) -> bool:
+        """Returns whether the last message did not report all steps that could not be recorded."""
+        return self.reached > self.announced
+
+    # ---------------------------------------------------------------- ticks
+
+    def begin(self, part: BehaviorSteps) -> None:
+        """Prepares for the ticks of `part`, whose slots it makes fit; steps before the first part are not recorded."""
+        if not self.begun:
+            self.begun, self.received, self.reached = True, part.produced_before, part.produced_before
+        for record in (part.ended, part.joined, part.reported, part.acted):
+            slots = None if record is None else record.slots
+            if slots is not None and slots.size and slots.max() >= len(self.live):
+                columns.grow(self, int(slots.max()) + 1)
+
+    def count(self, completed: int, found: int) -> None:
+        """Counts the steps that a tick completes, and those of them that could be recorded."""
+        self.received += completed
+        self.reached += completed - found
+
+    def report(self, steps: int) -> tuple[int, Episodes]:
+        """Returns the steps reached with the next message, which has `steps` steps, and forgets the episodes."""
+        self.reached += steps
+        self.announced = self.reached
+        episodes, self.episodes = self.episodes, []
+        return self.reached, concatenate(episodes or [self._episodes(NO_SLOTS, None, NO_RETURNS)])
+
+    def take(self) -> MemberSegments:
+        """Returns all finished segments that are not sent yet, and forgets them."""
+        unsent, self.unsent, self.closed_steps = self.unsent, [], 0
+        segments = concatenate(unsent or [self.cut(NO_SLOTS)])
+        if not self.in_groups:
+            segments.places = np.arange(len(segments.lengths))
+        return segments
+
+    def of_live(self, slots: Slots) -> Slots:
+        """Returns the live ones of `slots`."""
+        return slots[self.live[slots]]
+
+    def keys(self, slots: Slots) -> NDArray[np.int64]:
+        """Returns [n] what distinguishes groups: their key, or a unique number for an agent without a group."""
+        groups = self.groups[slots]
+        return np.where(groups != 0, groups, -1 - (self.agents[slots] * 256 + self.number))
+
+    def join(self, joined: AgentsStarted) -> Mask:
+        """Gives slots to agents; returns which are new, as one that has its slot already keeps its open segment."""
+        slots = joined.slots
+        is_new: Mask = ~(self.live[slots] & (self.agents[slots] == joined.agents))
+        new = slots[is_new]
+        for name in _OF_EPISODE:
+            getattr(self, name)[new] = 0
+        self.known[slots] = joined.fresh | self.known[slots] & ~is_new
+        self.live[slots] = True
+        for name in _IDENTITY:
+            column: Array | None = getattr(joined, name)
+            if column is not None:
+                getattr(self, name)[slots] = column
+        self.has_matchups |= joined.matchups is not None
+        self.has_lessons |= joined.lessons is not None
+        return is_new
+
+    def complete(self, report: AgentsEnded | OutcomesReported, ticks: int = 1) -> int:
+        """Writes the outcomes of pending steps, of the first tick where several are `alike`.
+
+        Returns:
+            How many of the steps that the report completes are known here.
+        """
+        n = len(report.slots) // ticks
+        slots, rewards, shared = report.slots[:n], report.rewards[:n], report.group_rewards
+        pending = self.acted[slots]
+        known = int(np.count_nonzero(pending))
+        which: Mask | slice = pending if known < n else _ALL
+        slots = slots[which]
+        times = self.lengths[slots]
+        rows = self.path[slots, times]
+        self.log.columns["rewards"][rows] = rewards[which]
+        if shared is not None:
+            self.has_group_rewards = True
+            self.log.columns["group_rewards"][rows] = shared[:n][which]
+        self.lengths[slots] = times + 1
+        self.acted[slots] = False
+        self.seen[slots] = False
+        return known + (ticks - 1) * n
+
+    def observe(self, events: TickEvents) -> tuple[Slots, RowNumbers]:
+        """Writes the observations of agents at their next decision, and the outcomes within ticks that are `alike`.
+
+        Returns:
+            The slots of the live agents [n], and the rows of their decisions [ticks n].
+        """
+        reported, ticks = events.reported, events.ticks
+        if reported is None:
+            return NO_SLOTS, NO_ROWS
+        slots, observations = reported.slots[: len(reported.slots) // ticks], reported.observations
+        live = self.live[slots]
+        if np.count_nonzero(live) < len(slots):
+            slots, observations = slots[live], tuple(column[live] for column in observations)
+        rows = self._add(observations)
+        times = self.lengths[slots]
+        self._lengthen(int(times.max(initial=0)) + ticks - 1)
+        self.seen[slots] = True
+        if ticks == 1:
+            self.path[slots, times] = rows
+            return slots, rows
+        n, shared = len(slots), reported.group_rewards
+        self.path[slots[:, None], times[:, None] + np.arange(ticks)] = rows.reshape(ticks, n).T
+        self.lengths[slots] = times + (ticks - 1)
+        within = slice(int(rows[0]), int(rows[-n]))
+        self.log.columns["rewards"][within] = reported.rewards[n:]
+        if shared is not None:
+            self.log.columns["group_rewards"][within] = shared[n:]
+        return slots, rows
+
+    def act(self, events: TickEvents, rows: RowNumbers) -> None:
+        """Writes the actions chosen for decisions that are in the log.
 
         Args:
-            slots: [n] slots of the members.
-            following: [n] row of the decision or end after each segment.
-            until: [n] group timestep from which the member is absent.
+            events: events of a tick.
+            rows: rows of the decisions that it reports.
         """
-        lengths, rows = self.steps_of(slots)
-        return MemberSegments(
-            groups=self.places[slots],
-            lengths=lengths,
-            rows=rows,
-            following=following,
-            next_times=self.log.times[following],
-            until=until.astype(np.int32),
-            terminated=np.zeros(len(slots), bool),
-            interrupted=np.zeros(len(slots), bool),
-            agents=self.agents[slots],
-            keys=self.groups[slots],
-            teams=self.teams[slots],
-            simulators=self.simulators[slots],
-            matchups=self.matchups[slots],
-        )
+        acted, reported = events.acted, events.reported
+        if acted is None:
+            return
+        slots = acted.slots
+        if slots is None:
+            slots = NO_SLOTS if reported is None else reported.slots
+            if 0 < len(slots) == len(rows):
+                self.log.act(slice(int(rows[0]), int(rows[-1]) + 1), acted, _ALL)
+                self.acted[slots[: len(slots) // events.ticks]] = True
+                return
+        known = np.flatnonzero(self.seen[slots])  # others were reported before this incarnation began
+        slots = slots[known]
+        self.log.act(self.path[slots, self.lengths[slots]], acted, known)
+        self.acted[slots] = True
 
-    def collect(self, rank: NDArray[np.int64], spans: NDArray[np.int64], lost: Mask) -> MemberSegments | None:
+    def alike(self, part: BehaviorSteps, first: int) -> int:
+        """Returns how many ticks from `first` on can be applied together: the same live agents act in each."""
+        reported, acted, counts = part.reported, part.acted, part.rows
+        if reported is None or acted is None or acted.slots is not None:
+            return 1
+        n = int(counts[first, 3])
+        plain = (counts[first:] == (0, 0, 0, n, n)).all(axis=1)
+        most = min(int(np.argmin(plain)) if not plain.all() else len(plain), self.horizon)
+        if most < 2 or not n:
+            return 1
+        start = int(counts[:first, 3].sum())
+        slots = reported.slots[start : start + most * n].reshape(most, n)
+        if np.count_nonzero(self.live[slots[0]]) < n:
+            return 1
+        same = (slots == slots[0]).all(axis=1)
+        return most if same.all() else int(np.argmin(same))
+
+    # ---------------------------------------------------------------- ends of segments
+
+    def depart(self, ended: AgentsEnded, group_ended: Mask) -> MemberSegments:
+        """Returns the last segments of live agents that end, those without a step left out.
+
+        Args:
+            ended: n agents.
+            group_ended: [n] whether the group of each has no other member left.
+        """
+        stepped = self.lengths[ended.slots] > 0
+        ended = pick_where(ended, stepped)
+        segments = self._segments(ended.slots, self._add(ended.observations))
+        segments.interrupted = ended.interrupted
+        segments.terminated = ~ended.interrupted
+        segments.group_ended = group_ended[stepped]
+        return segments
+
+    def cut(self, slots: Slots) -> MemberSegments:
+        """Returns the open segments of `slots` up to their present decisions, with which new segments begin."""
+        waiting: RowNumbers = self.path[slots, self.lengths[slots]]
+        segments = self._segments(slots, waiting)
+        segments.interrupted = self.lost[slots]
+        self.path[slots, 0] = waiting
+        self.lengths[slots] = 0
+        return segments
+
+    def cut_full(self, slots: Slots) -> None:
+        """Finishes the segments of `slots` that have reached the horizon; steps beyond it begin new ones.
+
+        No segment has two horizons of steps. They close in the order of the ticks in which they reached the horizon.
+        """
+        lengths, horizon = self.lengths[slots], self.horizon
+        full = (lengths >= horizon).nonzero()[0]
+        if not full.size:
+            return
+        full = full[np.argsort(-lengths[full], kind="stable")]  # the longest was the first to reach it
+        slots, beyond = slots[full], lengths[full] - horizon
+        self.lengths[slots] = horizon
+        self.finish(self.cut(slots))
+        moved = int(beyond[0]) + 1
+        self.path[slots, :moved] = self.path[slots, horizon : horizon + moved]
+        self.lengths[slots] = beyond
+
+    def collect(self, rank: NDArray[np.int64], spans: NDArray[np.int64], first: int, *, ended: bool) -> None:
         """Finishes the segments of all members of closing groups; members that continue begin new ones.
 
         Args:
             rank: [places] index of each group among those that close, -1 for the others.
             spans: [g] group timesteps of the closing groups.
-            lost: [slots] whether the member's simulator has disconnected.
+            first: number of finished group segments before.
+            ended: whether the groups have no members left.
         """
-        found = []
-        present: Slots = np.flatnonzero(self.live & self.seen & (rank[self.places] >= 0)).astype(np.int32)
-        if present.size:
-            waiting = self.waiting(present)
-            segments = self.open_segments(present, waiting, spans[rank[self.places[present]]] + 1)
-            segments.interrupted = lost[present]
-            found.append(segments)
-            self.restart(present, waiting)
-            self.log.times[waiting] = 0
-        if self.departed:
-            departed = MemberSegments.concatenate(self.departed)
-            closing = rank[departed.groups] >= 0
-            if np.count_nonzero(closing):
-                found.append(departed.pick(np.flatnonzero(closing)))
-                self.departed = [departed.pick(np.flatnonzero(~closing))]
-        if not found:
-            return None
-        every = MemberSegments.concatenate(found)
-        every.groups = rank[every.groups]
-        every = every.pick(np.argsort(every.groups, kind="stable"))
-        self.unsent.append(every)
-        return every
+        present = self.cut(np.flatnonzero(self.live & self.seen & (rank[self.places] >= 0)).astype(np.int32))
+        present.until = (spans[rank[present.places]] + 1).astype(np.int32)
+        self.log.columns["times"][present.following] = 0
+        every = concatenate([present, *self.departed])
+        order = np.argsort(rank[every.places], kind="stable")
+        remaining = np.searchsorted(rank[every.places[order]], 0)
+        self.departed = [pick_ragged(every, order[:remaining], "rows", "lengths")] if remaining else []
+        closing = pick_ragged(every, order[remaining:], "rows", "lengths")
+        closing.places = rank[closing.places] + first
+        closing.group_ended = np.full(len(closing.places), ended)
+        self.finish(closing)
 
-    def _unsent(self) -> Iterable[FinishedSegments]:
-        return (*self.departed, *self.unsent)
+    def finish(self, segments: MemberSegments) -> None:
+        """Adds segments to those that are sent next."""
+        self.unsent.append(segments)
+        self.closed_steps += len(segments.rows)
 
+    def free(self, slots: Slots) -> None:
+        """Frees the slots of agents that have ended."""
+        for column in (self.live, self.seen, self.acted, self.lengths):
+            column[slots] = 0
 
-class BehaviorMembers:
-    """Holds the members of one behavior name of a source.
+    # ---------------------------------------------------------------- episodes
 
-    Attributes:
-        number: number of the behavior name.
-        notes: episodes that have ended.
-        horizon: most group timesteps of a segment.
-        message_steps: least steps of a message, except after a flush.
-        sequence: group timesteps from one stored memory of an agent to the next; 0 for policies without memory.
-        closed_steps: steps in finished segments that are not sent yet.
-        found: steps recorded in the present tick.
-    """
+    def are_last(self, ending: Slots) -> Mask:
+        """Returns [n] whether no agent of the same group remains without `ending`; a lone agent is its own group."""
+        groups = self.groups[ending]
+        if not groups.any():
+            return np.ones(len(ending), bool)
+        left = self.live.copy()
+        left[ending] = False
+        last: Mask = ~np.isin(groups, self.groups[left]) | (groups == 0)
+        return last
 
-    def __init__(self, number: int, account: Account, *, horizon: int, message_steps: int, sequence: int) -> None:
-        self.number = number
-        self.block = MemberBlock(horizon)
-        self.account = account
-        self.notes = Notes()
-        self.horizon = horizon
-        self.message_steps = message_steps
-        self.sequence = sequence
-        self.closed_steps = 0
-        self.found = 0
+    def group_returns(self, last: Slots) -> NDArray[np.float32]:
+        """Returns one return for each group whose last agents are `last`, if one of their episodes was seen whole.
 
-    @property
-    def received(self) -> int:
-        """Returns the steps that the source had produced by the last part that arrived."""
-        return self.account.received
+        Members of a group that end together saw the same group rewards; the longest episode saw most of them.
+        """
+        last = last[self.groups[last] != 0]
+        if not last.size:
+            return NO_RETURNS
+        last = last[self._are_whole(last)]
+        order = last[np.argsort(-self.episode_lengths[last], kind="stable")]
+        _, first = np.unique(self.groups[order], return_index=True)
+        return self.episode_group_returns[order[np.sort(first)]].astype(np.float32)
 
-    @property
-    def reached(self) -> int:
-        """Returns the steps that are in messages or could not be recorded."""
-        return self.account.reached
+    def note_episodes(
+        self, slots: Slots, outcomes: NDArray[np.float32] | None, group_returns: NDArray[np.float32]
+    ) -> None:
+        """Notes the ended episodes of `slots`, whose steps are all in closed segments.
 
-    @property
-    def open_steps(self) -> int:
-        """Returns the steps in open segments, those of departed members included."""
-        block = self.block
-        departed = sum(len(segments.rows) for segments in block.departed)
-        return int(block.lengths[block.live].sum()) + departed
+        Args:
+            slots: [n] slots of the agents.
+            outcomes: [n] outcomes of their matches; None if none was reported.
+            group_returns: [g] returns of the groups that have ended with them.
+        """
+        if slots.size or group_returns.size:
+            self.episodes.append(self._episodes(slots, outcomes, group_returns))
 
-    def starts(self, lengths: NDArray[np.int32], times: NDArray[np.int32]) -> RowNumbers:
-        """Returns the first row of each sequence, of which the message contains what the member carried."""
-        if not self.sequence:
-            return np.empty(0, np.int64)
-        return sequences.windows(lengths, times, self.sequence)
+    # ---------------------------------------------------------------- inside
 
+    def _episodes(
+        self, slots: Slots, outcomes: NDArray[np.float32] | None, group_returns: NDArray[np.float32]
+    ) -> Episodes:
+        whole = self._are_whole(slots)
+        reported = slots[whole]
+        return Episodes(
+            returns=self.episode_returns[reported].astype(np.float32),
+            lengths=self.episode_lengths[reported].astype(np.int32),
+            group_returns=group_returns,
+            teams=self.teams[reported],
+            outcomes=np.full(len(reported), -1.0, np.float32) if outcomes is None else outcomes[whole],
+            agents=self.agents[reported],
+            groups=self.groups[reported],
+            shared_returns=self.episode_group_returns[reported].astype(np.float32),
+            unreported=self.agents[slots[~whole]],
+            lessons=self.lessons[reported if self.has_lessons else reported[:0]],
+        )
 
-def observations(columns: list[Array], rows: RowNumbers) -> tuple[Array, ...]:
-    """Returns the given rows of every observation."""
-    return tuple(column[rows] for column in columns)
+    def _are_whole(self, slots: Slots) -> Mask:
+        """Returns [n] which episodes were seen from start to end, and have at least one step."""
+        whole: Mask = self.known[slots] & ~self.lost[slots] & (self.episode_lengths[slots] > 0)
+        return whole
+
+    def _segments(self, slots: Slots, following: RowNumbers) -> MemberSegments:
+        """Returns the open segments of `slots`, and adds their steps to those of closed segments."""
+        lengths, log = self.lengths[slots], self.log.columns
+        starts = np.cumsum(lengths) - lengths
+        times = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+        rows = self.path[np.repeat(slots, lengths), times]
+        stepped = lengths > 0
+        those, starts = slots[stepped], starts[stepped]
+        self.episode_returns[those] += np.add.reduceat(log["rewards"][rows], starts, dtype=np.float64)
+        if self.has_group_rewards:
+            self.episode_group_returns[those] += np.add.reduceat(log["group_rewards"][rows], starts, dtype=np.float64)
+        self.episode_lengths[slots] += lengths
+        next_times: NDArray[np.int32] = log["times"][following]
+        return MemberSegments(
+            rows=rows,
+            lengths=lengths.astype(np.int32),
+            following=following,
+            next_times=next_times,
+            until=next_times,
+            terminated=np.zeros(len(slots), bool),
+            interrupted=np.zeros(len(slots), bool),
+            group_ended=np.zeros(len(slots), bool),
+            places=self.places[slots],
+            agents=self.agents[slots],
+            groups=self.groups[slots],
+            teams=self.teams[slots],
+            simulators=self.simulators[slots],
+            matchups=self.matchups[slots],
+        )
+
+    def _lengthen(self, time: int) -> None:
+        """Adds columns to the paths so that a row at `time` fits."""
+        steps = self.path.shape[1]
+        if time >= steps:
+            more = max(time + 1 - steps, min(steps, self.horizon + 1 - steps))
+            self.path = np.concatenate([self.path, np.zeros((len(self.path), more), np.int64)], axis=1)
+
+    def _add(self, observations: tuple[Array, ...]) -> RowNumbers:
+        if self.log.size + len(observations[0]) > self.log.capacity:
+            self._compact(len(observations[0]))
+        return self.log.add(observations)
+
+    def _compact(self, rows: int) -> None:
+        """Frees the rows of the log that no segment needs, so that `rows` more fit."""
+        slots = np.flatnonzero(self.live)
+        inside = np.arange(self.path.shape[1]) < (self.lengths + self.seen)[slots, None]
+        needed = np.zeros(self.log.size, bool)
+        needed[self.path[slots][inside]] = True
+        for finished in (*self.departed, *self.unsent):
+            needed[finished.rows] = True
+            needed[finished.following] = True
+        numbers = self.log.keep(needed, rows)
+        moved = self.path[slots]
+        moved[inside] = numbers[moved[inside]]
+        self.path[slots] = moved
+        for finished in (*self.departed, *self.unsent):
+            finished.rows, finished.following = numbers[finished.rows], numbers[finished.following]

@@ -2,67 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from sparring.pipeline.assembly.block import Slots
-from sparring.pipeline.assembly.columns import slice_rows
-from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
-
-NO_SLOTS: Final[Slots] = np.empty(0, np.int32)
+from sparring.pipeline.assembly.columns import Record, Slots, pick
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TickEvents:
-    """Holds the events of one tick of one behavior name.
+class TickEvents(NamedTuple):
+    """Holds the events of one tick of one behavior name, or of several ticks that are alike.
 
     Attributes:
-        part: record that contains the tick.
         lost: slots whose simulator has disconnected.
         ended: agents that ended.
         joined: agents that started.
         reported: agents at their next decision.
-        acted: rows of the actions in `part`.
-        completed: steps that the tick completes.
+        acted: actions chosen.
+        completed: steps that the ticks complete.
+        ticks: number of ticks.
     """
 
-    part: BehaviorSteps
-    lost: Slots
+    lost: Slots | None
     ended: AgentsEnded | None
     joined: AgentsStarted | None
     reported: OutcomesReported | None
-    acted: slice
+    acted: ActionsChosen | None
     completed: int
+    ticks: int
+
+    @property
+    def outcomes(self) -> list[AgentsEnded | OutcomesReported]:
+        """Returns the outcomes of steps in their order: a slot in both records has another agent in the second."""
+        return [report for report in (self.ended, self.reported) if report is not None]
 
     @property
     def has_only_losses(self) -> bool:
         """Returns whether simulators have disconnected and nothing else happened."""
-        others = self.ended or self.joined or self.reported
-        return self.lost.size > 0 and others is None and self.acted.start == self.acted.stop
+        return self.lost is not None and (self.ended or self.joined or self.reported or self.acted) is None
 
 
-def split_ticks(part: BehaviorSteps) -> Iterator[TickEvents]:
-    """Yields the ticks of a record one by one."""
-    bounds = [[0, 0, 0, 0, 0], *np.cumsum(part.rows, axis=0).tolist()]
-    records = (part.lost, part.ended, part.joined, part.reported, part.acted)
-    for at, completed in enumerate(part.completed.tolist()):
-        lost, ended, joined, reported, acted = (
-            slice(start, stop) if record is not None else slice(0, 0)
-            for start, stop, record in zip(bounds[at], bounds[at + 1], records, strict=True)
-        )
-        yield TickEvents(
-            part=part,
-            lost=NO_SLOTS if part.lost is None else part.lost[lost],
-            ended=_rows_of(part.ended, ended),
-            joined=_rows_of(part.joined, joined),
-            reported=_rows_of(part.reported, reported),
-            acted=acted,
-            completed=completed,
-        )
+def split_ticks(part: BehaviorSteps, alike: Callable[[int], int]) -> Iterator[tuple[int, TickEvents]]:
+    """Yields numbers and events of the ticks of a record.
+
+    Args:
+        part: record.
+        alike: returns how many ticks from a given one on are yielded together.
+    """
+    completed, at = part.completed.tolist(), 0
+    bounds: list[list[int]] = []
+    while at < len(completed):
+        following = at + alike(at)
+        lost, ended, joined, reported, acted = part.lost, part.ended, part.joined, part.reported, part.acted
+        if following - at < len(completed):
+            bounds = bounds or [[0] * 5, *np.cumsum(part.rows, axis=0).tolist()]
+            rows = [slice(start, stop) for start, stop in zip(bounds[at], bounds[following], strict=True)]
+            lost = None if lost is None or rows[0].start == rows[0].stop else lost[rows[0]]
+            ended, joined = _rows_of(ended, rows[1]), _rows_of(joined, rows[2])
+            reported, acted = _rows_of(reported, rows[3]), _rows_of(acted, rows[4])
+        steps, ticks = sum(completed[at:following]), following - at
+        yield int(part.ticks[at]), TickEvents(lost, ended, joined, reported, acted, steps, ticks)
+        at = following
 
 
-def _rows_of(record: AgentsEnded | AgentsStarted | OutcomesReported | None, rows: slice) -> Any:
-    return None if record is None or rows.start == rows.stop else slice_rows(record, rows)
+def _rows_of(record: Record | None, rows: slice) -> Record | None:
+    return None if record is None or rows.start == rows.stop else pick(record, rows)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import yaml
 
-from sparring.pipeline.assembly.assembler import Assembler, Sizes
-from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.games.registry import make
 from sparring.pipeline.learning.learner import Learner
@@ -177,9 +177,8 @@ class ExactLag:
             largest=UNLIMITED,
             sequence=self.settings.network_settings.sequence_length,
         )
-        self._grouped = self.settings.trainer_type == "poca"
-        self._groups = GroupAssembler("stepping-0.1", "assembly.1", lambda _: sizes)
-        self._single = Assembler(self.name, "stepping-0.1", "assembly.1", sizes)
+        in_groups = self.settings.trainer_type == "poca"
+        self._assembler = Assembler("stepping-0.1", "assembly.1", lambda _: sizes, in_groups=lambda _: in_groups)
         self._queue: deque[list[Segments]] = deque()
         self._trained = {1: 0}
         self._rules: SelfPlay | None = None
@@ -204,7 +203,7 @@ class ExactLag:
             yield Iteration(produced, trained, np.concatenate(rewards), report, weights)
 
     def _returns(self, one: Segments) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return one.episodes.group_returns + 0.0 if self._grouped else one.episodes.returns
+        return one.episodes.group_returns + 0.0 if self.settings.trainer_type == "poca" else one.episodes.returns
 
     def _collect(self, number: int) -> list[Segments]:
         """Collects one buffer, with all segments closed."""
@@ -213,7 +212,7 @@ class ExactLag:
         while self.match.step():
             found += self._assemble()
         found += self._assemble()
-        found += self._groups.flush(self.name, number) if self._grouped else self._single.flush(number)
+        found += self._assembler.flush(self.name, number)
         return [one for one in found if len(one.rewards) or len(one.episodes.returns)]
 
     def _assemble(self) -> list[Segments]:
@@ -224,12 +223,8 @@ class ExactLag:
             for results in stepper.matches.take("stepping-0.1"):
                 for _ in self._rules.results(results):
                     pass
-        if self._grouped:
-            self._groups.apply(parts)
-            return list(self._groups.ready_messages())
-        for part in parts:
-            self._single.apply(part)
-        return list(self._single.ready_messages())
+        self._assembler.apply(parts)
+        return list(self._assembler.ready_messages())
 
     def _train(self, segments: list[Segments]) -> UpdateReport | None:
         for one in segments:

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from sparring.pipeline.assembly.assembler import Sizes
-from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.learning import losses, returns
 from sparring.pipeline.learning.algorithm import build
 from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
@@ -88,7 +88,9 @@ def assembled(members: int) -> list[Segments]:
             continuous=random.standard_normal((agents * ticks, 2), np.float32),
         ),
     )
-    assembler = GroupAssembler("s", "o", lambda _: Sizes(horizon=HORIZON, message_steps=1, largest=2 * STEPS))
+    assembler = Assembler(
+        "s", "o", lambda _: Sizes(horizon=HORIZON, message_steps=1, largest=2 * STEPS), in_groups=lambda _: True
+    )
     assembler.apply([part])
     return list(assembler.ready_messages())
 

@@ -11,16 +11,15 @@ without steps: what is missing before it was lost.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
 from dataclasses import replace
 from functools import partial
 
 import anyio
+import numpy as np
 
-from sparring.pipeline.assembly.assembler import Assembler, Sizes
-from sparring.pipeline.assembly.group_assembler import GroupAssembler
-from sparring.pipeline.assembly.members import BehaviorMembers
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Members, Sizes
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.messages.channels import ASSEMBLY_STATE, FLUSHES, METRICS, STEPS, segments_queue
 from sparring.pipeline.messages.incarnations import service_of
@@ -39,8 +38,7 @@ class Assembly:
         self._context = context
         self._topic = topic
         self._senders: dict[str, Sender[Segments]] = {}
-        self._assemblers: dict[tuple[str, str], Assembler] = {}
-        self._groups: dict[str, GroupAssembler] = {}  # by source, for behaviors whose learners use groups
+        self._assemblers: dict[str, Assembler] = {}  # by source
         self._warned: set[str] = set()
         self._known: set[str] = set()  # sources that have listed all their agents
         self._sources: dict[str, str] = {}
@@ -77,54 +75,36 @@ class Assembly:
             self._known.add(batch.source)
         if batch.source not in self._known:
             return  # it describes agents that this incarnation does not know; what it holds is lost
-        parts = self._learned(batch)
-        grouped = [part for part in parts if self._in_groups(part.behavior)]
-        if grouped:
-            self._take_groups(batch.source, grouped)
+        assembler = self._assembler(batch.source)
+        # A behavior that may still get a learner has agents, but no step allowance and so no steps.
+        run = self._context.run
+        parts = [part for part in batch.parts if run.grows or part.behavior in run.learners]
+        new = [part.behavior for part in parts if part.behavior not in assembler.members]
+        assembler.apply(parts)
+        self._outbox.extend(assembler.announcement(behavior) for behavior in new)
+        self._outbox.extend(assembler.ready_messages())
         for part in parts:
-            if not self._in_groups(part.behavior):
-                self._take_part(batch.source, part)
+            self._warn_of_missing_teammates(assembler, part)
             self._flush_if_due(part.behavior, batch.source)
 
-    def _learned(self, batch: StepBatch) -> list[BehaviorSteps]:
-        """Returns the parts of behaviors that have learners or may get them; until then they have no steps."""
-        run = self._context.run
-        return [part for part in batch.parts if run.grows or part.behavior in run.learners]
+    def _assembler(self, source: str) -> Assembler:
+        if source not in self._assemblers:
+            self._assemblers[source] = Assembler(source, self._context.start, self._sizes, self._in_groups)
+        return self._assemblers[source]
 
-    def _groups_of(self, source: str) -> GroupAssembler:
-        if source not in self._groups:
-            self._groups[source] = GroupAssembler(source, self._context.start, self._sizes)
-        return self._groups[source]
-
-    def _take_part(self, source: str, part: BehaviorSteps) -> None:
-        self._warn_of_missing_teammates(source, part)
-        new = (part.behavior, source) not in self._assemblers
-        assembler = self._assembler(part.behavior, source)
-        assembler.apply(part)
-        if new:
-            self._outbox.append(assembler.announcement())
-        self._outbox.extend(assembler.ready_messages())
-
-    def _warn_of_missing_teammates(self, source: str, part: BehaviorSteps) -> None:
+    def _warn_of_missing_teammates(self, assembler: Assembler, part: BehaviorSteps) -> None:
         """Logs once that group members are trained by PPO, so that critics of their teammates do not see them."""
-        groups = self._groups.get(source)
-        if groups is None or part.joined is None or part.behavior in self._warned:
+        behavior, joined = part.behavior, part.joined
+        if joined is None or behavior in self._warned or self._in_groups(behavior):
             return
-        if groups.has(part.joined.groups):
-            self._warned.add(part.behavior)
+        if assembler.has(joined.groups):
+            self._warned.add(behavior)
             self._context.log.warning(
                 "teammates_left_out",
-                behavior=part.behavior,
+                behavior=behavior,
                 cause="its trainer_type is ppo, so the critics of those that share groups with it do not see it",
                 notice=True,
             )
-
-    def _take_groups(self, source: str, parts: Sequence[BehaviorSteps]) -> None:
-        groups = self._groups_of(source)
-        new = [part.behavior for part in parts if part.behavior not in groups.members]
-        groups.apply(parts)
-        self._outbox.extend(groups.announcement(behavior) for behavior in new)
-        self._outbox.extend(groups.ready_messages())
 
     async def flush(self, topics: Subscription) -> None:
         """Closes and sends the open segments that coordination has requested."""
@@ -145,14 +125,9 @@ class Assembly:
             async with self._turn:
                 for behavior, source in self._held():
                     if behavior not in self._announced:
-                        self._outbox.append(self._announcement(behavior, source))
+                        self._outbox.append(self._assemblers[source].announcement(behavior))
                 self._announced.update(self._senders)
                 await self._hand_on()
-
-    def _announcement(self, behavior: str, source: str) -> Segments:
-        if self._in_groups(behavior):
-            return self._groups[source].announcement(behavior)
-        return self._assemblers[behavior, source].announcement()
 
     def _on_learner(self, behavior: str, _receivers: int) -> None:
         self._announced.discard(behavior)
@@ -168,9 +143,9 @@ class Assembly:
     def refresh(self, *, final: bool = False) -> None:
         """Brings gauges and state up to date; a final state is the last."""
         held: dict[str, dict[str, AssembledSteps]] = {}
-        for (behavior, source), assembler in self._held().items():
+        for (behavior, source), members in self._held().items():
             held.setdefault(behavior, {})[source] = AssembledSteps(
-                sent=assembler.reached, open=assembler.open_steps, closed=assembler.closed_steps
+                sent=members.reached, open=members.open_steps, closed=members.closed_steps
             )
         for message in self._outbox:
             sources = held.setdefault(message.behavior, {})
@@ -184,12 +159,12 @@ class Assembly:
 
     # ---------------------------------------------------------------- inside
 
-    def _held(self) -> dict[tuple[str, str], Assembler | BehaviorMembers]:
-        """Returns the assemblers by behavior and source."""
-        return self._assemblers | {
+    def _held(self) -> dict[tuple[str, str], Members]:
+        """Returns the members by behavior and source."""
+        return {
             (behavior, source): members
-            for source, groups in self._groups.items()
-            for behavior, members in groups.members.items()
+            for source, assembler in self._assemblers.items()
+            for behavior, members in assembler.members.items()
         }
 
     def _in_groups(self, behavior: str) -> bool:
@@ -207,13 +182,6 @@ class Assembly:
             sequence=settings.network_settings.sequence_length,
         )
 
-    def _assembler(self, behavior: str, source: str) -> Assembler:
-        known = self._assemblers.get((behavior, source))
-        if known is None:
-            known = Assembler(behavior, source, self._context.start, self._sizes(behavior))
-            self._assemblers[behavior, source] = known
-        return known
-
     def _replace(self, source: str) -> None:
         """Closes the segments of a source's previous incarnation once a new one has sent a batch."""
         name = service_of(source)
@@ -221,17 +189,13 @@ class Assembly:
         self._sources[name] = source
         if former is None or former == source:
             return
-        held = self._held()
-        for behavior, old in [key for key in held if key[1] == former]:
-            self._context.log.warning("source_replaced", behavior=behavior, former=old, source=source)
-        for behavior, old in [key for key in self._assemblers if key[1] == former]:
-            assembler = self._assemblers.pop((behavior, old))
-            assembler.close_all()
-            self._outbox.extend(assembler.rest())
-        groups = self._groups.pop(former, None)
-        if groups is not None:
-            groups.close_all()
-            self._outbox.extend(groups.rest())
+        assembler = self._assemblers.pop(former, None)
+        if assembler is None:
+            return
+        for behavior in assembler.members:
+            self._context.log.warning("source_replaced", behavior=behavior, former=former, source=source)
+        assembler.close_all()
+        self._outbox.extend(assembler.rest())
 
     def _flush_if_due(self, behavior: str, source: str) -> None:
         flush = self._flushes.behaviors.get(behavior)
@@ -241,13 +205,11 @@ class Assembly:
             or self._flushed.get((behavior, source), 0) >= flush.serial
         ):
             return
-        if self._held()[behavior, source].received < flush.required_steps[source]:
+        assembler = self._assemblers[source]
+        if assembler.members[behavior].received < flush.required_steps[source]:
             return
         self._flushed[behavior, source] = flush.serial
-        if self._in_groups(behavior):
-            self._outbox.extend(self._groups[source].flush(behavior, flush.serial))
-        else:
-            self._outbox.extend(self._assemblers[behavior, source].flush(flush.serial))
+        self._outbox.extend(assembler.flush(behavior, flush.serial))
 
     async def _hand_on(self) -> None:
         """Sends finished segments; those that could not be sent stay in the outbox."""
@@ -280,21 +242,17 @@ class Assembly:
 
     def _note_open(self) -> None:
         registry = self._context.registry
-        totals: dict[str, float] = {}
-        oldest: dict[str, float] = {}
-        for (name, _), assembler in self._held().items():
-            block = assembler.block
-            totals[f"open_segments/{name}"] = totals.get(f"open_segments/{name}", 0) + float(
-                (block.lengths[block.live] > 0).sum()
-            )
-            totals[f"open_steps/{name}"] = totals.get(f"open_steps/{name}", 0) + assembler.open_steps
-            totals[f"episodes_open/{name}"] = totals.get(f"episodes_open/{name}", 0) + float(block.live.sum())
-            longest = float((block.episode_lengths + block.lengths)[block.live].max(initial=0))
-            oldest[name] = max(oldest.get(name, 0.0), longest)
-        for gauge, value in totals.items():
-            registry.gauge(gauge, value)
-        for name, value in oldest.items():
-            registry.gauge(f"episode_oldest/{name}", value)
+        totals: Counter[str] = Counter()
+        oldest: Counter[str] = Counter()
+        for (name, _), members in self._held().items():
+            live, lengths = members.live, members.lengths
+            totals[f"open_segments/{name}"] += int(np.count_nonzero(lengths[live]))
+            totals[f"open_steps/{name}"] += members.open_steps
+            totals[f"episodes_open/{name}"] += int(np.count_nonzero(live))
+            longest = int((members.episode_lengths + lengths)[live].max(initial=0))
+            oldest[f"episode_oldest/{name}"] = max(oldest[f"episode_oldest/{name}"], longest)
+        for gauge, value in {**totals, **oldest}.items():
+            registry.gauge(gauge, float(value))
 
 
 async def run(context: Context) -> None:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from sparring.pipeline.assembly.assembler import Sizes
-from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
 from tests.assembly.group_records import EpisodesTwin, GroupTwin
@@ -21,7 +21,7 @@ class GroupPair:
 
     def __init__(self, sizes: dict[str, Sizes]) -> None:
         self.sizes = sizes
-        self.assembler = GroupAssembler("stepping-0.1", "assembly.1", sizes.__getitem__)
+        self.assembler = Assembler("stepping-0.1", "assembly.1", sizes.__getitem__, in_groups=lambda _: True)
         self.twin = GroupsTwin(sizes)
         self.messages: dict[str, list[Segments]] = {name: [] for name in sizes}
         self.views: dict[str, list[tuple[int, GroupView]]] = {name: [] for name in sizes}
@@ -39,10 +39,10 @@ class GroupPair:
         self.assembler.apply([decode([bytes(frame) for frame in encode(part)]) for part in parts])
         members = self.assembler.members
         has_message = any(one.closed_steps >= self.sizes[name].message_steps for name, one in members.items())
-        unreported = any(one.account.has_unreported for one in members.values())
+        unreported = any(one.has_unrecorded for one in members.values())
         taken = self.take(self.assembler.ready_messages())
         assert has_message or unreported or not taken
-        assert not any(one.account.has_unreported for one in members.values())
+        assert not any(one.has_unrecorded for one in members.values())
         assert not any(message.flush for message in taken)
         if has_message:
             self.check_sent()

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from sparring.pipeline.assembly.assembler import Sizes
-from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported
@@ -61,7 +61,7 @@ class GroupScript:
         sizes = Sizes(horizon=horizon, message_steps=1, largest=largest, sequence=sequence)
         self.carrying = sequence > 0
         self.sequence = sequence
-        self.assembler = GroupAssembler("s.1", "a.1", lambda _: sizes)
+        self.assembler = Assembler("s.1", "a.1", lambda _: sizes, in_groups=lambda _: True)
         self.groups: dict[str, int] = {}
         self.agent_episodes: dict[str, int] = {}
         self.earned: Counter[int] = Counter()

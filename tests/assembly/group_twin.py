@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.pipeline.assembly.assembler import Sizes
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, OutcomesReported
 from tests.assembly.assembly_twin import Action, Observed, observed_row
 from tests.assembly.assembly_world import BehaviorTick

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.assembly.assembler import Assembler, Sizes
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported
@@ -90,9 +91,8 @@ class ActingAgents:
 
 
 def assembler_of(horizon: int, sequence: int, largest: int = MANY) -> Assembler:
-    return Assembler(
-        "B", "s.1", "a.1", Sizes(horizon=horizon, message_steps=min(MANY, largest), largest=largest, sequence=sequence)
-    )
+    sizes = Sizes(horizon=horizon, message_steps=min(MANY, largest), largest=largest, sequence=sequence)
+    return Assembler("s.1", "a.1", lambda _: sizes, in_groups=lambda _: False)
 
 
 def transmitted(messages: Iterable[Segments]) -> list[Segments]:
@@ -115,7 +115,7 @@ def check(message: Segments, sequence: int) -> list[list[list[float]]]:
 
 
 def check_flush(assembler: Assembler, sequence: int) -> list[list[list[float]]]:
-    (message,) = transmitted(assembler.flush(1))
+    (message,) = transmitted(assembler.flush("B", 1))
     return check(message, sequence)
 
 
@@ -123,7 +123,7 @@ def test_each_sequence_of_a_segment_has_one_carried_row() -> None:
     """Seven steps in sequences of three begin at 0, 3 and 6; the decision under way has no row."""
     acting, assembler = ActingAgents(1), assembler_of(horizon=100, sequence=3)
     for _ in range(8):
-        assembler.apply(steps_of([acting.tick()]))
+        assembler.apply([steps_of([acting.tick()])])
     assert check_flush(assembler, 3) == [[[1, 0], [1, 3], [1, 6]]]
 
 
@@ -131,10 +131,10 @@ def test_each_segment_begins_a_sequence() -> None:
     """A horizon or a flush also ends a sequence; the next segment holds what was carried to its first step."""
     acting, assembler = ActingAgents(1), assembler_of(horizon=5, sequence=3)
     for _ in range(9):
-        assembler.apply(steps_of([acting.tick()]))
+        assembler.apply([steps_of([acting.tick()])])
     assert check_flush(assembler, 3) == [[[1, 0], [1, 3]], [[1, 5]]]  # 5 steps and 3
     for _ in range(4):
-        assembler.apply(steps_of([acting.tick()]))
+        assembler.apply([steps_of([acting.tick()])])
     assert check_flush(assembler, 3) == [[[1, 8], [1, 11]]]
 
 
@@ -142,7 +142,7 @@ def test_an_agent_in_a_reused_slot_has_its_own_rows() -> None:
     """An agent that ends and one that begins in its slot share no row, not even in one tick."""
     acting, assembler = ActingAgents(2), assembler_of(horizon=100, sequence=2)
     for ended in ([], [], [], [1], [], []):
-        assembler.apply(steps_of([acting.tick(*ended)]))
+        assembler.apply([steps_of([acting.tick(*ended)])])
     assert check_flush(assembler, 2) == [[[2, 0], [2, 2]], [[1, 0], [1, 2], [1, 4]], [[3, 0]]]
 
 
@@ -150,8 +150,8 @@ def test_messages_hold_the_rows_of_their_own_segments() -> None:
     """Each message holds the rows of its own sequences, however small it is."""
     acting, assembler = ActingAgents(5), assembler_of(horizon=100, sequence=2, largest=4)
     for _ in range(9):
-        assembler.apply(steps_of([acting.tick()]))
-    messages = transmitted(assembler.flush(1))
+        assembler.apply([steps_of([acting.tick()])])
+    messages = transmitted(assembler.flush("B", 1))
     assert len(messages) == 10
     assert [check(message, 2) for message in messages[:5]] == [
         [[[episode, 0], [episode, 2]]] for episode in range(1, 6)
@@ -167,7 +167,7 @@ def test_a_new_assembler_begins_with_presently_carried_numbers() -> None:
     for _ in range(6):
         acting.tick()
     for rejoin in (True, False, False, False):
-        assembler.apply(steps_of([acting.tick(rejoin=rejoin)]))
+        assembler.apply([steps_of([acting.tick(rejoin=rejoin)])])
     assert check_flush(assembler, 2) == [[[1, 6], [1, 8]], [[2, 6], [2, 8]]]
 
 
@@ -179,12 +179,12 @@ def test_rows_stay_with_their_agents_while_the_log_is_reused() -> None:
     for tick in range(300):
         order = rng.sample(range(10), 10)
         ended = rng.sample(range(10), 2) if tick and rng.random() < 0.3 else []
-        assembler.apply(steps_of([acting.tick(*ended, order=order)]))
+        assembler.apply([steps_of([acting.tick(*ended, order=order)])])
         for message in transmitted(assembler.ready_messages()):
             segments = check(message, 3)
             kept += sum(map(len, segments))
             agent_episodes += len(segments)
-    assert assembler.block.log.capacity <= 512
+    assert assembler.of("B").log.capacity <= 512
     assert kept > 800
     assert agent_episodes > 400
 
@@ -208,14 +208,14 @@ def test_ticks_applied_together_leave_the_rows_of_single_ticks(
         ticks = [acting.tick(*(ended if index == 0 else ())) for index in range(size)]
         part = steps_of(ticks)
         if size > 2:
-            together.apply(steps_of(ticks[:1]))
+            together.apply([steps_of(ticks[:1])])
             part = steps_of(ticks[1:])
-            fast += together.alike(part, 0) > 1
-        together.apply(part)
+            fast += together.of("B").alike(part, 0) > 1
+        together.apply([part])
         for tick in ticks:
-            alone.apply(steps_of([tick]))
+            alone.apply([steps_of([tick])])
     assert fast or horizon == 1 or max(sizes) <= 2
-    (ours,), (theirs,) = together.flush(1), alone.flush(1)
+    (ours,), (theirs,) = together.flush("B", 1), alone.flush("B", 1)
     assert check(ours, sequence) == check(theirs, sequence)
     assert ours.carried is not None
     assert theirs.carried is not None
@@ -226,12 +226,12 @@ def test_ticks_applied_together_leave_the_rows_of_single_ticks(
 def test_segments_without_memory_have_no_carried_column(sequence: int) -> None:
     """The column is None on both paths through the assembler, and after the codec."""
     acting, assembler = ActingAgents(3, carrying=False), assembler_of(horizon=4, sequence=sequence)
-    assembler.apply(steps_of([acting.tick()]))
+    assembler.apply([steps_of([acting.tick()])])
     part = steps_of([acting.tick() for _ in range(5)])
-    assert assembler.alike(part, 0) > 1
-    assembler.apply(part)
-    assembler.apply(steps_of([acting.tick(1)]))
-    messages = transmitted(assembler.flush(1))
+    assert assembler.of("B").alike(part, 0) > 1
+    assembler.apply([part])
+    assembler.apply([steps_of([acting.tick(1)])])
+    messages = transmitted(assembler.flush("B", 1))
     assert [message.carried for message in messages] == [None] * len(messages)
     assert sum(len(message.log_probs) for message in messages) == 18
 
@@ -239,10 +239,10 @@ def test_segments_without_memory_have_no_carried_column(sequence: int) -> None:
 def test_a_message_without_segments_has_no_rows() -> None:
     """A message is empty before the first step, and after everything was sent."""
     acting, assembler = ActingAgents(2), assembler_of(horizon=4, sequence=2)
-    assert assembler.announcement().carried is None
+    assert assembler.announcement("B").carried is None
     for _ in range(3):
-        assembler.apply(steps_of([acting.tick()]))
+        assembler.apply([steps_of([acting.tick()])])
     check_flush(assembler, 2)
-    (empty,) = transmitted(assembler.flush(2))
+    (empty,) = transmitted(assembler.flush("B", 2))
     assert empty.carried is not None
     assert empty.carried.shape == (0, 2)

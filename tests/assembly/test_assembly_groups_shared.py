@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparring.pipeline.assembly.assembler import Sizes
-from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 
 
@@ -20,7 +20,7 @@ def slots(*values: int) -> np.ndarray:
 
 def assembler_after_end(
     shared_at_end: np.ndarray | None, shared_at_decision: float, first_decides_again: bool
-) -> GroupAssembler:
+) -> Assembler:
     """Returns an assembler after agents 1 and 2 decide, agent 1 ends as agent 2 decides again, and agent 2 ends.
 
     With `first_decides_again` agent 2 decides once more in between, and reports a group reward of 3.
@@ -71,7 +71,7 @@ def assembler_after_end(
             discrete=np.zeros((n, 1), np.int32),
         ),
     )
-    assembler = GroupAssembler("s", "o", lambda _: Sizes(horizon=8, message_steps=1, largest=1000))
+    assembler = Assembler("s", "o", lambda _: Sizes(horizon=8, message_steps=1, largest=1000), in_groups=lambda _: True)
     assembler.apply([part])
     return assembler
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.pipeline.assembly.assembler import Sizes
-from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.assembler import Assembler
 from sparring.pipeline.assembly.log import StepLog
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.codec import encode
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported
@@ -126,7 +126,7 @@ def test_group_segments_without_memory_have_no_carried_column() -> None:
 def bytes_per_step(group: int, ticks: int, *, agents: int = 64, names: tuple[str, ...] = ("A",)) -> dict[str, float]:
     """Returns the encoded bytes per step by name, for `agents` in groups of `group` that decide in every tick."""
     sizes = Sizes(horizon=16, message_steps=MANY, largest=MANY, sequence=0)
-    assembler = GroupAssembler("s.1", "a.1", lambda _: sizes)
+    assembler = Assembler("s.1", "a.1", lambda _: sizes, in_groups=lambda _: True)
     for tick in range(ticks):
         assembler.apply([_all_decide(name, tick, agents // len(names), group // len(names)) for name in names])
     sent, steps = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
@@ -199,8 +199,8 @@ def test_the_log_reuses_rows_although_ended_members_hold_some(
     keep = StepLog.keep
 
     def recorded(log: StepLog, needed: Any, room: int) -> Any:
-        (block,) = [one.block for one in pair.assembler.members.values() if one.block.log is log]
-        held.append((any(len(segments.rows) for segments in block.departed), bool(block.unsent)))
+        (own,) = [one for one in pair.assembler.members.values() if one.log is log]
+        held.append((any(len(segments.rows) for segments in own.departed), bool(own.unsent)))
         return keep(log, needed, room)
 
     monkeypatch.setattr(StepLog, "keep", recorded)
@@ -210,4 +210,4 @@ def test_the_log_reuses_rows_although_ended_members_hold_some(
     assert held.count((True, True)) >= 4
     for one in pair.assembler.members.values():
         assert one.received > 1200
-        assert one.block.log.capacity <= 1024
+        assert one.log.capacity <= 1024

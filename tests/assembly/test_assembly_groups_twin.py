@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.assembly.assembler import Sizes
-from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.codec import encode
 from tests.assembly.group_pair import GroupPair, play
 from tests.assembly.group_records import GroupTwin
@@ -99,7 +99,7 @@ def test_the_number_of_ticks_per_batch_changes_nothing(kind: Kind, horizon: int,
     """It depends on time, and lockstep runs must not: messages are equal to the byte."""
     world = GroupWorld(random.Random(seed), kind)
     sizes = Sizes(horizon=horizon, message_steps=MANY, largest=MANY, sequence=2)
-    one, other = (GroupAssembler("s.1", "a.1", lambda _: sizes) for _ in range(2))
+    one, other = (Assembler("s.1", "a.1", lambda _: sizes, in_groups=lambda _: True) for _ in range(2))
     for name in kind.names:
         assert encode(one.announcement(name)) == encode(other.announcement(name))
     for size in batches:

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.assembly.assembler import Assembler, Sizes
-from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.steps import AgentsStarted
@@ -39,15 +39,19 @@ def test_every_episode_names_the_lessons_of_its_start(seed: int, parts: int, has
     """Slots are reused, agents are reported again to a new reader, and groups change."""
     rng = random.Random(seed)
     world = World(rng, grouped=rng.random() < 0.5, masked=False, steady=False)
-    assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=4, message_steps=10, largest=20))
+    assembler = Assembler(
+        "s.1", "a.1", lambda _: Sizes(horizon=4, message_steps=10, largest=20), in_groups=lambda _: False
+    )
     messages: list[Segments] = []
     for _ in range(parts):
         world.rejoin = rng.random() < 0.1
         ticks = [world.tick() for _ in range(rng.randint(1, 4))]
         assembler.apply(
-            steps_of(
-                [replace(tick, joined=with_lessons(tick.joined) if has_lessons else tick.joined) for tick in ticks]
-            )
+            [
+                steps_of(
+                    [replace(tick, joined=with_lessons(tick.joined) if has_lessons else tick.joined) for tick in ticks]
+                )
+            ]
         )
         messages += assembler.ready_messages()
     assembler.close_all()
@@ -63,7 +67,9 @@ def test_every_episode_of_a_group_member_names_the_lessons_of_its_start(
     rng = random.Random(seed)
     kind = Kind(names=("A", "B"), moving=0.2, slow=3, losing=0.1, separate_losses=True, carried=(0, 0, 0))
     world = GroupWorld(rng, kind)
-    assembler = GroupAssembler("s.1", "a.1", lambda _: Sizes(horizon=4, message_steps=10, largest=1000))
+    assembler = Assembler(
+        "s.1", "a.1", lambda _: Sizes(horizon=4, message_steps=10, largest=1000), in_groups=lambda _: True
+    )
     messages: list[Segments] = []
     for _ in range(ticks):
         world.rejoin = rng.random() < 0.1
@@ -84,9 +90,11 @@ def test_random_agents_have_episodes_that_end() -> None:
     """Without them the two tests above would prove nothing."""
     rng = random.Random(1)
     world, found = World(rng, grouped=False, masked=False, steady=False), 0
-    assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=4, message_steps=10, largest=20))
+    assembler = Assembler(
+        "s.1", "a.1", lambda _: Sizes(horizon=4, message_steps=10, largest=20), in_groups=lambda _: False
+    )
     for _ in range(20):
         tick = world.tick()
-        assembler.apply(steps_of([replace(tick, joined=with_lessons(tick.joined))]))
+        assembler.apply([steps_of([replace(tick, joined=with_lessons(tick.joined))])])
         found += check(list(assembler.ready_messages()), has_lessons=True)
     assert found > 5

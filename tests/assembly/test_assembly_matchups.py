@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.assembly.assembler import Assembler, Sizes
-from sparring.pipeline.assembly.group_assembler import GroupAssembler
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.steps import AgentsStarted
@@ -66,18 +66,17 @@ def test_every_segment_names_its_matchup(
     """Slots are reused, agents are reported again to a new reader, groups change, and flushes close segments."""
     rng = random.Random(seed)
     world = World(rng, grouped=grouped, masked=False, steady=rng.random() < 0.3)
-    assembler = Assembler(
-        "B", "s.1", "a.1", Sizes(horizon=horizon, message_steps=message_steps, largest=max(20, horizon))
-    )
+    sizes = Sizes(horizon=horizon, message_steps=message_steps, largest=max(20, horizon))
+    assembler = Assembler("s.1", "a.1", lambda _: sizes, in_groups=lambda _: False)
     messages: list[Segments] = []
     for number in range(parts):
         world.rejoin = rng.random() < 0.1
         ticks = [world.tick() for _ in range(rng.randint(1, 4))]
         part = steps_of([replace(tick, joined=with_matchups(tick.joined)) for tick in ticks])
-        assembler.apply(part)
+        assembler.apply([part])
         messages += transmitted(assembler.ready_messages())
         if rng.random() < 0.1:
-            messages += transmitted(assembler.flush(number + 1))
+            messages += transmitted(assembler.flush("B", number + 1))
     assembler.close_all()
     messages += transmitted(assembler.rest())
     steps = sum(int(message.lengths.sum()) for message in messages)
@@ -99,7 +98,7 @@ def test_every_segment_of_a_group_names_its_matchup(
     rng = random.Random(seed)
     kind = Kind(names=names, moving=0.2, slow=3, losing=0.1, separate_losses=True, carried=(0, 0, 0))
     world, sizes = GroupWorld(rng, kind), Sizes(horizon=horizon, message_steps=message_steps, largest=1000)
-    assembler = GroupAssembler("s.1", "a.1", lambda _: sizes)
+    assembler = Assembler("s.1", "a.1", lambda _: sizes, in_groups=lambda _: True)
     messages: list[Segments] = []
     for number in range(ticks):
         world.rejoin = rng.random() < 0.1

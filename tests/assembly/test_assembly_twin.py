@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.assembly.assembler import Assembler, Sizes
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
 from tests.assembly.assembly_twin import AssemblerTwin, EpisodesTwin, SegmentTwin, by_agent, read_segments
@@ -22,7 +23,8 @@ class Pair:
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self.sequence = max(1, sizes.sequence)
-        self.assembler = Assembler("B", "stepping-0.1", "assembly.1", sizes)
+        self.assembler = Assembler("stepping-0.1", "assembly.1", lambda _: sizes, in_groups=lambda _: False)
+        self.members = self.assembler.of("B")
         self.twin = AssemblerTwin(min(sizes.horizon, sizes.largest), self.sequence)
         self.segments: list[SegmentTwin] = []
         self.episodes = EpisodesTwin()
@@ -37,20 +39,20 @@ class Pair:
             assert tick.produced_before == self.began + self.twin.completed, "the world miscounted"
             self.twin.apply(tick)
         part = steps_of(ticks)
-        self.assembler.apply(decode([bytes(frame) for frame in encode(part)]))
-        has_message = self.assembler.closed_steps >= self.sizes.message_steps or self.twin.orphaned > self.orphaned
+        self.assembler.apply([decode([bytes(frame) for frame in encode(part)])])
+        has_message = self.members.closed_steps >= self.sizes.message_steps or self.twin.orphaned > self.orphaned
         self.orphaned = self.twin.orphaned
         messages = self.take(self.assembler.ready_messages())
         assert bool(messages) == has_message
-        assert self.assembler.closed_steps < self.sizes.message_steps
+        assert self.members.closed_steps < self.sizes.message_steps
         assert not any(message.flush for message in messages)
         self.check_counts()
 
     def flush(self, serial: int) -> None:
         self.twin.flush()
-        messages = self.take(self.assembler.flush(serial))
+        messages = self.take(self.assembler.flush("B", serial))
         assert [message.flush for message in messages] == [0] * (len(messages) - 1) + [serial]
-        assert self.assembler.open_steps == self.assembler.closed_steps == 0
+        assert self.members.open_steps == self.members.closed_steps == 0
         self.check_counts()
 
     def finish(self) -> None:
@@ -58,7 +60,7 @@ class Pair:
         self.assembler.close_all()
         messages = self.take(self.assembler.rest())
         assert not any(message.flush for message in messages)
-        assert self.assembler.open_steps == self.assembler.closed_steps == 0
+        assert self.members.open_steps == self.members.closed_steps == 0
         self.check_counts()
 
     def take(self, messages: Iterable[Segments]) -> list[Segments]:
@@ -83,11 +85,11 @@ class Pair:
         return taken
 
     def check_counts(self) -> None:
-        assembler = self.assembler
+        members = self.members
         sent = sum(len(message.log_probs) for message in self.messages)
-        assert assembler.open_steps == self.twin.open_steps
-        assert assembler.reached == (self.began or 0) + self.twin.orphaned + sent
-        assert assembler.received == assembler.reached + assembler.open_steps + assembler.closed_steps
+        assert members.open_steps == self.twin.open_steps
+        assert members.reached == (self.began or 0) + self.twin.orphaned + sent
+        assert members.received == members.reached + members.open_steps + members.closed_steps
 
     def compare(self) -> None:
         for segment in self.twin.segments:
@@ -176,28 +178,30 @@ def test_ticks_of_one_message_leave_the_same_rows_as_single_ticks(
 ) -> None:
     """The number of ticks in a message depends on time, and lockstep runs must not."""
     unlimited = Sizes(horizon=horizon, message_steps=10**6, largest=10**6, sequence=sequence)
-    one, other = (Assembler("B", "s.1", "a.1", unlimited) for _ in range(2))
+    one, other = (Assembler("s.1", "a.1", lambda _: unlimited, in_groups=lambda _: False) for _ in range(2))
     for size in sizes:
         ticks = [world.tick() for _ in range(size)]
-        one.apply(steps_of(ticks))
+        one.apply([steps_of(ticks)])
         for tick in ticks:
-            other.apply(steps_of([tick]))
-    (ours,), (theirs,) = one.flush(1), other.flush(1)
+            other.apply([steps_of([tick])])
+    (ours,), (theirs,) = one.flush("B", 1), other.flush("B", 1)
     assert [frame == twin for frame, twin in zip(encode(ours), encode(theirs), strict=True)].count(False) == 0
 
 
 def test_ticks_with_the_same_agents_are_applied_together() -> None:
     """The fast path is taken, and only where agents are the same in every tick."""
     world = World(random.Random(5), grouped=False, masked=False, steady=True)
-    assembler = Assembler("B", "s.1", "a.1", Sizes(horizon=20, message_steps=10**6, largest=10**6))
+    assembler = Assembler(
+        "s.1", "a.1", lambda _: Sizes(horizon=20, message_steps=10**6, largest=10**6), in_groups=lambda _: False
+    )
     lengths = []
     for _ in range(40):
         part = steps_of([world.tick() for _ in range(10)])
         at = 0
         while at < len(part.ticks):
-            lengths.append(assembler.alike(part, at))
+            lengths.append(assembler.of("B").alike(part, at))
             at += lengths[-1]
-        assembler.apply(part)
+        assembler.apply([part])
     assert max(lengths) >= 5
     assert min(lengths) == 1
 
@@ -214,8 +218,8 @@ def test_a_long_run_keeps_only_what_its_live_agents_need() -> None:
     world = World(random.Random(3), grouped=False, masked=False)
     pair = Pair(Sizes(horizon=5, message_steps=10, largest=100))
     play(pair, world, 400, 0.0)
-    assert len(pair.assembler.block.live) <= 128
-    assert pair.assembler.block.log.capacity <= 2048
+    assert len(pair.members.live) <= 128
+    assert pair.members.log.capacity <= 2048
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

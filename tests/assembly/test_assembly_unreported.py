@@ -12,7 +12,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.assembly.assembler import Assembler, Sizes
+from sparring.pipeline.assembly.assembler import Assembler
+from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
@@ -22,7 +23,8 @@ MANY = 10**6
 
 
 def assembler_of(sizes: Sizes | None = None, *, start: int = 1) -> Assembler:
-    return Assembler("B", "s.1", f"a.{start}", sizes or Sizes(horizon=100, message_steps=MANY, largest=MANY))
+    sizes = sizes or Sizes(horizon=100, message_steps=MANY, largest=MANY)
+    return Assembler("s.1", f"a.{start}", lambda _: sizes, in_groups=lambda _: False)
 
 
 def observations(n: int) -> tuple[Any, ...]:
@@ -103,8 +105,8 @@ def rest(assembler: Assembler) -> tuple[list[int], list[int]]:
 def test_an_episode_with_a_known_start_is_reported_with_its_agent() -> None:
     """The report includes the sum of group rewards during the episode."""
     assembler = assembler_of()
-    assembler.apply(tick(1, joined={0: 1, 1: 2}, reported=(0, 1)))
-    assembler.apply(tick(2, completed=2, reported=(1,), ended=(0,)))
+    assembler.apply([tick(1, joined={0: 1, 1: 2}, reported=(0, 1))])
+    assembler.apply([tick(2, completed=2, reported=(1,), ended=(0,))])
     (found,) = transmitted(assembler.rest())
     assert (found.agents.tolist(), found.unreported.tolist()) == ([1], [])
     assert found.returns.tolist() == [1.0]
@@ -115,38 +117,38 @@ def test_an_episode_with_a_known_start_is_reported_with_its_agent() -> None:
 def test_an_episode_of_a_disconnected_simulator_is_unreported() -> None:
     """It may have steps or not; other episodes and the next one in its slot are reported."""
     assembler = assembler_of()
-    assembler.apply(tick(1, joined={0: 1, 1: 2, 2: 3}, reported=(0, 1)))
-    assembler.apply(tick(2, completed=2, reported=(0, 1)))
-    assembler.apply(tick(3, 2, lost=(0, 2), joined={0: 4}, reported=(0,)))
+    assembler.apply([tick(1, joined={0: 1, 1: 2, 2: 3}, reported=(0, 1))])
+    assembler.apply([tick(2, completed=2, reported=(0, 1))])
+    assembler.apply([tick(3, 2, lost=(0, 2), joined={0: 4}, reported=(0,))])
     assert rest(assembler) == ([], [1, 3])
-    assembler.apply(tick(4, 2, completed=2, ended=(0, 1)))
+    assembler.apply([tick(4, 2, completed=2, ended=(0, 1))])
     assert rest(assembler) == ([4, 2], [])
 
 
 def test_an_episode_joined_under_way_is_unreported_at_its_end() -> None:
     """Its steps before this incarnation of assembly are unknown; it is listed only after its end."""
     assembler = assembler_of()
-    assembler.apply(tick(7, 20, joined={0: 5, 1: 6}, fresh=False, reported=(0, 1)))
+    assembler.apply([tick(7, 20, joined={0: 5, 1: 6}, fresh=False, reported=(0, 1))])
     assert rest(assembler) == ([], [])
-    assembler.apply(tick(8, 20, completed=2, ended=(0,), joined={0: 7}, reported=(0, 1)))
+    assembler.apply([tick(8, 20, completed=2, ended=(0,), joined={0: 7}, reported=(0, 1))])
     assert rest(assembler) == ([], [5])
-    assembler.apply(tick(9, 22, completed=2, ended=(0, 1)))
+    assembler.apply([tick(9, 22, completed=2, ended=(0, 1))])
     assert rest(assembler) == ([7], [6])
 
 
 def test_an_episode_without_a_step_is_unreported() -> None:
     """It may join and end in one tick, or end while its first decision is backpressured."""
     assembler = assembler_of()
-    assembler.apply(tick(1, joined={0: 1}, reported=(0,), acted=False))
-    assembler.apply(tick(2, ended=(0,), joined={0: 2, 1: 3}))
-    assembler.apply(tick(3, ended=(1,)))
+    assembler.apply([tick(1, joined={0: 1}, reported=(0,), acted=False)])
+    assembler.apply([tick(2, ended=(0,), joined={0: 2, 1: 3})])
+    assembler.apply([tick(3, ended=(1,))])
     assert rest(assembler) == ([], [1, 3])
 
 
 def test_all_open_episodes_of_a_lost_source_are_unreported() -> None:
     assembler = assembler_of()
-    assembler.apply(tick(1, joined={3: 1, 5: 2}, reported=(3,)))
-    assembler.apply(tick(2, completed=1, reported=(3,)))
+    assembler.apply([tick(1, joined={3: 1, 5: 2}, reported=(3,))])
+    assembler.apply([tick(2, completed=1, reported=(3,))])
     assembler.close_all()
     assert rest(assembler) == ([], [1, 2])
 
@@ -154,12 +156,12 @@ def test_all_open_episodes_of_a_lost_source_are_unreported() -> None:
 def test_unreported_episodes_alone_are_sent_once_at_the_end() -> None:
     """No later step would bring them, and coordination waits for them."""
     assembler = assembler_of()
-    assembler.apply(tick(1, joined={0: 1}))
-    assembler.apply(tick(2, lost=(0,)))
+    assembler.apply([tick(1, joined={0: 1})])
+    assembler.apply([tick(2, lost=(0,))])
     (message,) = assembler.rest()
     assert (len(message.log_probs), message.episodes.unreported.tolist()) == (0, [1])
     assert list(assembler.rest()) == []
-    (flush,) = assembler.flush(1)
+    (flush,) = assembler.flush("B", 1)
     assert flush.episodes.unreported.tolist() == []
 
 
@@ -190,7 +192,7 @@ def test_each_ended_episode_is_listed_exactly_once(
         ticks = [world.tick() for _ in range(batch)]
         for tick in ticks:
             expected.follow(tick)
-        assembler.apply(steps_of(ticks))
+        assembler.apply([steps_of(ticks)])
         found += transmitted(assembler.ready_messages())
     found += transmitted(assembler.rest())
     assert Counter(agent for one in found for agent in one.agents.tolist()) == Counter(expected.reported)
