@@ -218,7 +218,7 @@ class Simulators:
         """Warns of images in a simulator's first Step that may be scaled wrongly."""
         behaviors, expected = self._stepper.connections[peer.key].behaviors, "0 (dark) to 1 (bright), or bytes as uint8"
         for report in first.reports:
-            if got := image_out_of_range(report, behaviors[report.behavior].spec):
+            if got := image_out_of_range(report, behaviors[report.behavior].behavior.spec):
                 self._log_event("image_out_of_range", peer, got=got, expected=expected)
 
     async def _slow_down(self, peer: SimulatorPeer, delay_s: float) -> None:
