@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from sparring.pipeline.errors import RemoteProtocolError
-from sparring.pipeline.messages.simulator import VERSION, Hello
 from sparring.pipeline.networks.limits import Unsupported, refuse_unsupported
+from sparring.pipeline.settings.behavior import BehaviorSettings
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_unnamed
 from sparring.services.endpoint.context import ServerContext
@@ -15,21 +15,6 @@ from sparring.services.endpoint.peers import SimulatorPeer
 
 OWN_NUMBERS: Final = 2**20
 """First number of simulators whose Hello gives none."""
-
-
-def check_version(hello: Hello) -> None:
-    """Rejects a Hello of another protocol version.
-
-    Raises:
-        RemoteProtocolError: the version differs.
-    """
-    if hello.version != VERSION:
-        raise RemoteProtocolError(
-            "version",
-            got=f"protocol version {hello.version}",
-            expected=str(VERSION),
-            remedy="use a client of the same version as the trainer",
-        )
 
 
 def check_number(
@@ -57,7 +42,7 @@ def check_number(
         )
     for other in peers:
         is_alive = now - other.last_received_at < limit_s
-        if other.number == number and (is_alive or other.candidate.identity != peer.candidate.identity):
+        if other.number == number and (is_alive or other.identity != peer.identity):
             raise RemoteProtocolError(
                 "number",
                 got=f"simulator number {number} twice",
@@ -98,7 +83,9 @@ def check_known(
     return new
 
 
-def _requirements(text: str, name: str, new: Sequence[str], context: ServerContext) -> tuple[Any, frozenset[str]]:
+def _requirements(
+    text: str, name: str, new: Sequence[str], context: ServerContext
+) -> tuple[BehaviorSettings, frozenset[str]]:
     """Returns the settings of a behavior and the scripts that it requires."""
     known, unnamed = context.behaviors, context.unnamed
     if name in known:
