@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
@@ -28,10 +28,26 @@ NO_ROWS: Final[RowNumbers] = np.empty(0, np.int64)
 
 FIRST_ROWS: Final = 16
 
-flags: Callable[[], NDArray[np.bool_]] = partial(np.zeros, FIRST_ROWS, np.bool_)
-integers: Callable[[], NDArray[np.int64]] = partial(np.zeros, FIRST_ROWS, np.int64)
-short_integers: Callable[[], NDArray[np.int32]] = partial(np.zeros, FIRST_ROWS, np.int32)
-sums: Callable[[], NDArray[np.float64]] = partial(np.zeros, FIRST_ROWS, np.float64)
+
+def flags() -> Mask:
+    """Returns the first rows of a column."""
+    return np.zeros(FIRST_ROWS, np.bool_)
+
+
+def integers() -> NDArray[np.int64]:
+    """Returns the first rows of a column."""
+    return np.zeros(FIRST_ROWS, np.int64)
+
+
+def short_integers() -> Slots:
+    """Returns the first rows of a column."""
+    return np.zeros(FIRST_ROWS, np.int32)
+
+
+def sums() -> NDArray[np.float64]:
+    """Returns the first rows of a column."""
+    return np.zeros(FIRST_ROWS, np.float64)
+
 
 Record = TypeVar("Record", bound="DataclassInstance")
 

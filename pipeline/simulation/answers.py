@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import (
@@ -95,34 +94,28 @@ def actions_of(act: Act, sequence: int, reports: Sequence[BehaviorReport], hello
     return actions
 
 
-def _check(behavior: str, entry: BehaviorActions | None, wanted: Decisions, spec: ActionSpec, scripts: int) -> None:
+def _check(behavior: str, entry: BehaviorActions | None, wanted: Decisions, spec: ActionSpec, offered: int) -> None:
     rows = wanted.agents.size
-    if entry is None:
-        if not rows:
-            return
-    elif (
-        entry.agents.tobytes() == wanted.agents.tobytes()
-        and entry.continuous.shape == (rows, spec.continuous)
-        and entry.discrete.shape == (rows, len(spec.discrete))
+    if entry is None and not rows:
+        return
+    shapes = (rows, spec.continuous), (rows, len(spec.discrete))
+    if (
+        entry is None
+        or entry.agents.tobytes() != wanted.agents.tobytes()
+        or (entry.continuous.shape, entry.discrete.shape) != shapes
     ):
-        if entry.scripts is not None:
-            _check_scripts(behavior, entry.scripts, rows, scripts)
-        return
-    got = "no actions" if entry is None else f"actions {entry.continuous.shape} and {entry.discrete.shape}"
-    raise RemoteProtocolError(
-        "shape",
-        got=f"{got} for {behavior}",
-        expected=f"the agents of the step in its order, {(rows, spec.continuous)} and {(rows, len(spec.discrete))}",
-        remedy="answer each decision with one row of actions",
-    )
-
-
-def _check_scripts(behavior: str, asked: NDArray[np.int32], rows: int, offered: int) -> None:
-    if asked.shape == (rows,) and not np.any((asked < 0) | (asked > offered)):
-        return
-    raise RemoteProtocolError(
-        "scripts",
-        got=f"scripts {asked.tolist()[:10]} for {rows} decisions of {behavior}",
-        expected=f"one of 0 to {offered} for each, as many as Hello names",
-        remedy="ask for a script that the simulator offers",
-    )
+        got = "no actions" if entry is None else f"actions {entry.continuous.shape} and {entry.discrete.shape}"
+        raise RemoteProtocolError(
+            "shape",
+            got=f"{got} for {behavior}",
+            expected=f"the agents of the step in its order, {shapes[0]} and {shapes[1]}",
+            remedy="answer each decision with one row of actions",
+        )
+    asked = entry.scripts
+    if asked is not None and (asked.shape != (rows,) or np.any((asked < 0) | (asked > offered))):
+        raise RemoteProtocolError(
+            "scripts",
+            got=f"scripts {asked.tolist()[:10]} for {rows} decisions of {behavior}",
+            expected=f"one of 0 to {offered} for each, as many as Hello names",
+            remedy="ask for a script that the simulator offers",
+        )

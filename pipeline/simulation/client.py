@@ -11,15 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import VERSION, Bye, Hello, Reset
 from sparring.pipeline.simulation.answers import Actions
 from sparring.pipeline.simulation.connection import Client
+from sparring.pipeline.simulation.dialer import Dialer, parse_address
 from sparring.pipeline.simulation.encrypted import credential_of
 from sparring.pipeline.simulation.game import Game, PlayerGame, ScriptedGame, StatisticsGame
-from sparring.pipeline.simulation.link import parse_address
 
 __all__ = ["Actions", "Client", "Result", "run"]
 
@@ -85,15 +84,13 @@ def run(
             version=VERSION,
             name=game.name,
             behaviors=dict(game.behaviors()),
-            number=_whole("SPARRING_NUMBER") if number is None else number,
+            number=number_from("SPARRING_NUMBER") if number is None else number,
             credential=credential,
             scripts={name: tuple(own) for name, own in scripts.items()},
             player=game.player() if isinstance(game, PlayerGame) and _is_here(address) else None,
         )
-        seed = _whole("SPARRING_SEED") if seed is None else seed
-        client = Client(
-            hello, address, connect_timeout_s=connect_timeout_s, reconnect=reconnect, clock=clock, sleep=sleep, tls=tls
-        )
+        seed = number_from("SPARRING_SEED") if seed is None else seed
+        client = Client(hello, Dialer(address, connect_timeout_s, tls, clock, sleep), reconnect=reconnect)
         with client, _signals(client):
             client.open()
             adopted = client.adopted
@@ -112,7 +109,12 @@ def _is_here(address: str) -> bool:
     return isinstance(there, str) or there[0] in ("127.0.0.1", "localhost", "::1")
 
 
-def _whole(variable: str) -> int | None:
+def number_from(variable: str) -> int | None:
+    """Returns the whole number in an environment variable; None where it is not set.
+
+    Raises:
+        SettingsError: it is no whole number.
+    """
     text = os.environ.get(variable)
     if not text:
         return None
@@ -143,7 +145,7 @@ def _signals(client: Client) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {}
+    before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def restore() -> None:
         for number, handler in before.items():

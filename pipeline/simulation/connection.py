@@ -13,12 +13,11 @@ actions, and new episodes begin. `client.parameters` always holds the current en
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError
 from sparring.pipeline.messages.simulator import (
@@ -44,48 +43,31 @@ from sparring.pipeline.simulation.link import Link, LinkLost, StopRequested
 from sparring.pipeline.simulation.parameters import Parameters
 from sparring.pipeline.specs import BehaviorSpec
 
-if TYPE_CHECKING:
-    import ssl
-
 
 class Client:
     """Represents the simulator's end of a conversation. It is made by `connect` and is a context manager.
 
     Args:
         hello: introduction of the simulator; `steps` is filled in at each connection.
-        address: `tcp://HOST:PORT` or `unix:///PATH`.
-        connect_timeout_s: time to connect, at the start and after a loss.
+        dialer: makes the connections; the client closes its `stop`.
         reconnect: False raises `LinkLost` when a connection breaks.
-        clock: monotonic clock, in seconds.
-        sleep: waits between two tries to connect; None: a wait that `stop` ends.
-        tls: encrypts TCP; None for plain TCP.
 
     Attributes:
         parameters: environment parameters, updated before `begin` and `exchange` return.
         adopted: the trainer's answer if it talks to the player of Hello itself, else None.
     """
 
-    def __init__(
-        self,
-        hello: Hello,
-        address: str,
-        *,
-        connect_timeout_s: float = 60.0,
-        reconnect: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._hello = hello
-        self._reconnect = reconnect
-        self._dialer = Dialer(address, timeout_s=connect_timeout_s, clock=clock, sleep=sleep, tls=tls)
-        self._stop = self._dialer.stop
-        self._counter = StepCounter()
+    def __init__(self, hello: Hello, dialer: Dialer, *, reconnect: bool = True) -> None:
         self.parameters = Parameters()
+        self.adopted: Adopted | None = None
+        self._hello = hello
+        self._dialer = dialer
+        self._reconnect = reconnect
+        self._stop = dialer.stop
+        self._counter = StepCounter()
         self._link: Link | None = None
         self._sequence = 0
         self._announced: set[str] = set()
-        self.adopted: Adopted | None = None
         self._bye: Bye | None = None
 
     @classmethod
@@ -132,7 +114,7 @@ class Client:
             credential=credential,
             scripts={behavior: tuple(own) for behavior, own in (scripts or {}).items()},
         )
-        client = cls(hello, address, connect_timeout_s=connect_timeout_s, reconnect=reconnect, tls=tls)
+        client = cls(hello, Dialer(address, connect_timeout_s, tls), reconnect=reconnect)
         try:
             client.open()
         except BaseException:
@@ -168,12 +150,13 @@ class Client:
         self._dialer.begin()
         while self._stop.reason is None:
             try:
-                return self._greet()
+                self._greet()
+                return
             except StopRequested:
                 break
             except LinkLost as lost:
                 self._dialer.pause(lost)
-        return self._send_bye(self._stop.reason or "")
+        self._send_bye(self._stop.reason or "")
 
     def begin(self) -> Reset | Bye:
         """Waits for the trainer's first request: new episodes for all agents.
@@ -184,11 +167,11 @@ class Client:
         """
         while self._bye is None:
             try:
-                answer: Reset | Bye = self._receive()
+                answer = self._receive()
+                assert isinstance(answer, Reset | Bye)
+                return answer
             except LinkLost as lost:
                 self._reconnect_after(lost)
-            else:
-                return answer
         return self._bye
 
     def exchange(
@@ -212,8 +195,7 @@ class Client:
         if self._bye is not None:
             return self._bye
         if self._stop.reason is not None:
-            self._send_bye(self._stop.reason)
-            return self.begin()
+            return self._send_bye(self._stop.reason)
         try:
             answer = self._send(reports, statistics)
         except LinkLost as lost:
@@ -237,21 +219,19 @@ class Client:
         if self._bye is not None:
             return self._bye
         try:
-            message: Progress | Bye = self._receive()
+            message = self._receive()
+            assert isinstance(message, Progress | Bye)
+            return message
         except LinkLost as lost:
             self._reconnect_after(lost)
-            return self._bye or self._adopted_again()
-        return message
-
-    def _adopted_again(self) -> Adopted:
-        if self.adopted is None:
+        if self._bye is None and self.adopted is None:
             raise RemoteProtocolError(
                 "specs",
                 got="a trainer that does not talk to players",
                 expected="one that does, as at the first connection",
                 remedy="restart the trainer and the simulators",
             )
-        return self.adopted
+        return self._bye or self.adopted
 
     def close(self, reason: str = "closed") -> None:
         """Sends Bye with the step counts unless it was sent, and frees the socket."""
@@ -278,13 +258,11 @@ class Client:
         self._sequence = 0
         self._announced = set(self._hello.behaviors)
         self.adopted = welcome if isinstance(welcome, Adopted) else None
-        if not isinstance(welcome, Welcome | Adopted):
-            return self._over(welcome)
-        try:
-            check_welcome(welcome)
-        except RemoteProtocolError as error:
-            raise link.refuse(error) from error
-        return link.keep_alive(welcome)
+        if isinstance(welcome, Bye | Fault):
+            self._over(welcome)
+        elif isinstance(welcome, Welcome | Adopted):
+            self._check(welcome)
+            link.keep_alive(welcome)
 
     def _send(self, reports: Sequence[BehaviorReport], statistics: Sequence[Statistic]) -> Act | Reset | Bye:
         self._announce(reports)
@@ -295,16 +273,16 @@ class Client:
             return self._read_final_message(lost)
         self._sequence += 1
         self._counter.count_report(reports)
-        answer: Act | Reset | Bye = self._receive()
+        answer = self._receive()
+        assert isinstance(answer, Act | Reset | Bye)
         return answer
 
-    def _read_final_message(self, lost: LinkLost) -> Act | Reset | Bye:
+    def _read_final_message(self, lost: LinkLost) -> Bye:
         """Reads the Bye or Fault of a trainer that closed while the game computed."""
-        if not isinstance(lost.__cause__, ConnectionError):
-            raise lost
-        answer: Act | Reset | Bye = self._receive()
-        if isinstance(answer, Bye):
-            return answer
+        if isinstance(lost.__cause__, ConnectionError):
+            answer = self._receive()
+            if isinstance(answer, Bye):
+                return answer
         raise lost
 
     def _announce(self, reports: Sequence[BehaviorReport]) -> None:
@@ -321,24 +299,28 @@ class Client:
         self._alive().send(Behaviors(behaviors={key: known[key] for key in known.keys() - self._announced}))
         self._announced = set(known)
 
-    def _receive(self) -> Any:
-        """Returns the next Act, Reset or Bye."""
+    def _receive(self) -> Act | Reset | Progress | Bye:
+        """Returns the trainer's next request, progress or Bye; the state of the conversation says which are allowed."""
         try:
             message = self._alive().receive()
         except StopRequested:
-            self._send_bye(self._stop.reason or "")
-            return self._bye
+            return self._send_bye(self._stop.reason or "")
         self._dialer.end()
         if isinstance(message, Bye | Fault):
-            self._over(message)
-        elif isinstance(message, Reset):
-            self._check_samplers(message)
+            return self._over(message)
+        if isinstance(message, Reset):
+            self._check(message)
             self.parameters.replace(message.parameters, message.samplers)
+        assert isinstance(message, Act | Reset | Progress)
         return message
 
-    def _check_samplers(self, message: Act | Reset) -> None:
+    def _check(self, message: Welcome | Adopted | Act | Reset) -> None:
+        """Checks the trainer's numbers, and reports its mistakes to it."""
         try:
-            check_samplers(message)
+            if isinstance(message, Act | Reset):
+                check_samplers(message)
+            else:
+                check_welcome(message)
         except RemoteProtocolError as error:
             raise self._alive().refuse(error) from error
 
@@ -350,25 +332,26 @@ class Client:
         for behavior, entry in actions.items():
             self._counter.add_open(behavior, entry.agents)
         if act.parameters or act.samplers:
-            self._check_samplers(act)
+            self._check(act)
             self.parameters.update(act.parameters, act.samplers)
         return actions
 
     # ------------------------------------------------------------ end of the conversation
 
-    def _over(self, message: Bye | Fault) -> None:
+    def _over(self, message: Bye | Fault) -> Bye:
         """Closes the connection after the trainer has ended the conversation."""
-        if isinstance(message, Bye):
-            self._drop(Bye(reason=message.reason, steps=self.steps))
-            self._bye = message
-            return
-        self._drop()
-        self._bye = Bye(reason=f"fault: {message.code}")
-        raise RemoteProtocolError(message.code, got=message.got, expected=message.expected, remedy=message.remedy)
+        if isinstance(message, Fault):
+            self._drop()
+            self._bye = Bye(reason=f"fault: {message.code}")
+            raise RemoteProtocolError(message.code, got=message.got, expected=message.expected, remedy=message.remedy)
+        self._drop(Bye(reason=message.reason, steps=self.steps))
+        self._bye = message
+        return message
 
-    def _send_bye(self, reason: str) -> None:
+    def _send_bye(self, reason: str) -> Bye:
         self._bye = Bye(reason=reason, steps=self.steps)
         self._drop(self._bye)
+        return self._bye
 
     def _drop(self, bye: Bye | None = None) -> None:
         link, self._link = self._link, None

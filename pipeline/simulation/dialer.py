@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from urllib.parse import urlsplit
 
-from sparring.pipeline.simulation.link import Link, LinkLost, Stop, dial, parse_address
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.simulation.encrypted import encrypt
+from sparring.pipeline.simulation.link import Link, LinkLost, Stop
 
-if TYPE_CHECKING:
-    import ssl
+Address = tuple[str, int] | str
+"""Host and port, or the path of a Unix socket."""
 
 FIRST_DELAY_S: Final = 0.05
 LONGEST_DELAY_S: Final = 2.0
 """The delay between two tries doubles from the first to the longest."""
 LONGEST_TRY_S: Final = 5.0
 """A host that drops packets never answers, so that another try helps; a stop request waits for this long."""
+
+
+def parse_address(text: str) -> Address:
+    """Reads `tcp://HOST:PORT` or `unix:///PATH`.
+
+    Raises:
+        SettingsError: it has neither form.
+    """
+    url = urlsplit(text)
+    try:
+        if url.scheme == "tcp" and url.hostname and url.port:
+            return url.hostname, url.port
+    except ValueError:  # the port is no number, or above 65535
+        pass
+    if url.scheme == "unix" and not url.netloc and url.path:
+        return url.path
+    raise SettingsError(f"got address {text!r}; expected tcp://HOST:PORT or unix:///PATH; correct the address")
+
+
+def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """Returns a connected stream socket; a TCP connection is encrypted if `tls` is given.
+
+    Raises:
+        OSError: the address refuses connections, or no answer came in time.
+        RemoteProtocolError: the other side does not have the trainer's keys.
+    """
+    if isinstance(address, tuple):
+        connected = socket.create_connection(address, timeout_s)
+        return connected if tls is None else encrypt(connected, tls, address[0])
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.settimeout(timeout_s)
+        connected.connect(address)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
 
 
 class Dialer:
@@ -25,9 +68,9 @@ class Dialer:
     Args:
         address: `tcp://HOST:PORT` or `unix:///PATH`.
         timeout_s: duration of an attempt.
+        tls: encrypts TCP; None for plain TCP.
         clock: monotonic clock, in seconds.
         sleep: waits between two tries; None: a wait that `stop` ends.
-        tls: encrypts TCP; None for plain TCP.
 
     Attributes:
         stop: ends the waits of the dialer and of its links early; the caller closes it.
@@ -39,19 +82,18 @@ class Dialer:
     def __init__(
         self,
         address: str,
-        *,
         timeout_s: float,
-        clock: Callable[[], float],
-        sleep: Callable[[float], None] | None,
         tls: ssl.SSLContext | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         self._text = address
         self._address = parse_address(address)
         self.stop = Stop()
         self._timeout_s = timeout_s
+        self._tls = tls
         self._clock = clock
         self._sleep = sleep or self.stop.wait
-        self._tls = tls
         self._deadline: float | None = None
         self._delay_s = FIRST_DELAY_S
 

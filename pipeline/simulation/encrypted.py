@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from sparring.pipeline import security
 from sparring.pipeline.errors import RemoteProtocolError, SettingsError
-
-if TYPE_CHECKING:
-    import ssl
 
 _WRONG_HOST: Final = (62, 64)
 """OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
@@ -46,8 +44,6 @@ def credential_of(
         raise SettingsError(f"got the name {name!r} without keys; expected the folder of the keys; give it with --keys")
     if not folder or address.startswith("unix:"):
         return None, credential
-    from sparring.pipeline import security
-
     context = security.client_tls(Path(folder), name)
     return context, credential or ("" if name else security.token(Path(folder)))
 
@@ -74,11 +70,10 @@ def encrypt(connected: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSL
 
 def credential_error(error: OSError) -> RemoteProtocolError | None:
     """Returns what is wrong with the keys of either side, if `error` reports that; trying again does not help."""
-    library = sys.modules.get("ssl")
-    if library is None or not isinstance(error, library.SSLError):
+    if not isinstance(error, ssl.SSLError):
         return None
     reason = error.reason or ""
-    if isinstance(error, library.SSLCertVerificationError):
+    if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _WRONG_HOST:
             return _refusal(
                 f"a trainer whose certificate is for other addresses ({error.verify_message.rstrip('.')})",
@@ -95,14 +90,12 @@ def credential_error(error: OSError) -> RemoteProtocolError | None:
 
 def wants_more(error: OSError) -> bool:
     """Returns whether TLS must exchange bytes of its own first."""
-    library = sys.modules.get("ssl")
-    return library is not None and isinstance(error, library.SSLWantReadError | library.SSLWantWriteError)
+    return isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError)
 
 
 def has_unread(connected: socket.socket) -> bool:
     """Returns whether TLS holds received bytes that `select` cannot see."""
-    pending = getattr(connected, "pending", None)
-    return pending is not None and bool(pending())
+    return isinstance(connected, ssl.SSLSocket) and bool(connected.pending())
 
 
 def _refusal(got: str, expected: str, remedy: str = _COPY) -> RemoteProtocolError:

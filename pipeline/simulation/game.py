@@ -16,9 +16,9 @@ from sparring.pipeline.messages.simulator import (
     Decisions,
     Ends,
     Player,
-    Progress,
     Statistic,
 )
+from sparring.pipeline.simulation.connection import Client
 from sparring.pipeline.specs import Array, BehaviorSpec
 
 Observations = Array | Sequence[ArrayLike]
@@ -76,21 +76,6 @@ class StatisticsGame(Protocol):
         """Returns the statistics since the last call."""
 
 
-class AttendedGame(Protocol):
-    """Gives a game its view of the conversation while the trainer talks to its player."""
-
-    def follow(self) -> Adopted | Progress | Bye:
-        """Waits for news: the player's progress, a new trainer that talks to it, or the end.
-
-        Raises:
-            LinkLost: the connection broke and could not be restored.
-            RemoteProtocolError: the trainer reports that the player, or this side, broke the protocol.
-        """
-
-    def stop(self, reason: str) -> None:
-        """Ends a waiting `follow` with a Bye. Any thread may call it."""
-
-
 @runtime_checkable
 class PlayerGame(Protocol):
     """Represents a program with a protocol of its own, which a trainer on the same machine may speak itself."""
@@ -98,8 +83,8 @@ class PlayerGame(Protocol):
     def player(self) -> Player:
         """Describes the program for the trainer; the program neither runs nor listens before the answer."""
 
-    def attend(self, adopted: Adopted, trainer: AttendedGame) -> Bye:
-        """Launches the program, and supervises it until the end.
+    def attend(self, adopted: Adopted, trainer: Client) -> Bye:
+        """Launches the program, and supervises it until the end, which `trainer.follow` reports.
 
         Raises: as `follow`, or if the program fails.
         """

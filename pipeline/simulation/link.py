@@ -9,23 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
-from sparring.pipeline.errors import CodecError, ExplainedError, RemoteProtocolError, SettingsError
+from sparring.pipeline.errors import CodecError, ExplainedError, RemoteProtocolError
 from sparring.pipeline.messages.codec import FrameReader, to_bytes
 from sparring.pipeline.messages.conversation import Conversation
-from sparring.pipeline.messages.simulator import Adopted, Bye, Fault, Ping, Pong, Welcome
-from sparring.pipeline.simulation.encrypted import credential_error, encrypt, has_unread, wants_more
-
-if TYPE_CHECKING:
-    import ssl
+from sparring.pipeline.messages.simulator import Adopted, Bye, Fault, Ping, Pong, SimulatorMessage, Welcome
+from sparring.pipeline.simulation.encrypted import credential_error, has_unread, wants_more
 
 RECEIVE_BYTES: Final = 2**18
 """One system call receives an `Act` of thousands of agents."""
-
-Address = tuple[str, int] | str
-"""Host and port, or the path of a Unix socket."""
 
 
 class LinkLost(ExplainedError):
@@ -34,43 +27,6 @@ class LinkLost(ExplainedError):
 
 class StopRequested(Exception):
     """Reports a call of `Stop.request`, which is no failure."""
-
-
-def parse_address(text: str) -> Address:
-    """Reads `tcp://HOST:PORT` or `unix:///PATH`.
-
-    Raises:
-        SettingsError: it has neither form.
-    """
-    url = urlsplit(text)
-    try:
-        if url.scheme == "tcp" and url.hostname and url.port:
-            return url.hostname, url.port
-    except ValueError:  # the port is no number, or above 65535
-        pass
-    if url.scheme == "unix" and not url.netloc and url.path:
-        return url.path
-    raise SettingsError(f"got address {text!r}; expected tcp://HOST:PORT or unix:///PATH; correct the address")
-
-
-def dial(address: Address, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket:
-    """Returns a connected stream socket; a TCP connection is encrypted if `tls` is given.
-
-    Raises:
-        OSError: the address refuses connections, or no answer came in time.
-        RemoteProtocolError: the other side does not have the trainer's keys.
-    """
-    if isinstance(address, tuple):
-        connected = socket.create_connection(address, timeout_s)
-        return connected if tls is None else encrypt(connected, tls, address[0])
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connected.settimeout(timeout_s)
-        connected.connect(address)
-    except BaseException:
-        connected.close()
-        raise
-    return connected
 
 
 class Stop:
@@ -133,16 +89,19 @@ class Link:
         self._space = memoryview(bytearray(RECEIVE_BYTES))
         self._lock = threading.Lock()
         self._last_sent = clock()
-        self._heartbeat: _Heartbeat | None = None
+        self._heartbeat: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._failure: BaseException | None = None  # of the heartbeat
 
     def keep_alive(self, welcome: Welcome | Adopted) -> None:
         """Adopts the trainer's times and starts the heartbeat."""
         self._timeout_s = welcome.timeout_s
-        # At least two Pings must fit into the timeout.
-        self._heartbeat = _Heartbeat(self, min(welcome.heartbeat_s, welcome.timeout_s / 3))
+        interval_s = min(welcome.heartbeat_s, welcome.timeout_s / 3)  # at least two Pings must fit into the timeout
+        # A daemon: an author who forgets `close` can still exit.
+        self._heartbeat = threading.Thread(target=self._beat, args=(interval_s,), name="heartbeat", daemon=True)
         self._heartbeat.start()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: SimulatorMessage) -> None:
         """Sends one message.
 
         Raises:
@@ -159,7 +118,7 @@ class Link:
                 raise self._lost(f"{type(error).__name__}: {error}") from error
             self._last_sent = self._clock()
 
-    def receive(self) -> Any:
+    def receive(self) -> SimulatorMessage:
         """Returns the next message other than Ping (answered here) and Pong.
 
         Raises:
@@ -169,7 +128,7 @@ class Link:
         """
         while True:
             try:
-                message = self._reader.next()
+                message: SimulatorMessage | None = self._reader.next()
                 if message is None:
                     self._fill()
                     continue
@@ -178,9 +137,9 @@ class Link:
                     self._conversation.received(message)
             except (CodecError, RemoteProtocolError) as error:
                 raise self.refuse(error) from error
-            if type(message) is Ping:
+            if isinstance(message, Ping):
                 self.send(Pong(number=message.number))
-            elif type(message) is not Pong:
+            elif not isinstance(message, Pong):
                 return message
 
     def refuse(self, error: CodecError | RemoteProtocolError) -> RemoteProtocolError:
@@ -194,28 +153,11 @@ class Link:
                 error.add_note(f"the Fault could not be sent: {lost}")
         return RemoteProtocolError(code, got=error.got, expected=error.expected, remedy=error.remedy)
 
-    def ping_if_silent(self, interval_s: float) -> float:
-        """Sends a Ping if nothing was sent for `interval_s`; returns the seconds until the next is due."""
-        with self._lock:
-            left = self._last_sent + interval_s - self._clock()
-            if left > 0 or self._conversation.state == "closed":
-                return max(left, interval_s / 10)
-            self._conversation.sending(Ping())
-            self._send_all(to_bytes(Ping()))
-            self._last_sent = self._clock()
-            return interval_s
-
-    def abort(self) -> None:
-        """Aborts the connection, so that a waiting `receive` returns."""
-        try:
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # below TLS, which another thread may be reading
-        except OSError:
-            return  # the connection is broken already
-
     def close(self, bye: Bye | None = None) -> None:
         """Sends `bye` if the conversation still allows it, and frees the socket."""
+        self._closing.set()
         if self._heartbeat is not None:
-            self._heartbeat.end()
+            self._heartbeat.join()
         try:
             if bye is not None and self._conversation.state not in ("greeting", "closed"):
                 self.send(bye)
@@ -293,38 +235,35 @@ class Link:
         return self._begun + self._timeout_s - now
 
     def _lost(self, got: str) -> LinkLost:
-        failure = None if self._heartbeat is None else self._heartbeat.failure
-        if failure is not None and not isinstance(failure, OSError):
-            raise failure  # a bug in the heartbeat, not a broken connection
+        if self._failure is not None and not isinstance(self._failure, OSError):
+            raise self._failure  # a bug in the heartbeat, not a broken connection
         return LinkLost(
             got=f"{got} (in state {self._conversation.state!r})",
             expected="a trainer that answers",
             remedy="see the trainer's log for the cause",
         )
 
+    def _beat(self, interval_s: float) -> None:
+        """Sends Pings while the game computes or the simulator is backpressured.
 
-class _Heartbeat(threading.Thread):
-    """Sends Pings while the game computes or the simulator is backpressured.
-
-    An error in it aborts the connection, so that the thread that waits in `receive` gets it.
-    """
-
-    def __init__(self, link: Link, interval_s: float) -> None:
-        super().__init__(name="heartbeat", daemon=True)  # an author who forgets `close` can still exit
-        self._link = link
-        self._interval_s = interval_s
-        self._ended = threading.Event()
-        self.failure: BaseException | None = None
-
-    def run(self) -> None:
-        due_s = self._interval_s
+        An error in it shuts the connection down, so that the thread that waits in `receive` gets it.
+        """
+        due_s = interval_s
         try:
-            while not self._ended.wait(due_s):
-                due_s = self._link.ping_if_silent(self._interval_s)
+            while not self._closing.wait(due_s):
+                due_s = self._ping_if_silent(interval_s)
         except BaseException as error:  # kept for the thread that uses the link
-            self.failure = error
-            self._link.abort()
+            self._failure = error
+            with contextlib.suppress(OSError):  # the connection is broken already
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # below TLS, which another thread may be reading
 
-    def end(self) -> None:
-        self._ended.set()
-        self.join()
+    def _ping_if_silent(self, interval_s: float) -> float:
+        """Sends a Ping if nothing was sent for `interval_s`; returns the seconds until the next is due."""
+        with self._lock:
+            left = self._last_sent + interval_s - self._clock()
+            if left > 0 or self._conversation.state == "closed":
+                return max(left, interval_s / 10)
+            self._conversation.sending(Ping())
+            self._send_all(to_bytes(Ping()))
+            self._last_sent = self._clock()
+            return interval_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Reset
+from sparring.pipeline.messages.steps import ActionsChosen
 from sparring.pipeline.specs import Array
-from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
+from sparring.pipeline.stepping.agents import Ids
 from sparring.pipeline.stepping.behaviors import Behavior
-from sparring.pipeline.stepping.connections import Arrival, SimulatorConnection
-from sparring.pipeline.stepping.steps import Choice, SampledActions, join_columns, join_optional
+from sparring.pipeline.stepping.connections import Arrival
+from sparring.pipeline.stepping.steps import SampledActions, join_columns, join_optional, select_rows
 
-ActorInputs = tuple[tuple[Array, ...], NDArray[np.bool_] | None, NDArray[np.float32] | None]
-"""Observations, masks, and what agents carry, of the same rows."""
+Masks = NDArray[np.bool_] | None
+Carried = NDArray[np.float32] | None
 
 
 class Policy(Protocol):
@@ -35,12 +36,7 @@ class Policy(Protocol):
     def carried(self) -> int:
         """Returns how many numbers an agent carries from one decision to the next."""
 
-    def act(
-        self,
-        observations: tuple[Array, ...],
-        masks: NDArray[np.bool_] | None,
-        carried: NDArray[np.float32] | None,
-    ) -> SampledActions:
+    def act(self, observations: tuple[Array, ...], masks: Masks, carried: Carried) -> SampledActions:
         """Chooses actions for all rows in one pass and updates `carried` in place."""
 
 
@@ -61,92 +57,65 @@ class TickResult:
     bytes: int = 0
 
 
-@dataclass(slots=True)
-class BehaviorAnswers:
-    """BehaviorAnswers hold the actions chosen in one tick for all waiting agents of one behavior.
-
-    Attributes:
-        choice: of the learning agents only; None where none of them acts.
-        acted: number of agents.
-        learning: how many of these learn.
-        actions: key of a connection, and its actions for one behavior id.
-    """
-
-    choice: Choice | None
-    acted: int
-    learning: int
-    actions: list[tuple[int, BehaviorActions]]
-
-
-def answer_behavior(
-    name: str,
-    entries: Sequence[tuple[SimulatorConnection, Arrival]],
-    behavior: Behavior,
-    policy: Policy | None,
-    ghosts: Mapping[tuple[str, int], Policy],
-) -> BehaviorAnswers:
-    """Chooses actions for all waiting agents of a behavior and splits them among the simulators.
-
-    Args:
-        name: of the behavior.
-        entries: reports with decisions, and their simulators.
-        behavior: theirs.
-        policy: the latest weights; None where no team of the behavior learns.
-        ghosts: fixed policies, by behavior name and number.
-    """
-    table = behavior.table
-    choice = choose([arrival for _, arrival in entries], behavior, policy, lambda number: ghosts[name, number])
-    scripted = {number: one.script for (own, number), one in ghosts.items() if own == name and one.script}
-    actions, at = [], 0
-    for connection, arrival in entries:
-        rows = slice(at, at + len(arrival.slots))
-        scripts = scripts_of(arrival.slots, table, scripted, connection.scripts.get(name, ()))
-        actions.append((connection.key, select_actions(arrival, choice.chosen, rows, scripts)))
-        at = rows.stop
-    learning = sum(arrival.learning for _, arrival in entries)
-    learned = choice.select(table.learning[join_columns(choice.slots)]) if table.has_ghosts else choice
-    return BehaviorAnswers(learned, at, learning, actions)
-
-
 def choose(
-    arrivals: list[Arrival], behavior: Behavior, policy: Policy | None, ghosts: Callable[[int], Policy]
-) -> Choice:
+    behavior: Behavior, arrivals: Sequence[Arrival], policy: Policy | None, ghosts: Mapping[tuple[str, int], Policy]
+) -> tuple[SampledActions, ActionsChosen | None]:
     """Chooses actions for all rows of a behavior, in one pass for each policy that plays.
 
     Args:
+        behavior: of all arrivals.
         arrivals: reports with decisions.
-        behavior: theirs.
         policy: the latest weights; None where no team of the behavior learns.
-        ghosts: returns the other policies of the behavior, by number.
+        ghosts: fixed policies, by behavior name and number.
+
+    Returns:
+        Actions of all rows, and those of learning agents for assembly; None where no row learns.
     """
+    table = behavior.table
     decisions = [arrival.decisions for arrival in arrivals if arrival.decisions is not None]
-    slots = [arrival.slots for arrival in arrivals]
-    observations = tuple(join_columns(c) for c in zip(*(rows.observations for rows in decisions), strict=True))
-    masks = join_optional([rows.masks for rows in decisions], map(len, slots))
-    table, carried, carried_on = behavior.table, None, None
-    players = table.ghosts[join_columns(slots)] if table.has_ghosts else np.empty(0, np.int64)
-    numbers_playing = np.unique(players).tolist() if table.has_ghosts else [0]
-    policies = {one: ghosts(one) if one or policy is None else policy for one in numbers_playing}
+    slots = join_columns([arrival.slots for arrival in arrivals])
+    observations = tuple(
+        join_columns(column) for column in zip(*(rows.observations for rows in decisions), strict=True)
+    )
+    masks = join_optional([rows.masks for rows in decisions], [len(rows.agents) for rows in decisions])
+    playing = np.unique(table.ghosts[slots]).tolist() if table.has_ghosts else [0]
+    policies = {one: ghosts[behavior.name, one] if one or policy is None else policy for one in playing}
+    carried = updated = None
     if numbers := max(one.carried for one in policies.values()):
-        all_slots = join_columns(slots)
-        carried = table.carry(all_slots, numbers)
-        carried_on = carried.copy()
+        carried = table.carry(slots, numbers)
+        updated = carried.copy()
     if len(policies) == 1:
-        chosen = next(iter(policies.values())).act(observations, masks, carried_on)
+        chosen = next(iter(policies.values())).act(observations, masks, updated)
     else:
-        chosen = _act_by_player(players, policies, (observations, masks, carried_on))
-    if carried is not None:
-        carried = carried[:, : policy.carried] if policy is not None and policy.carried else None
-    if carried_on is not None:
-        table.carried[all_slots, :numbers] = carried_on
-    for column in slots:
-        table.acted[column] = True
-    return Choice(slots, chosen, masks, 0 if policy is None else policy.version, carried)
+        chosen = _act_by_player(table.ghosts[slots], policies, observations, masks, updated)
+    if updated is not None:
+        table.carried[slots, :numbers] = updated
+    table.acted[slots] = True
+    own = 0 if policy is None else policy.carried
+    learned = ActionsChosen(
+        slots=slots,
+        log_probs=chosen.log_probs,
+        versions=np.full(len(slots), 0 if policy is None else policy.version, np.int64),
+        continuous=chosen.continuous if chosen.continuous.shape[1] else None,
+        discrete=chosen.discrete if chosen.discrete.shape[1] else None,
+        masks=masks,
+        carried=carried[:, :own] if carried is not None and own else None,
+    )
+    return chosen, _select_learning(learned, table.learning[slots]) if table.has_ghosts else learned
 
 
-def _act_by_player(players: Ids, policies: Mapping[int, Policy], inputs: ActorInputs) -> SampledActions:
+def _select_learning(chosen: ActionsChosen, learning: NDArray[np.bool_]) -> ActionsChosen | None:
+    """Returns the actions of the learning rows only; None where no row learns."""
+    if learning.all():
+        return chosen
+    rows = np.flatnonzero(learning)
+    return select_rows(chosen, rows) if rows.size else None
+
+
+def _act_by_player(
+    players: Ids, policies: Mapping[int, Policy], observations: tuple[Array, ...], masks: Masks, carried: Carried
+) -> SampledActions:
     """Acts in one forward pass for each of `players`, and updates what agents carry in place."""
-    observations, masks, carried = inputs
     parts, orders = [], []
     for player, policy in policies.items():
         rows = np.flatnonzero(players == player)
@@ -161,7 +130,7 @@ def _act_by_player(players: Ids, policies: Mapping[int, Policy], inputs: ActorIn
 
 
 def select_actions(
-    arrival: Arrival, chosen: SampledActions, rows: slice, scripts: NDArray[np.int32] | None
+    arrival: Arrival, chosen: SampledActions, rows: slice, playing: Mapping[int, str], offered: Sequence[str]
 ) -> BehaviorActions:
     """Selects a simulator's part of the actions, in its own order.
 
@@ -169,32 +138,29 @@ def select_actions(
         arrival: its decisions.
         chosen: actions for all simulators.
         rows: rows of this simulator.
-        scripts: [n] number of the script that acts for each decision, 0 for none; None where no script acts.
+        playing: scripts of opponents, by number of the opponent.
+        offered: scripts of the simulator.
     """
     assert arrival.decisions is not None
     agents, executed, discrete = arrival.decisions.agents, chosen.executed[rows], chosen.discrete[rows]
+    scripts = _scripts_of(arrival, playing, offered)
     if (back := arrival.restore) is not None:
         agents, executed, discrete = agents[back], executed[back], discrete[back]
         scripts = None if scripts is None else scripts[back]
     return BehaviorActions(
-        behavior=arrival.behavior, agents=agents, continuous=executed, discrete=discrete, scripts=scripts
+        behavior=arrival.simulator_behavior.text,
+        agents=agents,
+        continuous=executed,
+        discrete=discrete,
+        scripts=scripts,
     )
 
 
-def scripts_of(
-    slots: Slots, table: SlotTable, playing: Mapping[int, str], offered: Sequence[str]
-) -> NDArray[np.int32] | None:
-    """Returns the number, [n], from 1, of the script that acts for each agent, 0 for none; None where no script acts.
-
-    Args:
-        slots: [n] of the agents.
-        table: of the behavior.
-        playing: scripts of opponents, by number of the opponent.
-        offered: scripts of the simulator.
-    """
-    if not playing or not table.has_ghosts:
+def _scripts_of(arrival: Arrival, playing: Mapping[int, str], offered: Sequence[str]) -> NDArray[np.int32] | None:
+    """Returns the number, [n], of the script that acts for each agent, 0 for none; None where no script acts."""
+    if not playing or not arrival.table.has_ghosts:
         return None
-    found, players = np.zeros(len(slots), np.int32), table.ghosts[slots]
+    found, players = np.zeros(len(arrival.slots), np.int32), arrival.table.ghosts[arrival.slots]
     for number, script in playing.items():
         found[players == number] = offered.index(script) + 1
     return found if found.any() else None

@@ -11,14 +11,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.specs import Array
-
 Ids = NDArray[np.int64]
 Slots = NDArray[np.int32]
 
 _FIRST_SLOTS: Final = 16
-_EPISODE_COLUMNS: Final = ("live", "acted", "agents", "groups", "teams", "simulators", "carried")
-_COLUMNS: Final = (*_EPISODE_COLUMNS, "learning", "ghosts", "matchups", "matches", "alone", "match_ids", "lessons")
 
 
 class SlotTable:
@@ -106,9 +102,9 @@ class SlotTable:
 
     def _grow(self) -> None:
         size = len(self.live)
-        for name in _COLUMNS:
-            column: Array = getattr(self, name)
-            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         self.learning[size:] = True
         self._free = [*range(2 * size - 1, size - 1, -1), *self._free]
 

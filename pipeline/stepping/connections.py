@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
-from sparring.pipeline.stepping.agents import Ids, Roster, Slots, SlotTable
-from sparring.pipeline.stepping.steps import AgentEpisodes, BehaviorTick
+from sparring.pipeline.stepping.agents import Roster, Slots, SlotTable
+from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.match_results import Match, MatchKey
+from sparring.pipeline.stepping.steps import select_rows
 from sparring.pipeline.stepping.validation import check_report, check_unique
 
 NO_SLOTS: Slots = np.empty(0, np.int32)
@@ -24,11 +26,14 @@ class SimulatorBehavior:
     """A SimulatorBehavior is one behavior id of one simulator.
 
     Attributes:
+        text: the id, as the simulator writes it.
+        behavior: shared by all simulators and teams.
         has_groups: an agent of this id has had a group.
     """
 
+    text: str
     id: BehaviorId
-    spec: BehaviorSpec
+    behavior: Behavior
     roster: Roster = field(default_factory=Roster)
     has_groups: bool = False
 
@@ -38,7 +43,6 @@ class Arrival:
     """An Arrival is one validated report of a Step, with the slots of its agents.
 
     Attributes:
-        behavior: id, as the simulator writes it.
         decisions: rows that need an action; None for no rows; in lockstep ordered by agent id.
         slots: [n] slot of each decision; -1 where the agent is new, until the report is applied.
         restore: [n] row in the simulator's own order; None where the order is the same.
@@ -48,15 +52,24 @@ class Arrival:
         learning: number of decisions of learning agents, once the report is applied.
     """
 
-    behavior: str
     simulator_behavior: SimulatorBehavior
-    decisions: Decisions | None
-    slots: Slots
-    restore: NDArray[np.intp] | None
-    ends: Ends | None
-    vacated: Slots
-    unknown: int
+    decisions: Decisions | None = None
+    slots: Slots = field(default_factory=lambda: NO_SLOTS)
+    restore: NDArray[np.intp] | None = None
+    ends: Ends | None = None
+    vacated: Slots = field(default_factory=lambda: NO_SLOTS)
+    unknown: int = 0
     learning: int = 0
+
+    @property
+    def name(self) -> str:
+        """Returns the name of its behavior."""
+        return self.simulator_behavior.behavior.name
+
+    @property
+    def table(self) -> SlotTable:
+        """Returns the slots of its behavior."""
+        return self.simulator_behavior.behavior.table
 
 
 @dataclass(slots=True)
@@ -95,6 +108,8 @@ class SimulatorConnection:
         scripts: by behavior name, scripts with which it can play agents itself.
         pending: by behavior name, actions of learning agents whose outcome has not arrived.
         completed: by behavior name, steps completed over this connection, those of ghosts included.
+        matches: its open matches of several agents.
+        matches_begun: number of matches with match ids that have begun.
         frame: the Step that waits for an answer, if any.
         sequence: of the next Step.
         is_closed: the link is closed.
@@ -109,6 +124,8 @@ class SimulatorConnection:
     scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
     completed: dict[str, int] = field(default_factory=dict)
+    matches: dict[MatchKey, Match] = field(default_factory=dict)
+    matches_begun: int = 0
     frame: Frame | None = None
     sequence: int = 0
     is_closed: bool = False
@@ -120,6 +137,33 @@ class SimulatorConnection:
         """Returns the number of its live agents, as of the last frame applied."""
         return sum(len(simulator_behavior.roster.slots) for simulator_behavior in self.behaviors.values())
 
+    def register(self, specs: Mapping[str, BehaviorSpec], behaviors: dict[str, Behavior], max_agents: int) -> None:
+        """Registers the behaviors that the simulator names.
+
+        Args:
+            specs: by behavior id.
+            behaviors: those known so far, by name; gets the new ones.
+            max_agents: maximum number of agents of each.
+
+        Raises:
+            RemoteProtocolError: a spec contradicts a known one; nothing was registered.
+        """
+        ids = {text: BehaviorId.parse(text) for text in specs}
+        for text, spec in specs.items():
+            known = behaviors.get(ids[text].name)
+            if known is not None and known.spec != spec:
+                raise RemoteProtocolError(
+                    "specs",
+                    got=f"another spec for {known.name!r}: {spec}",
+                    expected=f"the same in all simulators and teams: {known.spec}",
+                    remedy="run one build of the simulator, or give the other behavior another name",
+                )
+        for text, behavior_id in ids.items():
+            new = Behavior(behavior_id.name, specs[text], SlotTable(max_agents))
+            behavior = behaviors.setdefault(behavior_id.name, new)
+            self.behaviors.setdefault(text, SimulatorBehavior(text, behavior_id, behavior))
+            self.pending.setdefault(behavior_id.name, 0)
+
     def arrive(self, step: Step) -> list[Arrival]:
         """Validates a Step and returns its reports.
 
@@ -130,10 +174,30 @@ class SimulatorConnection:
         arrivals = []
         for report in step.reports:
             simulator_behavior = self.behaviors[report.behavior]
-            check_report(report, simulator_behavior.spec)
-            arrivals.append(_arrival(report, simulator_behavior, sort=self.sorts))
+            check_report(report, simulator_behavior.behavior.spec)
+            arrivals.append(self._arrival(report, simulator_behavior))
         self.sequence += 1
         return arrivals
+
+    def _arrival(self, report: BehaviorReport, simulator_behavior: SimulatorBehavior) -> Arrival:
+        arrival, roster = Arrival(simulator_behavior), simulator_behavior.roster
+        decisions, ends = report.decisions, report.ends
+        if decisions is not None and len(decisions.agents):
+            if self.sorts:
+                decisions, arrival.restore = sort_by_agent(decisions)
+            arrival.decisions = decisions
+            arrival.slots, arrival.unknown = _look_up(report.behavior, decisions, roster)
+        if ends is not None and len(ends.agents):
+            check_unique(report.behavior, "ends", ends.agents)
+            arrival.ends, arrival.vacated = ends, roster.find(ends.agents)
+            if np.count_nonzero(arrival.vacated < 0):
+                raise RemoteProtocolError(
+                    "unknown_agent",
+                    got=f"the end of agent {ends.agents[arrival.vacated < 0][0]} of {report.behavior}",
+                    expected="the end of an agent that has decided before",
+                    remedy="report an agent's first decision before its end",
+                )
+        return arrival
 
 
 def check_step(step: Step, sequence: int, known: Collection[str]) -> None:
@@ -161,31 +225,6 @@ def check_step(step: Step, sequence: int, known: Collection[str]) -> None:
         seen.add(report.behavior)
 
 
-def _arrival(report: BehaviorReport, simulator_behavior: SimulatorBehavior, *, sort: bool) -> Arrival:
-    decisions, restore = report.decisions, None
-    if decisions is not None and not len(decisions.agents):
-        decisions = None
-    if decisions is not None and sort:
-        decisions, restore = sort_by_agent(decisions)
-    slots, unknown = (
-        (NO_SLOTS, 0) if decisions is None else _look_up(report.behavior, decisions, simulator_behavior.roster)
-    )
-    ends, vacated = report.ends, NO_SLOTS
-    if ends is not None and not len(ends.agents):
-        ends = None
-    if ends is not None:
-        check_unique(report.behavior, "ends", ends.agents)
-        vacated = simulator_behavior.roster.find(ends.agents)
-        if np.count_nonzero(vacated < 0):
-            raise RemoteProtocolError(
-                "unknown_agent",
-                got=f"the end of agent {ends.agents[vacated < 0][0]} of {report.behavior}",
-                expected="the end of an agent that has decided before",
-                remedy="report an agent's first decision before its end",
-            )
-    return Arrival(report.behavior, simulator_behavior, decisions, slots, restore, ends, vacated, unknown)
-
-
 def _look_up(behavior: str, decisions: Decisions, roster: Roster) -> tuple[Slots, int]:
     """Returns the slot of each decision, and the number of new agents."""
     known = roster.last(decisions.agents)
@@ -199,120 +238,6 @@ def _look_up(behavior: str, decisions: Decisions, roster: Roster) -> tuple[Slots
     return slots, unknown
 
 
-BeginEpisodes = Callable[[BehaviorId, SlotTable, Slots, Decisions, Any], None]
-"""Assigns matchups to new agents: behavior id, table, their slots, decisions, and their rows in these."""
-
-
-def apply_report(
-    arrival: Arrival, table: SlotTable, simulator: int, tick: BehaviorTick, begin: BeginEpisodes
-) -> tuple[int, int]:
-    """Assigns slots to the agents of a report, completes the actions that it answers, and adds the rows to the tick.
-
-    Rows of ghosts are left out: no learner uses them.
-
-    Args:
-        arrival: the report.
-        table: slots of the behavior name.
-        simulator: number of the connection.
-        tick: of the behavior name; gets the rows.
-        begin: assigns matchups to new agents.
-
-    Returns:
-        Steps completed by learning agents, and by ghosts.
-    """
-    completed, ghosts, vacated = 0, 0, arrival.vacated
-    if arrival.ends is not None:
-        completed, ghosts = _complete(table, vacated)
-        table.live[vacated] = False
-        _add_rows(tick.ended, arrival.ends, vacated, table)
-    if arrival.decisions is not None:
-        if arrival.unknown or arrival.ends is not None:
-            _begin(arrival, arrival.decisions, table, simulator, tick, begin)
-        _update_groups(arrival, arrival.decisions, table, simulator, tick)
-        done = _complete(table, arrival.slots)
-        completed, ghosts = completed + done[0], ghosts + done[1]
-        arrival.learning = _add_rows(tick.reported, arrival.decisions, arrival.slots, table)
-    if arrival.ends is not None:
-        empty = vacated[~table.live[vacated]]
-        if empty.size:
-            arrival.simulator_behavior.roster.remove(empty)
-            table.give_back(empty)
-    tick.completed += completed
-    return completed, ghosts
-
-
-def _complete(table: SlotTable, slots: Slots) -> tuple[int, int]:
-    """Completes the actions of `slots`; returns their numbers for learning agents and for ghosts."""
-    acted = table.acted[slots]
-    table.acted[slots] = False
-    done = int(np.count_nonzero(acted))
-    if not table.has_ghosts:
-        return done, 0
-    learning = int(np.count_nonzero(acted & table.learning[slots]))
-    return learning, done - learning
-
-
-def _add_rows(collected: list[tuple[Any, Slots]], rows: Decisions | Ends, slots: Slots, table: SlotTable) -> int:
-    """Adds the rows of learning agents; returns their number."""
-    if not table.has_ghosts or table.learning[slots].all():
-        collected.append((rows, slots))
-        return len(slots)
-    learning = np.flatnonzero(table.learning[slots])
-    if learning.size:
-        collected.append((_pick(rows, learning), slots[learning]))
-    return len(learning)
-
-
-def _begin(
-    arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: BehaviorTick, begin: BeginEpisodes
-) -> None:
-    """Gives slots to new agents, and begins new episodes for those that ended and decide again."""
-    simulator_behavior, ids, slots = arrival.simulator_behavior, decisions.agents, arrival.slots
-    if arrival.unknown:
-        new = np.flatnonzero(slots < 0)
-        slots = slots.copy()
-        slots[new] = table.take(len(new))
-        simulator_behavior.roster.add(ids[new], slots[new])
-        simulator_behavior.roster.remember(ids, slots)
-        arrival.slots = slots
-    fresh = np.flatnonzero(~table.live[slots])
-    if fresh.size:
-        joined = slots[fresh]
-        groups = 0 if decisions.groups is None else _group_keys(decisions.groups[fresh], simulator)
-        table.begin(joined, groups, simulator_behavior.id.team, simulator)
-        begin(simulator_behavior.id, table, joined, decisions, fresh)
-        _join(tick, table, joined, fresh=True)
-
-
-def _join(tick: BehaviorTick, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
-    """Adds learning agents to the tick."""
-    if table.has_ghosts:
-        slots = slots[table.learning[slots]]
-    if slots.size:
-        tick.joined.append(AgentEpisodes(table, slots, fresh=fresh))
-
-
-def _update_groups(
-    arrival: Arrival, decisions: Decisions, table: SlotTable, simulator: int, tick: BehaviorTick
-) -> None:
-    """Updates agents whose group has changed, and adds them to the tick."""
-    simulator_behavior = arrival.simulator_behavior
-    if decisions.groups is None and not simulator_behavior.has_groups:
-        return
-    simulator_behavior.has_groups = True
-    groups = np.zeros(len(arrival.slots), np.int64) if decisions.groups is None else decisions.groups
-    keys = _group_keys(groups, simulator)
-    moved = table.groups[arrival.slots] != keys
-    if np.count_nonzero(moved):
-        table.groups[arrival.slots] = keys
-        _join(tick, table, arrival.slots[moved], fresh=False)
-
-
-def _group_keys(groups: Ids, simulator: int) -> Ids:
-    """Makes the group ids of one simulator unique over all; 0 stays 0."""
-    return np.where(groups == 0, 0, groups + ((simulator + 1) << 32))
-
-
 def sort_by_agent(decisions: Decisions) -> tuple[Decisions, NDArray[np.intp] | None]:
     """Sorts decisions by agent id; returns each row's place in the simulator's own order, too.
 
@@ -321,16 +246,34 @@ def sort_by_agent(decisions: Decisions) -> tuple[Decisions, NDArray[np.intp] | N
     if bool((decisions.agents[1:] > decisions.agents[:-1]).all()):
         return decisions, None
     order = np.argsort(decisions.agents, kind="stable")
-    return _pick(decisions, order), np.argsort(order)
+    return select_rows(decisions, order), np.argsort(order)
 
 
-def _pick(rows: Any, which: NDArray[np.intp]) -> Any:
-    """Selects rows of a record of columns."""
-    values = {column.name: _rows(getattr(rows, column.name), which) for column in fields(rows)}
-    return type(rows)(**values)
+def count_new_agents(arrivals: Iterable[Arrival]) -> Counter[str]:
+    """Counts new agents by behavior name."""
+    new: Counter[str] = Counter()
+    for arrival in arrivals:
+        if arrival.unknown:
+            new[arrival.name] += arrival.unknown
+    return new
 
 
-def _rows(value: Any, order: NDArray[np.intp]) -> Any:
-    if isinstance(value, tuple):
-        return tuple(column[order] for column in value)
-    return None if value is None else value[order]
+def check_capacity(
+    new: Mapping[str, int], behaviors: Mapping[str, Behavior], connections: Iterable[SimulatorConnection]
+) -> None:
+    """Rejects `new` agents where these, the live ones and those of frames not applied yet exceed the limit.
+
+    Raises:
+        RemoteProtocolError: the limit would be exceeded.
+    """
+    frames = [one.frame for one in connections if one.frame is not None and not one.frame.reported]
+    expected = count_new_agents(arrival for frame in frames for arrival in frame.arrivals)
+    for name, n in new.items():
+        table = behaviors[name].table
+        if (others := table.taken + expected[name]) + n > table.limit:
+            raise RemoteProtocolError(
+                "too_large",
+                got=f"{n} more agents of {name} beside {others}",
+                expected=f"at most {table.limit} agents of one behavior",
+                remedy="run fewer areas, or raise pipeline.max_agents",
+            )

@@ -1,35 +1,46 @@
-"""Match results collect the outcomes of ended matches until they are reported."""
+"""Matches end with outcomes, which are collected until they are reported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.messages.matches import Results
+from sparring.pipeline.messages.matches import Matchup, Results
 from sparring.pipeline.messages.simulator import Ends
 from sparring.pipeline.specs import BehaviorId
+from sparring.pipeline.stepping.agents import Ids
 
-UNKNOWN: Final = -1.0
-"""Score where only the scores of the others are known."""
+Outcomes = NDArray[np.float64]
+"""[n, 3] or [3]: score (1 won, 0.5 drawn, 0 lost, -1 unknown), 1 where the simulator reported it, final reward."""
 
-Columns = NDArray[np.float64]
+UNKNOWN: Final[Outcomes] = np.array([-1.0, 0.0, 0.0])
+"""Outcome of the others where a simulator does not match them with each other."""
+
+Kind = Literal["match", "group"]
+MatchKey = tuple[Kind, int]
+"""Kind and value of the id that the agents of a match share in their simulator."""
 
 
-class MatchOutcome(NamedTuple):
-    """A MatchOutcome holds numbers for one behavior id in one match, or columns for many matches.
+@dataclass(slots=True)
+class Match:
+    """A Match has begun and not ended yet.
 
     Attributes:
-        scores: 1 won, 0.5 drawn, 0 lost, -1 unknown.
-        explicit: 1 where the simulator reported the score.
-        rewards: final rewards.
+        number: unique within the source; below 0 where it is not reported: a group of ghosts.
+        matchup: the matchup of its policies.
+        live: number of its live agents.
+        outcomes: by behavior id, outcome [3] of the agents that ended last.
     """
 
-    scores: Any
-    explicit: Any
-    rewards: Any
+    number: int
+    key: MatchKey
+    matchup: Matchup
+    live: int = 0
+    outcomes: dict[BehaviorId, Outcomes] = field(default_factory=dict)
 
 
 class MatchResults:
@@ -41,10 +52,10 @@ class MatchResults:
 
     def __init__(self) -> None:
         self.reported = 0
-        self._matches: list[NDArray[np.int64]] = []  # [m, 4] number, matchup, simulator, number of rows
-        self._rows: list[Columns] = []  # [r, 4] behavior id, score, explicit, reward
+        self._matches: list[Ids] = []  # [m, 4] number, matchup, simulator, number of rows
+        self._rows: list[Outcomes] = []  # [r, 4] behavior id, and its outcome
 
-    def add(self, matches: NDArray[np.int64], rows: Columns) -> None:
+    def add(self, matches: Ids, rows: Outcomes) -> None:
         """Adds matches [m, 4] and their rows [r, 4]."""
         self._matches.append(matches)
         self._rows.append(rows)
@@ -73,19 +84,18 @@ class MatchResults:
         )
 
 
-def outcomes_of(ends: Ends, rows: NDArray[np.intp]) -> MatchOutcome:
-    """Returns the outcomes of some agents, in columns."""
+def outcomes_of(ends: Ends, rows: NDArray[np.intp]) -> Outcomes:
+    """Returns the outcomes [n, 3] of some agents."""
     rewards = ends.rewards[rows].astype(np.float64)
     if ends.group_rewards is not None:
         rewards += ends.group_rewards[rows]
-    is_explicit = ends.outcomes is not None
     scores = 0.5 + 0.5 * np.sign(rewards) if ends.outcomes is None else ends.outcomes[rows]
-    return MatchOutcome(scores, np.full(len(rows), float(is_explicit)), rewards)
+    return np.stack([scores, np.full(len(rows), float(ends.outcomes is not None)), rewards], axis=1)
 
 
-def joint_outcome(ends: Ends, rows: NDArray[np.intp]) -> MatchOutcome:
-    """Returns the mean reported outcome of agents that ended together, else the sign of their mean reward."""
-    scores, explicit, rewards = outcomes_of(ends, rows)
-    reward = float(rewards.mean())
-    score = float(scores.mean()) if explicit[0] else 0.5 + 0.5 * float(np.sign(reward))
-    return MatchOutcome(score, float(explicit[0]), reward)
+def joint_outcome(ends: Ends, rows: NDArray[np.intp]) -> Outcomes:
+    """Returns the mean reported outcome [3] of agents that ended together, else the sign of their mean reward."""
+    outcomes = outcomes_of(ends, rows)
+    reward = outcomes[:, 2].mean()
+    score = 0.5 + 0.5 * np.sign(reward) if ends.outcomes is None else ends.outcomes[rows].mean()
+    return np.array([score, outcomes[0, 1], reward])

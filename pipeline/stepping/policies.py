@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any, Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks.actions import to_environment
@@ -15,7 +14,16 @@ from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.networks.weights import load_arrays
 from sparring.pipeline.specs import Array, BehaviorSpec
+from sparring.pipeline.stepping.acting import Carried, Masks
 from sparring.pipeline.stepping.steps import SampledActions
+
+
+class HasNetwork(Protocol):
+    """The settings of a behavior have those of its network."""
+
+    @property
+    def network_settings(self) -> NetworkSettings:
+        """Returns the settings of its network."""
 
 
 class ScriptedPolicy:
@@ -34,12 +42,7 @@ class ScriptedPolicy:
         self.script = script
         self._actions = spec.actions
 
-    def act(
-        self,
-        observations: tuple[Array, ...],
-        masks: NDArray[np.bool_] | None,
-        carried: NDArray[np.float32] | None = None,
-    ) -> SampledActions:
+    def act(self, observations: tuple[Array, ...], masks: Masks, carried: Carried = None) -> SampledActions:
         """Returns zeros for all rows."""
         del masks, carried
         rows, actions = len(observations[0]), self._actions
@@ -82,12 +85,7 @@ class NetworkPolicy:
         """Returns how many numbers an agent carries from one decision to the next."""
         return self._acting.carried
 
-    def act(
-        self,
-        observations: tuple[Array, ...],
-        masks: NDArray[np.bool_] | None,
-        carried: NDArray[np.float32] | None = None,
-    ) -> SampledActions:
+    def act(self, observations: tuple[Array, ...], masks: Masks, carried: Carried = None) -> SampledActions:
         """Chooses actions for all rows in one forward pass and updates `carried` in place."""
         continuous, discrete, log_probs = self._acting.act(
             observations, masks, self._generator, self._deterministic, carried
@@ -100,7 +98,7 @@ class Policies:
     """Policies hold the latest policy of each behavior, built once its spec is known, and its ghosts.
 
     Args:
-        settings: settings with `network_settings` by behavior name; behaviors may be added.
+        settings: by behavior name; behaviors may be added.
         seed: of the sampling; each behavior gets its own random stream.
 
     Attributes:
@@ -108,7 +106,7 @@ class Policies:
         ghosts: fixed policies by behavior name and number; agents share one copy.
     """
 
-    def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, settings: Mapping[str, HasNetwork], seed: int) -> None:
         self.current: dict[str, NetworkPolicy] = {}
         self.ghosts: dict[tuple[str, int], NetworkPolicy | ScriptedPolicy] = {}
         self._settings = settings
@@ -134,7 +132,9 @@ class Policies:
             return
         policy = self.current.get(name)
         if policy is None:
-            policy = self.current[name] = NetworkPolicy(spec, self._network(name), self._generator(name))
+            policy = self.current[name] = NetworkPolicy(
+                spec, self._settings[name].network_settings, self._generator(name)
+            )
         if policy.version < weights.version:
             policy.load(weights)
 
@@ -154,8 +154,7 @@ class Policies:
         if weights.script:
             self.ghosts[name, weights.version] = ScriptedPolicy(spec, weights.version, weights.script)
             return
-        own = self._network(name)
-        network = own
+        network = own = self._settings[name].network_settings
         if weights.network:
             network = NetworkSettings.model_validate_json(weights.network)
             network = network.model_copy(update={"deterministic": own.deterministic})
@@ -167,11 +166,6 @@ class Policies:
         """Drops ghosts that are not in use."""
         for key in [key for key in self.ghosts if key not in in_use]:
             del self.ghosts[key]
-
-    def _network(self, name: str) -> NetworkSettings:
-        network = self._settings[name].network_settings
-        assert isinstance(network, NetworkSettings)
-        return network
 
     def _generator(self, name: str) -> torch.Generator:
         if name not in self._generators:

@@ -13,31 +13,29 @@ A change of lessons goes out with a simulator's next answer; one that requires n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sparring.pipeline.errors import RemoteProtocolError
-from sparring.pipeline.messages.simulator import Act, BehaviorActions, Decisions, Reset, Step
+from sparring.pipeline.messages.simulator import Act, BehaviorActions, Reset, Step
 from sparring.pipeline.messages.state import ProducedSteps, StepAllowance
 from sparring.pipeline.messages.steps import BehaviorSteps
-from sparring.pipeline.specs import BehaviorId, BehaviorSpec
-from sparring.pipeline.stepping.acting import Policy, TickResult, answer_behavior
-from sparring.pipeline.stepping.agents import Roster, Slots, SlotTable
-from sparring.pipeline.stepping.behaviors import (
-    Behavior,
-    check_capacity,
-    new_agents,
-    produced_steps,
-    register_behaviors,
-)
-from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, apply_report
+from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.stepping.acting import Policy, TickResult, choose, select_actions
+from sparring.pipeline.stepping.agents import Roster
+from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, check_capacity, count_new_agents
 from sparring.pipeline.stepping.limits import check_agents
 from sparring.pipeline.stepping.matches import Matches
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.processes import SimulatorProcesses
-from sparring.pipeline.stepping.steps import BehaviorTick, PendingSteps
-from sparring.pipeline.stepping.waiting import Reason, Requirements, sort_by_arrival, waits_for
+from sparring.pipeline.stepping.reports import apply_report
+from sparring.pipeline.stepping.steps import PendingSteps
+from sparring.pipeline.stepping.waiting import Reason, Requirements
 
 
 class Stepper:
@@ -80,7 +78,7 @@ class Stepper:
         self.processes = SimulatorProcesses()
         self.parameters = RunParameters({}) if parameters is None else parameters
         self.requirements = Requirements(
-            self.behaviors, policies, self.matches, self.parameters, lockstep=lockstep, expected=expected
+            self.connections, self.behaviors, policies, self.matches, self.parameters, lockstep, expected
         )
         self.introduced = True  # all agents of a new incarnation are new
         self._policies = policies
@@ -88,8 +86,6 @@ class Stepper:
         self._lockstep = lockstep
         self._max_agents = max_agents
         self._agents_each = agents_each
-        self._number = 0
-        self._ticks: dict[str, BehaviorTick] = {}  # of this tick
         self._pending_steps = PendingSteps()
         self._reintroduce = False
 
@@ -136,7 +132,7 @@ class Stepper:
             RemoteProtocolError: a spec contradicts a known one.
         """
         connection = SimulatorConnection(number=number, key=key, sorts=self._lockstep, scripts=scripts or {})
-        register_behaviors(connection, specs, self.behaviors, self._max_agents)
+        connection.register(specs, self.behaviors, self._max_agents)
         former = next((k for k, c in self.connections.items() if c.number == number and not c.is_closed), None)
         if former is not None:
             self.disconnect(former)
@@ -146,7 +142,7 @@ class Stepper:
 
     def add_behaviors(self, key: int, specs: Mapping[str, BehaviorSpec]) -> None:
         """Adds behaviors of a simulator. Raises as `connect` and `connection`."""
-        register_behaviors(self.connection(key), specs, self.behaviors, self._max_agents)
+        self.connection(key).register(specs, self.behaviors, self._max_agents)
 
     def connection(self, key: int) -> SimulatorConnection:
         """Returns the simulator of a connection.
@@ -189,11 +185,10 @@ class Stepper:
         if connection.frame is not None:
             raise _unexpected("a Step before the answer to the one before it")
         arrivals = connection.arrive(step)
-        self.matches.check(connection, arrivals, self.behaviors)
-        if new := new_agents(arrivals):
-            check_agents(connection.alive, sum(new.values()), self._agents_each)
-        for name, n in new.items():
-            check_capacity(name, self.behaviors[name], n, self.connections.values())
+        self.matches.check(connection, arrivals)
+        if new := count_new_agents(arrivals):
+            check_agents(connection.alive, new.total(), self._agents_each)
+            check_capacity(new, self.behaviors, self.connections.values())
         connection.frame = Frame(sequence=step.sequence, received_at=now, arrivals=arrivals)
 
     def grant(self, name: str, allowance: StepAllowance) -> None:
@@ -219,19 +214,21 @@ class Stepper:
             now: seconds.
             acting: False at the end of a run, when outcomes still count and no simulator is answered.
         """
-        out, keys = TickResult(), sort_by_arrival(self.connections, lockstep=self._lockstep)
-        waiting = [key for key in keys if self.requirements.is_covered(self.connections[key])]
-        closed = [key for key, c in self.connections.items() if c.is_closed]
-        ready = not self._lockstep or self.requirements.round_is_complete(self.connections) or not acting
+        out, closed = TickResult(), [key for key, one in self.connections.items() if one.is_closed]
+        waiting = [connection for connection in self._sort_by_arrival() if self.requirements.is_covered(connection)]
+        ready = self.requirements.round_is_complete or not acting
         if not (closed or self._reintroduce or (waiting and ready)):
             return out
-        self._number += 1
-        self._ticks = {}
-        self._report(waiting if ready else [key for key in waiting if key in closed], now)
+        self._pending_steps.begin_tick()
+        for connection in waiting:
+            if ready or connection.is_closed:
+                self._report(connection, now)
         if ready and acting:
-            self._act([key for key in waiting if key not in closed], out, now)
+            self._act([connection for connection in waiting if not connection.is_closed], out, now)
         if self._reintroduce:
-            self._list_live_agents()
+            self._reintroduce, self.introduced = False, True
+            for behavior in self.behaviors.values():
+                self._pending_steps.present(behavior).join_all(behavior.table)
         for key in closed:
             self._close(self.connections.pop(key))
         return out
@@ -248,8 +245,21 @@ class Stepper:
 
     def state(self) -> dict[str, ProducedSteps]:
         """Returns the published state of each behavior."""
-        connections = self.connections.values()
-        return {name: produced_steps(name, behavior, connections) for name, behavior in self.behaviors.items()}
+        frames = [one.frame for one in self.connections.values() if one.frame is not None]
+        waiting: Counter[str] = Counter()
+        for arrival in (arrival for frame in frames for arrival in frame.waiting):
+            waiting[arrival.name] += len(arrival.slots)
+        return {
+            name: ProducedSteps(
+                steps=behavior.produced,
+                serial=behavior.allowance.serial,
+                allowance=behavior.allowance.steps,
+                agents=behavior.table.taken,
+                ghosts=behavior.ghosts,
+                waiting=waiting[name],
+            )
+            for name, behavior in self.behaviors.items()
+        }
 
     @property
     def backpressured(self) -> bool:
@@ -258,42 +268,41 @@ class Stepper:
 
     def waits_for(self, behavior: str) -> Reason | None:
         """Returns what the simulators of a behavior wait for; None where a frame waits for the next tick only."""
-        return waits_for(self.requirements, self.connections, behavior)
+        return self.requirements.waits_for(behavior)
 
     # ---------------------------------------------------------------- inside
 
-    def _behavior_tick(self, name: str) -> BehaviorTick:
-        """Returns the present tick of behavior `name`, a new one where it has none yet."""
-        tick = self._ticks.get(name)
-        if tick is None:
-            produced = self.behaviors[name].produced
-            tick = self._ticks[name] = self._pending_steps.add(name, BehaviorTick(self._number), produced)
-        return tick
+    def _sort_by_arrival(self) -> list[SimulatorConnection]:
+        """Returns the connections with a frame: by number in lockstep, else the longest waiting first."""
+        waiting = [
+            (0.0 if self._lockstep else connection.frame.received_at, connection.number, key)
+            for key, connection in self.connections.items()
+            if connection.frame is not None
+        ]
+        return [self.connections[key] for _, _, key in sorted(waiting)]
 
-    def _report(self, keys: list[int], now: float) -> None:
-        """Applies the outcomes of new frames."""
-        for connection in map(self.connections.__getitem__, keys):
-            frame = connection.frame
-            if frame is None or frame.reported:
-                continue
-            frame.reported = True
-            frame.backpressured_at = now
-            for name, count in connection.pending.items():
-                self.behaviors[name].running -= count
-            self.matches.end(connection, frame.arrivals, self.behaviors)
-            for arrival in frame.arrivals:
-                name = arrival.simulator_behavior.id.name
-                behavior = self.behaviors[name]
-                tick, begin = self._behavior_tick(name), partial(self._begin, connection)
-                done, ghosts = apply_report(arrival, behavior.table, connection.number, tick, begin)
-                behavior.produced += done
-                behavior.ghosts += ghosts
-                connection.pending[name] -= done
-                connection.completed[name] = connection.completed.get(name, 0) + done + ghosts
+    def _report(self, connection: SimulatorConnection, now: float) -> None:
+        """Applies the outcomes of a new frame."""
+        frame = connection.frame
+        if frame is None or frame.reported:
+            return
+        frame.reported = True
+        frame.backpressured_at = now
+        for name, count in connection.pending.items():
+            self.behaviors[name].running -= count
+        self.matches.end(connection, frame.arrivals)
+        for arrival in frame.arrivals:
+            behavior = arrival.simulator_behavior.behavior
+            tick, begin = self._pending_steps.present(behavior), partial(self._begin, connection)
+            done, ghosts = apply_report(arrival, connection.number, tick, begin)
+            behavior.produced += done
+            behavior.ghosts += ghosts
+            connection.pending[behavior.name] -= done
+            connection.completed[behavior.name] = connection.completed.get(behavior.name, 0) + done + ghosts
 
-    def _act(self, keys: list[int], out: TickResult, now: float) -> None:
+    def _act(self, waiting: list[SimulatorConnection], out: TickResult, now: float) -> None:
         """Answers every waiting simulator whose requirements are met; in lockstep all or none."""
-        frames = [(self.connections[key], frame) for key in keys if (frame := self.connections[key].frame) is not None]
+        frames = [(connection, connection.frame) for connection in waiting if connection.frame is not None]
         missing_for = self.requirements.missing_for
         if self._lockstep and any(missing_for(connection, frame) is not None for connection, frame in frames):
             return
@@ -324,7 +333,7 @@ class Stepper:
     def _admit(self, connection: SimulatorConnection, frame: Frame) -> None:
         """Counts a simulator's actions as running."""
         for arrival in frame.waiting:
-            connection.pending[arrival.simulator_behavior.id.name] += arrival.learning
+            connection.pending[arrival.name] += arrival.learning
         for name, count in connection.pending.items():
             self.behaviors[name].running += count
 
@@ -335,40 +344,32 @@ class Stepper:
         by_name: dict[str, list[tuple[SimulatorConnection, Arrival]]] = {}
         for connection, frame in acting:
             for arrival in frame.waiting:
-                by_name.setdefault(arrival.simulator_behavior.id.name, []).append((connection, arrival))
+                by_name.setdefault(arrival.name, []).append((connection, arrival))
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
-            behavior = self.behaviors[name]
-            answered = answer_behavior(name, entries, behavior, self._policies.get(name), self._ghosts)
-            self._behavior_tick(name).choice = answered.choice
-            for key, actions in answered.actions:
-                answers.setdefault(key, []).append(actions)
-            out.acted += answered.acted
-            out.rows += answered.learning
-            out.bytes += answered.learning * behavior.row_bytes
+            behavior, policy = self.behaviors[name], self._policies.get(name)
+            chosen, learned = choose(behavior, [arrival for _, arrival in entries], policy, self._ghosts)
+            if learned is not None:
+                self._pending_steps.present(behavior).acted.append(learned)
+            playing = {number: one.script for (own, number), one in self._ghosts.items() if own == name and one.script}
+            at = 0
+            for connection, arrival in entries:
+                rows = slice(at, at + len(arrival.slots))
+                actions = select_actions(arrival, chosen, rows, playing, connection.scripts.get(name, ()))
+                answers.setdefault(connection.key, []).append(actions)
+                at = rows.stop
+            learning = sum(arrival.learning for _, arrival in entries)
+            out.acted += at
+            out.rows += learning
+            out.bytes += learning * behavior.row_bytes
         return answers
 
-    def _list_live_agents(self) -> None:
-        """Adds all live agents of each behavior to the tick, because assembly restarted."""
-        self._reintroduce = False
-        self.introduced = True
-        for name, behavior in self.behaviors.items():
-            self._behavior_tick(name).join_all(behavior.table)
-
-    def _begin(
-        self,
-        connection: SimulatorConnection,
-        behavior_id: BehaviorId,
-        table: SlotTable,
-        slots: Slots,
-        decisions: Decisions,
-        rows: Any,
-    ) -> None:
-        """Begins episodes of new agents, with the arguments of `Matches.begin`."""
+    def _begin(self, connection: SimulatorConnection, arrival: Arrival, rows: NDArray[np.intp]) -> None:
+        """Begins the episodes of new agents, with the arguments of `Matches.begin`."""
         if self.parameters.has_curricula:
-            table.has_curricula = True
-            table.lessons[slots] = connection.lessons
-        self.matches.begin(connection, behavior_id, table, slots, decisions, rows)
+            arrival.table.has_curricula = True
+            arrival.table.lessons[arrival.slots[rows]] = connection.lessons
+        self.matches.begin(connection, arrival, rows)
 
     def _close(self, connection: SimulatorConnection) -> None:
         """Removes the agents and running actions of a closed connection."""
@@ -381,17 +382,14 @@ class Stepper:
     def _vacate(self, connection: SimulatorConnection) -> None:
         """Reports the agents of a connection without running actions as lost, after all else in this tick."""
         connection.pending = dict.fromkeys(connection.pending, 0)
-        self.matches.drop(connection, self.behaviors)
+        self.matches.drop(connection)
         for simulator_behavior in connection.behaviors.values():
             slots, simulator_behavior.roster = simulator_behavior.roster.slots, Roster()
-            if slots.size:
-                behavior = self.behaviors[simulator_behavior.id.name]
-                learning = slots[behavior.table.learning[slots]]
-                behavior.table.give_back(slots)
-                if learning.size:
-                    self._pending_steps.add(
-                        simulator_behavior.id.name, BehaviorTick(self._number, lost=[learning]), behavior.produced
-                    )
+            behavior = simulator_behavior.behavior
+            learning = slots[behavior.table.learning[slots]]
+            behavior.table.give_back(slots)
+            if learning.size:
+                self._pending_steps.add_lost(behavior, learning)
 
 
 def _unexpected(got: str) -> RemoteProtocolError:

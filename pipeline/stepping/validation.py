@@ -6,6 +6,7 @@ Each violation becomes a `RemoteProtocolError` that names behavior, field and ag
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,11 @@ from sparring.pipeline.specs import Array, BehaviorSpec
 
 MAX_GROUP: Final = 2**31 - 1
 _DTYPES: Final = {"float32": np.dtype(np.float32), "uint8": np.dtype(np.uint8)}
+_COLUMNS: Final = {
+    record: [column.name for column in fields(record) if column.name not in ("agents", "observations", "masks")]
+    for record in (Decisions, Ends)
+}
+_FINITE: Final = ("rewards", "group_rewards", "outcomes", "did_continuous")
 
 
 def check_report(report: BehaviorReport, spec: BehaviorSpec) -> None:
@@ -25,13 +31,15 @@ def check_report(report: BehaviorReport, spec: BehaviorSpec) -> None:
     Raises:
         RemoteProtocolError: the report contradicts its spec. Whether the agents are known is not checked here.
     """
-    if report.decisions is not None:
-        _check_rows(report.behavior, "decisions", report.decisions, spec)
-        _check_groups(report.behavior, report.decisions)
-        _check_masks(report.behavior, report.decisions, spec)
-    if report.ends is not None:
-        _check_rows(report.behavior, "ends", report.ends, spec)
-        _check_ends(report.behavior, report.ends)
+    decisions, ends = report.decisions, report.ends
+    if decisions is not None:
+        _check_rows(report.behavior, "decisions", decisions, spec)
+        _check_groups(report.behavior, decisions)
+        _check_masks(report.behavior, decisions, spec)
+    if ends is not None:
+        _check_rows(report.behavior, "ends", ends, spec)
+        if ends.outcomes is not None and not ((ends.outcomes >= 0) & (ends.outcomes <= 1)).all():
+            raise _shape(report.behavior, "ends.outcomes", f"{ends.outcomes[:8]}", "from 0 (lost) to 1 (won)")
 
 
 def image_out_of_range(report: BehaviorReport, spec: BehaviorSpec) -> str:
@@ -67,138 +75,87 @@ def check_unique(behavior: str, what: str, agents: NDArray[np.int64]) -> None:
 
 
 def _check_rows(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
-    n = len(rows.agents)
-    for name in ("rewards", "group_rewards", "matches"):
-        column = getattr(rows, name)
-        if column is not None and len(column) != n:
-            raise _shape(behavior, f"{what}.{name}", f"{len(column)} rows", f"{n}, one for each agent")
-    _check_finite(behavior, f"{what}.rewards", rows.rewards, rows.agents)
-    if rows.group_rewards is not None:
-        _check_finite(behavior, f"{what}.group_rewards", rows.group_rewards, rows.agents)
-    _check_observations(behavior, what, rows, spec)
-    _check_executed(behavior, what, rows, spec)
-
-
-def _check_executed(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
     n, actions = len(rows.agents), spec.actions
-    wanted = {"did_continuous": (n, actions.continuous), "did_discrete": (n, len(actions.discrete))}
-    for name, shape in wanted.items():
-        column = getattr(rows, name)
-        if column is not None and column.shape != shape:
-            raise _shape(behavior, f"{what}.{name}", f"{column.shape}", f"{shape}")
-    if rows.did_continuous is not None and not np.isfinite(rows.did_continuous).all():
-        agent = rows.agents[~np.isfinite(rows.did_continuous).all(1)][0]
-        raise RemoteProtocolError(
-            "not_finite",
-            got=f"NaN or infinity in {what}.did_continuous of {behavior}, agent {agent}",
-            expected="finite numbers in [-1, 1]",
-            remedy="report the executed action in the units of Act",
-        )
+    shapes = {"did_continuous": (n, actions.continuous), "did_discrete": (n, len(actions.discrete))}
+    for name in _COLUMNS[type(rows)]:
+        column: Array | None = getattr(rows, name)
+        if column is None:
+            continue
+        _check_shape(behavior, f"{what}.{name}", column, shapes.get(name, (n,)))
+        if name in _FINITE:
+            _check_finite(behavior, f"{what}.{name}", column, rows.agents)
     if rows.did_discrete is not None and np.any((rows.did_discrete < 0) | (rows.did_discrete >= actions.discrete)):
         raise _shape(behavior, f"{what}.did_discrete", "a choice that its branch does not have", f"{actions.discrete}")
-
-
-def _check_groups(behavior: str, decisions: Decisions) -> None:
-    groups = decisions.groups
-    if groups is None:
-        return
-    if len(groups) != len(decisions.agents):
-        raise _shape(
-            behavior, "decisions.groups", f"{len(groups)} rows", f"{len(decisions.agents)}, one for each agent"
-        )
-    beyond = (groups < 0) | (groups > MAX_GROUP)
-    if np.count_nonzero(beyond):
-        row = int(np.flatnonzero(beyond)[0])
-        raise RemoteProtocolError(
-            "group",
-            got=f"group id {groups[row]} in decisions.groups of {behavior}, agent {decisions.agents[row]}",
-            expected=f"0 for no group, else 1..{MAX_GROUP}",
-            remedy="number the groups of a simulator from 1",
-        )
-
-
-def _check_observations(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
-    n = len(rows.agents)
     if len(rows.observations) != len(spec.observations):
         raise _shape(behavior, f"{what}.observations", f"{len(rows.observations)} columns", f"{len(spec.observations)}")
     for column, wanted in zip(rows.observations, spec.observations, strict=True):
-        if column.shape != (n, *wanted.shape):
-            raise _shape(
-                behavior,
-                f"{what}.observations[{wanted.name!r}]",
-                f"{column.shape}",
-                f"{(n, *wanted.shape)} by its spec",
-            )
+        field = f"{what}.observations[{wanted.name!r}]"
+        _check_shape(behavior, field, column, (n, *wanted.shape))
         if column.dtype != _DTYPES[wanted.dtype]:
             raise RemoteProtocolError(
                 "dtype",
-                got=f"{column.dtype.name} in {what}.observations[{wanted.name!r}] of {behavior}",
+                got=f"{column.dtype.name} in {field} of {behavior}",
                 expected=f"{wanted.dtype} by its spec",
                 remedy="convert the column, or change the spec",
             )
         if wanted.dtype == "float32":
-            _check_finite(behavior, f"{what}.observations[{wanted.name!r}]", column, rows.agents)
+            _check_finite(behavior, field, column, rows.agents)
+
+
+def _check_shape(behavior: str, field: str, column: Array, expected: tuple[int, ...]) -> None:
+    if column.shape != expected:
+        raise _shape(behavior, field, f"{len(column)} rows, shape {column.shape},", f"{expected}, a row for each agent")
 
 
 def _check_finite(behavior: str, field: str, column: Array, agents: NDArray[np.int64]) -> None:
     # A finite sum of squares has finite terms only; an infinite one may be an overflow, so the rows are checked.
     if math.isfinite(np.vdot(column, column)):
         return
-    bad = ~np.isfinite(column.reshape(len(agents), -1)).all(axis=1)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
+    bad = np.flatnonzero(~np.isfinite(column.reshape(len(agents), -1)).all(axis=1))
+    if bad.size:
         raise RemoteProtocolError(
             "not_finite",
-            got=f"NaN or infinity in {field} of {behavior}, agent {agents[row]}",
+            got=f"NaN or infinity in {field} of {behavior}, agent {agents[bad[0]]}",
             expected="finite numbers",
             remedy="find where the simulator divides by zero or overflows",
         )
 
 
+def _check_groups(behavior: str, decisions: Decisions) -> None:
+    groups = decisions.groups
+    if groups is None:
+        return
+    beyond = np.flatnonzero((groups < 0) | (groups > MAX_GROUP))
+    if beyond.size:
+        group, agent = groups[beyond[0]], decisions.agents[beyond[0]]
+        raise RemoteProtocolError(
+            "group",
+            got=f"group id {group} in decisions.groups of {behavior}, agent {agent}",
+            expected=f"0 for no group, else 1..{MAX_GROUP}",
+            remedy="number the groups of a simulator from 1",
+        )
+
+
 def _check_masks(behavior: str, decisions: Decisions, spec: BehaviorSpec) -> None:
-    masks = decisions.masks
+    masks, wanted, at = decisions.masks, (len(decisions.agents), spec.actions.mask_size), 0
     if masks is None:
         return
-    wanted = (len(decisions.agents), spec.actions.mask_size)
     if masks.shape != wanted:
-        raise RemoteProtocolError(
-            "masks",
-            got=f"masks of shape {masks.shape} for {behavior}",
-            expected=f"{wanted}: the choices of all branches side by side",
-            remedy="send one row for each agent, True where a choice is forbidden",
-        )
-    at = 0
+        raise _masks(f"masks of shape {masks.shape} for {behavior}", f"{wanted}: the choices of all branches")
     for branch, size in enumerate(spec.actions.discrete):
         closed = masks[:, at : at + size].all(axis=1)
         if closed.any():
-            raise RemoteProtocolError(
-                "masks",
-                got=f"all {size} choices of branch {branch} forbidden to agent "
-                f"{decisions.agents[closed][0]} of {behavior}",
-                expected="at least one choice left in each branch",
-                remedy="leave a choice that does nothing",
-            )
+            agent = decisions.agents[closed][0]
+            got = f"all {size} choices of branch {branch} forbidden to agent {agent} of {behavior}"
+            raise _masks(got, "at least one choice left in each branch")
         at += size
 
 
-def _check_ends(behavior: str, ends: Ends) -> None:
-    n = len(ends.agents)
-    if len(ends.interrupted) != n:
-        raise _shape(behavior, "ends.interrupted", f"{len(ends.interrupted)} rows", f"{n}, one for each agent")
-    if ends.outcomes is not None:
-        if len(ends.outcomes) != n:
-            raise _shape(behavior, "ends.outcomes", f"{len(ends.outcomes)} rows", f"{n}, one for each agent")
-        _check_finite(behavior, "ends.outcomes", ends.outcomes, ends.agents)
-        if not ((ends.outcomes >= 0) & (ends.outcomes <= 1)).all():
-            raise RemoteProtocolError(
-                "shape",
-                got=f"outcomes {ends.outcomes[:8]} of {behavior}",
-                expected="from 0 (lost) to 1 (won)",
-                remedy="send 1, 0.5 or 0, or leave outcomes out",
-            )
+def _masks(got: str, expected: str) -> RemoteProtocolError:
+    remedy = "send one row for each agent, True where a choice is forbidden"
+    return RemoteProtocolError("masks", got=got, expected=expected, remedy=remedy)
 
 
 def _shape(behavior: str, field: str, got: str, expected: str) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        "shape", got=f"{got} in {field} of {behavior}", expected=expected, remedy="make the columns match the spec"
-    )
+    remedy = "make the columns match the spec"
+    return RemoteProtocolError("shape", got=f"{got} in {field} of {behavior}", expected=expected, remedy=remedy)

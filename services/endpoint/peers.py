@@ -1,33 +1,42 @@
-"""A peer is one connected simulator with its socket and conversation."""
+"""A peer is one simulator with its socket and conversation, from its connection to its end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Final
 
 import anyio
 from anyio.abc import ByteStream
 
 from sparring.pipeline.messages.codec import FrameReader, to_bytes
 from sparring.pipeline.messages.conversation import Conversation
-from sparring.pipeline.messages.simulator import Fault, Reset
-from sparring.services.endpoint.admission import HandshakingSimulator
+from sparring.pipeline.messages.simulator import Fault, Hello, Reset, SimulatorMessage
 from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.players import PlayerConnection
 from sparring.services.endpoint.throttling import ReadThrottle
 
+FAULT_TIMEOUT_S: Final = 1.0
+"""Seconds within which a final Fault must be sent."""
+
 
 @dataclass(eq=False)
 class SimulatorPeer:
-    """A SimulatorPeer holds the state of one connected simulator.
+    """A SimulatorPeer holds the state of one simulator.
 
     Attributes:
+        stream: its socket, encrypted where the endpoint encrypts.
+        host: address of its machine; "here" for a Unix socket.
+        identity: name in its certificate; "" for none.
+        secured: its socket is encrypted, or need not be.
+        authenticated: it has presented the required credential.
+        hello: its Hello; None until that arrives.
+        reader: holds the bytes that were received and not handled yet.
+        conversation: state of the protocol.
+        scope: cancels its handshake, then its conversation.
         key: of the connection.
-        stream: its socket.
-        outgoing: writes to the socket.
-        candidate: result of its handshake.
-        throttle: limits the reading of the socket.
+        outgoing: writes to the socket, once its handshake is complete.
+        throttle: limits the reading of the socket, likewise.
         name: name that its Hello gives.
         last_received_at: time of its last message; infinite while this process does not read it.
         reported_steps: steps that its Hello reports, by behavior name.
@@ -39,11 +48,18 @@ class SimulatorPeer:
         fault: error that ends the conversation.
     """
 
-    key: int
     stream: ByteStream
-    outgoing: Outgoing
-    candidate: HandshakingSimulator
-    throttle: ReadThrottle
+    host: str = "here"
+    identity: str = ""
+    secured: bool = False
+    authenticated: bool = False
+    hello: Hello | None = None
+    reader: FrameReader = field(default_factory=FrameReader)
+    conversation: Conversation = field(default_factory=lambda: Conversation("trainer"))
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    key: int = 0
+    outgoing: Outgoing = field(init=False)
+    throttle: ReadThrottle = field(init=False)
     name: str = "?"
     number: int | None = None
     last_received_at: float = 0.0
@@ -54,26 +70,26 @@ class SimulatorPeer:
     player_steps: int = 0
     awaits_reset: bool = False
     fault: Fault | None = None
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     @property
-    def conversation(self) -> Conversation:
-        """Returns the state of the protocol."""
-        return self.candidate.conversation
+    def address(self) -> str:
+        """Returns its host and identity, for logs."""
+        return f"{self.host} {self.identity}".rstrip()
 
     @property
-    def reader(self) -> FrameReader:
-        """Returns the reader of its messages."""
-        return self.candidate.reader
+    def is_local(self) -> bool:
+        """Returns whether it runs on this machine."""
+        return self.host in ("here", "::1") or self.host.startswith("127.")
 
-    def send(self, message: Any, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
-        """Sends a message; the numbers describe the frame that it answers, 0 where it answers none."""
-        self.conversation.sending(message)
-        self.outgoing.put(to_bytes(message), received_at, backpressured_s)
-
+    @property
     def needs_reset(self) -> bool:
         """Returns whether it waits for its first Reset."""
         return self.awaits_reset or self.conversation.state == "welcomed"
+
+    def send(self, message: SimulatorMessage, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
+        """Sends a message; the numbers describe the frame that it answers, 0 where it answers none."""
+        self.conversation.sending(message)
+        self.outgoing.put(to_bytes(message), received_at, backpressured_s)
 
     def reset(self, message: Reset) -> None:
         """Sends the first Reset."""
@@ -82,3 +98,10 @@ class SimulatorPeer:
         else:
             self.awaits_reset = False
             self.player.answer(message)
+
+    async def send_fault(self, fault: Fault) -> None:
+        """Sends the Fault that ends its conversation."""
+        if self.conversation.state != "closed":
+            self.send(fault)
+            with anyio.move_on_after(FAULT_TIMEOUT_S, shield=True):
+                await self.outgoing.drain()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,7 +32,7 @@ _LARGE: Final = 64 * 1024
 """Bytes of a message above which parsing it takes longer than passing it to a thread."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class PlayerEvent:
     """A PlayerEvent holds a message of a player that needs an answer.
 
@@ -44,10 +44,10 @@ class PlayerEvent:
         statistics: of the game.
     """
 
-    at: float
-    behaviors: Mapping[str, BehaviorSpec] = field(default_factory=dict)
+    at: float = 0.0
+    behaviors: dict[str, BehaviorSpec] = field(default_factory=dict)
     reports: tuple[BehaviorReport, ...] = ()
-    plain_goals: Mapping[str, PlainGoals] = field(default_factory=dict)
+    plain_goals: dict[str, PlainGoals] = field(default_factory=dict)
     statistics: tuple[Statistic, ...] = ()
 
 
@@ -97,9 +97,7 @@ class PlayerConnection:
         self._idle_since: float | None = None  # time since which no agent has decided or ended
         self._awaits_answer = False  # the stepper must answer
         self._is_parting = False
-        self._new_behaviors: dict[str, BehaviorSpec] = {}
-        self._plain_goals: dict[str, PlainGoals] = {}
-        self._statistics: list[Statistic] = []
+        self._event = PlayerEvent()  # next to be reported
         self._server = Server(player.port, self._on_call, self._on_disconnect, loop, host)
         self.port = self._server.port
 
@@ -189,9 +187,9 @@ class PlayerConnection:
             self._set_phase("initialized")
             self._send(answer)
             return
-        self._new_behaviors |= message.behaviors
-        self._plain_goals |= message.plain_goals
-        self._statistics += message.statistics
+        self._event.behaviors |= message.behaviors
+        self._event.plain_goals |= message.plain_goals
+        self._event.statistics += message.statistics
         if message.reports or conversation.state == "ready":
             self._request_answer(message.reports)
         else:
@@ -213,14 +211,8 @@ class PlayerConnection:
 
     def _request_answer(self, reports: tuple[BehaviorReport, ...]) -> None:
         """Passes an event to the stepper, which answers it."""
-        event = PlayerEvent(
-            at=self._clock(),
-            behaviors=self._new_behaviors,
-            reports=reports,
-            plain_goals=self._plain_goals,
-            statistics=tuple(self._statistics),
-        )
-        self._new_behaviors, self._plain_goals, self._statistics, self._idle_since = {}, {}, [], None
+        event, self._event, self._idle_since = self._event, PlayerEvent(), None
+        event.at, event.reports = self._clock(), reports
         self._awaits_answer = True
         self._on_event(event)
         if self._is_parting and self._awaits_answer:

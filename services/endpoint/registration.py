@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import VERSION, Hello
 from sparring.pipeline.networks.limits import Unsupported, refuse_unsupported
+from sparring.pipeline.settings.model import BehaviorSettings
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_unnamed
 from sparring.services.endpoint.context import ServerContext
@@ -57,7 +58,7 @@ def check_number(
         )
     for other in peers:
         is_alive = now - other.last_received_at < limit_s
-        if other.number == number and (is_alive or other.candidate.identity != peer.candidate.identity):
+        if other.number == number and (is_alive or other.identity != peer.identity):
             raise RemoteProtocolError(
                 "number",
                 got=f"simulator number {number} twice",
@@ -98,7 +99,9 @@ def check_known(
     return new
 
 
-def _requirements(text: str, name: str, new: Sequence[str], context: ServerContext) -> tuple[Any, frozenset[str]]:
+def _requirements(
+    text: str, name: str, new: Sequence[str], context: ServerContext
+) -> tuple[BehaviorSettings, frozenset[str]]:
     """Returns the settings of a behavior and the scripts that it requires."""
     known, unnamed = context.behaviors, context.unnamed
     if name in known:

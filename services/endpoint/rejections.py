@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
+
+from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.monitoring.metrics import Registry
 
@@ -36,7 +38,7 @@ class _EventLog:
     since: float
     logged: int = 0
     suppressed: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
 
 
 class RejectionLog:
@@ -48,13 +50,13 @@ class RejectionLog:
         clock: seconds, monotonic.
     """
 
-    def __init__(self, registry: Registry, log: Any, clock: Callable[[], float]) -> None:
+    def __init__(self, registry: Registry, log: FilteringBoundLogger, clock: Callable[[], float]) -> None:
         self._registry = registry
         self._log = log
         self._clock = clock
         self._lines: dict[tuple[str, str, str], _EventLog] = {}
 
-    def reject(self, kind: str, peer: str, **facts: Any) -> None:
+    def reject(self, kind: str, peer: str, **facts: str) -> None:
         """Counts a rejection, and logs the first of its kind and peer in an interval.
 
         Args:
@@ -64,10 +66,10 @@ class RejectionLog:
         """
         self._registry.add("rejections")
         self._registry.add(f"rejections.{kind}")
-        self.log_event("simulator_rejected", peer, kind, **facts)
+        self.log_event("simulator_rejected", peer, kind, most=1, level="warning", **facts)
 
     def log_event(
-        self, event: str, peer: str, kind: str = "", *, most: int = 1, level: str = "warning", **facts: Any
+        self, event: str, peer: str, kind: str = "", *, most: int = 1, level: str = "warning", **facts: object
     ) -> None:
         """Logs an event, unless `most` of its kind and peer were logged in this interval.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import anyio
-from anyio.abc import ByteStream
 
 from sparring.pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages.simulator import (
@@ -29,6 +29,7 @@ from sparring.pipeline.messages.simulator import (
     Pong,
     Progress,
     Reset,
+    SimulatorMessage,
     Step,
     Welcome,
 )
@@ -36,14 +37,15 @@ from sparring.pipeline.specs import BehaviorSpec, SpecError
 from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import image_out_of_range
-from sparring.services.endpoint.admission import DISCONNECTED, FAULT_TIMEOUT_S, HandshakingSimulator, fault_of
-from sparring.services.endpoint.connection_limits import ConnectionLimits
+from sparring.services.endpoint.admission import DISCONNECTED, fault_of
 from sparring.services.endpoint.context import ServerContext
 from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.players import Event, PlayerConnection, PlayerEvent
 from sparring.services.endpoint.registration import OWN_NUMBERS, add_names, check_known, check_number, check_version
-from sparring.services.endpoint.rejections import clip
+from sparring.services.endpoint.rejections import RejectionLog, clip
+from sparring.services.endpoint.statistics import SimulatorStatistics
+from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
 _RECEIVE: Final = 256 * 1024
 _MAX_LINES: Final = 50
@@ -60,7 +62,8 @@ class Simulators:
     Attributes:
         stopping: the run ends: no simulator is answered any more.
         peers: connected simulators by connection key.
-        connection_limits: limits of their connections.
+        rejections: log of what they did wrong.
+        pool: memory of large messages, shared by all.
         given_up: by number of the simulator, how often it was disconnected because it was silent.
     """
 
@@ -68,7 +71,10 @@ class Simulators:
         self.stopping = False
         self.given_up: dict[str, int] = {}
         self.peers: dict[int, SimulatorPeer] = {}
-        self.connection_limits = ConnectionLimits(context.settings.limits, context.registry, context.log, context.clock)
+        self.rejections = RejectionLog(context.registry, context.log, context.clock)
+        self.pool = Pool(context.settings.limits.receiving_bytes)
+        self._limits = context.settings.limits
+        self._statistics = SimulatorStatistics(self._limits.statistics, context.registry, self.rejections)
         self._stepper = stepper
         self._context = context
         self._keys = 0
@@ -89,7 +95,7 @@ class Simulators:
             return
         for peer in self.peers.values():
             connection = self._stepper.connections.get(peer.key)
-            if connection is not None and peer.needs_reset():
+            if connection is not None and peer.needs_reset:
                 peer.reset(self._stepper.begin_episodes(peer.key, self._seed(connection.number)))
 
     def _seed(self, number: int) -> int:
@@ -108,102 +114,100 @@ class Simulators:
         self.stop_answering()
         for peer in list(self.peers.values()):
             if peer.conversation.state not in ("parting", "closed"):
-                peer.send(Bye(reason="the run ended", steps={} if peer.player is None else self._completed(peer)))
+                connection = self._stepper.connections.get(peer.key)
+                steps = {} if peer.player is None or connection is None else dict(connection.completed)
+                peer.send(Bye(reason="the run ended", steps=steps))
         if self.peers:
             self._all_left = anyio.Event()  # all may have left before, and reconnected
             await self._all_left.wait()
 
-    async def serve(self, stream: ByteStream, candidate: HandshakingSimulator | None = None) -> None:
-        """Handles one simulator until its end; without `candidate`, one on this machine that has not sent Hello."""
+    def add(self, peer: SimulatorPeer) -> None:
+        """Adds a simulator whose handshake is complete."""
         self._keys += 1
-        outgoing = Outgoing(stream, self._note_sent)
-        peer = SimulatorPeer(
-            self._keys,
-            stream,
-            outgoing,
-            candidate or HandshakingSimulator(),
-            self.connection_limits.new_throttle(),
-            last_received_at=self._context.clock(),
-        )
-        log = self._context.log.bind(connection=peer.key)
+        peer.key = self._keys
+        peer.throttle = ReadThrottle(self._limits, self.pool, self._context.clock)
+        peer.last_received_at = self._context.clock()
         self.peers[peer.key] = peer
+
+    async def serve(self, peer: SimulatorPeer) -> None:
+        """Handles one simulator until its end."""
+        peer.scope, peer.outgoing = anyio.CancelScope(), Outgoing(peer.stream, self._note_sent)
+        self.add(peer)
         try:
-            async with stream:
+            async with peer.stream:
                 with peer.outgoing, peer.scope:
-                    await self._converse(peer, log)
-                if peer.replaced:
-                    log.warning("simulator_replaced", simulator=peer.name, number=peer.number)
-                elif peer.fault is not None:
-                    self._note_fault(peer, peer.fault)
-                    await _send_fault(peer, peer.fault)
-                elif peer.scope.cancelled_caught:
-                    limit_s = self._context.settings.simulator_timeout_s
-                    self._log_event("simulator_silent", peer, limit_s=limit_s)
-                    if peer.number is not None:
-                        self.given_up[str(peer.number)] = self.given_up.get(str(peer.number), 0) + 1
-                    await _send_fault(peer, _silence_fault(limit_s))
+                    await self._converse(peer)
+                await self._explain_end(peer)
         except* DISCONNECTED as failure:
             if not self.stopping:
                 self._log_event("simulator_lost", peer, cause=repr(failure.exceptions[0]))
         finally:
-            peer.throttle.close()
-            if peer.player is not None:
-                await peer.player.close()
-            del self.peers[peer.key]
-            if not self.peers:
-                self._all_left.set()
-            if not self.stopping and peer.key in self._stepper.connections:
-                self._stepper.disconnect(peer.key)
-                self._context.registry.add("simulators.lost")
-                self._context.arrived()
+            await self._remove(peer)
+
+    async def _explain_end(self, peer: SimulatorPeer) -> None:
+        """Reports what has ended the conversation: its fault, another connection of the simulator, or its silence."""
+        limit_s = self._context.settings.simulator_timeout_s
+        if peer.fault is not None:
+            registry, fault = self._context.registry, peer.fault
+            registry.add("faults")
+            registry.add(f"faults.{fault.code}")
+            facts = {"got": fault.got, "expected": fault.expected, "remedy": fault.remedy}
+            self._log_event("simulator_fault", peer, fault.code, **facts)
+            await peer.send_fault(fault)
+        elif peer.replaced:
+            self._log_event("simulator_replaced", peer)
+        elif peer.scope.cancelled_caught:
+            self._log_event("simulator_silent", peer, limit_s=limit_s)
+            if peer.number is not None:
+                self.given_up[str(peer.number)] = self.given_up.get(str(peer.number), 0) + 1
+            await peer.send_fault(_silence_fault(limit_s))
+
+    async def _remove(self, peer: SimulatorPeer) -> None:
+        peer.throttle.close()
+        if peer.player is not None:
+            await peer.player.close()
+        del self.peers[peer.key]
+        if not self.peers:
+            self._all_left.set()
+        if not self.stopping and peer.key in self._stepper.connections:
+            self._stepper.disconnect(peer.key)
+            self._context.registry.add("simulators.lost")
+            self._context.arrived()
 
     def _log_event(
-        self, event: str, peer: SimulatorPeer, kind: str = "", *, level: str = "warning", **facts: Any
+        self, event: str, peer: SimulatorPeer, kind: str = "", *, level: str = "warning", **facts: object
     ) -> None:
         """Logs an event of a simulator, a limited number of times per interval so that none can fill the log."""
         facts = {"simulator": peer.name, "number": peer.number, "connection": peer.key, **facts}
-        log = self.connection_limits.rejections
-        log.log_event(event, peer.candidate.peer, kind, most=_MAX_LINES, level=level, **facts)
+        self.rejections.log_event(event, peer.address, kind, most=_MAX_LINES, level=level, **facts)
 
-    async def _converse(self, peer: SimulatorPeer, log: Any) -> None:
-        fault = None
+    async def _converse(self, peer: SimulatorPeer) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(peer.outgoing.run)
             try:
-                await self._read(peer, log)
+                await self.read(peer)
             except (ProtocolError, CodecError, SpecError) as error:
-                fault = fault_of(error)
-                self._note_fault(peer, fault)
+                peer.fault = fault_of(error)
             tasks.cancel_scope.cancel()
-        if fault is not None:
-            await _send_fault(peer, fault)
 
-    def _note_fault(self, peer: SimulatorPeer, fault: Fault) -> None:
-        self._context.registry.add("faults")
-        self._context.registry.add(f"faults.{fault.code}")
-        self._log_event(
-            "simulator_fault", peer, fault.code, got=fault.got, expected=fault.expected, remedy=fault.remedy
-        )
+    async def read(self, peer: SimulatorPeer) -> None:
+        """Handles the messages of a simulator until one of them ends the conversation.
 
-    async def _read(self, peer: SimulatorPeer, log: Any) -> None:
+        Raises:
+            ProtocolError, CodecError, SpecError: a message violates the protocol.
+        """
         reader, throttle = peer.reader, peer.throttle
-        if peer.candidate.hello is not None:
-            self._react(peer, peer.candidate.hello, log)
+        if peer.hello is not None:
+            self._react(peer, peer.hello)
         while True:
             while (message := reader.next()) is not None:
-                peer.last_received_at = now = self._context.clock()
+                peer.last_received_at = self._context.clock()
                 peer.conversation.received(message)
-                if isinstance(message, Step):
-                    self._stepper.receive(peer.key, message, now)
-                    self.connection_limits.record_statistics(message.statistics, peer.candidate.peer, peer.number)
-                    if not message.sequence:
-                        self._warn_of_images(peer, message)
-                    self._context.arrived()
-                elif not self._react(peer, message, log):
+                if not self._react(peer, message):
                     return
                 if (delay_s := throttle.note_message(message)) > 0:
                     await self._slow_down(peer, delay_s)
-            await peer.outgoing.wait_until_below(self.connection_limits.limits.sending_bytes)
+            await peer.outgoing.wait_until_below(self._limits.sending_bytes)
             if throttle.needs_reservation(reader):
                 peer.last_received_at = math.inf
                 await throttle.reserve(reader)
@@ -214,12 +218,17 @@ class Simulators:
             if (delay_s := throttle.note_bytes(len(received))) > 0:
                 await self._slow_down(peer, delay_s)
 
-    def _warn_of_images(self, peer: SimulatorPeer, first: Step) -> None:
-        """Warns of images in a simulator's first Step that may be scaled wrongly."""
-        behaviors, expected = self._stepper.connections[peer.key].behaviors, "0 (dark) to 1 (bright), or bytes as uint8"
-        for report in first.reports:
-            if got := image_out_of_range(report, behaviors[report.behavior].spec):
-                self._log_event("image_out_of_range", peer, got=got, expected=expected)
+    def _receive_step(self, peer: SimulatorPeer, step: Step, at: float) -> None:
+        """Passes a Step to the stepper, and warns of images in the first one that may be scaled wrongly."""
+        self._stepper.receive(peer.key, step, at)
+        self._statistics.record(step.statistics, peer.address, peer.number)
+        if not step.sequence:
+            behaviors = self._stepper.connections[peer.key].behaviors
+            for report in step.reports:
+                if got := image_out_of_range(report, behaviors[report.behavior].behavior.spec):
+                    expected = "0 (dark) to 1 (bright), or bytes as uint8"
+                    self._log_event("image_out_of_range", peer, got=got, expected=expected)
+        self._context.arrived()
 
     async def _slow_down(self, peer: SimulatorPeer, delay_s: float) -> None:
         self._context.registry.add("slowed_down_s", delay_s)
@@ -228,11 +237,13 @@ class Simulators:
         await anyio.sleep(delay_s)
         peer.last_received_at = self._context.clock()
 
-    def _react(self, peer: SimulatorPeer, message: Any, log: Any) -> bool:
-        """Handles a message other than Step; returns whether the conversation continues."""
-        if peer.conversation.state == "parting" and isinstance(message, Hello | Ping):
+    def _react(self, peer: SimulatorPeer, message: SimulatorMessage) -> bool:
+        """Handles a message; returns whether the conversation continues."""
+        if isinstance(message, Step):
+            self._receive_step(peer, message, peer.last_received_at)
+        elif isinstance(message, Hello | Ping) and peer.conversation.state == "parting":
             return True  # it crossed our Bye: the simulator needs no answer any more
-        if isinstance(message, Hello):
+        elif isinstance(message, Hello):
             self._on_hello(peer, message)
             self._log_event("simulator_connected", peer, level="info", behaviors=sorted(message.behaviors))
         elif isinstance(message, Behaviors):
@@ -240,7 +251,7 @@ class Simulators:
         elif isinstance(message, Ping):
             peer.send(Pong(number=message.number))
         elif isinstance(message, Bye):
-            self._compare_counts(peer, message.steps, log)
+            self._compare_counts(peer, message.steps)
             return False
         elif isinstance(message, Fault):
             self._log_event("simulator_gave_up", peer, code=message.code, got=message.got, remedy=message.remedy)
@@ -249,32 +260,33 @@ class Simulators:
 
     def _on_hello(self, peer: SimulatorPeer, hello: Hello) -> None:
         check_version(hello)
-        check_behaviors(hello.behaviors, 0, self.connection_limits.limits)
+        check_behaviors(hello.behaviors, 0, self._limits)
         new = check_known(hello.behaviors, hello.scripts, self._context)
         peer.name, peer.reported_steps, peer.scripts = clip(hello.name, 100), dict(hello.steps), hello.scripts
         # A simulator that the supervisor did not start comes after the supervisor's.
         number = hello.number if hello.number is not None else OWN_NUMBERS + peer.key
-        limit_s = self._context.settings.heartbeat_s
-        check_number(peer, hello.number, number, self.peers.values(), self._context.clock(), limit_s)
+        settings = self._context.settings
+        check_number(peer, hello.number, number, self.peers.values(), self._context.clock(), settings.heartbeat_s)
         replaced = self._stepper.connect(
             peer.key, number, hello.behaviors, hello.scripts, process=clip(hello.process, 100), reported=hello.steps
         )
-        former = self.peers.get(replaced or 0)
         add_names(new, self._context)
-        if former is not None:
+        if (former := self.peers.get(replaced or 0)) is not None:
             former.replaced = True
             former.scope.cancel()
         peer.number = number
-        heartbeat_s, timeout_s = self._context.settings.heartbeat_s, self._context.settings.simulator_timeout_s
+        welcome = Welcome(
+            version=VERSION,
+            connection=peer.key,
+            heartbeat_s=settings.heartbeat_s,
+            timeout_s=settings.simulator_timeout_s,
+        )
         # A simulator on another machine speaks with its player itself.
-        if hello.player is not None and hello.player.protocol == "unity" and peer.candidate.is_local:
+        if hello.player is not None and hello.player.protocol == "unity" and peer.is_local:
             peer.player = self._connect_player(peer, hello.player)
-            port = peer.player.port
-            peer.send(
-                Adopted(version=VERSION, connection=peer.key, heartbeat_s=heartbeat_s, timeout_s=timeout_s, port=port)
-            )
+            peer.send(Adopted(**asdict(welcome), port=peer.player.port))
         else:
-            peer.send(Welcome(version=VERSION, connection=peer.key, heartbeat_s=heartbeat_s, timeout_s=timeout_s))
+            peer.send(welcome)
         self.send_first_resets()
         self._context.registry.add("simulators.connected")
         self._context.known()
@@ -296,27 +308,24 @@ class Simulators:
             expected, _, remedy = rest.partition("; ")
             raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
 
-    def _completed(self, peer: SimulatorPeer) -> dict[str, int]:
-        connection = self._stepper.connections.get(peer.key)
-        return {} if connection is None else dict(connection.completed)
-
     def _on_player_event(self, peer: SimulatorPeer, event: Event) -> None:
         """Handles an event of a player."""
         if self.stopping or peer.key not in self.peers or peer.fault is not None:
             return
-        if isinstance(event, str):
-            peer.send(Progress(phase=event))
-        elif isinstance(event, Fault):
-            self._end_with(peer, event)
-        else:
-            try:
+        try:
+            if isinstance(event, str):
+                peer.send(Progress(phase=event))
+            elif isinstance(event, Fault):
+                peer.fault = event
+            else:
                 self._on_player_message(peer, event)
-            except (ProtocolError, SpecError) as error:
-                self._end_with(peer, fault_of(error))
+        except (ProtocolError, SpecError) as error:
+            peer.fault = fault_of(error)
+        if peer.fault is not None:
+            peer.scope.cancel()
 
     def _on_player_message(self, peer: SimulatorPeer, event: PlayerEvent) -> None:
         """Handles a message of a player as Behaviors and a Step."""
-        self.connection_limits.record_statistics(event.statistics, peer.candidate.peer, peer.number)
         if event.behaviors:
             self._add_behaviors(peer, event.behaviors)
         for behavior, goals in event.plain_goals.items():
@@ -324,31 +333,25 @@ class Simulators:
                 got = f"goal signal {name!r} of {behavior}, read as any other {kind}"
                 expected = "a goal signal of one axis (numbers)"
                 self._log_event("goal_not_conditioned_on", peer, got=got, expected=expected)
-        if not event.reports:
+        if event.reports:
+            step = Step(sequence=peer.player_steps, reports=event.reports, statistics=event.statistics)
+            peer.player_steps += 1
+            self._receive_step(peer, step, event.at)
+        else:
+            self._statistics.record(event.statistics, peer.address, peer.number)
             peer.awaits_reset = True
             self.send_first_resets()
-            return
-        step = Step(sequence=peer.player_steps, reports=event.reports)
-        peer.player_steps += 1
-        self._stepper.receive(peer.key, step, event.at)
-        if not step.sequence:
-            self._warn_of_images(peer, step)
-        self._context.arrived()
-
-    def _end_with(self, peer: SimulatorPeer, fault: Fault) -> None:
-        peer.fault = fault
-        peer.scope.cancel()
 
     # ---------------------------------------------------------------- checks and metrics
 
     def _add_behaviors(self, peer: SimulatorPeer, behaviors: Mapping[str, BehaviorSpec]) -> None:
-        check_behaviors(behaviors, len(self._stepper.connection(peer.key).behaviors), self.connection_limits.limits)
+        check_behaviors(behaviors, len(self._stepper.connection(peer.key).behaviors), self._limits)
         new = check_known(behaviors, peer.scripts, self._context)
         self._stepper.add_behaviors(peer.key, behaviors)
         add_names(new, self._context)
         self._context.known()
 
-    def _compare_counts(self, peer: SimulatorPeer, counts: Mapping[str, int], log: Any) -> None:
+    def _compare_counts(self, peer: SimulatorPeer, counts: Mapping[str, int]) -> None:
         """Compares the simulator's own step counts with ours."""
         connection = self._stepper.connections.get(peer.key)
         if connection is None or not counts:
@@ -356,10 +359,9 @@ class Simulators:
         self._stepper.processes.end(connection, counts)
         frame = connection.frame
         for name, total in counts.items():
-            own = total - peer.reported_steps.get(name, 0)
-            ours = connection.completed.get(name, 0)
-            if own != ours and not self.stopping and (frame is None or frame.reported):
-                log.warning("step_counts_differ", simulator=peer.name, behavior=name, simulator_says=own, counted=ours)
+            own, counted = total - peer.reported_steps.get(name, 0), connection.completed.get(name, 0)
+            if own != counted and not self.stopping and (frame is None or frame.reported):
+                self._log_event("step_counts_differ", peer, behavior=name, simulator_says=own, counted=counted)
 
     def _note_sent(self, received_at: float, backpressured_s: float) -> None:
         if received_at:
@@ -386,12 +388,3 @@ def _silence_fault(limit_s: float) -> Fault:
         expected="a message or a Ping in that time",
         remedy="send Ping every Welcome.heartbeat_s seconds while the simulator computes",
     )
-
-
-async def _send_fault(peer: SimulatorPeer, fault: Fault) -> None:
-    """Sends a final Fault, and waits for `FAULT_TIMEOUT_S` at most."""
-    if peer.conversation.state == "closed":
-        return
-    peer.send(fault)
-    with anyio.move_on_after(FAULT_TIMEOUT_S, shield=True):
-        await peer.outgoing.drain()

@@ -6,14 +6,13 @@ waiting cannot repair are rejected (`pipeline/stepping/limits.py`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
 from sparring.pipeline.messages.codec import FrameReader
-from sparring.pipeline.messages.simulator import Step
+from sparring.pipeline.messages.simulator import SimulatorMessage, Step
 from sparring.pipeline.stepping.limits import LimitSettings
 
 OWN_BYTES: Final = 2**18
@@ -52,48 +51,29 @@ class Pool:
 
     Args:
         size: bytes; a single larger message is admitted alone.
+
+    Attributes:
+        taken: bytes in use.
     """
 
     def __init__(self, size: int) -> None:
+        self.taken = 0
         self._size = size
-        self._taken = 0
-        self._waiting: deque[tuple[int, anyio.Event]] = deque()
-
-    @property
-    def taken(self) -> int:
-        """Returns the bytes in use."""
-        return self._taken
+        self._turn = anyio.Lock(fast_acquire=True)  # in order: small messages must not delay a large one for ever
+        self._given = anyio.Event()
 
     async def take(self, size: int) -> None:
         """Waits for `size` bytes, in turn. A cancellation leaves nothing reserved."""
-        if not self._waiting and self._fits(size):
-            self._taken += size
-            return
-        turn = (size, anyio.Event())
-        self._waiting.append(turn)
-        try:
-            await turn[1].wait()
-        except BaseException:
-            if turn[1].is_set():
-                self._taken -= size
-            else:
-                self._waiting.remove(turn)
-            self._pass_on()
-            raise
+        async with self._turn:
+            while self.taken and self.taken + size > self._size:
+                self._given = anyio.Event()
+                await self._given.wait()
+            self.taken += size
 
     def give(self, size: int) -> None:
         """Returns bytes."""
-        self._taken -= size
-        self._pass_on()
-
-    def _fits(self, size: int) -> bool:
-        return not self._taken or self._taken + size <= self._size
-
-    def _pass_on(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size, turn = self._waiting.popleft()
-            self._taken += size
-            turn.set()
+        self.taken -= size
+        self._given.set()
 
 
 class ReadThrottle:
@@ -118,7 +98,7 @@ class ReadThrottle:
         """Counts received bytes; returns the seconds to wait before more are read."""
         return self._bytes.take(size, self._clock())
 
-    def note_message(self, message: Any) -> float:
+    def note_message(self, message: SimulatorMessage) -> float:
         """Counts a message; returns the seconds to wait before the next one is handled."""
         bucket = self._steps if isinstance(message, Step) else self._asides
         return bucket.take(1, self._clock())

@@ -25,6 +25,7 @@ import numpy as np
 from sparring.pipeline.errors import FAILED, UNUSABLE, RemoteProtocolError, SettingsError, SparringError
 from sparring.pipeline.games.registry import NAMES, make, parse_options
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
+from sparring.pipeline.simulation.client import number_from
 from sparring.pipeline.simulation.client import run as play
 from sparring.pipeline.simulation.game import Game, StatisticsGame
 from sparring.pipeline.specs import BehaviorSpec, SpecError
@@ -91,24 +92,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="how long to try to connect (60)")
 
 
-def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> int:
+def run(args: argparse.Namespace) -> int:
     """Plays until either side says Bye.
 
     Args:
-        args: as `add_arguments` declares them.
-        environ: variables for omitted arguments; None for the process's own. SPARRING_CREDENTIAL has no argument,
-            because other users can read a command line.
+        args: as `add_arguments` declares them. SPARRING_CREDENTIAL has no argument, because other users can read a
+            command line.
 
     Returns:
         The exit status.
     """
-    variables = os.environ if environ is None else environ
     try:
-        address = args.connect or variables.get("SPARRING_ADDRESS")
+        address = args.connect or os.environ.get("SPARRING_ADDRESS")
         if not address:
             raise SettingsError("got no address; expected --connect or $SPARRING_ADDRESS; name the trainer's address")
-        number = _number(args.number, variables, "SPARRING_NUMBER")
-        seed = _number(args.seed, variables, "SPARRING_SEED")
+        number = number_from("SPARRING_NUMBER") if args.number is None else args.number
+        seed = number_from("SPARRING_SEED") if args.seed is None else args.seed
         sys.path.extend(args.python_path)  # last: environments must not shadow installed packages
         game = make(args.name, args.areas, **parse_options(args.name, args.option))
         if args.slow:
@@ -118,9 +117,8 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> i
             address,
             number=number,
             seed=seed,
-            credential=variables.get("SPARRING_CREDENTIAL", ""),
-            keys=variables.get("SPARRING_KEYS", "") if args.keys is None else args.keys,
-            certificate=args.certificate or variables.get("SPARRING_NAME", ""),
+            keys=args.keys,
+            certificate=args.certificate or "",
             connect_timeout_s=args.timeout,
         )
     except SparringError as error:
@@ -144,16 +142,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sparring simulator", description="Run a built-in simulator or bridge.")
     add_arguments(parser)
     return run(parser.parse_args(argv))
-
-
-def _number(given: int | None, variables: Mapping[str, str], variable: str) -> int | None:
-    text = variables.get(variable, "")
-    if given is not None or not text:
-        return given
-    try:
-        return int(text)
-    except ValueError as error:
-        raise SettingsError(f"got {variable}={text!r}; expected a whole number; correct or unset it") from error
 
 
 if __name__ == "__main__":

@@ -368,7 +368,8 @@ async def run(context: Context) -> None:
     coordination = await transport.subscribe("coordination")
     address = context.run.addresses[context.service]
     required = credentials(address, context.run.keys, settings.pipeline.credentials, encrypt=settings.pipeline.encrypt)
-    acceptor = ConnectionAcceptor(required, stepping.simulators.connection_limits, stepping.simulators.serve)
+    simulators = stepping.simulators
+    acceptor = ConnectionAcceptor(required, settings.pipeline.limits, simulators.rejections, simulators.serve)
     if (available := allow_descriptors(wanted := settings.pipeline.limits.descriptors)) < wanted:
         remedy = "raise the system's limit (ulimit -n), or lower pipeline.limits.connections"
         context.log.warning("low_file_descriptor_limit", got=available, expected=wanted, remedy=remedy)

@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,11 @@ from hypothesis import strategies as st
 from sparring.pipeline.coordination.tournament import Tournament
 from sparring.pipeline.evaluation.standings import counted, standings
 from sparring.pipeline.messages.matches import NO_TEAM, Matchup
-from sparring.pipeline.messages.simulator import Ends
-from sparring.pipeline.specs import BehaviorId
-from sparring.pipeline.stepping.agents import Roster, SlotTable
+from sparring.pipeline.messages.simulator import Decisions, Ends
+from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.stepping.agents import Slots, SlotTable
+from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.connections import Arrival, SimulatorBehavior, SimulatorConnection
 from sparring.pipeline.stepping.matches import Matches
 from tests.coordination.self_play_world import behavior_id, matchups, results
 
@@ -296,36 +297,45 @@ def test_matches_of_too_few_teams_do_not_count_for_others() -> None:
     assert not tournament.complete
 
 
+def connection_of(number: int, behavior: Behavior, *behavior_ids: BehaviorId) -> SimulatorConnection:
+    """Returns a simulator with these ids of one behavior."""
+    hosted = {str(one): SimulatorBehavior(str(one), one, behavior) for one in behavior_ids}
+    return SimulatorConnection(number=number, key=number, behaviors=hosted)
+
+
+def first_decisions(match: int | None = None) -> Decisions:
+    """Returns the decision of one agent, in a match with this id if one is given."""
+    matches = None if match is None else np.array([match], np.int64)
+    agents, rewards = np.zeros(1, np.int64), np.zeros(1, np.float32)
+    return Decisions(agents=agents, observations=(), rewards=rewards, matches=matches)
+
+
+def last_rewards(reward: float) -> Ends:
+    """Returns the end of one agent."""
+    agents, rewards = np.zeros(1, np.int64), np.array([reward], np.float32)
+    return Ends(agents=agents, observations=(), rewards=rewards, interrupted=np.zeros(1, bool))
+
+
+SPEC = BehaviorSpec(observations=(ObservationSpec(name="all", shape=(1,)),), actions=ActionSpec(continuous=1))
+
+
 def test_matches_of_single_agents_are_numbered_as_they_begin() -> None:
     """Matches are counted by number; numbered by their end, short ones would count more."""
     tournament = started_tournament({"S": (0, 1)}, 2, 2)
     matches, table = Matches(["S"]), SlotTable(8)
     matches.assignment = tournament.assignment
-    one, other = BehaviorId(name="S", team=0), BehaviorId(name="S", team=1)
-    behavior_ids: dict[str, Any] = {
-        str(one): SimpleNamespace(id=one, roster=Roster()),
-        str(other): SimpleNamespace(id=other, roster=Roster()),
-    }
-    connection: Any = SimpleNamespace(number=0, key=0, behaviors=behavior_ids)
-    behaviors: Any = {"S": SimpleNamespace(table=table)}
-    decisions: Any = SimpleNamespace(matches=None, groups=None, agents=np.zeros(1, np.int64))
+    connection = connection_of(
+        0, Behavior("S", SPEC, table), BehaviorId(name="S", team=0), BehaviorId(name="S", team=1)
+    )
+    first = connection.behaviors[behavior_id("S", 0)]
     slots = table.take(2)
     for slot in slots:  # one episode begins after the other
         table.begin(np.array([slot], np.int32), 0, 0, 0)
-        matches.begin(connection, one, table, np.array([slot], np.int32), decisions, np.array([0]))
+        arrival = Arrival(first, decisions=first_decisions(), slots=np.array([slot], np.int32))
+        matches.begin(connection, arrival, np.array([0]))
     found = []
     for slot in slots[::-1]:  # and the later one ends first
-        ends = Ends(
-            agents=np.array([slot], np.int64),
-            observations=(),
-            rewards=np.ones(1, np.float32),
-            group_rewards=None,
-            interrupted=np.zeros(1, bool),
-        )
-        arrival: Any = SimpleNamespace(
-            ends=ends, simulator_behavior=behavior_ids[str(one)], vacated=np.array([slot], np.int32)
-        )
-        matches.end(connection, [arrival], behaviors)
+        matches.end(connection, [Arrival(first, ends=last_rewards(1.0), vacated=np.array([slot], np.int32))])
         (reported,) = matches.take("stepping-0.5f3a-1")
         found += reported.numbers.tolist()
     assert found == [2, 1]
@@ -335,37 +345,26 @@ def test_a_match_lost_with_its_simulator_does_not_block_the_tournament() -> None
     """A simulator dies in its first match; the other plays ten times as many matches as needed."""
     tournament = started_tournament({"S": (0, 1)}, 2, 2)
     matches, table = Matches(["S"]), SlotTable(8)
-    one, other = BehaviorId(name="S", team=0), BehaviorId(name="S", team=1)
-    behavior_ids: dict[str, Any] = {
-        str(one): SimpleNamespace(id=one, roster=Roster()),
-        str(other): SimpleNamespace(id=other, roster=Roster()),
-    }
-    dying: Any = SimpleNamespace(number=0, key=0, behaviors=behavior_ids)
-    remaining: Any = SimpleNamespace(number=1, key=1, behaviors=behavior_ids)
-    behaviors: Any = {"S": SimpleNamespace(table=table)}
+    behavior = Behavior("S", SPEC, table)
+    teams = BehaviorId(name="S", team=0), BehaviorId(name="S", team=1)
+    dying, remaining = connection_of(0, behavior, *teams), connection_of(1, behavior, *teams)
 
-    def begin(connection: Any, match: int) -> Any:
+    def begin(connection: SimulatorConnection, match: int) -> Slots:
         slots = table.take(2)
-        decisions: Any = SimpleNamespace(matches=np.array([match], np.int64), groups=None)
-        for at, behavior_of in enumerate((one, other)):
-            matches.begin(connection, behavior_of, table, slots[at : at + 1], decisions, np.array([0]))
+        for at, one in enumerate(connection.behaviors.values()):
+            arrival = Arrival(one, decisions=first_decisions(match), slots=slots[at : at + 1])
+            matches.begin(connection, arrival, np.array([0]))
         return slots
 
-    def end(slots: Any) -> None:
-        for at, name in enumerate(behavior_ids):
-            ends = Ends(
-                agents=np.array([at], np.int64),
-                observations=(),
-                rewards=np.array([1.0 - 2 * at], np.float32),
-                interrupted=np.zeros(1, bool),
-            )
-            arrival: Any = SimpleNamespace(ends=ends, simulator_behavior=behavior_ids[name], vacated=slots[at : at + 1])
-            matches.end(remaining, [arrival], behaviors)
+    def end(slots: Slots) -> None:
+        for at, one in enumerate(remaining.behaviors.values()):
+            arrival = Arrival(one, ends=last_rewards(1.0 - 2 * at), vacated=slots[at : at + 1])
+            matches.end(remaining, [arrival])
         table.give_back(slots)
 
     matches.assignment = tournament.assignment
     begin(dying, 1)
-    matches.drop(dying, behaviors)
+    matches.drop(dying)
     for number in range(1, 21):
         matches.assignment = tournament.assignment
         end(begin(remaining, number))

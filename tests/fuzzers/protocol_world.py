@@ -31,7 +31,7 @@ from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec, S
 from sparring.pipeline.stepping.settings import SteppingSettings
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.steps import SampledActions
-from sparring.services.endpoint.admission import HandshakingSimulator, fault_of
+from sparring.services.endpoint.admission import fault_of
 from sparring.services.endpoint.context import ServerContext
 from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.simulators import Simulators
@@ -103,15 +103,12 @@ class DrivenSimulators(Simulators):
 
     def converse(self) -> tuple[SimulatorPeer, Coroutine[Any, Any, None], FakeStream, FakeOutgoing]:
         """Begins a conversation, as `serve` does."""
-        self._keys += 1
-        stream, outgoing, scope = FakeStream(), FakeOutgoing(), SimpleNamespace(cancel=lambda: None)
-        ends: Any = stream, outgoing, scope
-        throttle = self.connection_limits.new_throttle()
-        peer = SimulatorPeer(
-            self._keys, ends[0], ends[1], HandshakingSimulator(), throttle, last_received_at=self.now, scope=ends[2]
-        )
-        self.peers[peer.key] = peer
-        return peer, self._read(peer, _LOG), stream, outgoing
+        ends: Any = FakeStream(), FakeOutgoing(), SimpleNamespace(cancel=lambda: None)
+        stream, outgoing, scope = ends
+        peer = SimulatorPeer(stream, scope=scope)
+        self.add(peer)
+        peer.outgoing = outgoing
+        return peer, self.read(peer), stream, outgoing
 
     def end(self, peer: SimulatorPeer) -> None:
         """Ends a conversation, as `serve` does."""
@@ -182,7 +179,7 @@ class World:
             max_agents=64,
         )
         self.stepper.matches.assignment = MatchupAssignment(serial=1, matchups=_MATCHUPS)
-        behavior = SimpleNamespace(network_settings=NetworkSettings())
+        behavior: Any = SimpleNamespace(network_settings=NetworkSettings())
         self.simulators = DrivenSimulators(
             self.stepper,
             ServerContext(

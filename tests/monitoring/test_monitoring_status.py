@@ -13,6 +13,7 @@ import pytest
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.pipeline.monitoring.summary import CheckpointSummary, summarize_behavior, summary
 from sparring.services.commands import status
+from sparring.services.main import main
 from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, read_once
 
 
@@ -108,22 +109,26 @@ def test_watch_ends_with_the_run(fake_run: FakeRun, folder: Path) -> None:
     assert "failed after 65 s" in stream.getvalue()
 
 
+def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Returns what the command prints about input that it refuses."""
+    assert main(["status", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
 def test_unknown_run_is_refused_with_the_known_ones(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = run_status("ruin", "--results-dir", str(folder.parent))
-    assert (code, text) == (2, "")
-    assert "got run 'ruin'; expected" in capsys.readouterr().err
+    assert "got run 'ruin'; expected" in refusal("ruin", "--results-dir", str(folder.parent), capsys=capsys)
 
 
 def test_folder_without_a_status_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_status(str(folder))[0] == 2
-    assert "neither status.json nor summary.json" in capsys.readouterr().err
+    assert "neither status.json nor summary.json" in refusal(str(folder), capsys=capsys)
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])
 def test_damaged_status_is_refused_by_name(folder: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "status.json").write_text(content)
-    assert run_status(str(folder))[0] == 2
-    assert "status.json" in capsys.readouterr().err
+    assert "status.json" in refusal(str(folder), capsys=capsys)
 
 
 def test_80_columns_break_no_name_and_no_step_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

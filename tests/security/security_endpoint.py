@@ -183,7 +183,8 @@ async def endpoint(
             unnamed=unnamed,
         )
         simulators = Simulators(stepper, context)
-        acceptor = ConnectionAcceptor(credentials or Credentials(), simulators.connection_limits, simulators.serve)
+        required = credentials or Credentials()
+        acceptor = ConnectionAcceptor(required, settings.limits, simulators.rejections, simulators.serve)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(simulators.watch_silence)
             running = Endpoint(acceptor, simulators, stepper, registry, tasks, logged)

@@ -91,7 +91,7 @@ async def test_large_messages_of_all_simulators_share_one_buffer() -> None:
                 sent[number] += 1
                 await anyio.sleep(1)
 
-        pool = server.simulators.connection_limits.pool
+        pool = server.simulators.pool
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(send, 0)
             await anyio.sleep(0.5)
@@ -221,7 +221,7 @@ async def test_a_connection_cannot_replace_a_simulator_by_claiming_its_number() 
     async with endpoint() as server:
         first, second = server.connect(), server.connect()
         await first.handshake(number=3)
-        next(iter(server.simulators.peers.values())).candidate.identity = "arcade-1"
+        next(iter(server.simulators.peers.values())).identity = "arcade-1"
         await anyio.sleep(8)  # longer than a heartbeat
         await second.send(hello(number=3))
         assert (await second.receive_fault()).code == "number"
@@ -281,7 +281,7 @@ async def test_simulators_that_connect_and_disconnect_leave_nothing_behind_and_d
         assert len(server.simulators.peers) == 1
         assert server.acceptor.pending == 0
         assert server.acceptor.connected == {"192.0.2.2": 1}
-        assert server.simulators.connection_limits.pool.taken == 0
+        assert server.simulators.pool.taken == 0
         assert server.stepper.behaviors["Goal"].table.taken == 0
         assert server.counter("simulators.connected") > 50
         assert max(Counter(line["event"] for line in server.logged).values()) <= 50 + 1

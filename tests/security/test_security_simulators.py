@@ -49,7 +49,7 @@ async def test_a_simulator_with_valid_keys_connects_over_tls(keys: Path, accepte
         client = await guarded.connect(keys, certificate)
         assert isinstance(await anyio.to_thread.run_sync(client.begin), Reset)
         (peer,) = guarded.endpoint.simulators.peers.values()
-        assert peer.candidate.identity == certificate
+        assert peer.identity == certificate
         await anyio.to_thread.run_sync(client.close)
         (line,) = guarded.endpoint.log_lines("simulator_connected")
         assert line["peer"].startswith(f"127.0.0.1 {certificate}".rstrip())

@@ -25,6 +25,7 @@ from sparring.pipeline.stepping.settings import SteppingSettings
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.steps import SampledActions
 from sparring.services.endpoint.context import ServerContext
+from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.simulators import Simulators
 from tests.security.security_endpoint import End
 from tests.simulation.unity_bridge import LONG_S
@@ -298,7 +299,7 @@ class PlayedGame:
         there, here = anyio.create_memory_object_stream[bytes](100), anyio.create_memory_object_stream[bytes](100)
         with anyio.fail_after(2 * LONG_S):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self.simulators.serve, End(here[0], there[1]))
+                tasks.start_soon(self.simulators.serve, SimulatorPeer(End(here[0], there[1])))
                 tasks.start_soon(self._launch, End(there[0], here[1]), launch, tasks.cancel_scope)
                 await self._step()
                 await self.simulators.disconnect_all()

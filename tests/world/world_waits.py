@@ -31,7 +31,7 @@ WATCHED: Final = {
     "pipeline/queues/sending_end.py Sender._turn": FLOW,
     "pipeline/queues/receiving_end.py Receiver._arrival": FLOW,
     "pipeline/queues/topic_ends.py Subscription.changed": SILENCE,
-    "services/endpoint/simulators.py Simulators._read": SILENCE,
+    "services/endpoint/simulators.py Simulators.read": SILENCE,
     "services/endpoint/outgoing.py Outgoing.run": SILENCE,
     "services/supervision/parts.py Parts._run": CHILD,
     "services/supervision/supervisor.py Supervisor.supervise": ORDER,

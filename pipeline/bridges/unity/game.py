@@ -22,7 +22,7 @@ from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT, HOST,
 from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages import simulator as record
 from sparring.pipeline.messages.simulator import Adopted, BehaviorActions, BehaviorReport, Bye, Progress, Statistic
-from sparring.pipeline.simulation.game import AttendedGame
+from sparring.pipeline.simulation.connection import Client
 from sparring.pipeline.specs import BehaviorSpec
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Unity:
             timeout_s=self._timeout_s,
         )
 
-    def attend(self, adopted: Adopted, trainer: AttendedGame) -> Bye:
+    def attend(self, adopted: Adopted, trainer: Client) -> Bye:
         """Launches the player, which calls the trainer, and supervises it until the end.
 
         Raises:
@@ -150,7 +150,7 @@ class Unity:
             self._attended.check()
         return news
 
-    def _supervise(self, port: int, trainer: AttendedGame) -> None:
+    def _supervise(self, port: int, trainer: Client) -> None:
         """Starts a player for a trainer. A new trainer does not know the former player."""
         former, self._attended = self._attended, None
         if former is not None:
