@@ -201,7 +201,8 @@ def damage(frames: Sequence[Buffer], chance: Random) -> list[Buffer]:
     else:
         broken = [bytearray(chance.randbytes(chance.randrange(40)))]
     parts: list[Buffer] = [bytes(frame) for frame in broken]
-    return [bytes(frames[0][: len(frames[0]) // 2])] if _reads(parts) else parts
+    is_whole = parts == [bytes(frame) for frame in frames] or _reads(parts)
+    return [bytes(frames[0][: len(frames[0]) // 2])] if is_whole else parts
 
 
 def _reads(frames: Sequence[Buffer]) -> bool:
