@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -117,10 +118,9 @@ class SilenceTimeout(ConversationStopped):
 class TrialConnection:
     """Represents one connection of the simulator on the trainer's side."""
 
-    def __init__(self, connected: socket.socket, timeout_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, connected: socket.socket, timeout_s: float) -> None:
         self._socket = connected
         self._timeout_s = timeout_s
-        self._clock = clock
         self._reader = FrameReader(SIMULATORS)
         self._conversation = Conversation("trainer")
 
@@ -166,7 +166,7 @@ class TrialConnection:
             ConversationStopped: the connection closed, a message breaks the protocol, or the simulator ends the
                 conversation.
         """
-        deadline = self._clock() + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s
         wanted = " or ".join(kind.__name__ for kind in kinds)
         while True:
             message = self._receive(deadline)
@@ -180,7 +180,7 @@ class TrialConnection:
 
     def closes(self) -> bool:
         """Returns whether the simulator closes the connection in time; skips its remaining messages."""
-        deadline = self._clock() + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s
         try:
             while True:
                 self._reader = FrameReader(SIMULATORS)
@@ -195,7 +195,7 @@ class TrialConnection:
         self._socket.close()
 
     def _fill(self, deadline: float) -> None:
-        self._socket.settimeout(max(deadline - self._clock(), 0.001))
+        self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             data = self._socket.recv(2**18)
         except TimeoutError as error:

@@ -5,7 +5,6 @@ The rules of conduct are here in the order of play; those about Steps are in `st
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -43,9 +42,7 @@ class Verdict(Finding):
     sentence: str
 
 
-def check_simulator(
-    command: Sequence[str], *, episodes: int = 3, timeout_s: float = 10.0, clock: Callable[[], float] = time.monotonic
-) -> list[Verdict]:
+def check_simulator(command: Sequence[str], *, episodes: int, timeout_s: float) -> list[Verdict]:
     """Starts `command` and checks it against every rule.
 
     Args:
@@ -53,23 +50,20 @@ def check_simulator(
             SPARRING_ADDRESS holds the address to connect to.
         episodes: number of ended episodes to play for.
         timeout_s: limit for each answer of the simulator.
-        clock: monotonic clock, in seconds.
 
     Raises:
         OSError: the command cannot be started.
     """
     host = SimulatorProcess(command)
     try:
-        return examine(host, episodes=episodes, timeout_s=timeout_s, clock=clock)
+        return examine(host, episodes=episodes, timeout_s=timeout_s)
     finally:
         host.stop()
 
 
-def examine(
-    host: SimulatorProcess, *, episodes: int = 3, timeout_s: float = 10.0, clock: Callable[[], float] = time.monotonic
-) -> list[Verdict]:
+def examine(host: SimulatorProcess, *, episodes: int, timeout_s: float) -> list[Verdict]:
     """Checks a simulator that `host` runs; see `check_simulator`."""
-    trial = Trial(host, episodes=episodes, timeout_s=timeout_s, clock=clock)
+    trial = Trial(host, episodes=episodes, timeout_s=timeout_s)
     passed = Finding(status="PASS")
     findings: dict[str, Finding] = {}
     blocked = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -44,7 +43,7 @@ class Trial:
         recount: steps that the simulator and this side counted when it reconnected; None if it did not.
     """
 
-    def __init__(self, host: SimulatorProcess, *, episodes: int, timeout_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, host: SimulatorProcess, *, episodes: int, timeout_s: float) -> None:
         self.host = host
         self.episodes = episodes
         self.timeout_s = timeout_s
@@ -55,7 +54,6 @@ class Trial:
         self.watch = StepWatch()
         self.first: FirstObservations = {}
         self.recount: tuple[dict[str, int], dict[str, int]] | None = None
-        self._clock = clock
         self._random = np.random.default_rng(0)
 
     def start(self) -> TrialConnection:
@@ -76,7 +74,7 @@ class Trial:
             got = f"no connection in {self.timeout_s:g} s; {state}; it printed: {printed}"
             expected = "a connection to the address in SPARRING_ADDRESS or {address}"
             raise ConversationStopped(failed(got, expected, "connect a stream socket there at the start")) from error
-        self.peer = TrialConnection(connected, self.timeout_s, self._clock)
+        self.peer = TrialConnection(connected, self.timeout_s)
         return self.peer
 
     def greet(self) -> Hello:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.intervals import Interval
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
 PIPELINE = "Pipeline"
 """First part of the names of numbers that ML-Agents does not have."""
@@ -46,30 +43,25 @@ def scalars(interval: Interval) -> dict[str, float]:
 
 def opening(time_s: float) -> bytes:
     """Returns the first bytes of an event file."""
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    return _framed(Event(wall_time=time_s, file_version="brain.Event:2"))
+    return _record({"file_version": "brain.Event:2"}, time_s)
 
 
 def restart(step: int, time_s: float) -> bytes:
     """Encodes a continuation from an earlier step: TensorBoard drops its values from `step` on."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-    return _framed(Event(wall_time=time_s, step=step, session_log=SessionLog(status=SessionLog.START)))
+    return _record({"step": step, "session_log": {"status": "START"}}, time_s)
 
 
 def event(values: Mapping[str, float], step: int, time_s: float) -> bytes:
     """Encodes one event with all `values` at `step`."""
+    tagged = [{"tag": name, "simple_value": value} for name, value in sorted(values.items())]
+    return _record({"step": step, "summary": {"value": tagged}}, time_s)
+
+
+def _record(content: dict[str, Json], time_s: float) -> bytes:
+    """Encodes one event, with its length and checksums, from the fields of TensorBoard's own record."""
     from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    tagged = [Summary.Value(tag=name, simple_value=value) for name, value in sorted(values.items())]
-    return _framed(Event(wall_time=time_s, step=step, summary=Summary(value=tagged)))
-
-
-def _framed(message: Message) -> bytes:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     stream = io.BytesIO()
-    RecordWriter(stream).write(message.SerializeToString())
+    RecordWriter(stream).write(Event(wall_time=time_s, **content).SerializeToString())
     return stream.getvalue()

@@ -26,6 +26,7 @@ PAUSE_S: Final = 5.0
 
 _QUEUED: Final = ".messages"
 _Link = tuple[str, Wait]
+_State = tuple[str, tuple[str, ...]] | float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +58,7 @@ class _Stage:
     Attributes:
         started_at: time of its first record.
         waits: waits by activity.
-        passed: counts by product.
+        state: what each activity waits for, and how much of each product has been passed on.
         moved: time of the last change by activity or product.
         queued: messages that have arrived for it and that it has not handled.
     """
@@ -65,22 +66,17 @@ class _Stage:
     start: str
     started_at: float
     waits: dict[str, Wait] = field(default_factory=dict)
-    passed: dict[str, float] = field(default_factory=dict)
+    state: set[tuple[str, _State]] = field(default_factory=set)
     moved: dict[str, float] = field(default_factory=dict)
     queued: int = 0
 
     def update(self, metrics: Metrics, now: float) -> None:
-        waits = {wait.activity: wait for wait in metrics.waits}
-        passed = {
-            name.removeprefix(PASSED): count for name, count in metrics.counters.items() if name.startswith(PASSED)
-        }
-        for activity in waits.keys() | self.waits.keys():
-            if _demand(waits.get(activity)) != _demand(self.waits.get(activity)):
-                self.moved[activity] = now
-        for product in passed:
-            if passed[product] != self.passed.get(product):
-                self.moved[product] = now
-        self.waits, self.passed, self.queued = waits, passed, _queued(metrics.gauges)
+        passed = {name: count for name, count in metrics.counters.items() if name.startswith(PASSED)}
+        state: set[tuple[str, _State]] = {(name.removeprefix(PASSED), count) for name, count in passed.items()}
+        state |= {(wait.activity, (wait.what, wait.sources)) for wait in metrics.waits}
+        self.moved |= {name: now for name, _ in state ^ self.state}
+        self.state, self.queued = state, _queued(metrics.gauges)
+        self.waits = {wait.activity: wait for wait in metrics.waits}
 
     def wait_of(self, what: str, behavior: str) -> Wait | None:
         """Returns the wait that blocks its output `what`, finally for a behavior; None while it works."""
@@ -201,10 +197,6 @@ class StallHistory:
         while now - self._counted[0] > self._period_s:
             self._counted.popleft()
         return len(self._counted)
-
-
-def _demand(wait: Wait | None) -> tuple[str, tuple[str, ...]] | None:
-    return None if wait is None else (wait.what, wait.sources)
 
 
 def _queued(gauges: Mapping[str, float]) -> int:

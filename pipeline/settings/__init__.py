@@ -1,7 +1,7 @@
 """Combines the settings of a run, whose parts are beside the code that they configure.
 
 `load` reads a YAML file in ML-Agents' terms and ours; `document` knows the lines, `normal` merges and renames, the
-models validate, `explain` words their errors.
+models validate, `conflicts` finds contradictions, and `explain` words the errors.
 """
 
 from sparring.pipeline.settings.load import LoadedSettings, load, parse_settings, read

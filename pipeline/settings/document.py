@@ -18,6 +18,10 @@ DEEPEST: Final = 50
 LARGEST_INTEGER: Final = 2**53
 
 _TAG: Final = "tag:yaml.org,2002:"
+_TOO_DEEP: Final = (
+    f"got a document nested deeper than {DEEPEST} levels, larger than {MOST_ENTRIES} entries, or one that "
+    "contains itself; expected a configuration; remove the anchors or brackets that expand it"
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,10 +101,12 @@ def parse(text: str, file: str) -> Entry:
     except yaml.YAMLError as error:
         raise refuse(file, [_syntax(error, text, file)]) from None
     except RecursionError:
-        raise refuse(file, [Problem(place=Place(file=file, line=1), text=_too_deep())]) from None
+        raise refuse(file, [Problem(Place(file, 1), _TOO_DEEP)]) from None
     if not isinstance(node, yaml.MappingNode):
         got = "an empty file" if node is None else f"{_kind(node)} at the top"
-        raise refuse(file, [Problem(place=Place(file=file, line=1), text=_not_a_mapping(got))])
+        remedy = "write for example `behaviors: {Ball: {trainer_type: ppo}}`"
+        text = f"got {got}; expected a mapping with the key behaviors; {remedy}"
+        raise refuse(file, [Problem(Place(file, 1), text)])
     builder = _Builder(file)
     entry = builder.entry(node, (), node.start_mark.line + 1)
     if builder.problems:
@@ -118,16 +124,14 @@ class _Builder:
 
     def entry(self, node: yaml.Node, path: Path, line: int) -> Entry:
         self._count += 1
-        place = Place(file=self._file, line=line, path=path)
+        place = Place(self._file, line, path)
         if len(path) > DEEPEST or self._count > MOST_ENTRIES:
             if self._count <= MOST_ENTRIES + 1:
-                shallow = Place(file=self._file, line=line, path=path[:3])
-                self.problems.append(Problem(place=shallow, text=_too_deep()))
+                self._refuse(line, path[:3], _TOO_DEEP)
                 self._count = MOST_ENTRIES + 2
             return Entry(value=None, place=place, text="nothing")
         if not isinstance(node, yaml.ScalarNode) and node.tag not in (_TAG + "map", _TAG + "seq"):
-            text = f"got {_kind(node)} tagged {node.tag}; expected one without a tag; remove the tag"
-            self.problems.append(Problem(place=place, text=text))
+            self._refuse(line, path, f"got {_kind(node)} tagged {node.tag}; expected one without a tag; remove the tag")
         if isinstance(node, yaml.MappingNode):
             return Entry(value=self._mapping(node, path), place=place, text="a mapping")
         if isinstance(node, yaml.SequenceNode):
@@ -140,31 +144,29 @@ class _Builder:
         merged: dict[str, Entry] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
-            place = Place(file=self._file, line=line, path=path)
             if not isinstance(key, yaml.ScalarNode):
-                self.problems.append(
-                    Problem(place=place, text=f"got {_kind(key)} as a key; expected a word; correct it")
-                )
+                self._refuse(line, path, f"got {_kind(key)} as a key; expected a word; correct it")
             elif key.tag == _TAG + "merge":
-                for source in self._merged(value, path, place):
+                for source in self._merged(value, path, line):
                     merged = {**source, **merged}
             elif key.value in entries:
                 first = entries[key.value].place.line
                 text = f"got the key a second time, after line {first}; expected it once; delete one of them"
-                self.problems.append(
-                    Problem(place=Place(file=self._file, line=line, path=(*path, key.value)), text=text)
-                )
+                self._refuse(line, (*path, key.value), text)
             else:
                 entries[key.value] = self.entry(value, (*path, key.value), line)
         return {**merged, **entries}
 
-    def _merged(self, node: yaml.Node, path: Path, place: Place) -> Iterator[dict[str, Entry]]:
+    def _merged(self, node: yaml.Node, path: Path, line: int) -> Iterator[dict[str, Entry]]:
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if isinstance(source, yaml.MappingNode):
-                yield self.entry(source, (*path, "<<"), place.line or 1).mapping
+                yield self.entry(source, (*path, "<<"), line).mapping
             else:
                 text = f"got << with {_kind(source)}; expected a mapping to merge; refer to the anchor of one"
-                self.problems.append(Problem(place=place, text=text))
+                self._refuse(line, path, text)
+
+    def _refuse(self, line: int, path: Path, text: str) -> None:
+        self.problems.append(Problem(Place(self._file, line, path), text))
 
     def _scalar(self, node: yaml.Node, place: Place) -> Entry:
         kind = node.tag.removeprefix(_TAG)
@@ -174,7 +176,7 @@ class _Builder:
         except ValueError:
             expected = "a scalar that YAML itself defines, whole numbers up to 2^53"
             problem = f"got {node.value!r} ({node.tag}); expected {expected}; correct the value"
-            self.problems.append(Problem(place=place, text=problem))
+            self.problems.append(Problem(place, problem))
             value = None
         if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_INTEGER and not _is_option(place):
             value = int(value)  # so that 5.0e5 is a valid number of steps
@@ -215,21 +217,5 @@ def _syntax(error: yaml.YAMLError, text: str, file: str) -> Problem:
     lines = text.splitlines()
     if line <= len(lines) and "\t" in lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]:
         got = "a tab in the indentation"
-    return Problem(
-        place=Place(file=file, line=line),
-        text=f"got {got}; expected YAML; correct the line (indent with spaces, a space after each colon)",
-    )
-
-
-def _too_deep() -> str:
-    return (
-        f"got a document nested deeper than {DEEPEST} levels, larger than {MOST_ENTRIES} entries, or one that "
-        "contains itself; expected a configuration; remove the anchors or brackets that expand it"
-    )
-
-
-def _not_a_mapping(got: str) -> str:
-    return (
-        f"got {got}; expected a mapping with the key behaviors; "
-        "write for example `behaviors: {Ball: {trainer_type: ppo}}`"
-    )
+    remedy = "correct the line (indent with spaces, a space after each colon)"
+    return Problem(Place(file, line), f"got {got}; expected YAML; {remedy}")

@@ -84,10 +84,10 @@ def validate_defaults(defaults: Entry) -> list[Problem]:
 def located(root: Entry, conflict: Conflict) -> Problem:
     """Returns a conflict as a problem at the first of its keys that is written."""
     written = (found for found, way in map(partial(_descend, root), conflict.paths) if way in conflict.paths)
-    return Problem(place=next(written, root).place, text=conflict.text)
+    return Problem(next(written, root).place, conflict.text)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Finding:
     """Describes one error of validation.
 
@@ -126,16 +126,14 @@ def _explained(root: Entry, detail: ErrorDetails) -> Iterator[_Finding]:
     elif missing:
         place = replace(entry.place, path=(*entry.place.path, *last))
         text = f"got nothing; expected {last[0]}, which has no default; {_ADD.get(str(last[0]), 'write it')}"
-        problem = Problem(place=place, text=text, alone=False)
-        yield _Finding(problem=problem, blame=path, involves=((*path, *last),))
+        yield _Finding(Problem(place, text, alone=False), path, ((*path, *last),))
     elif kind == "extra_forbidden":
-        yield _Finding(problem=Problem(place=entry.place, text=_unknown_key(path)), blame=path, involves=(path,))
+        yield _Finding(Problem(entry.place, _unknown_key(path)), path, (path,))
     elif kind == "union_tag_not_found" and (unknown := sorted(entry.mapping.keys() - known_keys(path))):
         for key in unknown:
-            problem = Problem(place=entry.mapping[key].place, text=_unknown_key((*path, key)))
-            yield _Finding(problem=problem, blame=path, involves=(path,))
+            yield _Finding(Problem(entry.mapping[key].place, _unknown_key((*path, key))), path, (path,))
     else:
-        yield _Finding(problem=_bad_value(entry, detail), blame=path, involves=(path,))
+        yield _Finding(_bad_value(entry, detail), path, (path,))
 
 
 def _descend(root: Entry, loc: Path) -> tuple[Entry, Path]:
@@ -157,7 +155,7 @@ def _refused(entry: Entry, path: Path, text: str) -> _Finding:
     own = (place for place in written if place.path[:1] != ("default_settings",))
     place = next(own, written[0] if written else entry.place)
     involves = tuple((*path, key) for key in mentioned) if len(written) == len(mentioned) else (path,)
-    return _Finding(problem=Problem(place=place, text=text, alone=not entry.mapping), blame=path, involves=involves)
+    return _Finding(Problem(place, text, alone=not entry.mapping), path, involves)
 
 
 def _unknown_key(path: Path) -> str:
@@ -182,7 +180,7 @@ def _bad_value(entry: Entry, detail: ErrorDetails) -> Problem:
         remedy = did_you_mean(got.strip("'"), choices) or remedy
     if kind in ("int_type", "float_type", "bool_type") and isinstance(entry.value, str):
         remedy = f"{remedy}, without quotes"
-    return Problem(place=place, text=f"got {got}; expected {expected.format(**context)}; {remedy}")
+    return Problem(place, f"got {got}; expected {expected.format(**context)}; {remedy}")
 
 
 def _key_of(path: Path) -> Path:

@@ -161,12 +161,7 @@ class Settings(SettingsModel):
         options: dict[str, Option] = {
             "arguments": shlex.join(own.env_args or ()),
             "timeout_s": float(own.timeout_wait),
-            "width": engine.width,
-            "height": engine.height,
-            "quality_level": engine.quality_level,
-            "time_scale": engine.time_scale,
-            "target_frame_rate": engine.target_frame_rate,
-            "capture_frame_rate": engine.capture_frame_rate,
+            **engine.model_dump(exclude={"no_graphics_monitor"}),
             "no_graphics": no_graphics,
         }
         if own.env_path is not None:

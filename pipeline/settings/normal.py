@@ -86,25 +86,25 @@ def _old_names(behavior: Entry) -> Iterator[Problem]:
     self_play = _section(behavior.mapping, "self_play")
     if _OLD_RATIO in self_play and _RATIO not in self_play:
         old = self_play[_RATIO] = self_play.pop(_OLD_RATIO)
-        yield Problem(place=old.place, text=f"accepted as the old name of {_RATIO}")
+        yield Problem(old.place, f"accepted as the old name of {_RATIO}")
     for signal in _section(behavior.mapping, "reward_signals").values():
         size = signal.child("encoding_size")
         if size is None or size.value is None:
             continue
         if "network_settings" in signal.mapping:
-            yield Problem(place=size.place, text="has no effect beside network_settings; write hidden_units there")
+            yield Problem(size.place, "has no effect beside network_settings; write hidden_units there")
             continue
         units = signal.mapping.pop("encoding_size")
         signal.mapping["network_settings"] = implied({"hidden_units": units}, size.place)
-        yield Problem(place=size.place, text="accepted as the old name of network_settings.hidden_units")
+        yield Problem(size.place, "accepted as the old name of network_settings.hidden_units")
     if (framework := behavior.mapping.pop("framework", None)) is not None:
-        yield Problem(place=framework.place, text="has no effect: there is one framework, torch")
+        yield Problem(framework.place, "has no effect: there is one framework, torch")
 
 
 def _renamed(section: dict[str, Entry], name: str, now: str, kind: str) -> Iterator[Problem]:
     if name in section and now not in section:
         other = section[now] = section.pop(name)
-        yield Problem(place=other.place, text=f"accepted as {kind} of {now}")
+        yield Problem(other.place, f"accepted as {kind} of {now}")
 
 
 def _complete(defaults: Entry) -> None:
@@ -172,4 +172,4 @@ def _set(entry: Entry, key: str, value: Json) -> None:
 
 
 def _on_command_line(key: str) -> Place:
-    return Place(file=COMMAND_LINE, line=None, path=(option(key),))
+    return Place(COMMAND_LINE, None, (option(key),))

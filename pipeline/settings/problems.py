@@ -11,7 +11,7 @@ from sparring.pipeline.errors import SettingsError
 Path = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Describes where something was written.
 
@@ -30,7 +30,7 @@ class Place:
         return f"{where}: {dotted(self.path)}" if self.path else where
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Describes one thing to correct.
 

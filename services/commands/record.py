@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
             if simulator.process is None:
                 _print(f"waiting for a simulator at {simulator.address}")
             limit = timeout_s if simulator.process is not None else args.timeout
-            peer = TrialConnection(simulator.accept(limit), timeout_s, time.monotonic)
+            peer = TrialConnection(simulator.accept(limit), timeout_s)
             _converse(session, peer, settings, seed, simulator)
     except KeyboardInterrupt:
         _print("stopped by the user")

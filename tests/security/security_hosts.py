@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from sparring.pipeline.settings import Settings, SimulatorSettings
+from sparring.pipeline.settings import Settings, SimulatorSettings, parse_settings
 
 
 def with_hosts(hosts: Mapping[str, Any], **rest: Any) -> Settings:
-    return Settings.model_validate({"behaviors": {"Ball": {}}, "pipeline": {"hosts": hosts, **rest}})
+    document = {"behaviors": {"Ball": {}}, "pipeline": {"hosts": hosts, **rest}}
+    return parse_settings(json.dumps(document), "run.yaml").settings
 
 
 def three_machines() -> Settings:

@@ -68,7 +68,7 @@ def test_the_address_of_the_machine_itself_comes_first() -> None:
     ],
 )
 def test_invalid_hosts_are_refused(hosts: Mapping[str, Any], rest: Mapping[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match="got") as error:
+    with pytest.raises(SettingsError, match="got") as error:
         with_hosts(hosts, **rest)
     assert text in str(error.value)
 
