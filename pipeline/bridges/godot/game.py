@@ -17,18 +17,26 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.godot.columns import UnreadableMessage, column, flags, one_number
 from sparring.pipeline.bridges.godot.connection import GameConnection, GameListener
-from sparring.pipeline.bridges.godot.spaces import PolicyAgents, read_policies
+from sparring.pipeline.bridges.godot.spaces import (
+    PolicyAgents,
+    UnreadableMessage,
+    column,
+    flags,
+    one_number,
+    read_policies,
+)
 from sparring.pipeline.bridges.player import PlayerFailed, PlayerProgram, split_arguments
+from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import Json
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import Array, BehaviorSpec, SpecError
@@ -62,7 +70,7 @@ def make_godot(
     log: str | None = None,
     call: str = "",
     arguments: str = "",
-    **options: Any,
+    **options: Option,
 ) -> GodotGame:
     """Returns a Godot game that has connected.
 
@@ -141,7 +149,7 @@ class GodotGame:
         self._failed = False
         self._policies = self._introduce(behavior)
         self._agents = range(sum(policy.agents.size for policy in self._policies))
-        self._commands: list[dict[str, Any]] = [{}] * len(self._agents)
+        self._commands: list[dict[str, Json]] = [{}] * len(self._agents)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """Returns the spec of one behavior for each policy."""
@@ -184,7 +192,7 @@ class GodotGame:
             for policy, seen in zip(self._policies, columns, strict=True)
         ]
 
-    def call(self, method: str) -> list[Any]:
+    def call(self, method: str) -> list[Json]:
         """Makes each agent's controller call a method without arguments.
 
         Returns:
@@ -196,7 +204,7 @@ class GodotGame:
         with self._noting_failure(f"correct {method} of the agents' controllers, or remove it from the option call"):
             return self._listed(self._connection.request({"type": "call", "method": method}), "returns")
 
-    def _note(self, method: str, returned: list[Any]) -> None:
+    def _note(self, method: str, returned: list[Json]) -> None:
         """Prints the values that a call returned, equal values once."""
         values = list(dict.fromkeys(json.dumps(value)[:_WIDTH] for value in returned))
         shown = ", ".join(values[:_SHOWN]) + (", ..." if len(values) > _SHOWN else "")
@@ -223,12 +231,12 @@ class GodotGame:
         self._player.phase = "initialized"
         return policies
 
-    def _columns(self, answer: Mapping[str, Any]) -> list[tuple[Array, ...]]:
+    def _columns(self, answer: Mapping[str, Json]) -> list[tuple[Array, ...]]:
         """Returns the observations of each policy."""
         rows = self._listed(answer, "obs")
         return [policy.columns(rows) for policy in self._policies]
 
-    def _listed(self, answer: Mapping[str, Any], key: str) -> list[Any]:
+    def _listed(self, answer: Mapping[str, Json], key: str) -> list[Json]:
         """Returns a list of an answer that has one entry for each agent."""
         values = answer.get(key)
         if not isinstance(values, list) or len(values) != len(self._agents):
@@ -285,13 +293,13 @@ def _open(
         listener.close()
 
 
-def _check(areas: int, timeout_s: float, options: Mapping[str, Any]) -> None:
+def _check(areas: int, timeout_s: float, options: Iterable[str]) -> None:
     if areas != 1 or not timeout_s > 0:
         raise SettingsError(
             f"got areas={areas} and timeout_s={timeout_s:g}; expected 1 area and a positive time; the scene of a Godot "
             "game determines the number of agents: for more games raise count"
         )
-    for name in options.keys() & _RENAMED_OPTIONS.keys():
+    for name in _RENAMED_OPTIONS.keys() & set(options):
         raise SettingsError(f"got the option {name!r}; expected {_RENAMED_OPTIONS[name]!r}; use that name")
 
 
@@ -334,5 +342,5 @@ def _temporary(number: int) -> Path:
     return Path(name)
 
 
-def _text(value: object) -> str:
+def _text(value: Option) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
