@@ -76,8 +76,7 @@ def make_gymnasium(
         return GymnasiumGame(name, [reduce(lambda env, wrap: wrap(env), classes, env) for env in plain], brightest)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise SettingsError(
-            f"got environment {env_id!r} with options {options}: {error}; expected one that Gymnasium can make; "
-            "check the id, its package and the options"
+            f"got environment {env_id!r} with options {options}: {error}; expected its own; check id and package"
         ) from error
 
 
@@ -89,8 +88,7 @@ def _wrapper(path: str) -> Callable[[Env[Value, Value]], Env[Value, Value]]:
         return found
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
-            f"got wrapper {path!r}: {error}; expected a class, as gymnasium.wrappers.RescaleAction; "
-            "correct the path, or install its package"
+            f"got wrapper {path!r}: {error}; expected a class, as package.module.Class; correct or install it"
         ) from error
 
 

@@ -57,9 +57,7 @@ class Teams:
                 "teams shared, each or per_type; correct the simulator's options"
             )
         if self.shared_reward and not self.groups:
-            raise SettingsError(
-                "got shared_reward without groups; expected groups, which get the reward; set groups as well"
-            )
+            raise SettingsError("got shared_reward without groups; expected groups that get it; set groups as well")
         if self.outcomes and self.teams == "shared":
             raise SettingsError("got outcomes with teams=shared; expected teams that can win; set teams as well")
 
@@ -127,16 +125,13 @@ def _environment(env_id: str) -> tuple[Callable[..., Value], type[ParallelGame] 
             module = importlib.import_module(env_id)
     except ImportError as error:
         raise SettingsError(
-            f"got environment {env_id!r}: {error}; expected an importable module; "
-            "correct the id, or install the package that it belongs to"
+            f"got environment {env_id!r}: {error}; expected a module; correct the id, or install its package"
         ) from error
     if hasattr(module, "parallel_env"):
         return module.parallel_env, ParallelGame
     if hasattr(module, "env"):
         return module.env, TurnGame
-    raise SettingsError(
-        f"got module {env_id!r}; expected one with parallel_env() or env(); correct the id of the environment"
-    )
+    raise SettingsError(f"got module {env_id!r}; expected one with parallel_env() or env(); correct the id")
 
 
 class _Row(NamedTuple):

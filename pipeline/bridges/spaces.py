@@ -128,11 +128,8 @@ def forbidden_choices(masks: Sequence[Value], spec: ActionSpec) -> NDArray[np.bo
             continue
         flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, (tuple, list)) else np.ravel(mask)
         if flat.size != row.size:
-            raise SpecError(
-                got=f"an action mask of {flat.size} entries",
-                expected=f"{row.size}, the choices of the branches {spec.discrete}",
-                remedy="correct the mask in the environment",
-            )
+            got, expected = f"an action mask of {flat.size} entries", f"{row.size} for the branches {spec.discrete}"
+            raise SpecError(got=got, expected=expected, remedy="correct the mask in the environment")
         np.equal(flat, 0, out=row)
     return result
 
@@ -198,11 +195,11 @@ def _image(space: spaces.Box, name: str, path: Path, brightest: int) -> _Leaf:
 def _scale_bytes(values: Array, name: str, brightest: int) -> Array:
     """Scales bytes from 0..brightest to 0..255."""
     if values.size and int(values.max()) > brightest:
-        raise SpecError(
-            got=f"image {name!r} with a value of {int(values.max())}",
-            expected=f"at most {brightest}, as option brightest says",
-            remedy="set brightest to the largest value that the environment sends",
+        got, expected = (
+            f"image {name!r} with a value of {int(values.max())}",
+            f"at most the option brightest, {brightest}",
         )
+        raise SpecError(got=got, expected=expected, remedy="set brightest to the largest value that is sent")
     table = np.round(np.arange(brightest + 1) * (255 / brightest)).astype(np.uint8)
     scaled: Array = table[values]
     return scaled

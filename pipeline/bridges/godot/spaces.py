@@ -25,6 +25,7 @@ Read = Callable[[Sequence[Json]], Array]
 """Converts the values of n agents to [n, ...]; raises ValueError with the reason if they are wrong."""
 
 DEFAULT_BEHAVIOR: Final = "Godot"
+_UPDATE: Final = "update the Godot RL Agents plugin of the game"
 MOST_AGENTS: Final = 2**16
 MOST_NUMBERS: Final = 2**24
 """Limit for one observation of one agent."""
@@ -72,9 +73,7 @@ class PolicyAgents:
         sensors = (_sensor(str(key), space) for key, space in seen.items())
         self._sensors = tuple(sensor for sensor in sensors if sensor is not None)
         if not self._sensors:
-            raise _bad(
-                f"agents of {behavior} without observations", "at least one observation", "correct get_obs_space"
-            )
+            raise _bad(f"agents of {behavior} without observations", "one or more", "correct get_obs_space")
         self._heads, actions = _heads(done)
         self.spec = BehaviorSpec(observations=tuple(sensor.spec for sensor in self._sensors), actions=actions)
 
@@ -124,11 +123,8 @@ def read_policies(info: Mapping[str, Json], behavior: str | None) -> list[Policy
     for name, agents in members.items():
         for agent in agents:
             if seen[agent] != seen[agents[0]] or done[agent] != done[agents[0]]:
-                raise _bad(
-                    f"agents {agents[0]} and {agent} of {name} with different spaces",
-                    "the same spaces for all agents of one policy",
-                    "give them different policy names in the game",
-                )
+                got = f"agents {agents[0]} and {agent} of {name} with different spaces"
+                raise _bad(got, "the same for all agents of one policy", "give them different policy names in the game")
     return [PolicyAgents(name, agents, seen[agents[0]], done[agents[0]]) for name, agents in members.items()]
 
 
@@ -140,11 +136,7 @@ def _per_agent(info: Mapping[str, Json], key: str, count: int) -> list[Mapping[s
     value = info.get(key)
     spaces = [value] * count if isinstance(value, dict) else value
     if not isinstance(spaces, list) or len(spaces) != count or not all(isinstance(one, dict) for one in spaces):
-        raise _bad(
-            f"{key} {short(value)}",
-            f"one map of spaces, or a list of {count}",
-            "update the Godot RL Agents plugin of the game",
-        )
+        raise _bad(f"{key} {short(value)}", f"one map of spaces, or a list of {count}", _UPDATE)
     return spaces
 
 
@@ -153,11 +145,7 @@ def _ids(names: Json, count: int, behavior: str | None) -> list[str]:
     if names is None:
         names = [behavior or DEFAULT_BEHAVIOR] * count
     if not isinstance(names, list) or len(names) != count or not all(isinstance(name, str) for name in names):
-        raise _bad(
-            f"agent_policy_names {short(names)}",
-            f"{count} names, one for each agent",
-            "update the Godot RL Agents plugin of the game",
-        )
+        raise _bad(f"agent_policy_names {short(names)}", f"{count} names, one for each agent", _UPDATE)
     if behavior is not None:
         if len(set(names)) > 1:
             raise SettingsError(
@@ -212,11 +200,8 @@ def _heads(space: Mapping[str, Json]) -> tuple[list[tuple[str, slice | int]], Ac
     for key, head in space.items():
         kind = head.get("action_type") if isinstance(head, dict) else None
         if kind not in ("continuous", "discrete"):
-            raise _bad(
-                f"action {key!r} of the space {short(head)}",
-                "action_type continuous or discrete",
-                "correct get_action_space",
-            )
+            got = f"action {key!r} of the space {short(head)}"
+            raise _bad(got, "action_type continuous or discrete", "correct get_action_space")
         size = _whole(head.get("size"), f"the size of {key!r}")
         if not 1 <= size <= MOST_NUMBERS:
             raise _bad(f"action {key!r} of size {size}", "1 or more", "correct get_action_space, or leave it out")

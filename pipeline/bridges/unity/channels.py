@@ -123,8 +123,7 @@ def _message(channel: UUID, payload: bytes) -> bytes:
 def _text(key: str) -> bytes:
     if not key.isascii():
         raise SettingsError(
-            f"got environment parameter {key!r}; expected a name in ASCII, because Unity reads nothing else; "
-            "rename it, in the game too"
+            f"got environment parameter {key!r}; expected a name in ASCII, as Unity needs; rename it, in the game too"
         )
     return struct.pack("<i", len(key)) + key.encode("ascii")
 

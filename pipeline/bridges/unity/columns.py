@@ -82,9 +82,8 @@ class PlayerBehavior:
             specs = tuple(sensor.spec for sensor in known)
             self.spec = BehaviorSpec(observations=specs, actions=action_spec(brain))
         except SpecError as error:
-            raise UnreadableData(
-                f"{error.got} in {behavior_id}, where {error.expected} is needed", _READABLE
-            ) from error
+            got = f"{error.got} in {behavior_id}, where {error.expected} is needed"
+            raise UnreadableData(got, _READABLE) from error
         except UnreadableData as error:
             raise _fit_for_games(error, behavior_id, _READABLE) from error
         self.id = behavior_id
@@ -238,7 +237,7 @@ class _DecidedAgents:
         raw = ids.tobytes()
         if raw == self._last:  # the common message: the same agents as in the last one
             return None
-        counts = Counter(ids.tolist())
+        counts: Counter[int] = Counter(ids.tolist())
         if len(counts) < len(ids):
             return min(agent for agent, count in counts.items() if count > 1)
         self._ids.update(counts)
