@@ -76,7 +76,7 @@ def make_gymnasium(
         return GymnasiumGame(name, [reduce(lambda env, wrap: wrap(env), classes, env) for env in plain], brightest)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise SettingsError(
-            f"got environment {env_id!r} with options {options}: {error}; expected its own; check id and package"
+            f"got environment {env_id!r} with options {options}: {error}; expected a known one; check the id"
         ) from error
 
 
@@ -88,7 +88,7 @@ def _wrapper(path: str) -> Callable[[Env[Value, Value]], Env[Value, Value]]:
         return found
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
-            f"got wrapper {path!r}: {error}; expected a class, as package.module.Class; correct or install it"
+            f"got wrapper {path!r}: {error}; expected a class, as package.module.Class; correct the path"
         ) from error
 
 

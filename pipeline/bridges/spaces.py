@@ -11,7 +11,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ Value = Any
 
 Path = tuple[str | int, ...]
 """Keys that lead to a value inside an observation."""
+
+Convert = Callable[[Array, Array], Array]
+"""Converts continuous [n, continuous] and discrete [n, branches] actions of n agents to values of a space."""
 
 Option = bool | int | float | str
 """An option of an environment, as a configuration or a command line gives it."""
@@ -177,15 +180,12 @@ def _image(space: spaces.Box, name: str, path: Path, brightest: int) -> _Leaf:
     first, middle, end = space.shape
     last = first == middle or (middle != end and end <= first)
     height, width, channels = space.shape if last else (*space.shape[1:], space.shape[0])
-    integers = space.dtype == np.uint8
-    spec = ObservationSpec(
-        name=name, shape=(channels, height, width), dtype="uint8" if integers else "float32", kind="image"
-    )
-    dtype = np.dtype(spec.dtype)
+    dtype: Literal["uint8", "float32"] = "uint8" if space.dtype == np.uint8 else "float32"
+    spec = ObservationSpec(name=name, shape=(channels, height, width), dtype=dtype, kind="image")
 
     def read(items: Value) -> Array:
         values = np.asarray(items, dtype)
-        if integers and brightest < 255:
+        if dtype == "uint8" and brightest < 255:
             values = _scale_bytes(values, name, brightest)
         return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values
 
@@ -195,11 +195,9 @@ def _image(space: spaces.Box, name: str, path: Path, brightest: int) -> _Leaf:
 def _scale_bytes(values: Array, name: str, brightest: int) -> Array:
     """Scales bytes from 0..brightest to 0..255."""
     if values.size and int(values.max()) > brightest:
-        got, expected = (
-            f"image {name!r} with a value of {int(values.max())}",
-            f"at most the option brightest, {brightest}",
-        )
-        raise SpecError(got=got, expected=expected, remedy="set brightest to the largest value that is sent")
+        got = f"image {name!r} with a value of {int(values.max())}"
+        remedy = "set brightest to the largest value that the environment sends"
+        raise SpecError(got=got, expected=f"at most {brightest}, as option brightest says", remedy=remedy)
     table = np.round(np.arange(brightest + 1) * (255 / brightest)).astype(np.uint8)
     scaled: Array = table[values]
     return scaled
@@ -227,7 +225,7 @@ def _at(value: Value, path: Path) -> Value:
 # ---------------------------------------------------------------- actions
 
 
-def _action(space: Space[Value]) -> tuple[ActionSpec, Callable[[Array, Array], Array]]:
+def _action(space: Space[Value]) -> tuple[ActionSpec, Convert]:
     from gymnasium import spaces
 
     match space:
@@ -247,9 +245,7 @@ def _action(space: Space[Value]) -> tuple[ActionSpec, Callable[[Array, Array], A
     )
 
 
-def _branches(
-    space: Space[Value], branches: tuple[int, ...], start: Array
-) -> tuple[ActionSpec, Callable[[Array, Array], Array]]:
+def _branches(space: Space[Value], branches: tuple[int, ...], start: Array) -> tuple[ActionSpec, Convert]:
     shape = space.shape or ()
 
     def values(_: Array, discrete: Array) -> Array:
@@ -258,7 +254,7 @@ def _branches(
     return ActionSpec(discrete=branches), values
 
 
-def _rescaled(space: spaces.Box) -> tuple[ActionSpec, Callable[[Array, Array], Array]]:
+def _rescaled(space: spaces.Box) -> tuple[ActionSpec, Convert]:
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     middle, half = (low + high) / 2, (high - low) / 2
 
