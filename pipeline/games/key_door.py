@@ -106,7 +106,7 @@ class KeyDoor(BuiltInGame):
         longest = int(self._maze.away[self._maze.starts].max())
         if limit < longest:
             raise SettingsError(
-                f"got limit={limit}; expected {longest} or more, the longest way to the goal; raise limit, or lower size or rooms"
+                f"got limit={limit}; expected {longest} or more, the longest way; raise limit, or lower size or rooms"
             )
         self._name = behavior
         self._id = str(BehaviorId(name=behavior))
