@@ -194,7 +194,7 @@ def _kind(one: Proto, shape: tuple[int, ...], axes: tuple[int, ...], name: str) 
         return "entities"
     if len(shape) == 1:
         return "goal" if one.observation_type == GOAL_SIGNAL else "vector"
-    raise UnreadableData(f"observation {name!r} of shape {shape}, axes {axes}: no vector, image or entity list")
+    raise UnreadableData(f"observation {name!r} of shape {shape} with axes {axes}: no vector, image or entity list")
 
 
 def _channels_last(axes: tuple[int, ...], name: str) -> bool:
