@@ -34,8 +34,8 @@ _NOT_FINITE: Final = re.compile(rb"(?<=[\[:,])(-?)(nan|inf)(?=[\],}])")
 _JSON_NAMES: Final = {b"nan": b"NaN", b"inf": b"Infinity"}
 
 
-class GameListener:
-    """Listens for one game.
+class GameConnection:
+    """Listens for one game, and represents its connection.
 
     Args:
         port: port to listen on; 0 chooses one.
@@ -50,16 +50,18 @@ class GameListener:
     """
 
     def __init__(self, port: int, *, otherwise: bool, timeout_s: float) -> None:
+        self._player: PlayerProgram  # known once it is started with the port
         self._timeout_s = timeout_s
-        self._listener = _listen(port, otherwise)
-        self.port: int = self._listener.getsockname()[1]
+        self._socket = _listen(port, otherwise)
+        self.port: int = self._socket.getsockname()[1]
 
-    def accept(self, player: PlayerProgram) -> GameConnection:
-        """Waits for the connection of the started game.
+    def accept(self, player: PlayerProgram) -> None:
+        """Waits for the connection of the started game, and accepts no further ones.
 
         Raises:
             PlayerFailed: the game ended, or did not connect in time.
         """
+        self._player = player
         if not player.launched:
             sys.stderr.write(
                 f"{player.name}: waiting at {HOST}:{self.port} for {self._timeout_s:g} s; press Play in the Godot "
@@ -67,36 +69,18 @@ class GameListener:
             )
             sys.stderr.flush()
         deadline = time.monotonic() + self._timeout_s
-        while not select.select([self._listener], [], [], CHECK_S)[0]:
+        while not select.select([self._socket], [], [], CHECK_S)[0]:
             player.check()
             if time.monotonic() > deadline:
                 raise player.failure(
                     f"no connection to port {self.port} within {self._timeout_s:g} s",
                     "see that the scene has a Sync node in control mode Training, and agents; or raise timeout_s",
                 )
-        connected, _ = self._listener.accept()
+        connected, _ = self._socket.accept()
+        self._socket.close()
+        self._socket = connected
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         player.phase = "connected"
-        return GameConnection(player, connected, self._timeout_s)
-
-    def close(self) -> None:
-        """Accepts no further games."""
-        self._listener.close()
-
-
-class GameConnection:
-    """Represents a connected game.
-
-    Args:
-        player: the game's program, for errors.
-        connected: a connected socket; the connection owns it.
-        timeout_s: time for each answer of the game.
-    """
-
-    def __init__(self, player: PlayerProgram, connected: socket.socket, timeout_s: float) -> None:
-        self._player = player
-        self._socket = connected
-        self._timeout_s = timeout_s
 
     def send(self, message: dict[str, Json]) -> None:
         """Sends a message that has no answer.

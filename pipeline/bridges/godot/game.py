@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.godot.connection import GameConnection, GameListener
+from sparring.pipeline.bridges.godot.connection import GameConnection
 from sparring.pipeline.bridges.godot.spaces import (
     PolicyAgents,
     UnreadableMessage,
@@ -102,19 +102,18 @@ def make_godot(
     number = _environment("SPARRING_NUMBER") or 0
     name = f"Godot game {number}"
     if path is None:
-        return _open(
-            PlayerProgram(name, None), GameListener(port, otherwise=False, timeout_s=timeout_s), behavior, methods
-        )
+        connection = GameConnection(port, otherwise=False, timeout_s=timeout_s)
+        return _open(PlayerProgram(name, None), connection, behavior, methods)
     program, words = _program(path), split_arguments(arguments)
-    listener = GameListener(port and port + number, otherwise=port == PORT, timeout_s=timeout_s)
-    command = [program, f"--port={listener.port}", *(["--headless"] if headless else [])]
+    connection = GameConnection(port and port + number, otherwise=port == PORT, timeout_s=timeout_s)
+    command = [program, f"--port={connection.port}", *(["--headless"] if headless else [])]
     command += [] if framerate is None else ["--fixed-fps", str(framerate)]
     seed = _environment("SPARRING_SEED") if env_seed is None else env_seed
     named = {"env_seed": seed, "speedup": speedup, "action_repeat": action_repeat, **options}
     command += [f"--{key}={_text(value)}" for key, value in named.items() if value is not None]
     written = Path(log) if log else _temporary(number)
     player = PlayerProgram(name, [*command, *words], log=written)
-    return _open(player, listener, behavior, methods, None if log else written)
+    return _open(player, connection, behavior, methods, None if log else written)
 
 
 class GodotGame:
@@ -271,26 +270,22 @@ def _report(
 
 def _open(
     player: PlayerProgram,
-    listener: GameListener,
+    connection: GameConnection,
     behavior: str | None,
     methods: Sequence[str],
     temporary_log: Path | None = None,
 ) -> GodotGame:
     """Starts the game and waits until it has introduced itself; on failure it ends the game."""
-    connection: GameConnection | None = None
     try:
         player.start()
-        connection = listener.accept(player)
+        connection.accept(player)
         return GodotGame(player, connection, behavior, methods, temporary_log)
     except BaseException as error:
         player.close(0.0)
-        if connection is not None:
-            connection.close()
+        connection.close()
         if temporary_log is not None and not isinstance(error, PlayerFailed):
             temporary_log.unlink(missing_ok=True)
         raise
-    finally:
-        listener.close()
 
 
 def _check(areas: int, timeout_s: float, options: Iterable[str]) -> None:
