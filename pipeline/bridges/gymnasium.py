@@ -7,20 +7,22 @@ A report holds the end of an episode and the first observation of the next one, 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices, import_optional
+from sparring.pipeline.bridges.spaces import Actions, Observations, Option, Value, forbidden_choices, import_optional
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 
 if TYPE_CHECKING:
-    from sparring.pipeline.simulation.game import Game
+    from gymnasium import Env, Space
+    from gymnasium.vector import VectorEnv
 
 _NATIVE_FROM = 8
 """Number of areas from which an environment's own vector form is faster than a loop over its single form."""
@@ -34,8 +36,8 @@ def make_gymnasium(
     vectorization: str = "auto",
     wrappers: str = "",
     brightest: int = 255,
-    **options: Any,
-) -> Game:
+    **options: Option,
+) -> GymnasiumGame | NativeGame:
     """Returns a Gymnasium environment as a game.
 
     Args:
@@ -53,6 +55,7 @@ def make_gymnasium(
         SpecError: a space is not supported.
     """
     gymnasium = import_optional("gymnasium", "gymnasium")
+
     if areas < 1 or vectorization not in ("auto", "sync", "native") or brightest not in range(1, 256):
         raise SettingsError(
             f"got areas={areas}, vectorization={vectorization!r} and brightest={brightest!r}; expected 1 or more "
@@ -63,46 +66,35 @@ def make_gymnasium(
     if classes and vectorization == "native":
         raise SettingsError("got wrappers with vectorization native; expected one of them; leave one out")
     try:
-        if vectorization == "native" or (
-            vectorization == "auto" and not classes and _has_native(gymnasium, env_id, areas, options)
-        ):
+        suits = areas >= _NATIVE_FROM and not options and not classes and vectorization == "auto"
+        if vectorization == "native" or (suits and _has_native(env_id)):
             vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
                 return NativeGame(name, vector, brightest)
             vector.close()
-        return GymnasiumGame(
-            name, [_make_wrapped(gymnasium, env_id, classes, options) for _ in range(areas)], brightest
-        )
+        plain = (gymnasium.make(env_id, **options) for _ in range(areas))
+        return GymnasiumGame(name, [reduce(lambda env, wrap: wrap(env), classes, env) for env in plain], brightest)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise SettingsError(
-            f"got environment {env_id!r} with options {options}: {error}; expected one that Gymnasium can make; "
-            "check the id, its package and the options"
+            f"got environment {env_id!r} with options {options}: {error}; expected a known one; check the id"
         ) from error
 
 
-def _make_wrapped(gymnasium: Any, env_id: str, wrappers: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Returns one environment in its wrappers."""
-    env = gymnasium.make(env_id, **options)
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return env
-
-
-def _wrapper(path: str) -> Any:
+def _wrapper(path: str) -> Callable[[Env[Value, Value]], Env[Value, Value]]:
     """Returns the class with the dotted path `path`."""
     module, _, name = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        found: Callable[[Env[Value, Value]], Env[Value, Value]] = getattr(importlib.import_module(module), name)
+        return found
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
-            f"got wrapper {path!r}: {error}; expected a class, as gymnasium.wrappers.RescaleAction; "
-            "correct the path, or install its package"
+            f"got wrapper {path!r}: {error}; expected a class, as package.module.Class; correct the path"
         ) from error
 
 
-def _has_native(gymnasium: Any, env_id: str, areas: int, options: Mapping[str, Any]) -> bool:
-    if areas < _NATIVE_FROM or options:
-        return False
+def _has_native(env_id: str) -> bool:
+    import gymnasium
+
     module, _, plain = env_id.rpartition(":")
     if module:
         importlib.import_module(module)  # registers the environment
@@ -113,11 +105,11 @@ def _has_native(gymnasium: Any, env_id: str, areas: int, options: Mapping[str, A
 class _GymnasiumBase:
     """Holds what both forms share: specs, ids, and reports of one behavior."""
 
-    def __init__(self, name: str, areas: int, observation_space: Any, action_space: Any, brightest: int) -> None:
+    def __init__(self, name: str, areas: int, seen: Space[Value], done: Space[Value], brightest: int) -> None:
         self.name = name
         self._behavior = str(BehaviorId(name=name))
-        self._observations = Observations(observation_space, brightest)
-        self._actions = Actions(action_space)
+        self._observations = Observations(seen, brightest)
+        self._actions = Actions(done)
         self._areas = np.arange(areas, dtype=np.int64)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
@@ -125,7 +117,7 @@ class _GymnasiumBase:
         spec = BehaviorSpec(observations=self._observations.specs, actions=self._actions.spec)
         return {self._behavior: spec}
 
-    def _report(self, decisions: Decisions | None, ends: Ends | None) -> Sequence[BehaviorReport]:
+    def _report(self, decisions: Decisions, ends: Ends | None = None) -> Sequence[BehaviorReport]:
         return (BehaviorReport(behavior=self._behavior, decisions=decisions, ends=ends),)
 
 
@@ -138,7 +130,7 @@ class GymnasiumGame(_GymnasiumBase):
         brightest: see `Observations`.
     """
 
-    def __init__(self, name: str, envs: Sequence[Any], brightest: int = 255) -> None:
+    def __init__(self, name: str, envs: Sequence[Env[Value, Value]], brightest: int = 255) -> None:
         super().__init__(name, len(envs), envs[0].observation_space, envs[0].action_space, brightest)
         self._envs = list(envs)
         self._parameters: Mapping[str, float] = {}
@@ -146,13 +138,11 @@ class GymnasiumGame(_GymnasiumBase):
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         """Begins all episodes. Parameters go to the environments as reset options; area i gets seed + i."""
         self._parameters = parameters
-        begun = [
-            env.reset(seed=None if seed is None else seed + area, options=dict(parameters) or None)
-            for area, env in enumerate(self._envs)
-        ]
-        seen = self._observations.rows([observation for observation, _ in begun])
-        masks = self._masks([info for _, info in begun])
-        return self._report(decisions(self._areas, seen, masks=masks), None)
+        seeds = [None if seed is None else seed + area for area in range(len(self._envs))]
+        options = dict(parameters) or None
+        begun = [env.reset(seed=one, options=options) for env, one in zip(self._envs, seeds, strict=True)]
+        seen, infos = zip(*begun, strict=True)
+        return self._report(decisions(self._areas, self._observations.rows(seen), masks=self._masks(infos)))
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
         """Steps every area that got an action."""
@@ -186,9 +176,7 @@ class GymnasiumGame(_GymnasiumBase):
         for env in self._envs:
             env.close()
 
-    def _masks(self, infos: Sequence[Mapping[str, Any]]) -> NDArray[np.bool_] | None:
-        if not any("action_mask" in info for info in infos):
-            return None
+    def _masks(self, infos: Sequence[Mapping[str, Value]]) -> NDArray[np.bool_] | None:
         return forbidden_choices([info.get("action_mask") for info in infos], self._actions.spec)
 
 
@@ -204,7 +192,7 @@ class NativeGame(_GymnasiumBase):
         brightest: see `Observations`.
     """
 
-    def __init__(self, name: str, vector: Any, brightest: int = 255) -> None:
+    def __init__(self, name: str, vector: VectorEnv[Value, Value, Value], brightest: int = 255) -> None:
         super().__init__(name, vector.num_envs, vector.single_observation_space, vector.single_action_space, brightest)
         self._vector = vector
         idle = np.zeros((1, self._actions.spec.continuous), np.float32)
@@ -214,7 +202,7 @@ class NativeGame(_GymnasiumBase):
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         """Begins all episodes. Parameters go to the environment as reset options."""
         observations, _ = self._vector.reset(seed=seed, options=dict(parameters) or None)
-        return self._report(decisions(self._areas, self._observations.batch(observations)), None)
+        return self._report(decisions(self._areas, self._observations.batch(observations)))
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
         """Steps all areas; those that ended before get no action and begin their next episode."""
@@ -225,7 +213,7 @@ class NativeGame(_GymnasiumBase):
         seen = self._observations.batch(observations)
         over = terminated | truncated
         if not over.any():
-            return self._report(decisions(self._areas, seen, rewards=rewards), None)
+            return self._report(decisions(self._areas, seen, rewards=rewards))
         last = tuple(one[over] for one in seen)
         ended = ends(self._areas[over], last, rewards=rewards[over], interrupted=~terminated[over])
         if over.all():

@@ -9,22 +9,23 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
-from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.spaces import Actions, Observations, forbidden_choices, import_optional
+from sparring.pipeline.bridges.spaces import Actions, Observations, Option, Value, forbidden_choices, import_optional
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Ends
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
 
 if TYPE_CHECKING:
-    from sparring.pipeline.simulation.game import Game
+    from gymnasium import Space
+    from pettingzoo import AECEnv, ParallelEnv
 
 _MASK = "action_mask"
 
@@ -56,13 +57,11 @@ class Teams:
                 "teams shared, each or per_type; correct the simulator's options"
             )
         if self.shared_reward and not self.groups:
-            raise SettingsError(
-                "got shared_reward without groups; expected groups, which get the reward; set groups as well"
-            )
+            raise SettingsError("got shared_reward without groups; expected groups that get it; set groups as well")
         if self.outcomes and self.teams == "shared":
             raise SettingsError("got outcomes with teams=shared; expected teams that can win; set teams as well")
 
-    def ids(self, agents: Sequence[Any]) -> list[BehaviorId]:
+    def ids(self, agents: Sequence[str]) -> list[BehaviorId]:
         """Returns the behavior id of each agent."""
         kinds = [re.sub(r"_?\d+$", "", str(agent)) or str(agent) for agent in agents]
         order = list(dict.fromkeys(kinds))
@@ -81,8 +80,8 @@ def make_pettingzoo(
     groups: bool = False,
     shared_reward: bool = False,
     outcomes: bool = False,
-    **options: Any,
-) -> Game:
+    **options: Option,
+) -> ParallelGame | TurnGame:
     """Returns a PettingZoo environment as a game: in its parallel form if it has one, else turn by turn.
 
     Args:
@@ -107,9 +106,9 @@ def make_pettingzoo(
         behavior=name, behaviors=behaviors, teams=teams, groups=groups, shared_reward=shared_reward, outcomes=outcomes
     )
     import_optional("pettingzoo", "pettingzoo")
-    factory, form = _environment(env_id)
+    make, form = _environment(env_id)
     try:
-        envs = [factory(**options) for _ in range(areas)]
+        envs = [make(**options) for _ in range(areas)]
     except TypeError as error:
         raise SettingsError(
             f"got options {options} for {env_id!r}: {error}; expected its own; check the environment's documentation"
@@ -117,8 +116,8 @@ def make_pettingzoo(
     return form(name, envs, roles)
 
 
-def _environment(env_id: str) -> tuple[Callable[..., Any], type[ParallelGame] | type[TurnGame]]:
-    """Returns the factory of the environment, and the form of its game."""
+def _environment(env_id: str) -> tuple[Callable[..., Value], type[ParallelGame] | type[TurnGame]]:
+    """Returns the function that makes the environment, and the form of its game."""
     try:
         with warnings.catch_warnings():
             # PettingZoo deprecates the module form in favor of a registry of its own environments.
@@ -126,29 +125,35 @@ def _environment(env_id: str) -> tuple[Callable[..., Any], type[ParallelGame] | 
             module = importlib.import_module(env_id)
     except ImportError as error:
         raise SettingsError(
-            f"got environment {env_id!r}: {error}; expected an importable module; "
-            "correct the id, or install the package that it belongs to"
+            f"got environment {env_id!r}: {error}; expected a module; correct the id, or install its package"
         ) from error
     if hasattr(module, "parallel_env"):
         return module.parallel_env, ParallelGame
     if hasattr(module, "env"):
         return module.env, TurnGame
-    raise SettingsError(
-        f"got module {env_id!r}; expected one with parallel_env() or env(); correct the id of the environment"
-    )
+    raise SettingsError(f"got module {env_id!r}; expected one with parallel_env() or env(); correct the id")
 
 
-@dataclass(slots=True)
-class _FrameRows:
-    """Collects the rows of one behavior id in one frame, before they become columns."""
+class _Row(NamedTuple):
+    """Holds one agent in one frame.
 
-    agents: list[int] = field(default_factory=list)
-    seen: list[Any] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    shared: list[float] = field(default_factory=list)
-    matches: list[int] = field(default_factory=list)
-    masks: list[Any] = field(default_factory=list)
-    interrupted: list[bool] = field(default_factory=list)
+    Attributes:
+        agent: its id.
+        match: number of its match.
+        seen: its observation.
+        reward: its own reward.
+        shared: reward of its group.
+        mask: its legal actions; None if all are.
+        interrupted: a limit has ended its episode.
+    """
+
+    agent: int
+    match: int
+    seen: Value
+    reward: float
+    shared: float
+    mask: Value = None
+    interrupted: bool = False
 
 
 @dataclass(slots=True)
@@ -162,12 +167,12 @@ class _Area:
     """
 
     number: int
-    env: Any
+    env: AECEnv | ParallelEnv
     match: int = 0
-    playing: set[Any] = field(default_factory=set)
+    playing: set[str] = field(default_factory=set)
 
 
-class _PettingZooBase(ABC):
+class _PettingZooBase:
     """Holds what both forms share: behaviors, ids, and the columns of a frame.
 
     Args:
@@ -176,18 +181,20 @@ class _PettingZooBase(ABC):
         roles: behaviors, teams and groups.
     """
 
-    def __init__(self, name: str, envs: Sequence[Any], roles: Teams) -> None:
+    def __init__(self, name: str, envs: Sequence[AECEnv | ParallelEnv], roles: Teams) -> None:
         self.name = name
         self._areas = [_Area(number, env) for number, env in enumerate(envs)]
-        self._names = list(envs[0].possible_agents)
+        self._names: list[str] = list(envs[0].possible_agents)
         self._index = {agent: index for index, agent in enumerate(self._names)}
         self._roles = roles
         ids = roles.ids(self._names)
         self._readers, self._writers, self._masked = _spaces(envs[0], self._names, ids)
         self._teams = np.array([identity.team for identity in ids], np.int64)
-        self._ids = [str(identity) for identity in ids]
+        self._ids = dict(zip(self._names, map(str, ids), strict=True))
         self._name_of = {str(identity): identity.name for identity in ids}
         self._parameters: Mapping[str, float] = {}
+        self._deciding: defaultdict[str, list[_Row]] = defaultdict(list)
+        self._ended: defaultdict[str, list[_Row]] = defaultdict(list)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """Returns the spec of every behavior id."""
@@ -199,104 +206,100 @@ class _PettingZooBase(ABC):
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         """Begins all episodes. Parameters go to the environments as reset options; area i gets seed + i."""
         self._parameters = parameters
-        self._open()
         for area in self._areas:
             self._begin(area, None if seed is None else seed + area.number)
-        return self._close()
+        return self._reports()
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
         """Steps every area that got an action."""
-        chosen: dict[int, dict[Any, Any]] = {}
+        chosen: defaultdict[int, dict[str, Value]] = defaultdict(dict)
         for identity, act in actions.items():
             values = self._writers[self._name_of[identity]].rows(act.continuous, act.discrete)
             for agent, value in zip(act.agents.tolist(), values, strict=True):
                 number, index = divmod(agent, len(self._names))
-                chosen.setdefault(number, {})[self._names[index]] = value
-        self._open()
+                chosen[number][self._names[index]] = value
         for number, mine in chosen.items():
             self._play(self._areas[number], mine)
-        return self._close()
+        return self._reports()
 
     def close(self) -> None:
         """Closes the environments."""
         for area in self._areas:
             area.env.close()
 
-    @abstractmethod
     def _begin(self, area: _Area, seed: int | None) -> None:
         """Begins an episode and adds its first decisions."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def _play(self, area: _Area, values: Mapping[Any, Any]) -> None:
+    def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
         """Steps one area with the actions of its agents and adds the rows that follow."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------ one frame
-
-    def _open(self) -> None:
-        self._deciding = {identity: _FrameRows() for identity in self._name_of}
-        self._ended = {identity: _FrameRows() for identity in self._name_of}
 
     def _next_match(self, area: _Area) -> None:
         area.match += 1
         area.playing.clear()
 
     def _decide(
-        self, area: _Area, agent: Any, seen: Any, info: Mapping[str, Any], reward: float, shared: float
+        self, area: _Area, agent: str, seen: Value, info: Mapping[str, Value], reward: float = 0, shared: float = 0
     ) -> None:
         """Adds an agent that wants an action."""
         area.playing.add(agent)
-        rows = self._add(self._deciding, area, agent, seen, reward, shared)
-        rows.masks.append(seen[_MASK] if agent in self._masked else info.get(_MASK))
+        mask = seen[_MASK] if agent in self._masked else info.get(_MASK)
+        self._deciding[self._ids[agent]].append(_Row(*self._numbers(area, agent), seen, reward, shared, mask=mask))
 
-    def _end(self, area: _Area, agent: Any, seen: Any, reward: float, shared: float, interrupted: bool) -> None:
+    def _end(self, area: _Area, agent: str, seen: Value, interrupted: bool, reward: float, shared: float = 0) -> None:
         """Adds an agent that ended, unless it never decided: the trainer does not know it then."""
         if agent in area.playing:
             area.playing.discard(agent)
-            self._add(self._ended, area, agent, seen, reward, shared).interrupted.append(interrupted)
+            row = _Row(*self._numbers(area, agent), seen, reward, shared, interrupted=interrupted)
+            self._ended[self._ids[agent]].append(row)
 
-    def _add(
-        self, into: Mapping[str, _FrameRows], area: _Area, agent: Any, seen: Any, reward: float, shared: float
-    ) -> _FrameRows:
-        index = self._index[agent]
-        rows = into[self._ids[index]]
-        rows.agents.append(area.number * len(self._names) + index)
-        rows.seen.append(seen)
-        rows.rewards.append(reward)
-        rows.shared.append(shared)
-        rows.matches.append(area.match * len(self._areas) + area.number)
-        return rows
+    def _numbers(self, area: _Area, agent: str) -> tuple[int, int]:
+        """Returns an agent's id and the number of its match."""
+        number = area.number * len(self._names) + self._index[agent]
+        return number, area.match * len(self._areas) + area.number
 
-    def _close(self) -> Sequence[BehaviorReport]:
+    def _reports(self) -> Sequence[BehaviorReport]:
         """Returns the rows of the frame as reports."""
         reports = []
         for identity, name in self._name_of.items():
             rows, over = self._deciding[identity], self._ended[identity]
-            masks = forbidden_choices(rows.masks, self._writers[name].spec)
-            deciding = None
-            if rows.agents:
-                deciding = decisions(**self._columns(name, rows), groups=self._group_ids(rows), masks=masks)
-            ended = self._over(name, over) if over.agents else None
-            if deciding is not None or ended is not None:
-                reports.append(BehaviorReport(behavior=identity, decisions=deciding, ends=ended))
+            if rows or over:
+                following = self._decisions(name, rows) if rows else None
+                last = self._ends(name, over) if over else None
+                reports.append(BehaviorReport(behavior=identity, decisions=following, ends=last))
+        self._deciding.clear()
+        self._ended.clear()
         return reports
 
-    def _over(self, name: str, rows: _FrameRows) -> Ends:
-        outcomes = 0.5 + 0.5 * np.sign(rows.rewards) if self._roles.outcomes else None
-        return ends(**self._columns(name, rows), interrupted=rows.interrupted, outcomes=outcomes)
+    def _decisions(self, name: str, rows: Sequence[_Row]) -> Decisions:
+        agents, matches, seen, rewards, shared, masks, _ = zip(*rows, strict=True)
+        return decisions(
+            agents,
+            self._readers[name].rows(seen),
+            rewards=rewards,
+            groups=self._group_ids(np.array(agents)) if self._roles.groups else None,
+            group_rewards=shared if self._roles.shared_reward else None,
+            masks=forbidden_choices(masks, self._writers[name].spec),
+            matches=matches if len(self._name_of) > 1 else None,
+        )
 
-    def _columns(self, name: str, rows: _FrameRows) -> dict[str, Any]:
-        return {
-            "agents": rows.agents,
-            "observations": self._readers[name].rows(rows.seen),
-            "rewards": rows.rewards,
-            "group_rewards": rows.shared if self._roles.shared_reward else None,
-            "matches": rows.matches if len(self._name_of) > 1 else None,
-        }
+    def _ends(self, name: str, rows: Sequence[_Row]) -> Ends:
+        agents, matches, seen, rewards, shared, _, interrupted = zip(*rows, strict=True)
+        return ends(
+            agents,
+            self._readers[name].rows(seen),
+            rewards=rewards,
+            interrupted=interrupted,
+            group_rewards=shared if self._roles.shared_reward else None,
+            outcomes=0.5 + 0.5 * np.sign(rewards) if self._roles.outcomes else None,
+            matches=matches if len(self._name_of) > 1 else None,
+        )
 
-    def _group_ids(self, rows: _FrameRows) -> NDArray[np.int64] | None:
-        if not self._roles.groups:
-            return None
-        area, index = np.divmod(np.array(rows.agents, np.int64), len(self._names))
+    def _group_ids(self, agents: NDArray[np.int64]) -> NDArray[np.int64]:
+        area, index = np.divmod(agents, len(self._names))
         ids: NDArray[np.int64] = 1 + area * (self._teams.max() + 1) + self._teams[index]
         return ids
 
@@ -308,9 +311,9 @@ class ParallelGame(_PettingZooBase):
         self._next_match(area)
         observations, infos = area.env.reset(seed=seed, options=dict(self._parameters) or None)
         for agent, seen in observations.items():
-            self._decide(area, agent, seen, infos.get(agent, {}), 0.0, 0.0)
+            self._decide(area, agent, seen, infos.get(agent, {}))
 
-    def _play(self, area: _Area, values: Mapping[Any, Any]) -> None:
+    def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
         observations, rewards, terminations, truncations, infos = area.env.step(values)
         shared = 0.0
         if self._roles.shared_reward:
@@ -318,7 +321,7 @@ class ParallelGame(_PettingZooBase):
             rewards = dict.fromkeys(rewards, 0.0)
         for agent, seen in observations.items():
             if terminations[agent] or truncations[agent]:
-                self._end(area, agent, seen, rewards[agent], shared, not terminations[agent])
+                self._end(area, agent, seen, not terminations[agent], rewards[agent], shared)
             else:
                 self._decide(area, agent, seen, infos.get(agent, {}), rewards[agent], shared)
         if not area.env.agents:
@@ -332,7 +335,7 @@ class TurnGame(_PettingZooBase):
         SettingsError: `shared_reward` is set, which has no meaning if each agent has its own time.
     """
 
-    def __init__(self, name: str, envs: Sequence[Any], roles: Teams) -> None:
+    def __init__(self, name: str, envs: Sequence[AECEnv | ParallelEnv], roles: Teams) -> None:
         if roles.shared_reward:
             raise SettingsError(
                 f"got shared_reward for the turn-based {name!r}; expected a parallel environment; "
@@ -345,7 +348,7 @@ class TurnGame(_PettingZooBase):
         area.env.reset(seed=seed, options=dict(self._parameters) or None)
         self._advance(area)
 
-    def _play(self, area: _Area, values: Mapping[Any, Any]) -> None:
+    def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
         area.env.step(values[area.env.agent_selection])
         self._advance(area)
 
@@ -356,9 +359,9 @@ class TurnGame(_PettingZooBase):
             agent = env.agent_selection
             seen, reward, terminated, truncated, info = env.last()
             if not (terminated or truncated):
-                self._decide(area, agent, seen, info, reward, 0.0)
+                self._decide(area, agent, seen, info, reward)
                 return
-            self._end(area, agent, seen, reward, 0.0, not terminated)
+            self._end(area, agent, seen, not terminated, reward)
             env.step(None)
         self._begin(area, None)
 
@@ -367,11 +370,10 @@ class TurnGame(_PettingZooBase):
 
 
 def _spaces(
-    env: Any, agents: Sequence[Any], ids: Sequence[BehaviorId]
-) -> tuple[dict[str, Observations], dict[str, Actions], frozenset[Any]]:
+    env: AECEnv | ParallelEnv, agents: Sequence[str], ids: Sequence[BehaviorId]
+) -> tuple[dict[str, Observations], dict[str, Actions], frozenset[str]]:
     """Returns readers and writers by behavior name, and the agents whose observation holds their mask."""
-    first: dict[str, Any] = {}
-    masked = set()
+    first: dict[str, str] = {}
     for agent, identity in zip(agents, ids, strict=True):
         other = first.setdefault(identity.name, agent)
         for kind in ("observation_space", "action_space"):
@@ -382,16 +384,16 @@ def _spaces(
                     expected="the same spaces for all agents of a behavior name",
                     remedy="set behaviors=per_type, or pad the spaces with a wrapper (supersuit)",
                 )
-        if _MASK in getattr(env.observation_space(agent), "spaces", ()):
-            masked.add(agent)
+    masked = frozenset(agent for agent in agents if _MASK in getattr(env.observation_space(agent), "spaces", ()))
     readers = {name: Observations(_unmasked(env.observation_space(agent))) for name, agent in first.items()}
     writers = {name: Actions(env.action_space(agent)) for name, agent in first.items()}
-    return readers, writers, frozenset(masked)
+    return readers, writers, masked
 
 
-def _unmasked(space: Any) -> Any:
+def _unmasked(space: Space[Value]) -> Space[Value]:
     """Returns the space without its action mask."""
-    if _MASK not in getattr(space, "spaces", ()):
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Dict) or _MASK not in space.spaces:
         return space
-    spaces = import_optional("gymnasium", "pettingzoo").spaces
     return spaces.Dict({key: inner for key, inner in space.spaces.items() if key != _MASK})

@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,23 @@ from numpy.typing import NDArray
 from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.specs import ActionSpec, Array, ObservationSpec, SpecError
 
+if TYPE_CHECKING:
+    from gymnasium import Space, spaces
 
-def import_optional(module: str, extra: str) -> Any:
+Value = Any
+"""An observation, an action or a mask of an environment: an array, a number, or a map or tuple of these."""
+
+Path = tuple[str | int, ...]
+"""Keys that lead to a value inside an observation."""
+
+Convert = Callable[[Array, Array], Array]
+"""Converts continuous [n, continuous] and discrete [n, branches] actions of n agents to values of a space."""
+
+Option = bool | int | float | str
+"""An option of an environment, as a configuration or a command line gives it."""
+
+
+def import_optional(module: str, extra: str) -> ModuleType:
     """Returns the optional package `module`.
 
     Raises:
@@ -34,8 +49,7 @@ def import_optional(module: str, extra: str) -> Any:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Leaf:
+class _Leaf(NamedTuple):
     """Describes one observation inside a space.
 
     Attributes:
@@ -45,8 +59,8 @@ class _Leaf:
     """
 
     spec: ObservationSpec
-    path: tuple[Any, ...]
-    read: Callable[[Any], Array]
+    path: Path
+    read: Callable[[Value], Array]
 
 
 class Observations:
@@ -60,15 +74,15 @@ class Observations:
         SpecError: the space is not supported.
     """
 
-    def __init__(self, space: Any, brightest: int = 255) -> None:
+    def __init__(self, space: Space[Value], brightest: int = 255) -> None:
         self._leaves = tuple(_leaves(space, (), brightest))
         self.specs = tuple(leaf.spec for leaf in self._leaves)
 
-    def rows(self, items: Sequence[Any]) -> tuple[Array, ...]:
+    def rows(self, items: Sequence[Value]) -> tuple[Array, ...]:
         """Returns columns [n, *shape] for each observation, from one value per agent."""
         return tuple(leaf.read([_at(item, leaf.path) for item in items]) for leaf in self._leaves)
 
-    def batch(self, items: Any) -> tuple[Array, ...]:
+    def batch(self, items: Value) -> tuple[Array, ...]:
         """Returns the same columns from values that a vector environment has already batched."""
         return tuple(leaf.read(_at(items, leaf.path)) for leaf in self._leaves)
 
@@ -83,21 +97,23 @@ class Actions:
         SpecError: the space is not supported.
     """
 
-    def __init__(self, space: Any) -> None:
+    def __init__(self, space: Space[Value]) -> None:
+        from gymnasium import spaces
+
         self.spec, self._values = _action(space)
-        self._plain = _kind(space) == "Discrete"
+        self._plain = isinstance(space, spaces.Discrete)
 
     def batch(self, continuous: Array, discrete: Array) -> Array:
         """Returns values [n, *space.shape] for continuous [n, continuous] and discrete [n, branches]."""
         return self._values(continuous, discrete)
 
-    def rows(self, continuous: Array, discrete: Array) -> list[Any]:
+    def rows(self, continuous: Array, discrete: Array) -> list[Value]:
         """Returns the same values as a list for n agents; Discrete as plain int, which environments step fastest."""
         values = self._values(continuous, discrete)
         return values.tolist() if self._plain else list(values)
 
 
-def forbidden_choices(masks: Sequence[Any], spec: ActionSpec) -> NDArray[np.bool_] | None:
+def forbidden_choices(masks: Sequence[Value], spec: ActionSpec) -> NDArray[np.bool_] | None:
     """Returns masks [n, choices] with True = forbidden from masks of agents with 1 = legal.
 
     Args:
@@ -115,99 +131,83 @@ def forbidden_choices(masks: Sequence[Any], spec: ActionSpec) -> NDArray[np.bool
             continue
         flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, (tuple, list)) else np.ravel(mask)
         if flat.size != row.size:
-            raise SpecError(
-                got=f"an action mask of {flat.size} entries",
-                expected=f"{row.size}, the choices of the branches {spec.discrete}",
-                remedy="correct the mask in the environment",
-            )
+            got, expected = f"an action mask of {flat.size} entries", f"{row.size} for the branches {spec.discrete}"
+            raise SpecError(got=got, expected=expected, remedy="correct the mask in the environment")
         np.equal(flat, 0, out=row)
     return result
-
-
-def _kind(space: Any) -> str:
-    """Returns the name of the Gymnasium space that `space` is or inherits from, without an import of Gymnasium."""
-    names = (base.__name__ for base in type(space).__mro__ if base.__module__.startswith("gymnasium.spaces"))
-    return next(names, type(space).__name__)
 
 
 # ---------------------------------------------------------------- observations
 
 
-def _leaves(space: Any, path: tuple[Any, ...], brightest: int) -> Iterator[_Leaf]:
+def _leaves(space: Space[Value], path: Path, brightest: int) -> Iterator[_Leaf]:
     """Yields the observations in a space, in its order; images of bytes are scaled from 0..brightest."""
-    kind = _kind(space)
-    if kind == "Dict":
-        for key, inner in space.spaces.items():
-            yield from _leaves(inner, (*path, key), brightest)
-    elif kind == "Tuple":
-        for index, inner in enumerate(space.spaces):
-            yield from _leaves(inner, (*path, index), brightest)
-    else:
-        yield _leaf(space, kind, path, brightest)
+    from gymnasium import spaces
 
-
-def _leaf(space: Any, kind: str, path: tuple[Any, ...], brightest: int) -> _Leaf:
     name = "/".join(map(str, path)) or "observation"
-    if kind == "Box" and len(space.shape) == 3 and (space.dtype == np.uint8 or np.issubdtype(space.dtype, np.floating)):
-        return _image(space, name, path, brightest)
-    if kind in ("Box", "MultiBinary") and len(space.shape) < 4:
-        size = math.prod(space.shape)
-        return _vector(name, path, size, lambda items: np.array(items, np.float32).reshape(len(items), size))
-    if kind == "Discrete":
-        return _one_hot(name, path, np.array([space.n]), np.array([space.start]))
-    if kind == "MultiDiscrete":
-        return _one_hot(name, path, space.nvec.ravel(), np.ravel(space.start))
-    raise SpecError(
-        got=f"observation {name!r} of the space {space}",
-        expected="Box of up to 3 dimensions, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these",
-        remedy="wrap the environment so that it observes one of these (option wrappers)",
-    )
+    match space:
+        case spaces.Dict():
+            for key, inner in space.spaces.items():
+                yield from _leaves(inner, (*path, key), brightest)
+        case spaces.Tuple():
+            for index, inner in enumerate(space.spaces):
+                yield from _leaves(inner, (*path, index), brightest)
+        case spaces.Box() if len(space.shape) == 3 and (space.dtype == np.uint8 or space.dtype.kind == "f"):
+            yield _image(space, name, path, brightest)
+        case spaces.Box() | spaces.MultiBinary() if len(space.shape) < 4:
+            size = math.prod(space.shape)
+            yield _vector(name, path, size, lambda items: np.array(items, np.float32).reshape(len(items), size))
+        case spaces.Discrete():
+            yield _one_hot(name, path, np.array([space.n]), np.array([space.start]))
+        case spaces.MultiDiscrete():
+            yield _one_hot(name, path, space.nvec.ravel(), np.ravel(space.start))
+        case _:
+            raise SpecError(
+                got=f"observation {name!r} of the space {space}",
+                expected="Box of up to 3 dimensions, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these",
+                remedy="wrap the environment so that it observes one of these (option wrappers)",
+            )
 
 
-def _vector(name: str, path: tuple[Any, ...], size: int, read: Callable[[Any], Array]) -> _Leaf:
-    return _Leaf(spec=ObservationSpec(name=name, shape=(size,)), path=path, read=read)
+def _vector(name: str, path: Path, size: int, read: Callable[[Value], Array]) -> _Leaf:
+    return _Leaf(ObservationSpec(name=name, shape=(size,)), path, read)
 
 
-def _image(space: Any, name: str, path: tuple[Any, ...], brightest: int) -> _Leaf:
+def _image(space: spaces.Box, name: str, path: Path, brightest: int) -> _Leaf:
     """Returns an image with channels first. The channels of a square image are the odd dimension, else the smaller of
     first and last.
     """
     first, middle, end = space.shape
     last = first == middle or (middle != end and end <= first)
     height, width, channels = space.shape if last else (*space.shape[1:], space.shape[0])
-    integers = space.dtype == np.uint8
-    spec = ObservationSpec(
-        name=name, shape=(channels, height, width), dtype="uint8" if integers else "float32", kind="image"
-    )
-    dtype = np.dtype(spec.dtype)
+    dtype: Literal["uint8", "float32"] = "uint8" if space.dtype == np.uint8 else "float32"
+    spec = ObservationSpec(name=name, shape=(channels, height, width), dtype=dtype, kind="image")
 
-    def read(items: Any) -> Array:
+    def read(items: Value) -> Array:
         values = np.asarray(items, dtype)
-        if integers and brightest < 255:
+        if dtype == "uint8" and brightest < 255:
             values = _scale_bytes(values, name, brightest)
         return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values
 
-    return _Leaf(spec=spec, path=path, read=read)
+    return _Leaf(spec, path, read)
 
 
 def _scale_bytes(values: Array, name: str, brightest: int) -> Array:
     """Scales bytes from 0..brightest to 0..255."""
     if values.size and int(values.max()) > brightest:
-        raise SpecError(
-            got=f"image {name!r} with a value of {int(values.max())}",
-            expected=f"at most {brightest}, as option brightest says",
-            remedy="set brightest to the largest value that the environment sends",
-        )
+        got = f"image {name!r} with a value of {int(values.max())}"
+        remedy = "set brightest to the largest value that the environment sends"
+        raise SpecError(got=got, expected=f"at most {brightest}, as option brightest says", remedy=remedy)
     table = np.round(np.arange(brightest + 1) * (255 / brightest)).astype(np.uint8)
     scaled: Array = table[values]
     return scaled
 
 
-def _one_hot(name: str, path: tuple[Any, ...], sizes: Array, starts: Array) -> _Leaf:
+def _one_hot(name: str, path: Path, sizes: Array, starts: Array) -> _Leaf:
     offsets = np.cumsum(sizes) - sizes - starts
     total = int(sizes.sum())
 
-    def read(items: Any) -> Array:
+    def read(items: Value) -> Array:
         columns = np.asarray(items, np.int64).reshape(len(items), len(sizes)) + offsets
         values = np.zeros((len(items), total), np.float32)
         np.put_along_axis(values, columns, 1, axis=1)
@@ -216,7 +216,7 @@ def _one_hot(name: str, path: tuple[Any, ...], sizes: Array, starts: Array) -> _
     return _vector(name, path, total, read)
 
 
-def _at(value: Any, path: tuple[Any, ...]) -> Any:
+def _at(value: Value, path: Path) -> Value:
     for key in path:
         value = value[key]
     return value
@@ -225,43 +225,37 @@ def _at(value: Any, path: tuple[Any, ...]) -> Any:
 # ---------------------------------------------------------------- actions
 
 
-def _action(space: Any) -> tuple[ActionSpec, Callable[[Array, Array], Array]]:
-    kind = _kind(space)
-    if kind == "Discrete":
-        start = int(space.start)
-        return ActionSpec(
-            discrete=(int(space.n),)
-        ), lambda continuous, discrete: discrete[:, 0].astype(np.int64) + start
-    if kind in ("MultiDiscrete", "MultiBinary"):
-        return _branches(space, kind)
-    if kind == "Box":
-        return _rescaled(space)
+def _action(space: Space[Value]) -> tuple[ActionSpec, Convert]:
+    from gymnasium import spaces
+
+    match space:
+        case spaces.Discrete():
+            start = int(space.start)
+            return ActionSpec(discrete=(int(space.n),)), lambda _, discrete: discrete[:, 0].astype(np.int64) + start
+        case spaces.MultiDiscrete():
+            return _branches(space, tuple(space.nvec.ravel().tolist()), np.ravel(space.start))
+        case spaces.MultiBinary():
+            return _branches(space, (2,) * math.prod(space.shape), np.zeros(1, np.int64))
+        case spaces.Box() if space.dtype.kind == "f" and np.isfinite([*space.low.flat, *space.high.flat]).all():
+            return _rescaled(space)
     raise SpecError(
         got=f"the action space {space}",
-        expected="Discrete, MultiDiscrete, MultiBinary or a Box with finite bounds",
-        remedy="wrap the environment so that it takes one of these",
+        expected="Discrete, MultiDiscrete, MultiBinary or a Box of floats with finite bounds",
+        remedy="wrap the environment so that it takes one of these, as with gymnasium.wrappers.RescaleAction",
     )
 
 
-def _branches(space: Any, kind: str) -> tuple[ActionSpec, Callable[[Array, Array], Array]]:
-    size = math.prod(space.shape)
-    branches = tuple(space.nvec.ravel().tolist()) if kind == "MultiDiscrete" else (2,) * size
-    start = np.ravel(getattr(space, "start", 0))
+def _branches(space: Space[Value], branches: tuple[int, ...], start: Array) -> tuple[ActionSpec, Convert]:
+    shape = space.shape or ()
 
-    def values(continuous: Array, discrete: Array) -> Array:
-        return (discrete + start).astype(space.dtype).reshape(-1, *space.shape)
+    def values(_: Array, discrete: Array) -> Array:
+        return (discrete + start).astype(space.dtype).reshape(-1, *shape)
 
     return ActionSpec(discrete=branches), values
 
 
-def _rescaled(space: Any) -> tuple[ActionSpec, Callable[[Array, Array], Array]]:
-    low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
-    if not np.isfinite(low).all() or not np.isfinite(high).all() or not np.issubdtype(space.dtype, np.floating):
-        raise SpecError(
-            got=f"the action space {space}",
-            expected="a Box of floats with finite bounds",
-            remedy="give it bounds with gymnasium.wrappers.RescaleAction or another wrapper",
-        )
+def _rescaled(space: spaces.Box) -> tuple[ActionSpec, Convert]:
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     middle, half = (low + high) / 2, (high - low) / 2
 
     def values(continuous: Array, discrete: Array) -> Array:

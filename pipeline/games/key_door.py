@@ -100,15 +100,13 @@ class KeyDoor(BuiltInGame):
     ) -> None:
         for option, value, allowed in (("size", size, SIZES), ("rooms", rooms, ROOMS)):
             if value not in allowed:
-                raise SettingsError(
-                    f"got {option}={value}; expected {allowed[0]} to {allowed[-1]}; correct option {option!r}"
-                )
+                expected = f"{allowed[0]} to {allowed[-1]}"
+                raise SettingsError(f"got {option}={value}; expected {expected}; correct option {option!r}")
         self._maze = build_maze(size, rooms)
         longest = int(self._maze.away[self._maze.starts].max())
         if limit < longest:
             raise SettingsError(
-                f"got limit={limit}; expected {longest} or more, the moves from the farthest start to the goal; "
-                "raise limit, or lower size or rooms"
+                f"got limit={limit}; expected {longest} or more, the longest way; raise limit, or lower size or rooms"
             )
         self._name = behavior
         self._id = str(BehaviorId(name=behavior))

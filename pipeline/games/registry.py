@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
+from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.simulation.game import Game
 
@@ -28,11 +30,11 @@ _MAKERS: Final[Mapping[str, tuple[str, str]]] = {
 }
 NAMES: Final = tuple(_MAKERS)
 
-_TYPES: Final[Mapping[str, type]] = {"bool": bool, "int": int, "float": float, "str": str}
+_TYPES: Final[Mapping[str, type[Option]]] = {"bool": bool, "int": int, "float": float, "str": str}
 _SWITCHES: Final = {"true": True, "false": False}
 
 
-def make(name: str, areas: int, /, **options: Any) -> Game:
+def make(name: str, areas: int, /, **options: Option) -> Game:
     """Returns the simulator `name` with `areas` copies of its environment.
 
     Args:
@@ -57,11 +59,10 @@ def make(name: str, areas: int, /, **options: Any) -> Game:
         raise SettingsError(
             f"got options {options} for {name!r}: {error}; expected it; add --option KEY=VALUE"
         ) from error
-    game: Game = maker(areas=areas, **options)
-    return game
+    return maker(areas=areas, **options)
 
 
-def parse_options(name: str, texts: Iterable[str]) -> dict[str, Any]:
+def parse_options(name: str, texts: Iterable[str]) -> dict[str, Option]:
     """Returns options from `key=value` texts, each in the type that the simulator expects.
 
     Args:
@@ -73,7 +74,7 @@ def parse_options(name: str, texts: Iterable[str]) -> dict[str, Any]:
         SettingsError: a text has no `=`, a key is unknown or given twice, or a value has the wrong type.
     """
     known, free = option_types(name)
-    options: dict[str, Any] = {}
+    options: dict[str, Option] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or key in options:
@@ -84,50 +85,39 @@ def parse_options(name: str, texts: Iterable[str]) -> dict[str, Any]:
     return options
 
 
-def option_types(name: str) -> tuple[dict[str, tuple[type, ...]], bool]:
+def option_types(name: str) -> tuple[dict[str, tuple[type[Option], ...]], bool]:
     """Returns the options of a simulator with their possible types, and whether it passes others on.
 
     Raises:
         SettingsError: the name is unknown.
     """
-    parameters = inspect.signature(_maker(name)).parameters.values()
-    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = [one for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "areas"]
-    return {one.name: _alternatives(one.annotation) for one in named}, free
+    parameters = inspect.signature(_maker(name)).parameters
+    kinds = {
+        key: tuple(_TYPES[word] for word in one.annotation.split(" | ") if word in _TYPES)  # others need not exist here
+        for key, one in parameters.items()
+        if one.kind is not one.VAR_KEYWORD and key != "areas"
+    }
+    return kinds, any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def required_options(name: str) -> list[str]:
     """Returns the options without which a simulator cannot be made. Raises as `option_types`."""
-    parameters = inspect.signature(_maker(name)).parameters.values()
-    named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
-    return [one.name for one in named if one.default is one.empty and one.name != "areas"]
+    parameters = inspect.signature(_maker(name)).parameters
+    return [key for key in option_types(name)[0] if parameters[key].default is inspect.Parameter.empty]
 
 
-def _maker(name: str) -> Callable[..., Any]:
+def _maker(name: str) -> Callable[..., Game]:
     if name not in _MAKERS:
         raise _unknown(f"simulator {name!r}", name, NAMES)
     module, maker = _MAKERS[name]
-    found: Callable[..., Any] = getattr(importlib.import_module(module), maker)
+    found: Callable[..., Game] = getattr(importlib.import_module(module), maker)
     return found
 
 
-def _alternatives(annotation: str) -> tuple[type, ...]:
-    """Returns the types in an annotation such as `str | None`; parses the text, because other types in it need not
-    exist here.
-    """
-    return tuple(_TYPES[word] for word in annotation.split(" | ") if word in _TYPES)
-
-
-def _convert(key: str, value: str, wanted: tuple[type, ...]) -> Any:
+def _convert(key: str, value: str, wanted: tuple[type[Option], ...]) -> Option:
     for kind in wanted:
-        if kind is bool:
-            if value.lower() in _SWITCHES:
-                return _SWITCHES[value.lower()]
-            continue
-        try:
-            return kind(value)
-        except ValueError:
-            continue
+        with contextlib.suppress(ValueError, KeyError):
+            return _SWITCHES[value.lower()] if kind is bool else kind(value)
     kinds = " or ".join("true or false" if kind is bool else kind.__name__ for kind in wanted)
     raise SettingsError(f"got {value!r} for option {key!r}; expected {kinds}; correct the value")
 

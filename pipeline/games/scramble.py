@@ -69,10 +69,7 @@ class Scramble(MatchGame):
 
     def __init__(self, areas: int = 1, behavior: str = "Scramble", teams: int = 3, pellets: int = 4) -> None:
         if teams < 2 or pellets < 1:
-            raise SettingsError(
-                f"got teams={teams} and pellets={pellets}; expected 2 or more teams and 1 or more pellets; "
-                "correct the simulator's options"
-            )
+            raise SettingsError(f"got {teams}, {pellets}; expected 2 or more teams and 1 or more pellets; correct both")
         self._ids = [str(BehaviorId(name=behavior, team=team)) for team in range(teams)]
         size = _ALONE + 2 * pellets + _PER_RIVAL * (teams - 1)
         spec = one_vector("view", size, ActionSpec(discrete=BRANCHES))

@@ -78,10 +78,7 @@ class Tag(MatchGame):
 
     def __init__(self, areas: int = 1, chaser: str = "Chaser", runner: str = "Runner") -> None:
         if chaser == runner:
-            raise SettingsError(
-                f"got {chaser!r} as the name of both behaviors; expected two names, because their observations differ; "
-                "set option chaser or runner to another name"
-            )
+            raise SettingsError(f"got {chaser!r} as the name of both behaviors; expected two; rename one of them")
         view = ObservationSpec(name="view", shape=(VIEW,))
         surroundings = ObservationSpec(name="surroundings", shape=(SURROUNDINGS,))
         specs = (

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.pipeline.bridges.godot.columns import UnreadableMessage, column, flags, numbers, one_hot, pixels
-from sparring.pipeline.bridges.godot.spaces import read_policies
+from sparring.pipeline.bridges.godot.spaces import (
+    UnreadableMessage,
+    column,
+    flags,
+    numbers,
+    one_hot,
+    pixels,
+    read_policies,
+)
 from sparring.pipeline.messages.simulator import BehaviorActions
 
 FLOATS = st.floats(-1e30, 1e30, allow_subnormal=False) | st.integers(-(2**40), 2**40)

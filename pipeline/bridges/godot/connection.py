@@ -6,7 +6,6 @@ the game answers. Every error of the game is a `PlayerFailed`; every wait has a 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import re
@@ -15,15 +14,18 @@ import socket
 import struct
 import sys
 import time
-from typing import Any, Final
+from typing import Final
 
 from sparring.pipeline.bridges.player import PlayerFailed, PlayerProgram
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import Json
 
 HOST: Final = "127.0.0.1"
 LAST_PORT: Final = 2**16 - 1
 MOST_BYTES: Final = 64 * 2**20
 """Limit of a message, equal to that of a Step in our own protocol."""
+CHECK_S: Final = 0.1
+"""Time between two looks at the game's process while it has not connected."""
 EXIT_WAIT_S: Final = 1.0
 """How long an ending game may take from the end of its connection to the end of its process."""
 
@@ -32,8 +34,8 @@ _NOT_FINITE: Final = re.compile(rb"(?<=[\[:,])(-?)(nan|inf)(?=[\],}])")
 _JSON_NAMES: Final = {b"nan": b"NaN", b"inf": b"Infinity"}
 
 
-class GameListener:
-    """Listens for one game.
+class GameConnection:
+    """Listens for one game, and represents its connection.
 
     Args:
         port: port to listen on; 0 chooses one.
@@ -48,86 +50,39 @@ class GameListener:
     """
 
     def __init__(self, port: int, *, otherwise: bool, timeout_s: float) -> None:
+        self._player: PlayerProgram  # known once it is started with the port
         self._timeout_s = timeout_s
-        self._listener = _listen(port, otherwise)
-        self.port: int = self._listener.getsockname()[1]
+        self._socket = _listen(port, otherwise)
+        self.port: int = self._socket.getsockname()[1]
 
-    def accept(self, player: PlayerProgram) -> GameConnection:
-        """Waits for the connection of the started game.
+    def accept(self, player: PlayerProgram) -> None:
+        """Waits for the connection of the started game, and accepts no further ones.
 
         Raises:
             PlayerFailed: the game ended, or did not connect in time.
         """
+        self._player = player
         if not player.launched:
             sys.stderr.write(
                 f"{player.name}: waiting at {HOST}:{self.port} for {self._timeout_s:g} s; press Play in the Godot "
                 f"editor, or start the game with --port={self.port}\n"
             )
             sys.stderr.flush()
-        end = _GameEnd(player)
-        try:
-            return GameConnection(player, self._accepted(player, end), end, self._timeout_s)
-        except BaseException:
-            end.close()
-            raise
-
-    def close(self) -> None:
-        """Accepts no further games."""
-        self._listener.close()
-
-    def _accepted(self, player: PlayerProgram, end: _GameEnd) -> socket.socket:
-        waiting: list[socket.socket | _GameEnd] = [self._listener, end]
-        ready, _, _ = select.select(waiting, [], [], self._timeout_s)
-        if self._listener not in ready:
+        deadline = time.monotonic() + self._timeout_s
+        while not select.select([self._socket], [], [], CHECK_S)[0]:
             player.check()
-            raise player.failure(
-                f"no connection to port {self.port} within {self._timeout_s:g} s",
-                "see that the scene has a Sync node in control mode Training, and agents; or raise timeout_s",
-            )
-        connected, _ = self._listener.accept()
+            if time.monotonic() > deadline:
+                raise player.failure(
+                    f"no connection to port {self.port} within {self._timeout_s:g} s",
+                    "see that the scene has a Sync node in control mode Training, and agents; or raise timeout_s",
+                )
+        connected, _ = self._socket.accept()
+        self._socket.close()
+        self._socket = connected
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         player.phase = "connected"
-        return connected
 
-
-class _GameEnd:
-    """Becomes readable when a launched game ends."""
-
-    def __init__(self, player: PlayerProgram) -> None:
-        self._reader, self._writer = socket.socketpair()
-        player.watch(self._signal)
-
-    def _signal(self) -> None:
-        with contextlib.suppress(OSError):  # it was closed in the meantime
-            self._writer.send(b"\0")
-
-    def fileno(self) -> int:
-        """Returns the descriptor for select."""
-        return self._reader.fileno()
-
-    def close(self) -> None:
-        """Frees the sockets."""
-        self._reader.close()
-        self._writer.close()
-
-
-class GameConnection:
-    """Represents a connected game.
-
-    Args:
-        player: the game's program, for errors.
-        connected: a connected socket; the connection owns it.
-        end: end of the launched program; the connection owns it.
-        timeout_s: time for each answer of the game.
-    """
-
-    def __init__(self, player: PlayerProgram, connected: socket.socket, end: _GameEnd, timeout_s: float) -> None:
-        self._player = player
-        self._socket = connected
-        self._end = end
-        self._timeout_s = timeout_s
-
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Json]) -> None:
         """Sends a message that has no answer.
 
         Raises:
@@ -142,7 +97,7 @@ class GameConnection:
         except OSError as error:
             raise self._gone(error) from error
 
-    def request(self, message: dict[str, Any]) -> dict[str, Any]:
+    def request(self, message: dict[str, Json]) -> dict[str, Json]:
         """Sends a message and returns its answer, which has the same type; `action` is answered by `step`.
 
         Raises:
@@ -151,18 +106,17 @@ class GameConnection:
         self.send(message)
         wanted = "step" if message["type"] == "action" else message["type"]
         answer = self._decoded(self._receive(wanted))
-        kind = answer.get("type") if isinstance(answer, dict) else None
-        if not isinstance(answer, dict) or kind != wanted:
-            got = f"an answer of type {repr(kind)[:40]}" if isinstance(answer, dict) else f"a {type(answer).__name__}"
-            raise self._player.failure(
-                f"{got} where {wanted!r} was expected", "use a Godot RL Agents plugin of protocol 0.7 or earlier"
-            )
-        return answer
+        if isinstance(answer, dict) and answer.get("type") == wanted:
+            return answer
+        is_map = isinstance(answer, dict)
+        kind = f"an answer of type {answer.get('type')!r:.40}" if is_map else f"a {type(answer).__name__}"
+        raise self._player.failure(
+            f"{kind} where {wanted!r} was expected", "use a Godot RL Agents plugin of protocol 0.7 or earlier"
+        )
 
     def close(self) -> None:
         """Frees the connection."""
         self._socket.close()
-        self._end.close()
 
     def _receive(self, wanted: str) -> bytearray:
         deadline = time.monotonic() + self._timeout_s
@@ -193,7 +147,7 @@ class GameConnection:
             rest = rest[count:]
         return data
 
-    def _decoded(self, text: bytearray) -> Any:
+    def _decoded(self, text: bytearray) -> Json:
         """Returns the JSON of a text; accepts Godot's own spelling of NaN and infinity."""
         try:
             return json.loads(text)
@@ -214,10 +168,8 @@ class GameConnection:
 
     def _gone(self, cause: OSError | None) -> PlayerFailed:
         """Returns why the connection ended, with the exit status of a launched program that has one."""
-        if self._player.launched:
-            select.select([self._end], [], [], EXIT_WAIT_S)
         try:
-            self._player.check()
+            self._player.check(EXIT_WAIT_S)
         except PlayerFailed as failed:
             return failed
         how = "" if cause is None else f" ({cause.strerror or cause})"

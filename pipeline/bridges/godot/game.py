@@ -17,18 +17,26 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.godot.columns import UnreadableMessage, column, flags, one_number
-from sparring.pipeline.bridges.godot.connection import GameConnection, GameListener
-from sparring.pipeline.bridges.godot.spaces import PolicyAgents, read_policies
+from sparring.pipeline.bridges.godot.connection import GameConnection
+from sparring.pipeline.bridges.godot.spaces import (
+    PolicyAgents,
+    UnreadableMessage,
+    column,
+    flags,
+    one_number,
+    read_policies,
+)
 from sparring.pipeline.bridges.player import PlayerFailed, PlayerProgram, split_arguments
+from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import Json
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import Array, BehaviorSpec, SpecError
@@ -62,7 +70,7 @@ def make_godot(
     log: str | None = None,
     call: str = "",
     arguments: str = "",
-    **options: Any,
+    **options: Option,
 ) -> GodotGame:
     """Returns a Godot game that has connected.
 
@@ -94,19 +102,18 @@ def make_godot(
     number = _environment("SPARRING_NUMBER") or 0
     name = f"Godot game {number}"
     if path is None:
-        return _open(
-            PlayerProgram(name, None), GameListener(port, otherwise=False, timeout_s=timeout_s), behavior, methods
-        )
+        connection = GameConnection(port, otherwise=False, timeout_s=timeout_s)
+        return _open(PlayerProgram(name, None), connection, behavior, methods)
     program, words = _program(path), split_arguments(arguments)
-    listener = GameListener(port and port + number, otherwise=port == PORT, timeout_s=timeout_s)
-    command = [program, f"--port={listener.port}", *(["--headless"] if headless else [])]
+    connection = GameConnection(port and port + number, otherwise=port == PORT, timeout_s=timeout_s)
+    command = [program, f"--port={connection.port}", *(["--headless"] if headless else [])]
     command += [] if framerate is None else ["--fixed-fps", str(framerate)]
     seed = _environment("SPARRING_SEED") if env_seed is None else env_seed
     named = {"env_seed": seed, "speedup": speedup, "action_repeat": action_repeat, **options}
     command += [f"--{key}={_text(value)}" for key, value in named.items() if value is not None]
     written = Path(log) if log else _temporary(number)
     player = PlayerProgram(name, [*command, *words], log=written)
-    return _open(player, listener, behavior, methods, None if log else written)
+    return _open(player, connection, behavior, methods, None if log else written)
 
 
 class GodotGame:
@@ -141,7 +148,7 @@ class GodotGame:
         self._failed = False
         self._policies = self._introduce(behavior)
         self._agents = range(sum(policy.agents.size for policy in self._policies))
-        self._commands: list[dict[str, Any]] = [{}] * len(self._agents)
+        self._commands: list[dict[str, Json]] = [{}] * len(self._agents)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """Returns the spec of one behavior for each policy."""
@@ -184,7 +191,7 @@ class GodotGame:
             for policy, seen in zip(self._policies, columns, strict=True)
         ]
 
-    def call(self, method: str) -> list[Any]:
+    def call(self, method: str) -> list[Json]:
         """Makes each agent's controller call a method without arguments.
 
         Returns:
@@ -196,7 +203,7 @@ class GodotGame:
         with self._noting_failure(f"correct {method} of the agents' controllers, or remove it from the option call"):
             return self._listed(self._connection.request({"type": "call", "method": method}), "returns")
 
-    def _note(self, method: str, returned: list[Any]) -> None:
+    def _note(self, method: str, returned: list[Json]) -> None:
         """Prints the values that a call returned, equal values once."""
         values = list(dict.fromkeys(json.dumps(value)[:_WIDTH] for value in returned))
         shown = ", ".join(values[:_SHOWN]) + (", ..." if len(values) > _SHOWN else "")
@@ -223,12 +230,12 @@ class GodotGame:
         self._player.phase = "initialized"
         return policies
 
-    def _columns(self, answer: Mapping[str, Any]) -> list[tuple[Array, ...]]:
+    def _columns(self, answer: Mapping[str, Json]) -> list[tuple[Array, ...]]:
         """Returns the observations of each policy."""
         rows = self._listed(answer, "obs")
         return [policy.columns(rows) for policy in self._policies]
 
-    def _listed(self, answer: Mapping[str, Any], key: str) -> list[Any]:
+    def _listed(self, answer: Mapping[str, Json], key: str) -> list[Json]:
         """Returns a list of an answer that has one entry for each agent."""
         values = answer.get(key)
         if not isinstance(values, list) or len(values) != len(self._agents):
@@ -263,35 +270,31 @@ def _report(
 
 def _open(
     player: PlayerProgram,
-    listener: GameListener,
+    connection: GameConnection,
     behavior: str | None,
     methods: Sequence[str],
     temporary_log: Path | None = None,
 ) -> GodotGame:
     """Starts the game and waits until it has introduced itself; on failure it ends the game."""
-    connection: GameConnection | None = None
     try:
         player.start()
-        connection = listener.accept(player)
+        connection.accept(player)
         return GodotGame(player, connection, behavior, methods, temporary_log)
     except BaseException as error:
         player.close(0.0)
-        if connection is not None:
-            connection.close()
+        connection.close()
         if temporary_log is not None and not isinstance(error, PlayerFailed):
             temporary_log.unlink(missing_ok=True)
         raise
-    finally:
-        listener.close()
 
 
-def _check(areas: int, timeout_s: float, options: Mapping[str, Any]) -> None:
+def _check(areas: int, timeout_s: float, options: Iterable[str]) -> None:
     if areas != 1 or not timeout_s > 0:
         raise SettingsError(
             f"got areas={areas} and timeout_s={timeout_s:g}; expected 1 area and a positive time; the scene of a Godot "
             "game determines the number of agents: for more games raise count"
         )
-    for name in options.keys() & _RENAMED_OPTIONS.keys():
+    for name in _RENAMED_OPTIONS.keys() & set(options):
         raise SettingsError(f"got the option {name!r}; expected {_RENAMED_OPTIONS[name]!r}; use that name")
 
 
@@ -334,5 +337,5 @@ def _temporary(number: int) -> Path:
     return Path(name)
 
 
-def _text(value: object) -> str:
+def _text(value: Option) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

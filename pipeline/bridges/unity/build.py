@@ -35,9 +35,7 @@ def find_build(text: str) -> Path:
             + (f" (in {where} there are {', '.join(near)})" if near else "")
         )
     if not os.access(found, os.X_OK):
-        raise SettingsError(
-            f"got the build {found}, which may not be run; expected a program; make it executable (chmod +x)"
-        )
+        raise SettingsError(f"got the build {found}, which may not be run; expected a program; chmod +x makes it one")
     return found.absolute()
 
 

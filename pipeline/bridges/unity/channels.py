@@ -34,13 +34,13 @@ _SENDER: Final = "use the side channels of ML-Agents' package, or correct the le
 
 def engine(
     *,
-    resolution: tuple[int, int] | None = None,
-    quality_level: int | None = None,
-    time_scale: float | None = None,
-    target_frame_rate: int | None = None,
-    capture_frame_rate: int | None = None,
+    resolution: tuple[int, int],
+    quality_level: int,
+    time_scale: float,
+    target_frame_rate: int,
+    capture_frame_rate: int,
 ) -> bytes:
-    """Returns settings of the player's engine; None leaves a setting unchanged.
+    """Returns settings of the player's engine.
 
     Args:
         resolution: width and height of the window, in pixels.
@@ -52,19 +52,14 @@ def engine(
     Raises:
         SettingsError: a number does not fit into 32 bits.
     """
-    fields: list[tuple[str, int, Sequence[float | None]]] = [
-        ("<iii", 0, resolution or (None,)),
-        ("<ii", 1, (quality_level,)),
-        ("<if", 2, (time_scale,)),
-        ("<ii", 3, (target_frame_rate,)),
-        ("<ii", 4, (capture_frame_rate,)),
-    ]
-    written = []
-    for form, what, values in fields:
-        numbers = [value for value in values if value is not None]
-        if numbers:
-            written.append(_message(ENGINE, _packed("engine settings", form, what, *numbers)))
-    return b"".join(written)
+    fields: tuple[tuple[str, tuple[float, ...]], ...] = (
+        ("<iii", (0, *resolution)),
+        ("<ii", (1, quality_level)),
+        ("<if", (2, time_scale)),
+        ("<ii", (3, target_frame_rate)),
+        ("<ii", (4, capture_frame_rate)),
+    )
+    return b"".join(_message(ENGINE, _packed("engine settings", form, *values)) for form, values in fields)
 
 
 def parameters(values: Mapping[str, float], samplers: Mapping[str, Sampler]) -> bytes:
@@ -128,8 +123,7 @@ def _message(channel: UUID, payload: bytes) -> bytes:
 def _text(key: str) -> bytes:
     if not key.isascii():
         raise SettingsError(
-            f"got environment parameter {key!r}; expected a name in ASCII, because Unity reads nothing else; "
-            "rename it, in the game too"
+            f"got environment parameter {key!r}; expected a name in ASCII, as Unity needs; rename it, in the game too"
         )
     return struct.pack("<i", len(key)) + key.encode("ascii")
 

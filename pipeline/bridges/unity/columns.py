@@ -12,6 +12,7 @@ numbers are the array. Another layout is read message by message.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -81,9 +82,8 @@ class PlayerBehavior:
             specs = tuple(sensor.spec for sensor in known)
             self.spec = BehaviorSpec(observations=specs, actions=action_spec(brain))
         except SpecError as error:
-            raise UnreadableData(
-                f"{error.got} in {behavior_id}, where {error.expected} is needed", _READABLE
-            ) from error
+            got = f"{error.got} in {behavior_id}, where {error.expected} is needed"
+            raise UnreadableData(got, _READABLE) from error
         except UnreadableData as error:
             raise _fit_for_games(error, behavior_id, _READABLE) from error
         self.id = behavior_id
@@ -220,20 +220,16 @@ class _DecidedAgents:
     """Tracks which agents have decided since their last end."""
 
     def __init__(self) -> None:
-        self._ids: Ids = _NO_IDS  # sorted, each once
+        self._ids: set[int] = set()
         self._last = b""  # bytes of the ids that decided last, all of them in `_ids`
 
     def end(self, ids: Ids) -> NDArray[np.bool_]:
         """Returns which ids end an episode that has a decision, [n]: of a repeated id, at most the first."""
-        order = np.argsort(ids, kind="stable")
-        ordered = ids[order]
-        at, known = self._find(ordered)
-        known[1:] &= ordered[1:] != ordered[:-1]
-        kept = np.ones(len(self._ids), np.bool_)
-        kept[at[known]] = False
-        self._ids, self._last = self._ids[kept], b""
-        counted = np.empty(len(ids), np.bool_)
-        counted[order] = known
+        self._last = b""
+        counted = np.zeros(len(ids), np.bool_)
+        for row, agent in enumerate(ids.tolist()):
+            counted[row] = agent in self._ids
+            self._ids.discard(agent)
         return counted
 
     def decide(self, ids: Ids) -> int | None:
@@ -241,22 +237,12 @@ class _DecidedAgents:
         raw = ids.tobytes()
         if raw == self._last:  # the common message: the same agents as in the last one
             return None
-        ordered = np.sort(ids)
-        same = ordered[1:] == ordered[:-1]
-        if np.count_nonzero(same):
-            return int(ordered[1:][same][0])
-        _, known = self._find(ordered)
-        if np.count_nonzero(known) < len(ids):
-            self._ids = np.sort(np.concatenate([self._ids, ordered[~known]]))
+        counts: Counter[int] = Counter(ids.tolist())
+        if len(counts) < len(ids):
+            return min(agent for agent, count in counts.items() if count > 1)
+        self._ids.update(counts)
         self._last = raw
         return None
-
-    def _find(self, ordered: Ids) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Returns the place of each id and whether it is present, both [n]."""
-        if not self._ids.size:
-            return np.zeros(len(ordered), np.intp), np.zeros(len(ordered), np.bool_)
-        at = np.minimum(np.searchsorted(self._ids, ordered), len(self._ids) - 1)
-        return at, self._ids[at] == ordered
 
 
 def _unless_zero(column: Array | None, at: Places) -> Array | None:

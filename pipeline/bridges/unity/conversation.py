@@ -253,9 +253,8 @@ def _check_version(introduction: Proto) -> None:
         raise UnreadableData("a first message that is no introduction", _OWN_PROTOCOL)
     if not re.match(r"1\.[0-9]", version):
         package = introduction.package_version or "unknown"
-        raise UnreadableData(
-            f"version {version!r:.40} of the communication (package {package!r:.40}), not 1.x", _UPDATE
-        )
+        got = f"version {version!r:.40} of the communication (package {package!r:.40}), not 1.x"
+        raise UnreadableData(got, _UPDATE)
 
 
 def _actions_of(brain: Proto) -> tuple[object, ...]:

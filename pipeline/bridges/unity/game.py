@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from sparring.pipeline.bridges.player import PHASES, PlayerFailed, PlayerProgram, split_arguments
 from sparring.pipeline.bridges.unity import UnreadableData, channels
 from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT, HOST, command, find_build
+from sparring.pipeline.bridges.unity.conversation import PlayerConversation, PlayerMessage
 from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages import simulator as record
 from sparring.pipeline.messages.simulator import Adopted, BehaviorActions, BehaviorReport, Bye, Progress, Statistic
@@ -26,8 +27,7 @@ from sparring.pipeline.simulation.connection import Client
 from sparring.pipeline.specs import BehaviorSpec
 
 if TYPE_CHECKING:
-    from sparring.pipeline.bridges.unity.conversation import PlayerConversation, PlayerMessage
-    from sparring.pipeline.bridges.unity.game_server import Calls, PlayerExit
+    from sparring.pipeline.bridges.unity.game_server import Calls
 
 Reports = tuple[BehaviorReport, ...]
 
@@ -81,7 +81,7 @@ class Unity:
         self._timeout_s = timeout_s
         self._host = host
         self._clock = clock
-        self._conversation: PlayerConversation | None = None
+        self._conversation = PlayerConversation()
         self._known: dict[str, BehaviorSpec] = {}
         self._statistics: list[Statistic] = []
         self._parameters: Mapping[str, float] = {}
@@ -99,12 +99,13 @@ class Unity:
             SettingsError: a parameter cannot be sent to it.
         """
         self._parameters = parameters
-        conversation = self._conversation or self._start_conversation(seed or 0)
+        if self._conversation.state == "calling":
+            self._start(seed or 0)
         side_channel = self._parameter_bytes()
         if self._player.phase == "initialized":
             side_channel, self._player.phase = self._engine + side_channel, "first reset"
-        self._calls.answer(conversation.reset(side_channel))
-        return self._until_agents_report(conversation, self._receive(conversation, self._timeout_s).reports)
+        self._calls.answer(self._conversation.reset(side_channel))
+        return self._until_agents_report(self._receive())
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
         """Plays on until an agent wants a decision or has ended.
@@ -112,10 +113,8 @@ class Unity:
         Raises:
             PlayerFailed: the player has ended, did not answer, or its message cannot be used.
         """
-        assert self._conversation is not None
         self._player.phase = "stepping"
-        reports = self._continue(self._conversation, actions.values())
-        return self._until_agents_report(self._conversation, reports)
+        return self._until_agents_report(self._continue(actions.values()))
 
     def player(self) -> record.Player:
         """Returns what a trainer on this machine needs to talk to the player itself."""
@@ -184,10 +183,10 @@ class Unity:
             attended.close(_FAREWELL_S)
         if self._served is None:
             return
-        conversation, (calls, player) = self._conversation, self._served
-        if conversation is not None and calls.open:
+        calls, player = self._served
+        if calls.open and player.phase != "connected":  # a game that is refused with its introduction sees an error
             with contextlib.suppress(LocalProtocolError):  # a call that came too late was never read
-                calls.answer(conversation.quit())
+                calls.answer(self._conversation.quit())
         calls.close()
         player.close(_FAREWELL_S)
 
@@ -210,24 +209,21 @@ class Unity:
             self._served = calls, self._launch(calls.port)
         return self._served
 
-    def _start_conversation(self, seed: int) -> PlayerConversation:
-        from sparring.pipeline.bridges.unity.conversation import PlayerConversation
-
-        player, conversation = self._player, PlayerConversation()
+    def _start(self, seed: int) -> None:
+        """Launches the player and waits until it can be reset."""
+        player = self._player
         player.start()
         player.watch(lambda: self._calls.report_exit(""))
         if not player.launched:
             _ask_for_play(player, self._calls.port)
         message = self._next_call(self._connect_s)
         player.phase = "connected"
-        self._read(conversation, message)
-        self._calls.answer(conversation.initialize(seed=seed, num_areas=self._areas))
+        self._read(message)
+        self._calls.answer(self._conversation.initialize(seed=seed, num_areas=self._areas))
         player.phase = "initialized"
-        self._read(conversation, self._next_call(self._timeout_s))
-        self._conversation = conversation
-        return conversation
+        self._read(self._next_call(self._timeout_s))
 
-    def _until_agents_report(self, conversation: PlayerConversation, reports: Reports) -> Reports:
+    def _until_agents_report(self, reports: Reports) -> Reports:
         """Plays on until an agent wants a decision or has ended, which may take some steps."""
         deadline = self._clock() + self._timeout_s
         while not reports:
@@ -236,15 +232,15 @@ class Unity:
                     f"no agent that wanted a decision or ended in {self._timeout_s:g} s",
                     "give the agents a Decision Requester, or call RequestDecision",
                 )
-            reports = self._continue(conversation, ())
+            reports = self._continue(())
         return reports
 
-    def _continue(self, conversation: PlayerConversation, actions: Iterable[BehaviorActions]) -> Reports:
-        self._calls.answer(conversation.step(actions, self._changed_parameters()))
-        return self._receive(conversation, self._timeout_s).reports
+    def _continue(self, actions: Iterable[BehaviorActions]) -> Reports:
+        self._calls.answer(self._conversation.step(actions, self._changed_parameters()))
+        return self._receive()
 
-    def _receive(self, conversation: PlayerConversation, timeout_s: float) -> PlayerMessage:
-        received = self._read(conversation, self._next_call(timeout_s))
+    def _receive(self) -> Reports:
+        received = self._read(self._next_call(self._timeout_s))
         if received.behaviors:
             self._known = {**self._known, **received.behaviors}
         for behavior, goals in received.plain_goals.items():
@@ -254,11 +250,11 @@ class Unity:
                     "networks are conditioned on goals of one axis only\n"
                 )
         self._statistics += received.statistics
-        return received
+        return received.reports
 
-    def _read(self, conversation: PlayerConversation, message: bytes) -> PlayerMessage:
+    def _read(self, message: bytes) -> PlayerMessage:
         try:
-            received = conversation.receive(message)
+            received = self._conversation.receive(message)
         except UnreadableData as error:
             raise self._player.failure(str(error), error.remedy) from error
         if received.farewell is not None:
@@ -276,14 +272,8 @@ class Unity:
             raise self._player.failure(
                 f"nothing in {timeout_s:g} s", "see what the game does; raise --timeout-wait if it only takes longer"
             )
-        raise self._exit_error(message)
-
-    def _exit_error(self, ended: PlayerExit) -> PlayerFailed:
-        try:
-            self._player.check(_END_S)
-        except PlayerFailed as failure:
-            return failure
-        return self._player.failure(ended.why or "the end of the game", "see its log")
+        self._player.check(_END_S)
+        raise self._player.failure(message.why or "the end of the game", "see its log")
 
     # ------------------------------------------------------------ parameters
 

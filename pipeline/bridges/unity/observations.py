@@ -114,9 +114,8 @@ def numbers(sensor: SensorReader, one: Proto) -> bytes:
     _check_signature(sensor, one)
     data: bytes = one.float_data.data
     if len(data) != 4 * math.prod(sensor.spec.shape):
-        raise UnreadableData(
-            f"{len(data) / 4:g} numbers for observation {sensor.spec.name!r} of shape {sensor.spec.shape}"
-        )
+        spec = sensor.spec
+        raise UnreadableData(f"{len(data) / 4:g} numbers for observation {spec.name!r} of shape {spec.shape}")
     return data
 
 
@@ -195,9 +194,7 @@ def _kind(one: Proto, shape: tuple[int, ...], axes: tuple[int, ...], name: str) 
         return "entities"
     if len(shape) == 1:
         return "goal" if one.observation_type == GOAL_SIGNAL else "vector"
-    raise UnreadableData(
-        f"observation {name!r} of shape {shape} with axes {axes}, which is no vector, image or entity list"
-    )
+    raise UnreadableData(f"observation {name!r} of shape {shape} with axes {axes}: no vector, image or entity list")
 
 
 def _channels_last(axes: tuple[int, ...], name: str) -> bool:
@@ -257,9 +254,7 @@ def _planes(file: bytes, size: tuple[int, int], name: str) -> NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise UnreadableData(
-            "images as PNG, and no library pillow to read them with", install_command("unity")
-        ) from error
+        raise UnreadableData("images as PNG, and no library pillow for them", install_command("unity")) from error
     if (found := struct.unpack(">II", file[16:24])) != size:  # before anything of that size is allocated
         raise UnreadableData(f"a PNG of {found[0]} x {found[1]} pixels for image {name!r} of {size[0]} x {size[1]}")
     try:
