@@ -9,9 +9,10 @@ unblocked by   these, or the deadlines `pipeline.stop_timeout_s`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import anyio
+from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.messages.state import AssemblyState, LearnerState, RunState, SteppingState
 from sparring.services.supervision.outcome import FinalReports
@@ -54,7 +55,7 @@ class Shutdown:
         incarnation: Callable[[str, int], str],
         fail: Callable[[str], None],
         clock: Callable[[], float],
-        log: Any,
+        log: FilteringBoundLogger,
     ) -> None:
         self._parts = parts
         self._reports = reports

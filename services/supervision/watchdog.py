@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
+from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.messages.state import SteppingState
@@ -67,7 +67,7 @@ class Watchdog:
         topics: Mapping[str, Subscription],
         end: Callable[[Status, str | None], None],
         clock: Callable[[], float],
-        log: Any,
+        log: FilteringBoundLogger,
     ) -> None:
         self._parts = parts
         self._topics = topics
