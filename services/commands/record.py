@@ -16,6 +16,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -104,7 +105,6 @@ def run(args: argparse.Namespace) -> int:
     timeout_s = args.timeout or (_MANUAL_S if args.manual else settings.pipeline.simulator_timeout_s)
     actor = CheckpointActor(args.policy, seed, args.deterministic) if args.policy else SimulatorActor(args.script or "")
     session = _Session(args, actor)
-    failure: SparringError | None = None
     try:
         with lone_simulator(settings, seed) as simulator:
             _print(f"seed {seed}")
@@ -117,11 +117,10 @@ def run(args: argparse.Namespace) -> int:
         _print("stopped by the user")
     except SettingsError:
         raise
-    except SparringError as error:
-        failure = error
+    except SparringError:
+        session.write()
+        raise
     written = session.write()
-    if failure is not None:
-        raise failure
     return 0 if session.complete or (args.manual and written) else FAILED
 
 
@@ -149,22 +148,22 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
 # ---------------------------------------------------------------- what is recorded
 
 
+@dataclass
 class _Session:
     """The behaviors of the simulator, and the tapes of those that are recorded.
 
-    Args:
+    Attributes:
         args: of the command.
         actor: chooses the actions.
     """
 
-    def __init__(self, args: argparse.Namespace, actor: RecordingActor) -> None:
-        self._args = args
-        self._actor = actor
-        self._ids: dict[str, BehaviorSpec] = {}
-        self._names: dict[str, BehaviorSpec] = {}
-        self._tapes: dict[str, Tape] = {}
-        self._sequence = 0
-        self._printed = (0, time.monotonic())
+    args: argparse.Namespace
+    actor: RecordingActor
+    _ids: dict[str, BehaviorSpec] = field(default_factory=dict, init=False)
+    _names: dict[str, BehaviorSpec] = field(default_factory=dict, init=False)
+    _tapes: dict[str, Tape] = field(default_factory=dict, init=False)
+    _sequence: int = field(default=0, init=False)
+    _printed: tuple[int, float] = field(default=(0, 0.0), init=False)
 
     @property
     def complete(self) -> bool:
@@ -187,14 +186,14 @@ class _Session:
             self._ids[text] = spec
             if name not in self._names:
                 self._names[name] = spec
-                recorded = not self._args.behavior or name in self._args.behavior
-                self._actor.register(name, spec, scripts.get(name, ()), recorded=recorded)
+                recorded = not self.args.behavior or name in self.args.behavior
+                self.actor.register(name, spec, scripts.get(name, ()), recorded=recorded)
                 if recorded:
-                    self._tapes[name] = Tape(name, spec, self._args.episodes)
-        if unknown := sorted(set(self._args.behavior) - self._names.keys()):
+                    self._tapes[name] = Tape(name, spec, self.args.episodes)
+        if unknown := sorted(set(self.args.behavior) - self._names.keys()):
             raise SettingsError(f"got --behavior {unknown}; expected some of {sorted(self._names)}; correct the name")
         there = [str(path) for name in self._tapes if (path := self._file(name)).exists()]
-        if there and not self._args.force:
+        if there and not self.args.force:
             raise SettingsError(
                 f"got {', '.join(there)}, which would be replaced; expected new files; name another --out, or --force"
             )
@@ -221,14 +220,14 @@ class _Session:
         tape = self._tapes.get(name)
         if tape is not None:
             tape.report(report)
-            if tape.unreported and self._args.policy is None:
-                how = "--manual" if self._args.manual else f"--script {self._args.script}"
+            if tape.unreported and self.args.policy is None:
+                how = "--manual" if self.args.manual else f"--script {self.args.script}"
                 raise SettingsError(
                     f"got {how}, and outcomes of {name} that do not report what was done; expected did_continuous and "
                     "did_discrete in the simulator's decisions and ends; fill them as docs/demonstrations.md says, or "
                     "record with --policy"
                 )
-        answer = self._actor.act(name, report)
+        answer = self.actor.act(name, report)
         if tape is not None and answer is not None:
             tape.answer(answer)
         return answer
@@ -238,7 +237,7 @@ class _Session:
         ended, now = sum(tape.episodes for tape in self._tapes.values()), time.monotonic()
         if ended > self._printed[0] and now - self._printed[1] > _PROGRESS_S:
             self._printed = (ended, now)
-            _print(f"{ended} of {self._args.episodes * len(self._tapes)} episodes")
+            _print(f"{ended} of {self.args.episodes * len(self._tapes)} episodes")
 
     def write(self) -> bool:
         """Writes the ended episodes and prints a summary; returns whether each behavior has at least one.
@@ -264,7 +263,7 @@ class _Session:
         return bool(self._tapes) and all(tape.episodes for tape in self._tapes.values())
 
     def _file(self, name: str) -> Path:
-        folder = CheckpointFolder(self._args.out, name).path.parent  # refuses a name that cannot be a file's
+        folder = CheckpointFolder(self.args.out, name).path.parent  # refuses a name that cannot be a file's
         return folder / f"{name}-00001{SUFFIX}"
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import anyio
@@ -21,7 +21,6 @@ from sparring.services.supervision.topology import ServicePlan, Topology
 
 RELEASE_S: Final = 5.0
 """How long the end of a run waits until the other machines have received it."""
-_NO_OTHERS: Final[Mapping[str, Machine]] = MappingProxyType({})
 
 
 class Host(Protocol):
@@ -41,70 +40,68 @@ class Launcher(Protocol):
         """Starts a foreign program that ends with this process."""
 
 
+@dataclass
 class Processes:
     """Starts services and simulators as processes, each on its machine.
 
-    Args:
+    Attributes:
         topology: of the run; saved in its folder.
         host: starts the processes of this machine.
         others: the other machines by name.
     """
 
-    def __init__(self, topology: Topology, host: ProcessHost, others: Mapping[str, Machine] = _NO_OTHERS) -> None:
-        self._host = host
-        self._others = others
-        self.adopt(topology)
+    topology: Topology
+    host: ProcessHost
+    others: Mapping[str, Machine] = field(default_factory=dict)
 
     def adopt(self, topology: Topology) -> None:
         """Starts services of another topology from now on; with other machines a topology never changes."""
-        self._topology = topology
+        self.topology = topology
 
     def service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a service."""
-        if other := self._others.get(self._topology.place(plan.name)):
+        if other := self.others.get(self.topology.place(plan.name)):
             return other.start(plan.name, incarnation, first=first)
-        command = [*SPARRING, "service", plan.name, "--run", str(self._topology.run.directory)]
+        command = [*SPARRING, "service", plan.name, "--run", str(self.topology.run.directory)]
         command += ["--start", incarnation, *(["--first"] if first else [])]
-        if cores := self._topology.cores.get(plan.name):
+        if cores := self.topology.cores.get(plan.name):
             command += ["--cores", ",".join(map(str, cores))]
         threads = {"OMP_NUM_THREADS": str(plan.threads or 1)}
         output = sys.stdout.buffer if plan.name == "monitor" else None
-        return self._host.start(plan.name, command, threads, output)
+        return self.host.start(plan.name, command, threads, output)
 
     def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> HostedService:
         """Starts a simulator."""
-        other = self._others.get(self._topology.place(name))
-        return self._host.watched(name, command, environment) if other is None else other.start(name)
+        other = self.others.get(self.topology.place(name))
+        return self.host.watched(name, command, environment) if other is None else other.start(name)
 
     async def release(self, status: str) -> None:
         """Orders the other machines to end the run, and waits up to `RELEASE_S` until they have received that."""
-        for other in self._others.values():
+        for other in self.others.values():
             other.end(status)
         with anyio.move_on_after(RELEASE_S):
-            for other in self._others.values():
+            for other in self.others.values():
                 await other.released.wait()
 
 
+@dataclass
 class Tasks:
     """Starts services as tasks of one process.
 
-    Args:
+    Attributes:
         topology: of the run.
         tasks: group that they run in.
         transport: opens one for each incarnation.
     """
 
-    def __init__(
-        self, topology: Topology, tasks: TaskGroup, transport: Callable[[str], AbstractAsyncContextManager[Transport]]
-    ) -> None:
-        self._tasks = tasks
-        self._transport = transport
-        self._started: dict[str, Task] = {}
-        self.adopt(topology)
+    topology: Topology
+    tasks: TaskGroup
+    transport: Callable[[str], AbstractAsyncContextManager[Transport]]
+    _started: dict[str, Task] = field(default_factory=dict, init=False)
 
     def adopt(self, topology: Topology) -> None:
         """Starts services of another topology from now on."""
-        self._run = topology.run
+        self.topology = topology
 
     @property
     def hanging(self) -> list[str]:
@@ -115,9 +112,9 @@ class Tasks:
         """Starts a service as a task."""
 
         async def work(stop: anyio.Event) -> None:
-            async with self._transport(incarnation) as transport:
+            async with self.transport(incarnation) as transport:
                 context = Context(
-                    run=self._run,
+                    run=self.topology.run,
                     service=plan.name,
                     start=incarnation,
                     first=first,
@@ -125,9 +122,9 @@ class Tasks:
                     stop=stop,
                     log=logs.get(service=plan.name),
                     clock=time.monotonic,
-                    reload=lambda: self._run,
+                    reload=lambda: self.topology.run,
                 )
                 await plan.load()(context)
 
-        self._started[plan.name] = start_task(self._tasks, plan.name, work)
+        self._started[plan.name] = start_task(self.tasks, plan.name, work)
         return self._started[plan.name]

@@ -89,16 +89,8 @@ class Supervisor:
         self._signals = 0
         self.parts = Parts(self._settings.restarts, self._over, self._keeps, self._fail, clock, self._log)
         self._watchdog = Watchdog(topology, self.parts, self._topics, self._end, clock, self._log)
-        self._shutdown = Shutdown(
-            topology,
-            self.parts,
-            self._reports,
-            keeps=self._keeps,
-            incarnation=self._incarnation,
-            fail=self._fail_late,
-            clock=clock,
-            log=self._log,
-        )
+        steps = (self._keeps, self._incarnation, self._fail_late)
+        self._shutdown = Shutdown(topology, self.parts, self._reports, *steps, clock, self._log)
         wanted = self._settings.export and topology.run.playing is None
         self._exports = (
             Exports(topology.run.directory, log=self._log, topics=self._topics, is_here=self._is_here)
