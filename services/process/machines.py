@@ -28,15 +28,23 @@ AWAY_S: Final = 8.0
 """Seconds of silence after which a machine counts as away: by then it has ended its parts."""
 
 
+@dataclass
 class RemotePart:
-    """A RemotePart is one incarnation of a part on another machine, as `HostedService` describes."""
+    """A RemotePart is one incarnation of a part on another machine, as `HostedService` describes.
 
-    def __init__(self, order: PartOrder, changed: Callable[[], None]) -> None:
-        self.order = order
-        self.ordered = False
-        self._changed = changed
-        self._ended = anyio.Event()
-        self._state = PartState(number=order.number)
+    Attributes:
+        order: what its machine is to do.
+        changed: called when the order has changed.
+        ordered: the order was published.
+    """
+
+    order: PartOrder
+    changed: Callable[[], None]
+    ordered: bool = field(default=False, init=False)
+    _ended: anyio.Event = field(default_factory=anyio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self._state = PartState(number=self.order.number)
 
     @property
     def pid(self) -> int | None:
@@ -82,7 +90,7 @@ class RemotePart:
     def _change_order(self, order: PartOrder) -> None:
         if order != self.order and not self.ended:
             self.order = order
-            self._changed()
+            self.changed()
 
 
 @dataclass

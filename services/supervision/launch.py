@@ -165,12 +165,9 @@ def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) ->
     if not behaviors:
         raise SettingsError(no_behavior_trained(directory))
     if deterministic:
-        behaviors = {
-            name: one.model_copy(
-                update={"network_settings": one.network_settings.model_copy(update={"deterministic": True})}
-            )
-            for name, one in behaviors.items()
-        }
+        for name, one in behaviors.items():
+            network = one.network_settings.model_copy(update={"deterministic": True})
+            behaviors[name] = one.model_copy(update={"network_settings": network})
     if missing := not_here(settings):
         raise SettingsError("got " + "; ".join(missing))
     pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})  # it numbers episodes in their order
