@@ -20,9 +20,7 @@ from sparring.services.commands.runs import add_json, check_positive, print_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("--episodes", type=int, default=3, metavar="N", help="ended episodes to play for (default 3)")
-    parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="S", help="seconds for each answer of the simulator (default 10)"
-    )
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds for each answer (default 10)")
     add_json(parser)
     parser.add_argument(
         "command",

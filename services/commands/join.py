@@ -56,14 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("address", metavar="ADDRESS", help="of the main machine: tcp://HOST:PORT, pipeline.port there")
     parser.add_argument("--host", required=True, metavar="NAME", help="of this machine in pipeline.hosts")
-    parser.add_argument(
-        "--from", dest="own", metavar="IP", help="own address in pipeline.hosts, where this machine has several"
-    )
+    parser.add_argument("--from", dest="own", metavar="IP", help="own address, where this machine has several")
     parser.add_argument("--keys", type=Path, metavar="DIR", help=f"folder of keys (${KEYS_VARIABLE})")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where runs are kept (%(default)s)")
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="how long to wait for the main machine (600)"
-    )
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="how long to wait for the run (600)")
     add_insecure(parser)
 
 

@@ -70,25 +70,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("config", type=Path, help="configuration file (YAML); of its simulators the first is started")
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument(
-        "--policy", type=Path, metavar="CHECKPOINT", help="act with a checkpoint, or those of a run folder"
-    )
+    how.add_argument("--policy", type=Path, metavar="CHECKPOINT", help="act with a checkpoint, or those of a run")
     how.add_argument("--script", metavar="NAME", help="let the simulator play by its own script of this name")
     how.add_argument("--manual", action="store_true", help="a person plays in the simulator, which reports the actions")
     parser.add_argument("--episodes", type=int, default=20, metavar="N", help="episodes of each behavior (20)")
     parser.add_argument("--out", type=Path, default=Path("demos"), metavar="FOLDER", help="for the files (demos)")
-    parser.add_argument(
-        "--behavior", nargs="+", action="extend", default=[], metavar="NAME", help="record these only (all)"
-    )
+    parser.add_argument("--behavior", nargs="+", action="extend", default=[], metavar="NAME", help="these only (all)")
     parser.add_argument("--seed", type=int, metavar="S", help="of simulator and sampling (default: random, printed)")
     parser.add_argument("--deterministic", action="store_true", help="with --policy: the most likely actions")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        metavar="S",
-        help="seconds for each answer of the simulator (pipeline.simulator_timeout_s; with --manual an hour)",
-    )
+    parser.add_argument("--timeout", type=float, metavar="S", help="for each answer (as in a run; --manual: an hour)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,15 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     add_run(parser, several=True)
     parser.add_argument(
-        "--checkpoints",
-        type=int,
-        default=1,
-        metavar="N",
-        help="checkpoints of each run: 1 the newest, more spread evenly from the oldest to the newest (default: 1)",
+        "--checkpoints", type=int, default=1, metavar="N", help="of each run, evenly spread (1: newest)"
     )
-    parser.add_argument(
-        "--untrained", action="store_true", help="a player with the weights that the first run began with"
-    )
+    parser.add_argument("--untrained", action="store_true", help="a player with the first run's initial weights")
     parser.add_argument("--mirror", action="store_true", help="each player also plays against itself")
     parser.add_argument("--matches", type=int, default=100, help="matches of each pair (default: 100)")
     add_playing(parser)

@@ -73,9 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--force", action="store_true", default=None, help="replace the run in its folder")
     players = parser.add_argument_group("Unity players", "with the names that mlagents-learn uses")
     _add_overrides(players, _PLAYERS)
-    players.add_argument(
-        "--env-args", dest="env_settings.env_args", nargs=argparse.REMAINDER, help="all that follows is for the build"
-    )
+    given = "all that follows is for the build"
+    players.add_argument("--env-args", dest="env_settings.env_args", nargs=argparse.REMAINDER, help=given)
 
 
 def _add_overrides(group: argparse._ActionsContainer, rows: Sequence[tuple[str, type | bool, str]]) -> None:
