@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import signal
 import sys
 import tempfile
 import time
@@ -39,7 +38,7 @@ from sparring.pipeline.queues.zmq_transport import ZmqTransport
 from sparring.pipeline.settings import no_device
 from sparring.services.commands.runs import add_insecure
 from sparring.services.process.encryption import KEYS_VARIABLE
-from sparring.services.process.hosting import HostedService, ProcessHost
+from sparring.services.process.hosting import LOOP_OPTIONS, HostedService, ProcessHost, follow_signals
 from sparring.services.process.machines import SILENT_S, OrderExecutor
 from sparring.services.process.protection import curve, protection
 from sparring.services.supervision.exports import Exports
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args.address, keys, insecure=args.insecure)
     while True:
         deadline = time.monotonic() + args.timeout
-        status = anyio.run(_take_part, args, keys, deadline, backend_options={"use_uvloop": os.name == "posix"})
+        status = anyio.run(_take_part, args, keys, deadline, backend_options=LOOP_OPTIONS)
         if status is not None:
             return status
 
@@ -204,7 +203,7 @@ class HostSession:
     async def serve(self, transport: Transport) -> int | None:
         """Executes orders until the run is over; returns its exit status, or None where the main machine was lost."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_end_at_signal, tasks)
+            tasks.start_soon(follow_signals, partial(_end, tasks))
             topic = await transport.topic(f"host-{self._topology.host}")
             supervisor = await transport.subscribe(SUPERVISOR.removeprefix("topic:"))
             executor = OrderExecutor(self._session, self._start, partial(topic.publish, "state"), tasks)
@@ -252,9 +251,6 @@ class HostSession:
         return hosted
 
 
-async def _end_at_signal(tasks: TaskGroup) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            logs.get().info("stopping", cause="signal", notice=True)
-            tasks.cancel_scope.cancel()
-            return
+def _end(tasks: TaskGroup) -> None:
+    logs.get().info("stopping", cause="signal", notice=True)
+    tasks.cancel_scope.cancel()

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -68,13 +69,9 @@ def run(args: argparse.Namespace) -> int:
         mirror=args.mirror,
         timeout_s=args.timeout,
     )
-    status, directory, seed = play(
-        *(runs[0], settings, playing, "tournament"),
-        prepare=lambda directory: write(directory, [weights for _, weights in players]),
-        seed=args.seed,
-        in_process=args.in_process,
-        insecure=args.insecure,
-    )
+    made = partial(write, players=[weights for _, weights in players])
+    how = {"in_process": args.in_process, "insecure": args.insecure}
+    status, directory, seed = play(runs[0], settings, playing, "tournament", prepare=made, seed=args.seed, **how)
     lines = counted(_read(directory / MATCHES_FILE))
     found = standings(playing.players, lines)
     content = {"status": status, "matches": len(lines), "seed": seed, **found.plain()}

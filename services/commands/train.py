@@ -164,10 +164,7 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: list[str]) -> St
     playing = Playback(checkpoints=checkpoints(trained, settings))
     seed = settings.seed if settings.seed >= 0 else None
     return play(
-        *(trained, settings, playing, "inference", notes),
-        seed=seed,
-        in_process=args.in_process,
-        insecure=args.insecure,
+        trained, settings, playing, "inference", notes, seed=seed, in_process=args.in_process, insecure=args.insecure
     )[0]
 
 

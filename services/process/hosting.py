@@ -30,7 +30,17 @@ PYTHON: Final = (sys.executable, "-P", "-m")
 SPARRING: Final = (*PYTHON, "sparring")
 """Runs the `sparring` command in another process."""
 
+LOOP_OPTIONS: Final = {"use_uvloop": os.name == "posix" and sys.implementation.name == "cpython"}
+"""Options of the event loop of every process of a run."""
+
 _TAIL: Final = 8192
+
+
+async def follow_signals(react: Callable[[], None]) -> None:
+    """Calls `react` at each SIGTERM and SIGINT, until it is cancelled."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            react()
 
 
 class HostedService(Protocol):
