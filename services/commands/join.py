@@ -87,7 +87,7 @@ def _check(address: str, keys: Path | None, *, insecure: bool) -> None:
         fine = False
     if not fine:
         raise SettingsError(
-            f"got {address!r}; expected tcp://HOST:PORT of the main machine; `sparring train` prints it at its start"
+            f"got {address!r}; expected tcp://HOST:PORT of the main machine; `sparring train` prints it"
         )
     if keys is None and not insecure and is_open(address):
         raise SettingsError(
@@ -158,9 +158,7 @@ def prepare(results: Path, host: str, found: HostRun) -> Path:
         (Path(name) / RUN_FILE).write_bytes(content)
         run, origin = load_run(Path(name))[0], origin_of(Path(name))
     if host not in run.hosts:
-        raise SettingsError(
-            f"got the host {host!r}; expected one of {', '.join(run.hosts)}; correct --host, or pipeline.hosts"
-        )
+        raise SettingsError(f"got the host {host!r}; expected one of {', '.join(run.hosts)}; correct --host")
     directory = results / run.id
     if directory.parent != results:
         raise SettingsError(f"got the run id {run.id!r}; expected one without /; choose another with --run-id")
@@ -173,9 +171,7 @@ def prepare(results: Path, host: str, found: HostRun) -> Path:
     for name, octets in {**found.files, RUN_FILE: found.content}.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            raise SettingsError(
-                f"got a file for {path}; expected one within the run's folder; use the same version on all"
-            )
+            raise SettingsError(f"got a file for {path}; expected one within the run's folder; use one version")
         target = directory / path
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, octets.tobytes())

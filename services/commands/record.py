@@ -121,9 +121,7 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
     if args.deterministic and not args.policy:
         raise SettingsError("got --deterministic without --policy; expected both or neither; leave it out")
     if args.policy is not None and not args.policy.exists():
-        raise SettingsError(
-            f"got --policy {args.policy}, which is not there; expected a checkpoint or the folder of a run; correct it"
-        )
+        raise SettingsError(f"got --policy {args.policy}, which is not there; expected a checkpoint or run; correct it")
     loaded = read(args.config, Overrides(seed=args.seed))
     sys.stderr.writelines(f"sparring: {notice}\n" for notice in loaded.notices)
     if missing := not_here(loaded.settings):
@@ -185,9 +183,7 @@ class _Session:
             raise SettingsError(f"got --behavior {unknown}; expected some of {sorted(self._names)}; correct the name")
         there = [str(path) for name in self._tapes if (path := self._file(name)).exists()]
         if there and not self.args.force:
-            raise SettingsError(
-                f"got {', '.join(there)}, which would be replaced; expected new files; name another --out, or --force"
-            )
+            raise SettingsError(f"got {', '.join(there)}, which exist; expected none; name another --out, or --force")
 
     def answer(self, step: Step) -> Act:
         """Records a Step and answers it.

@@ -59,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     settings = trained_settings(runs[0], deterministic=args.deterministic, insecure=args.insecure)
     players = list(_players(runs, settings, args.checkpoints, untrained=args.untrained))
     if len(players) + args.mirror < 2:
-        raise SettingsError(
-            "got a single player; expected two at least; name another run, or add --untrained or --checkpoints 2"
-        )
+        raise SettingsError("got a single player; expected two; name another run, --untrained or --checkpoints 2")
     playing = Playback(
         checkpoints={},
         players=[label for label, _ in players],

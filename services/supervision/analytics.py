@@ -34,9 +34,7 @@ def training(settings: Settings, players: int) -> bytes:
     try:
         kinds = messages()
     except UnreadableData as error:
-        raise SettingsError(
-            f"got pipeline.training_analytics without {error}; expected that library; {error.remedy}"
-        ) from error
+        raise SettingsError(f"got pipeline.training_analytics without {error}; expected it; {error.remedy}") from error
     own, parameters = f"sparring {version('sparring')}", settings.environment_parameters
     records = [
         kinds.environment_initialized(
