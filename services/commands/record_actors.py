@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -17,16 +16,6 @@ from sparring.pipeline.specs import BehaviorSpec, read_spec
 from sparring.pipeline.stepping.policies import Policies
 from sparring.services.commands.players import actor_of
 from sparring.services.supervision.launch import checkpoints_of, load_player
-
-
-class RecordingActor(Protocol):
-    """Answers the reports of the simulator."""
-
-    def register(self, name: str, spec: BehaviorSpec, scripts: Sequence[str], *, recorded: bool) -> None:
-        """Prepares for a behavior; raises `SettingsError` where this actor cannot act for it."""
-
-    def act(self, name: str, report: BehaviorReport) -> BehaviorActions | None:
-        """Returns actions for the decisions of a report; None where there are no decisions."""
 
 
 @dataclass(frozen=True)
@@ -127,3 +116,7 @@ class SimulatorActor:
             discrete=np.zeros((len(agents), len(actions.discrete)), np.int32),
             scripts=np.full(len(agents), self._numbers[name], np.int32) if name in self._numbers else None,
         )
+
+
+RecordingActor = CheckpointActor | SimulatorActor
+"""Answers the reports of the simulator: `register` prepares for a behavior, `act` returns actions for its decisions."""
