@@ -144,7 +144,9 @@ class Watchdog:
         """Kills simulators that the run has started and stepping has given up: a hanging one never reconnects."""
         for name in self._run.stepping:
             state = self._reports.of(name, "state", SteppingState)
-            for number, times in {} if state is None else state.given_up.items():
+            if state is None:
+                continue
+            for number, times in state.given_up.items():
                 key = (state.source, number)
                 fresh, self._abandoned[key] = times > self._abandoned.get(key, 0), times
                 part = self._parts.get(f"simulator-{number}")  # None where it was started by hand
