@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from sparring.pipeline.demonstrations.episodes import RecordingError
@@ -104,13 +104,6 @@ def unreadable(settings: Settings) -> Iterator[str]:
                     read_any(file, demonstrations.demo_actions)
             except RecordingError as error:
                 yield f"{section}.{key}.demo_path: {error}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command on its own."""
-    parser = argparse.ArgumentParser(prog="sparring check", description="Check a configuration.")
-    add_arguments(parser)
-    return run(parser.parse_args(argv))
 
 
 def _behavior(behavior: BehaviorSettings) -> str:

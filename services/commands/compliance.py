@@ -20,9 +20,7 @@ from sparring.services.commands.runs import add_json, check_positive, print_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("--episodes", type=int, default=3, metavar="N", help="ended episodes to play for (default 3)")
-    parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="S", help="seconds for each answer of the simulator (default 10)"
-    )
+    parser.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds for each answer (default 10)")
     add_json(parser)
     parser.add_argument(
         "command",
@@ -40,16 +38,12 @@ def run(args: argparse.Namespace) -> int:
     """
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise SettingsError(
-            "got no command; expected one that starts a simulator; write: sparring compliance -- CMD ..."
-        )
+        raise SettingsError("got no command; expected a simulator's; write: sparring compliance -- CMD ...")
     check_positive(args, "episodes", "timeout")
     try:
         verdicts = check_simulator(command, episodes=args.episodes, timeout_s=args.timeout)
     except OSError as error:
-        raise SettingsError(
-            f"got {error} on starting {command}; expected a simulator's command; correct it after --"
-        ) from error
+        raise SettingsError(f"got {error} on starting {command}; expected a simulator; correct the command") from error
     if args.json:
         print_json([dataclasses.asdict(verdict) for verdict in verdicts])
     else:

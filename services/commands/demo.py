@@ -30,13 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info = what.add_parser(
         "info", help="show specs, episodes, returns and lengths", description="Shows the content of files."
     )
-    info.add_argument(
-        "paths",
-        type=Path,
-        nargs="+",
-        metavar="PATH",
-        help="files of recorded episodes, .demo files, or folders of them",
-    )
+    info.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="recordings, .demo files, or folders of them")
     info.add_argument(
         "--demo-actions",
         choices=get_args(DemoActions),

@@ -81,7 +81,10 @@ def _rows(config: Path | None) -> Iterator[Row]:
     yield from _machine(settings)
     if settings is not None:
         yield from _endpoints(settings)
-        yield from _programs(settings)
+        from sparring.pipeline.settings import not_here
+
+        for line in not_here(settings):
+            yield finding("simulators", line, "a program", "correct its path")
         if keys := os.environ.get("SPARRING_KEYS") or settings.pipeline.keys:
             yield from doctor.private(Path(keys))
 
@@ -239,10 +242,3 @@ def _games(settings: Settings) -> Iterator[tuple[str, int]]:
             what = "port of a Unity player" if one.name == "unity" else "port of a Godot game"
             yield from ((what, port + at) for at in (range(number, number + one.count) if launched else (0,)))
         number += one.count
-
-
-def _programs(settings: Settings) -> Iterator[Row]:
-    from sparring.pipeline.settings import not_here
-
-    for line in not_here(settings):
-        yield finding("simulators", line, "a program", "correct its path")

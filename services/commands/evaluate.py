@@ -85,19 +85,16 @@ def _lines(found: Json) -> Iterator[str]:
     for name, one in found["behaviors"].items():
         yield f"{name}  {one['episodes']} of {found['episodes']} episodes  {Path(one['checkpoint']).name}"
         for team, part in {"": one, **one["teams"]}.items():
+            of_team = f"team {team}: " if team else ""
             for what in ("reward", "group_reward", "length"):
                 if what in part:
-                    yield f"  {_named(team)}{what.replace('_', ' ')} {_spread(part[what], percent)}"
+                    yield f"  {of_team}{what.replace('_', ' ')} {_spread(part[what], percent)}"
             for outcome, share in part.get("outcomes", {}).items():
-                text = f"  {_named(team)}{outcome} {share['share']:.1%}"
+                text = f"  {of_team}{outcome} {share['share']:.1%}"
                 if share["interval"] is not None:
                     low, high = share["interval"]
                     text += f"  {percent} interval {low:.1%} to {high:.1%}"
                 yield text
-
-
-def _named(team: str) -> str:
-    return f"team {team}: " if team else ""
 
 
 def _spread(one: Json, percent: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,32 +55,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(directory: Path, behavior: str | None, name: str | None) -> dict[str, Path]:
-    """Returns the chosen checkpoint of each chosen behavior."""
-    there = _checkpoints(directory)
-    if behavior is not None and behavior in there:
-        there = {behavior: there[behavior]}
-    elif behavior is not None or not there:
+    """Returns the chosen checkpoint of each chosen behavior, the newest where none is named."""
+    behaviors = sorted({path.parent.parent.name for path in directory.glob("[!.]*/*/state.json")})
+    there = {one: CheckpointFolder(directory, one).newest_first() for one in behaviors if behavior in (None, one)}
+    if not any(there.values()):
         raise SettingsError(
             f"got {directory} without a checkpoint{f' of {behavior!r}' if behavior else ''}; "
-            f"expected the folder of a run that has trained{f' one of {list(there)}' if there else ''}; "
+            f"expected the folder of a run that has trained{f' one of {behaviors}' if behaviors else ''}; "
             "correct the folder or --behavior, or train first"
         )
-    found = {one: path for one, paths in there.items() for path in [_first(paths, name)] if path is not None}
-    if not found:
+    chosen = {one: [path for path in paths if name in (None, path.name)] for one, paths in there.items()}
+    if not any(chosen.values()):
         shown = {one: [path.name for path in paths] for one, paths in there.items()}
         raise SettingsError(f"got no checkpoint {name!r} in {directory}; expected one of {shown}; correct --checkpoint")
-    return found
-
-
-def _checkpoints(directory: Path) -> dict[str, list[Path]]:
-    """Returns the checkpoints of each behavior that has any, the newest first."""
-    names = {path.parent.parent.name for path in directory.glob("[!.]*/*/state.json")}
-    found = {name: CheckpointFolder(directory, name).newest_first() for name in sorted(names)}
-    return {name: paths for name, paths in found.items() if paths}
-
-
-def _first(paths: Sequence[Path], name: str | None) -> Path | None:
-    return next((path for path in paths if name in (None, path.name)), None)
+    return {one: paths[0] for one, paths in chosen.items() if paths}
 
 
 def _export(folder: CheckpointFolder, path: Path, out: Path, kind: Format, *, named: bool) -> None:
@@ -90,7 +77,7 @@ def _export(folder: CheckpointFolder, path: Path, out: Path, kind: Format, *, na
     newest = out / f"{folder.behavior}{SUFFIXES[kind]}"
     paths = [newest]
     if named:
-        paths = [_of_steps(folder, out, checkpoint.trained, kind)]
+        paths = [out / folder.behavior / f"{folder.behavior}-{checkpoint.trained}{SUFFIXES[kind]}"]
         kept = [one for one in folder.newest_first() if one.name.startswith(_KEPT)]
         paths += [newest] if path in (*kept[:1], *folder.newest_first()[:1]) else []
     done = export(checkpoint, paths, kind)
@@ -99,10 +86,6 @@ def _export(folder: CheckpointFolder, path: Path, out: Path, kind: Format, *, na
         f"{folder.behavior}  {checkpoint.trained} steps  {shown}  {done.size} bytes  "
         f"largest difference {done.difference:.2g}  {done.seconds:.2f} s\n"
     )
-
-
-def _of_steps(folder: CheckpointFolder, out: Path, steps: int, kind: Format) -> Path:
-    return out / folder.behavior / f"{folder.behavior}-{steps}{SUFFIXES[kind]}"
 
 
 def _prune(folder: CheckpointFolder, out: Path) -> None:

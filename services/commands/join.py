@@ -15,19 +15,19 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import signal
 import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
 from anyio import to_thread
+from anyio.abc import TaskGroup
 
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import ServiceError, SettingsError
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages.channels import HOST_RUN, HOST_STATE, orders_topic
 from sparring.pipeline.messages.hosts import HostRun, PartOrder
@@ -37,13 +37,12 @@ from sparring.pipeline.queues.endpoints import is_open
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.pipeline.queues.zmq_transport import ZmqTransport
 from sparring.pipeline.settings import no_device
-from sparring.pipeline.specs import Array
 from sparring.services.commands.runs import add_insecure
 from sparring.services.process.encryption import KEYS_VARIABLE
-from sparring.services.process.hosting import HostedService, ProcessHost
+from sparring.services.process.hosting import LOOP_OPTIONS, HostedService, ProcessHost, follow_signals
 from sparring.services.process.machines import SILENT_S, OrderExecutor
 from sparring.services.process.protection import curve, protection
-from sparring.services.process.runtime import SUPERVISOR, Run
+from sparring.services.process.runtime import SUPERVISOR
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Processes
 from sparring.services.supervision.topology import RUN_FILE, Topology, load_run, load_topology, origin_of
@@ -57,14 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("address", metavar="ADDRESS", help="of the main machine: tcp://HOST:PORT, pipeline.port there")
     parser.add_argument("--host", required=True, metavar="NAME", help="of this machine in pipeline.hosts")
-    parser.add_argument(
-        "--from", dest="own", metavar="IP", help="own address in pipeline.hosts, where this machine has several"
-    )
+    parser.add_argument("--from", dest="own", metavar="IP", help="own address, where this machine has several")
     parser.add_argument("--keys", type=Path, metavar="DIR", help=f"folder of keys (${KEYS_VARIABLE})")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where runs are kept (%(default)s)")
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="how long to wait for the main machine (600)"
-    )
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="how long to wait for the run (600)")
     add_insecure(parser)
 
 
@@ -80,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args.address, keys, insecure=args.insecure)
     while True:
         deadline = time.monotonic() + args.timeout
-        status = anyio.run(_take_part, args, keys, deadline, backend_options={"use_uvloop": os.name == "posix"})
+        status = anyio.run(_take_part, args, keys, deadline, backend_options=LOOP_OPTIONS)
         if status is not None:
             return status
 
@@ -93,7 +88,7 @@ def _check(address: str, keys: Path | None, *, insecure: bool) -> None:
         fine = False
     if not fine:
         raise SettingsError(
-            f"got {address!r}; expected tcp://HOST:PORT of the main machine; `sparring train` prints it at its start"
+            f"got {address!r}; expected tcp://HOST:PORT of the main machine; `sparring train` prints it"
         )
     if keys is None and not insecure and is_open(address):
         raise SettingsError(
@@ -106,8 +101,6 @@ async def _take_part(args: argparse.Namespace, keys: Path | None, deadline: floa
     """Serves one session of a run; returns its exit status, or None where the main machine was lost."""
     session = f"host-{args.host}.{secrets.token_hex(4)}"
     found = await _wait_for_run(args, keys, session, deadline)
-    if isinstance(found, int):
-        return found
     directory = prepare(args.results_dir.absolute(), args.host, found)
     topology = load_topology(directory, args.host)
     learns = topology.run.playing is None
@@ -124,8 +117,12 @@ async def _take_part(args: argparse.Namespace, keys: Path | None, deadline: floa
         processes.close()  # whatever still runs ends
 
 
-async def _wait_for_run(args: argparse.Namespace, keys: Path | None, session: str, deadline: float) -> HostRun | int:
-    """Waits until the main machine sends the run; returns an exit status where it does not in time."""
+async def _wait_for_run(args: argparse.Namespace, keys: Path | None, session: str, deadline: float) -> HostRun:
+    """Waits until the main machine sends the run.
+
+    Raises:
+        ServiceError: it has not done so in time.
+    """
     endpoints = {f"topic:{SUPERVISOR}": args.address}
     own = None if keys is None else curve(keys, "supervisor", endpoints)
     protected = Protection(curve=own, insecure=args.insecure, machines=(args.own,) if args.own else ())
@@ -139,11 +136,10 @@ async def _wait_for_run(args: argparse.Namespace, keys: Path | None, session: st
                 found = supervisor.latest(HOST_RUN)
                 if found is not None:
                     return found
-    sys.stderr.write(
-        f"sparring: got nothing from {args.address} for {args.timeout:g} s; expected a run whose pipeline.hosts name "
-        f"{args.host!r}; start `sparring train` there, or correct the address\n"
+    raise ServiceError(
+        f"got nothing from {args.address} for {args.timeout:g} s; expected a run whose pipeline.hosts name "
+        f"{args.host!r}; start `sparring train` there, or correct the address"
     )
-    return 1
 
 
 def prepare(results: Path, host: str, found: HostRun) -> Path:
@@ -159,11 +155,11 @@ def prepare(results: Path, host: str, found: HostRun) -> Path:
     """
     content = found.content.tobytes()
     results.mkdir(parents=True, exist_ok=True)
-    run, origin = _read(content, results)
+    with tempfile.TemporaryDirectory(dir=results, prefix=".joining-") as name:
+        (Path(name) / RUN_FILE).write_bytes(content)
+        run, origin = load_run(Path(name))[0], origin_of(Path(name))
     if host not in run.hosts:
-        raise SettingsError(
-            f"got the host {host!r}; expected one of {', '.join(run.hosts)}; correct --host, or pipeline.hosts"
-        )
+        raise SettingsError(f"got the host {host!r}; expected one of {', '.join(run.hosts)}; correct --host")
     directory = results / run.id
     if directory.parent != results:
         raise SettingsError(f"got the run id {run.id!r}; expected one without /; choose another with --run-id")
@@ -173,25 +169,14 @@ def prepare(results: Path, host: str, found: HostRun) -> Path:
             "choose another with --results-dir"
         )
     (directory / "logs").mkdir(parents=True, exist_ok=True)
-    for name, octets in found.files.items():
-        _write(directory, PurePosixPath(name), octets)
-    write_atomically(directory / RUN_FILE, content)
+    for name, octets in {**found.files, RUN_FILE: found.content}.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise SettingsError(f"got a file for {path}; expected one within the run's folder; use one version")
+        target = directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, octets.tobytes())
     return directory
-
-
-def _read(content: bytes, folder: Path) -> tuple[Run, str]:
-    """Loads the run and its origin from the content of its file."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".joining-") as name:
-        (Path(name) / RUN_FILE).write_bytes(content)
-        return load_run(Path(name))[0], origin_of(Path(name))
-
-
-def _write(directory: Path, path: PurePosixPath, octets: Array) -> None:
-    if path.is_absolute() or ".." in path.parts:
-        raise SettingsError(f"got a file for {path}; expected one within the run's folder; use the same version on all")
-    target = directory / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, octets.tobytes())
 
 
 class HostSession:
@@ -205,10 +190,9 @@ class HostSession:
 
     def __init__(self, topology: Topology, processes: ProcessHost, session: str) -> None:
         self._topology = topology
-        self._processes = processes
-        self._services = Processes(topology, processes)
+        self._processes = Processes(topology, processes)
         self._session = session
-        self._log: Any = logs.get()
+        self._log = logs.get()
         wanted = topology.run.settings.pipeline.export and topology.run.playing is None
         self._learners: dict[str, Subscription] = {}  # on this machine
         self._exports = Exports(topology.run.directory, log=self._log, topics=self._learners) if wanted else None
@@ -216,7 +200,7 @@ class HostSession:
     async def serve(self, transport: Transport) -> int | None:
         """Executes orders until the run is over; returns its exit status, or None where the main machine was lost."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_end_at_signal, tasks)
+            tasks.start_soon(follow_signals, partial(_end, tasks))
             topic = await transport.publisher(f"host-{self._topology.host}")
             supervisor = await transport.subscribe(SUPERVISOR)
             executor = OrderExecutor(self._session, self._start, partial(topic.publish, HOST_STATE), tasks)
@@ -256,7 +240,7 @@ class HostSession:
         """Starts a service or simulator."""
         plan = next((plan for plan in self._topology.services if plan.name == name), None)
         if plan is not None:
-            hosted = self._services.service(plan, order.start, first=order.first)
+            hosted = self._processes.service(plan, order.start, first=order.first)
         else:
             simulator = next(plan for plan in self._topology.simulators if plan.name == name)
             hosted = self._processes.watched(name, simulator.command, simulator.environment)
@@ -264,9 +248,6 @@ class HostSession:
         return hosted
 
 
-async def _end_at_signal(tasks: Any) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            logs.get().info("stopping", cause="signal", notice=True)
-            tasks.cancel_scope.cancel()
-            return
+def _end(tasks: TaskGroup) -> None:
+    logs.get().info("stopping", cause="signal", notice=True)
+    tasks.cancel_scope.cancel()

@@ -18,12 +18,8 @@ from sparring.pipeline.errors import SettingsError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command line of `sparring keys`."""
     parser.add_argument("directory", metavar="DIR", type=Path, help="folder for the keys: new, unless --add is given")
-    parser.add_argument(
-        "--simulators", nargs="+", default=[], metavar="NAME", help="names of simulators, or how many (none)"
-    )
-    parser.add_argument(
-        "--hosts", default="", metavar="HOST,...", help="names and addresses of the run for simulators, beside loopback"
-    )
+    parser.add_argument("--simulators", nargs="+", default=[], metavar="NAME", help="their names, or how many (none)")
+    parser.add_argument("--hosts", default="", metavar="HOST,...", help="names or addresses of the run beside loopback")
     parser.add_argument("--add", action="store_true", help="more simulators for the keys that are there")
 
 

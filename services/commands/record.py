@@ -16,6 +16,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -69,25 +70,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("config", type=Path, help="configuration file (YAML); of its simulators the first is started")
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument(
-        "--policy", type=Path, metavar="CHECKPOINT", help="act with a checkpoint, or those of a run folder"
-    )
+    how.add_argument("--policy", type=Path, metavar="CHECKPOINT", help="act with a checkpoint, or those of a run")
     how.add_argument("--script", metavar="NAME", help="let the simulator play by its own script of this name")
     how.add_argument("--manual", action="store_true", help="a person plays in the simulator, which reports the actions")
     parser.add_argument("--episodes", type=int, default=20, metavar="N", help="episodes of each behavior (20)")
     parser.add_argument("--out", type=Path, default=Path("demos"), metavar="FOLDER", help="for the files (demos)")
-    parser.add_argument(
-        "--behavior", nargs="+", action="extend", default=[], metavar="NAME", help="record these only (all)"
-    )
+    parser.add_argument("--behavior", nargs="+", action="extend", default=[], metavar="NAME", help="these only (all)")
     parser.add_argument("--seed", type=int, metavar="S", help="of simulator and sampling (default: random, printed)")
     parser.add_argument("--deterministic", action="store_true", help="with --policy: the most likely actions")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        metavar="S",
-        help="seconds for each answer of the simulator (pipeline.simulator_timeout_s; with --manual an hour)",
-    )
+    parser.add_argument("--timeout", type=float, metavar="S", help="for each answer (as in a run; --manual: an hour)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,7 +96,6 @@ def run(args: argparse.Namespace) -> int:
     timeout_s = args.timeout or (_MANUAL_S if args.manual else settings.pipeline.simulator_timeout_s)
     actor = CheckpointActor(args.policy, seed, args.deterministic) if args.policy else SimulatorActor(args.script or "")
     session = _Session(args, actor)
-    failure: SparringError | None = None
     try:
         with lone_simulator(settings, seed) as simulator:
             _print(f"seed {seed}")
@@ -117,11 +108,10 @@ def run(args: argparse.Namespace) -> int:
         _print("stopped by the user")
     except SettingsError:
         raise
-    except SparringError as error:
-        failure = error
+    except SparringError:
+        session.write()
+        raise
     written = session.write()
-    if failure is not None:
-        raise failure
     return 0 if session.complete or (args.manual and written) else FAILED
 
 
@@ -131,9 +121,7 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
     if args.deterministic and not args.policy:
         raise SettingsError("got --deterministic without --policy; expected both or neither; leave it out")
     if args.policy is not None and not args.policy.exists():
-        raise SettingsError(
-            f"got --policy {args.policy}, which is not there; expected a checkpoint or the folder of a run; correct it"
-        )
+        raise SettingsError(f"got --policy {args.policy}, which is not there; expected a checkpoint or run; correct it")
     loaded = read(args.config, Overrides(seed=args.seed))
     sys.stderr.writelines(f"sparring: {notice}\n" for notice in loaded.notices)
     if missing := not_here(loaded.settings):
@@ -149,22 +137,22 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
 # ---------------------------------------------------------------- what is recorded
 
 
+@dataclass
 class _Session:
     """The behaviors of the simulator, and the tapes of those that are recorded.
 
-    Args:
+    Attributes:
         args: of the command.
         actor: chooses the actions.
     """
 
-    def __init__(self, args: argparse.Namespace, actor: RecordingActor) -> None:
-        self._args = args
-        self._actor = actor
-        self._ids: dict[str, BehaviorSpec] = {}
-        self._names: dict[str, BehaviorSpec] = {}
-        self._tapes: dict[str, Tape] = {}
-        self._sequence = 0
-        self._printed = (0, time.monotonic())
+    args: argparse.Namespace
+    actor: RecordingActor
+    _ids: dict[str, BehaviorSpec] = field(default_factory=dict, init=False)
+    _names: dict[str, BehaviorSpec] = field(default_factory=dict, init=False)
+    _tapes: dict[str, Tape] = field(default_factory=dict, init=False)
+    _sequence: int = field(default=0, init=False)
+    _printed: tuple[int, float] = field(default=(0, 0.0), init=False)
 
     @property
     def complete(self) -> bool:
@@ -187,17 +175,15 @@ class _Session:
             self._ids[text] = spec
             if name not in self._names:
                 self._names[name] = spec
-                recorded = not self._args.behavior or name in self._args.behavior
-                self._actor.register(name, spec, scripts.get(name, ()), recorded=recorded)
+                recorded = not self.args.behavior or name in self.args.behavior
+                self.actor.register(name, spec, scripts.get(name, ()), recorded=recorded)
                 if recorded:
-                    self._tapes[name] = Tape(name, spec, self._args.episodes)
-        if unknown := sorted(set(self._args.behavior) - self._names.keys()):
+                    self._tapes[name] = Tape(name, spec, self.args.episodes)
+        if unknown := sorted(set(self.args.behavior) - self._names.keys()):
             raise SettingsError(f"got --behavior {unknown}; expected some of {sorted(self._names)}; correct the name")
         there = [str(path) for name in self._tapes if (path := self._file(name)).exists()]
-        if there and not self._args.force:
-            raise SettingsError(
-                f"got {', '.join(there)}, which would be replaced; expected new files; name another --out, or --force"
-            )
+        if there and not self.args.force:
+            raise SettingsError(f"got {', '.join(there)}, which exist; expected none; name another --out, or --force")
 
     def answer(self, step: Step) -> Act:
         """Records a Step and answers it.
@@ -221,14 +207,14 @@ class _Session:
         tape = self._tapes.get(name)
         if tape is not None:
             tape.report(report)
-            if tape.unreported and self._args.policy is None:
-                how = "--manual" if self._args.manual else f"--script {self._args.script}"
+            if tape.unreported and self.args.policy is None:
+                how = "--manual" if self.args.manual else f"--script {self.args.script}"
                 raise SettingsError(
                     f"got {how}, and outcomes of {name} that do not report what was done; expected did_continuous and "
                     "did_discrete in the simulator's decisions and ends; fill them as docs/demonstrations.md says, or "
                     "record with --policy"
                 )
-        answer = self._actor.act(name, report)
+        answer = self.actor.act(name, report)
         if tape is not None and answer is not None:
             tape.answer(answer)
         return answer
@@ -238,7 +224,7 @@ class _Session:
         ended, now = sum(tape.episodes for tape in self._tapes.values()), time.monotonic()
         if ended > self._printed[0] and now - self._printed[1] > _PROGRESS_S:
             self._printed = (ended, now)
-            _print(f"{ended} of {self._args.episodes * len(self._tapes)} episodes")
+            _print(f"{ended} of {self.args.episodes * len(self._tapes)} episodes")
 
     def write(self) -> bool:
         """Writes the ended episodes and prints a summary; returns whether each behavior has at least one.
@@ -264,7 +250,7 @@ class _Session:
         return bool(self._tapes) and all(tape.episodes for tape in self._tapes.values())
 
     def _file(self, name: str) -> Path:
-        folder = CheckpointFolder(self._args.out, name).path.parent  # refuses a name that cannot be a file's
+        folder = CheckpointFolder(self.args.out, name).path.parent  # refuses a name that cannot be a file's
         return folder / f"{name}-00001{SUFFIX}"
 
 

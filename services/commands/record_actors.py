@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -19,42 +18,32 @@ from sparring.services.commands.players import actor_of
 from sparring.services.supervision.launch import checkpoints_of, load_player
 
 
-class RecordingActor(Protocol):
-    """Answers the reports of the simulator."""
-
-    def register(self, name: str, spec: BehaviorSpec, scripts: Sequence[str], *, recorded: bool) -> None:
-        """Prepares for a behavior; raises `SettingsError` where this actor cannot act for it."""
-
-    def act(self, name: str, report: BehaviorReport) -> BehaviorActions | None:
-        """Returns actions for the decisions of a report; None where there are no decisions."""
-
-
 @dataclass(frozen=True)
 class _Network:
     network_settings: NetworkSettings
 
 
+@dataclass
 class CheckpointActor:
     """Acts with checkpoints.
 
-    Args:
+    Attributes:
         path: of one checkpoint, or of the folder of a run.
         seed: of the sampling.
         deterministic: take the most likely actions.
     """
 
-    def __init__(self, path: Path, seed: int, deterministic: bool) -> None:
-        self._path = path
-        self._seed = seed
-        self._deterministic = deterministic
-        self._policies: dict[str, Policies] = {}
-        self._carried: dict[str, ByAgent] = {}
+    path: Path
+    seed: int
+    deterministic: bool
+    _policies: dict[str, Policies] = field(default_factory=dict, init=False)
+    _carried: dict[str, ByAgent] = field(default_factory=dict, init=False)
 
     def register(self, name: str, spec: BehaviorSpec, scripts: Sequence[str], *, recorded: bool) -> None:
         """Loads the checkpoint of a behavior."""
         del scripts, recorded
-        one = (self._path / "state.json").exists()
-        path = self._path if one else checkpoints_of(self._path, name)[-1]
+        one = (self.path / "state.json").exists()
+        path = self.path if one else checkpoints_of(self.path, name)[-1]
         checkpoint = load_player(path)
         if checkpoint.behavior != name:
             raise SettingsError(
@@ -68,8 +57,8 @@ class CheckpointActor:
             )
         weights = actor_of(checkpoint)
         network = NetworkSettings.model_validate_json(weights.network)
-        network = network.model_copy(update={"deterministic": self._deterministic})
-        stream = np.random.SeedSequence([self._seed, len(self._policies)]).generate_state(1)[0]
+        network = network.model_copy(update={"deterministic": self.deterministic})
+        stream = np.random.SeedSequence([self.seed, len(self._policies)]).generate_state(1)[0]
         policies = self._policies[name] = Policies({name: _Network(network)}, int(stream))
         policies.learn(weights)
         policies.build(name, spec)
@@ -92,26 +81,26 @@ class CheckpointActor:
         )
 
 
+@dataclass
 class SimulatorActor:
     """Leaves the choice to the simulator: to one of its scripts, or to a person. The actions sent are placeholders.
 
-    Args:
+    Attributes:
         script: its name; "" for none.
     """
 
-    def __init__(self, script: str) -> None:
-        self._script = script
-        self._numbers: dict[str, int] = {}
-        self._specs: dict[str, BehaviorSpec] = {}
+    script: str
+    _numbers: dict[str, int] = field(default_factory=dict, init=False)
+    _specs: dict[str, BehaviorSpec] = field(default_factory=dict, init=False)
 
     def register(self, name: str, spec: BehaviorSpec, scripts: Sequence[str], *, recorded: bool) -> None:
         """Looks the script up; behaviors that are not recorded and do not have it get zeros."""
         self._specs[name] = spec
-        if self._script in scripts:
-            self._numbers[name] = scripts.index(self._script) + 1
-        elif self._script and recorded:
+        if self.script in scripts:
+            self._numbers[name] = scripts.index(self.script) + 1
+        elif self.script and recorded:
             raise SettingsError(
-                f"got --script {self._script} for {name}; expected one of its scripts, {list(scripts) or 'none'}; "
+                f"got --script {self.script} for {name}; expected one of its scripts, {list(scripts) or 'none'}; "
                 "correct the name, or record with --policy or --manual"
             )
 
@@ -127,3 +116,7 @@ class SimulatorActor:
             discrete=np.zeros((len(agents), len(actions.discrete)), np.int32),
             scripts=np.full(len(agents), self._numbers[name], np.int32) if name in self._numbers else None,
         )
+
+
+RecordingActor = CheckpointActor | SimulatorActor
+"""Answers the reports of the simulator: `register` prepares for a behavior, `act` returns actions for its decisions."""

@@ -9,6 +9,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -26,19 +27,19 @@ _LOOK_S: Final = 0.1
 """How often a process that has not connected is looked at."""
 
 
+@dataclass
 class LoneSimulator:
     """A simulator that was started here, or that connects by itself.
 
-    Args:
+    Attributes:
         address: to which it connects.
         listener: bound to that address.
         process: None for a simulator that connects by itself.
     """
 
-    def __init__(self, address: str, listener: socket.socket, process: Process | None) -> None:
-        self.address = address
-        self.process = process
-        self._listener = listener
+    address: str
+    listener: socket.socket
+    process: Process | None
 
     def end(self, timeout_s: float) -> str:
         """Returns how its process has ended; "" where it still runs after `timeout_s`, or was not started here."""
@@ -53,7 +54,7 @@ class LoneSimulator:
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         how = ""
-        while not select.select([self._listener], [], [], 0.0 if how else _LOOK_S)[0]:
+        while not select.select([self.listener], [], [], 0.0 if how else _LOOK_S)[0]:
             if how or time.monotonic() > deadline:
                 got = f"a simulator that ended before it connected ({how})" if how else "no connection in time"
                 raise ServiceError(
@@ -61,13 +62,13 @@ class LoneSimulator:
                     "raise --timeout"
                 )
             how = self.end(0)
-        connected, _ = self._listener.accept()
-        self._listener.close()
+        connected, _ = self.listener.accept()
+        self.listener.close()
         return connected
 
     def close(self) -> None:
         """Ends the simulator."""
-        self._listener.close()
+        self.listener.close()
         if self.process is not None:
             self.process.stop()
             if self.process.join(_GRACE_S) is None:

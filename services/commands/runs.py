@@ -37,9 +37,7 @@ def add_in_process(parser: argparse.ArgumentParser) -> None:
 
 def add_insecure(parser: argparse.ArgumentParser) -> None:
     """Adds --insecure."""
-    parser.add_argument(
-        "--insecure", action="store_true", help="listen beyond loopback without keys: any peer can join the run"
-    )
+    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without keys, for any peer")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

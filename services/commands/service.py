@@ -6,7 +6,6 @@ import argparse
 import gc
 import os
 import secrets
-import signal
 import sys
 import time
 from functools import partial
@@ -17,6 +16,7 @@ import anyio
 from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, first_failure
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.zmq_transport import ZmqTransport
+from sparring.services.process.hosting import LOOP_OPTIONS, follow_signals
 from sparring.services.process.protection import protection
 from sparring.services.process.runtime import METRICS_INTERVAL_S, Context, Run
 from sparring.services.supervision.topology import ServicePlan, load_run, plan_of
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         protected = protection(prepared, endpoints, plan.name)
         connected = ZmqTransport(endpoints, incarnation, protection=protected)
         serve = partial(_serve, plan, prepared, connected, first=args.first)
-        anyio.run(serve, backend_options={"use_uvloop": os.name == "posix"})
+        anyio.run(serve, backend_options=LOOP_OPTIONS)
     except Exception as failure:
         error = first_failure(failure)
         known = isinstance(error, SparringError)
@@ -71,7 +71,7 @@ def own_incarnation(name: str) -> str:
 async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, first: bool) -> None:
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_stop_at_signal, stop)
+        tasks.start_soon(follow_signals, stop.set)
         async with connected as transport:
             context = Context(
                 run=prepared,
@@ -105,9 +105,3 @@ async def _count_refusals(context: Context, transport: ZmqTransport) -> None:
     while True:
         context.registry.reach("handshakes_refused", transport.refused)
         await anyio.sleep(METRICS_INTERVAL_S)
-
-
-async def _stop_at_signal(stop: anyio.Event) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            stop.set()

@@ -113,9 +113,7 @@ def _load(path: Path) -> tuple[Json, int]:
     except FileNotFoundError:
         return None, 0
     except ValueError as error:
-        raise SettingsError(
-            f"got {path}, which is damaged ({error}); expected JSON; remove it: a live run writes it again"
-        ) from error
+        raise SettingsError(f"got {path}, which is damaged ({error}); expected JSON; remove it") from error
     if not isinstance(content, dict):
         raise SettingsError(f"got {path}, which holds no JSON object; expected one; remove it")
     return content, changed_ns

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -36,15 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     add_run(parser, several=True)
     parser.add_argument(
-        "--checkpoints",
-        type=int,
-        default=1,
-        metavar="N",
-        help="checkpoints of each run: 1 the newest, more spread evenly from the oldest to the newest (default: 1)",
+        "--checkpoints", type=int, default=1, metavar="N", help="of each run, evenly spread (1: newest)"
     )
-    parser.add_argument(
-        "--untrained", action="store_true", help="a player with the weights that the first run began with"
-    )
+    parser.add_argument("--untrained", action="store_true", help="a player with the first run's initial weights")
     parser.add_argument("--mirror", action="store_true", help="each player also plays against itself")
     parser.add_argument("--matches", type=int, default=100, help="matches of each pair (default: 100)")
     add_playing(parser)
@@ -64,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     settings = trained_settings(runs[0], deterministic=args.deterministic, insecure=args.insecure)
     players = list(_players(runs, settings, args.checkpoints, untrained=args.untrained))
     if len(players) + args.mirror < 2:
-        raise SettingsError(
-            "got a single player; expected two at least; name another run, or add --untrained or --checkpoints 2"
-        )
+        raise SettingsError("got a single player; expected two; name another run, --untrained or --checkpoints 2")
     playing = Playback(
         checkpoints={},
         players=[label for label, _ in players],
@@ -74,13 +67,9 @@ def run(args: argparse.Namespace) -> int:
         mirror=args.mirror,
         timeout_s=args.timeout,
     )
-    status, directory, seed = play(
-        *(runs[0], settings, playing, "tournament"),
-        prepare=lambda directory: write(directory, [weights for _, weights in players]),
-        seed=args.seed,
-        in_process=args.in_process,
-        insecure=args.insecure,
-    )
+    made = partial(write, players=[weights for _, weights in players])
+    how = {"in_process": args.in_process, "insecure": args.insecure}
+    status, directory, seed = play(runs[0], settings, playing, "tournament", prepare=made, seed=args.seed, **how)
     lines = counted(_read(directory / MATCHES_FILE))
     found = standings(playing.players, lines)
     content = {"status": status, "matches": len(lines), "seed": seed, **found.plain()}

@@ -73,9 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--force", action="store_true", default=None, help="replace the run in its folder")
     players = parser.add_argument_group("Unity players", "with the names that mlagents-learn uses")
     _add_overrides(players, _PLAYERS)
-    players.add_argument(
-        "--env-args", dest="env_settings.env_args", nargs=argparse.REMAINDER, help="all that follows is for the build"
-    )
+    given = "all that follows is for the build"
+    players.add_argument("--env-args", dest="env_settings.env_args", nargs=argparse.REMAINDER, help=given)
 
 
 def _add_overrides(group: argparse._ActionsContainer, rows: Sequence[tuple[str, type | bool, str]]) -> None:
@@ -165,10 +164,7 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: list[str]) -> St
     playing = Playback(checkpoints=checkpoints(trained, settings))
     seed = settings.seed if settings.seed >= 0 else None
     return play(
-        *(trained, settings, playing, "inference", notes),
-        seed=seed,
-        in_process=args.in_process,
-        insecure=args.insecure,
+        trained, settings, playing, "inference", notes, seed=seed, in_process=args.in_process, insecure=args.insecure
     )[0]
 
 

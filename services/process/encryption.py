@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -30,14 +30,9 @@ _SIMULATORS_COULD: Final = "any peer that reaches it can act as a simulator, poi
 _SERVICES_COULD: Final = "any peer that reaches it can replace weights and data, and start programs on its machines"
 
 
-def keys_folder(settings: Settings, environ: Mapping[str, str] | None = None) -> Path | None:
-    """Returns the folder of keys on this machine; None without keys.
-
-    Args:
-        settings: of the run.
-        environ: variables; None for the process's own.
-    """
-    named = (os.environ if environ is None else environ).get(KEYS_VARIABLE) or settings.pipeline.keys
+def keys_folder(settings: Settings) -> Path | None:
+    """Returns the folder of keys on this machine, which the environment or the settings name; None without keys."""
+    named = os.environ.get(KEYS_VARIABLE) or settings.pipeline.keys
     return None if named is None else Path(named).absolute()
 
 
@@ -48,21 +43,35 @@ def exposed(settings: Settings, *, insecure: bool) -> list[str]:
         settings: of the run.
         insecure: the user allows access without keys.
     """
-    if insecure:
-        return []
-    players = [
-        f"got {what}, which other machines can reach; expected loopback, for no key protects it; use an SSH tunnel to "
-        "the players' ports, or pass --insecure where anyone who can connect may take part"
-        for what, _ in _players(settings)
+    return [
+        f"got {what}, which other machines can reach{remedy}, or pass --insecure where any peer may take part"
+        for what, _, remedy in ([] if insecure else _open_addresses(settings))
     ]
+
+
+def unprotected(settings: Settings, *, insecure: bool) -> list[str]:
+    """Returns the warnings of a run with `--insecure`, one line for each."""
+    found = _open_addresses(settings) if insecure else []
+    return [f"--insecure: {what} is open to any peer: {danger}" for what, danger, _ in found]
+
+
+def _open_addresses(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """Yields each address beyond loopback that no key protects, what any peer could do there, and the remedy."""
+    pipeline = settings.pipeline
+    if not is_loopback(pipeline.player_host) and any(one.name == "unity" for one in settings.launched):
+        remedy = "; expected loopback, for no key protects it; use an SSH tunnel to the players' ports"
+        yield f"pipeline.player_host {pipeline.player_host!r}", _SIMULATORS_COULD, remedy
     if keys_folder(settings) is not None:
-        return players
-    return players + [
-        f"got {what}, which other machines can reach, without keys; expected keys, or loopback (127.0.0.1, ::1, "
-        "localhost) or unix:///PATH; make keys with `sparring keys DIR` and set pipeline.keys: DIR, use loopback and "
-        "an SSH tunnel, or pass --insecure where anyone who can connect may take part"
-        for what, _ in _reachable(settings)
-    ]
+        return
+    remedy = (
+        ", without keys; expected keys, or loopback (127.0.0.1, ::1, localhost) or unix:///PATH; make keys with "
+        "`sparring keys DIR` and set pipeline.keys: DIR, use loopback and an SSH tunnel"
+    )
+    if is_open(pipeline.address):
+        yield f"pipeline.address {pipeline.address!r}", _SIMULATORS_COULD, remedy
+    for name, host in pipeline.hosts.items():
+        if is_open(f"tcp://{host.address}"):
+            yield f"pipeline.hosts.{name} {host.address}", _SERVICES_COULD, remedy
 
 
 def keys_missing(settings: Settings) -> list[str]:
@@ -78,32 +87,7 @@ def keys_unusable(settings: Settings) -> list[str]:
     folder = keys_folder(settings)
     if folder is None or not folder.is_dir():
         return []
-    found = dict.fromkeys(str(error) for error in _failures(settings, folder))
-    return list(found)
-
-
-def unprotected(settings: Settings, *, insecure: bool) -> list[str]:
-    """Returns the warnings of a run with `--insecure`, one line for each."""
-    if not insecure:
-        return []
-    reachable = [] if keys_folder(settings) is not None else _reachable(settings)
-    return [f"--insecure: {what} is open to any peer: {could}" for what, could in (*_players(settings), *reachable)]
-
-
-def _players(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yields the address of Unity players where it is beyond loopback, and the danger."""
-    host = settings.pipeline.player_host
-    if not is_loopback(host) and any(one.name == "unity" for one in settings.launched):
-        yield f"pipeline.player_host {host!r}", _SIMULATORS_COULD
-
-
-def _reachable(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yields each address beyond loopback, and what an unauthenticated peer could do there."""
-    if is_open(settings.pipeline.address):
-        yield f"pipeline.address {settings.pipeline.address!r}", _SIMULATORS_COULD
-    for name, host in settings.pipeline.hosts.items():
-        if is_open(f"tcp://{host.address}"):
-            yield f"pipeline.hosts.{name} {host.address}", _SERVICES_COULD
+    return list(dict.fromkeys(str(error) for error in _failures(settings, folder)))
 
 
 def _failures(settings: Settings, folder: Path) -> Iterator[SettingsError]:

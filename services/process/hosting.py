@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Protocol
 
@@ -29,7 +30,17 @@ PYTHON: Final = (sys.executable, "-P", "-m")
 SPARRING: Final = (*PYTHON, "sparring")
 """Runs the `sparring` command in another process."""
 
+LOOP_OPTIONS: Final = {"use_uvloop": os.name == "posix" and sys.implementation.name == "cpython"}
+"""Options of the event loop of every process of a run."""
+
 _TAIL: Final = 8192
+
+
+async def follow_signals(react: Callable[[], None]) -> None:
+    """Calls `react` at each SIGTERM and SIGINT, until it is cancelled."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            react()
 
 
 class HostedService(Protocol):
@@ -53,35 +64,35 @@ class HostedService(Protocol):
         """Ends it at once."""
 
 
+@dataclass
 class Process:
     """A Process runs a command.
 
-    Args:
+    Attributes:
         process: started, in a session of its own.
         errors: file with its standard error, whose last line names the failure.
         offset: where the output of this process begins.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], errors: Path, offset: int = 0) -> None:
-        self._process = process
-        self._errors = errors
-        self._offset = offset
-        self._asked = False
+    process: subprocess.Popen[bytes]
+    errors: Path
+    offset: int = 0
+    _asked: bool = field(default=False, init=False)
 
     @property
     def pid(self) -> int:
         """Returns its process id."""
-        return self._process.pid
+        return self.process.pid
 
     @property
     def status(self) -> int:
         """Returns the exit status of a process that has ended, as `subprocess` has it."""
-        return int(self._process.returncode)
+        return int(self.process.returncode)
 
     @property
     def hopeless(self) -> bool:
         """Returns whether its exit status says that a restart would not help."""
-        return self._process.returncode in (UNUSABLE, DISK_FULL, CANNOT_START)
+        return self.process.returncode in (UNUSABLE, DISK_FULL, CANNOT_START)
 
     async def wait(self) -> str:
         """Waits for its end; returns "" where it ended in order, else what went wrong."""
@@ -90,7 +101,7 @@ class Process:
     def join(self, timeout_s: float | None = None) -> str | None:
         """Waits in this thread and returns the same as `wait`; None where it still runs after `timeout_s`."""
         try:
-            status = self._process.wait(timeout_s)
+            status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
         if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it handled signals
@@ -105,18 +116,18 @@ class Process:
         """Sends SIGTERM."""
         self._asked = True
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            self.process.terminate()
 
     def kill(self) -> None:
         """Sends SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+            self.process.kill()
 
     def last_line(self) -> str:
         """Returns the last line of its standard error, which names the failure."""
-        text = _end_of(self._errors, self._offset)
+        text = _end_of(self.errors, self.offset)
         if text is None:  # it was rotated meanwhile
-            text = (_end_of(self._errors.with_name(f"{self._errors.name}.1")) or "") + (_end_of(self._errors) or "")
+            text = (_end_of(self.errors.with_name(f"{self.errors.name}.1")) or "") + (_end_of(self.errors) or "")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
@@ -187,20 +198,22 @@ class ProcessHost:
         return self.start(name, [*PYTHON, "sparring.services.process.watcher", *command], environment)
 
 
+@dataclass
 class Task:
     """A Task runs a service as a task.
 
-    Args:
+    Attributes:
         name: of the service, for its log.
+        hopeless: it failed with an error of this package, which a restart would repeat.
+        stopping: its stop signal.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.stopping = anyio.Event()
-        self._scope = anyio.CancelScope()
-        self._ended = anyio.Event()
-        self._failure = ""
-        self._hopeless = False
+    name: str
+    hopeless: bool = field(default=False, init=False)
+    stopping: anyio.Event = field(default_factory=anyio.Event, init=False)
+    _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope, init=False)
+    _ended: anyio.Event = field(default_factory=anyio.Event, init=False)
+    _failure: str = field(default="", init=False)
 
     @property
     def pid(self) -> int | None:
@@ -212,11 +225,6 @@ class Task:
         """Returns whether it has ended."""
         return self._ended.is_set()
 
-    @property
-    def hopeless(self) -> bool:
-        """Returns whether it failed with an error of this package, which a restart would repeat."""
-        return self._hopeless
-
     async def run(self, work: Callable[[anyio.Event], Awaitable[None]]) -> None:
         """Runs `work` and stores how it ended."""
         try:
@@ -227,9 +235,9 @@ class Task:
         except Exception as error:
             first = first_failure(error)
             self._failure = f"{type(first).__name__}: {first}"
-            self._hopeless = isinstance(first, SparringError)
-            if not self._hopeless:  # the supervisor logs those of ours in one line
-                logs.get(service=self._name).error("failed", error=str(first), exc_info=first)
+            self.hopeless = isinstance(first, SparringError)
+            if not self.hopeless:  # the supervisor logs those of ours in one line
+                logs.get(service=self.name).error("failed", error=str(first), exc_info=first)
         finally:
             self._ended.set()
 

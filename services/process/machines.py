@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -27,15 +28,23 @@ AWAY_S: Final = 8.0
 """Seconds of silence after which a machine counts as away: by then it has ended its parts."""
 
 
+@dataclass
 class RemotePart:
-    """A RemotePart is one incarnation of a part on another machine, as `HostedService` describes."""
+    """A RemotePart is one incarnation of a part on another machine, as `HostedService` describes.
 
-    def __init__(self, order: PartOrder, changed: Callable[[], None]) -> None:
-        self.order = order
-        self.ordered = False
-        self._changed = changed
-        self._ended = anyio.Event()
-        self._state = PartState(number=order.number)
+    Attributes:
+        order: what its machine is to do.
+        changed: called when the order has changed.
+        ordered: the order was published.
+    """
+
+    order: PartOrder
+    changed: Callable[[], None]
+    ordered: bool = field(default=False, init=False)
+    _ended: anyio.Event = field(default_factory=anyio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self._state = PartState(number=self.order.number)
 
     @property
     def pid(self) -> int | None:
@@ -81,36 +90,37 @@ class RemotePart:
     def _change_order(self, order: PartOrder) -> None:
         if order != self.order and not self.ended:
             self.order = order
-            self._changed()
+            self.changed()
 
 
+@dataclass
 class Machine:
     """A Machine represents another machine on the main one.
 
-    Args:
+    Attributes:
         name: of the host.
         publish: publishes its orders.
         clock: seconds, monotonic.
         host_timeout_s: seconds that it may be away before its parts fail for good.
+        session: its session; "" while it is away.
+        released: set when it knows that the run has ended, or is away then.
     """
 
-    def __init__(
-        self, name: str, publish: Callable[[HostOrders], None], clock: Callable[[], float], host_timeout_s: float
-    ) -> None:
-        self.name = name
-        self.session = ""
-        self.released = anyio.Event()
-        self._publish = publish
-        self._clock = clock
-        self._host_timeout_s = host_timeout_s
-        self._away_since = clock()
-        self._numbers: dict[str, int] = {}
-        self._parts: dict[str, RemotePart] = {}
-        self._over = ""
+    name: str
+    publish: Callable[[HostOrders], None]
+    clock: Callable[[], float]
+    host_timeout_s: float
+    session: str = field(default="", init=False)
+    released: anyio.Event = field(default_factory=anyio.Event, init=False)
+    _parts: dict[str, RemotePart] = field(default_factory=dict, init=False)
+    _over: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self._away_since = self.clock()
 
     def start(self, part: str, start: str = "", *, first: bool = False) -> HostedService:
         """Starts a part there, as soon as the machine has joined."""
-        number = self._numbers[part] = self._numbers.get(part, 0) + 1
+        number = self._parts[part].order.number + 1 if part in self._parts else 1
         remote = RemotePart(PartOrder(number=number, start=start, first=first), self._publish_orders)
         self._parts[part] = remote
         self._publish_orders()
@@ -139,17 +149,17 @@ class Machine:
         Returns:
             The change since the last check: "away", "given_up", or "" for none.
         """
-        now = self._clock()
+        now = self.clock()
         if self.session and silent_s > AWAY_S:
             self.session = ""
             self._away_since = now
             self._fail_ordered(f"{self.name} was silent for {silent_s:.0f} s")
             return "away"
         waiting = [part for part in self._parts.values() if not part.ended]
-        if not self.session and waiting and now - self._away_since > self._host_timeout_s:
+        if not self.session and waiting and now - self._away_since > self.host_timeout_s:
             for part in waiting:
                 part.fail(
-                    f"got no message from the host {self.name} for {self._host_timeout_s:g} s; "
+                    f"got no message from the host {self.name} for {self.host_timeout_s:g} s; "
                     "expected it to take part; start `sparring join` there",
                     hopeless=True,
                 )
@@ -176,39 +186,36 @@ class Machine:
         for part in running.values():
             part.ordered = True
         orders = {name: part.order for name, part in running.items()}
-        self._publish(HostOrders(session=self.session, parts=orders, over=self._over))
+        self.publish(HostOrders(session=self.session, parts=orders, over=self._over))
 
 
+@dataclass
 class OrderExecutor:
     """An OrderExecutor executes orders on a machine.
 
-    Args:
+    Attributes:
         session: session of the machine.
         start: starts a part by its name.
         publish: publishes the state of the machine.
         tasks: task group that waits for the ends of parts.
+        over: how the run ended; "" while it continues.
     """
 
-    def __init__(
-        self,
-        session: str,
-        start: Callable[[str, PartOrder], HostedService],
-        publish: Callable[[HostState], None],
-        tasks: TaskGroup,
-    ) -> None:
-        self._session = session
-        self._start = start
-        self._publish = publish
-        self._tasks = tasks
-        self._hosted: dict[str, HostedService] = {}
-        self._states: dict[str, PartState] = {}
-        self._orders: dict[str, PartOrder] = {}
-        self.over = ""
+    session: str
+    start: Callable[[str, PartOrder], HostedService]
+    publish: Callable[[HostState], None]
+    tasks: TaskGroup
+    over: str = field(default="", init=False)
+    _hosted: dict[str, HostedService] = field(default_factory=dict, init=False)
+    _states: dict[str, PartState] = field(default_factory=dict, init=False)
+    _orders: dict[str, PartOrder] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
         self.publish_state()
 
     def follow(self, orders: HostOrders) -> None:
         """Executes new orders."""
-        if orders.session != self._session:
+        if orders.session != self.session:
             return
         for name, order in orders.parts.items():
             self._execute(name, order)
@@ -234,13 +241,13 @@ class OrderExecutor:
             self._note(name, PartState(number=order.number, ended=True))
             return
         try:
-            hosted = self._hosted[name] = self._start(name, order)
+            hosted = self._hosted[name] = self.start(name, order)
         except Exception as error:
             failure = f"cannot be started: {error}"
             self._note(name, PartState(number=order.number, ended=True, failure=failure, hopeless=True))
             return
         self._note(name, PartState(number=order.number, pid=hosted.pid or 0))
-        self._tasks.start_soon(self._await, name, hosted, order.number)
+        self.tasks.start_soon(self._await, name, hosted, order.number)
 
     async def _await(self, name: str, hosted: HostedService, number: int) -> None:
         failure = await hosted.wait()
@@ -257,4 +264,4 @@ class OrderExecutor:
 
     def publish_state(self) -> None:
         """Publishes the state of the machine."""
-        self._publish(HostState(session=self._session, parts=dict(self._states), over=bool(self.over)))
+        self.publish(HostState(session=self.session, parts=dict(self._states), over=bool(self.over)))

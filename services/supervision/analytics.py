@@ -35,9 +35,7 @@ def training(settings: Settings, players: int) -> bytes:
         environment_initialized = message_class("TrainingEnvironmentInitialized")
         behavior_initialized = message_class("TrainingBehaviorInitialized")
     except UnreadableData as error:
-        raise SettingsError(
-            f"got pipeline.training_analytics without {error}; expected that library; {error.remedy}"
-        ) from error
+        raise SettingsError(f"got pipeline.training_analytics without {error}; expected it; {error.remedy}") from error
     own, parameters = f"sparring {version('sparring')}", settings.environment_parameters
     records = [
         environment_initialized(

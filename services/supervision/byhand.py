@@ -9,11 +9,12 @@ unblocked by  nothing
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
+from structlog.typing import FilteringBoundLogger
 
 ASKS: Final = "press Play"
 """A bridge writes these words once it listens for its game."""
@@ -21,7 +22,7 @@ ASKS: Final = "press Play"
 _MOST_BYTES: Final = 65536
 
 
-async def relay(paths: Iterable[Path], log: Any, pace_s: float = 0.5) -> None:
+async def relay(paths: Iterable[Path], log: FilteringBoundLogger, pace_s: float = 0.5) -> None:
     """Logs each line in which a bridge asks for its game, until it is cancelled.
 
     Args:
@@ -33,15 +34,10 @@ async def relay(paths: Iterable[Path], log: Any, pace_s: float = 0.5) -> None:
     while True:
         for path, end in ends.items():
             new, ends[path] = written_since(path, end)
-            for line in _requests(new):
-                log.info("start_the_game", part=path.stem, note=line, notice=True)
+            for line in new.decode(errors="replace").splitlines():
+                if ASKS in line:
+                    log.info("start_the_game", part=path.stem, note=line, notice=True)
         await anyio.sleep(pace_s)
-
-
-def _requests(text: bytes) -> Iterator[str]:
-    for line in text.decode(errors="replace").splitlines():
-        if ASKS in line:
-            yield line
 
 
 def written_since(path: Path, end: int) -> tuple[bytes, int]:

@@ -122,11 +122,10 @@ class Exports:
         self._look()
         self._ending = True
         self._changed.set()
-        if not self._done.is_set():
-            if left := self._left():
-                self._log.info("waiting_for_exports", checkpoints=left, at_most_s=timeout_s, notice=True)
-            with anyio.move_on_after(timeout_s):
-                await self._done.wait()
+        if left := self._left():
+            self._log.info("waiting_for_exports", checkpoints=left, at_most_s=timeout_s, notice=True)
+        with anyio.move_on_after(timeout_s):
+            await self._done.wait()
         if self._done.is_set():
             return
         left = self._left()

@@ -1,21 +1,43 @@
-"""Starters of a run's services and simulators: as processes, or as tasks of one process."""
+"""Starters of a run's services and simulators: as processes, on one machine or several, or as tasks of one process.
+
+The main machine sends orders to the others and follows their state:
+
+consumes       HostState from the topics of the other machines
+produces       HostRun and HostOrders on the topic "supervisor"
+waits for      `sparring join` on each machine, `pipeline.host_timeout_s` at most
+unblocked by   a machine that joins, or the end of that time
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
 
 import anyio
+import numpy as np
 from anyio.abc import TaskGroup
 
+from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
+from sparring.pipeline.learning.checkpoints import initial_folder
+from sparring.pipeline.messages.channels import HOST_RUN, HOST_STATE, orders_topic
+from sparring.pipeline.messages.hosts import HostRun
 from sparring.pipeline.monitoring import logs
-from sparring.pipeline.queues.interface import Transport
+from sparring.pipeline.queues.interface import Subscription, Transport
+from sparring.pipeline.specs import Array
 from sparring.services.process.hosting import SPARRING, HostedService, ProcessHost, Task, start_task
-from sparring.services.process.runtime import Context
-from sparring.services.supervision.topology import ServicePlan, Topology
+from sparring.services.process.machines import Machine
+from sparring.services.process.runtime import SUPERVISOR, Context
+from sparring.services.supervision.topology import RUN_FILE, ServicePlan, Topology
+
+LOOK_S: Final = 0.5
+RELEASE_S: Final = 5.0
+"""How long the end of a run waits until the other machines have received it."""
 
 
 class Host(Protocol):
@@ -35,54 +57,120 @@ class Launcher(Protocol):
         """Starts a foreign program that ends with this process."""
 
 
+@dataclass
 class Processes:
-    """Starts services as processes.
+    """Starts services and simulators as processes, each on its machine.
 
-    Args:
+    Attributes:
         topology: of the run; saved in its folder.
-        host: starts the processes.
+        host: starts the processes of this machine.
+        others: the other machines by name.
     """
 
-    def __init__(self, topology: Topology, host: ProcessHost) -> None:
-        self._host = host
-        self.adopt(topology)
+    topology: Topology
+    host: ProcessHost
+    others: Mapping[str, Machine] = field(default_factory=dict)
 
     def adopt(self, topology: Topology) -> None:
-        """Starts services of another topology from now on."""
-        self._run = topology.run
-        self._cores = topology.cores
+        """Starts services of another topology from now on; with other machines a topology never changes."""
+        self.topology = topology
 
     def service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> HostedService:
-        """Starts a service as a process."""
-        command = [*SPARRING, "service", plan.name, "--run", str(self._run.directory)]
+        """Starts a service."""
+        if other := self.others.get(self.topology.place(plan.name)):
+            return other.start(plan.name, incarnation, first=first)
+        command = [*SPARRING, "service", plan.name, "--run", str(self.topology.run.directory)]
         command += ["--start", incarnation, *(["--first"] if first else [])]
-        if cores := self._cores.get(plan.name):
+        if cores := self.topology.cores.get(plan.name):
             command += ["--cores", ",".join(map(str, cores))]
         threads = {"OMP_NUM_THREADS": str(plan.threads or 1)}
         output = sys.stdout.buffer if plan.name == "monitor" else None
-        return self._host.start(plan.name, command, threads, output)
+        return self.host.start(plan.name, command, threads, output)
+
+    def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> HostedService:
+        """Starts a simulator."""
+        other = self.others.get(self.topology.place(name))
+        return self.host.watched(name, command, environment) if other is None else other.start(name)
+
+    async def release(self, status: str) -> None:
+        """Orders the other machines to end the run, and waits up to `RELEASE_S` until they have received that."""
+        for other in self.others.values():
+            other.end(status)
+        with anyio.move_on_after(RELEASE_S):
+            for other in self.others.values():
+                await other.released.wait()
 
 
+@asynccontextmanager
+async def machines(
+    topology: Topology, processes: ProcessHost, transport: Transport, clock: Callable[[], float]
+) -> AsyncIterator[Processes]:
+    """Opens the machines of a run, until its end; without others just this one."""
+    names = [name for name in topology.run.hosts if name != topology.host]
+    if not names:
+        yield Processes(topology, processes)
+        return
+    topic = await transport.publisher(SUPERVISOR)
+    topic.publish(HOST_RUN, _description(topology))
+    timeout_s = topology.run.settings.pipeline.host_timeout_s
+    others = {name: Machine(name, partial(topic.publish, orders_topic(name)), clock, timeout_s) for name in names}
+    async with anyio.create_task_group() as tasks:
+        for name, other in others.items():
+            tasks.start_soon(_follow, other, await transport.subscribe(f"host-{name}"))
+        address = topology.endpoints[f"topic:{SUPERVISOR}"]
+        keys = "" if topology.run.keys is None else " --keys DIR"  # their copy may be in another folder
+        commands = [f"sparring join {address} --host {name}{keys}" for name in names]
+        logs.get().info("waiting_for_machines", start_there=commands, notice=True)
+        yield Processes(topology, processes, others)
+        tasks.cancel_scope.cancel()
+
+
+async def _follow(other: Machine, subscription: Subscription) -> None:
+    """Follows the state of a machine, and checks that it still publishes."""
+    log = logs.get()
+    while True:
+        with anyio.move_on_after(LOOK_S):
+            await subscription.changed()
+            state = subscription.latest(HOST_STATE)
+            if state is not None and other.on_state(state):
+                log.info("machine_joined", host=other.name, notice=True)
+        change = other.check(subscription.heartbeat_age)
+        if change:
+            log.warning(f"machine_{change}", host=other.name, notice=True)
+
+
+def _description(topology: Topology) -> HostRun:
+    """Returns the files that the other machines need before they start anything."""
+    directory = topology.run.directory
+    paths = [directory / OPPONENTS_FILE]
+    for name in topology.run.learners:
+        paths += sorted(path for path in initial_folder(directory, name).rglob("*") if path.is_file())
+    files = {path.relative_to(directory).as_posix(): _octets(path) for path in paths if path.exists()}
+    return HostRun(content=_octets(directory / RUN_FILE), files=files)
+
+
+def _octets(path: Path) -> Array:
+    return np.frombuffer(path.read_bytes(), np.uint8)
+
+
+@dataclass
 class Tasks:
     """Starts services as tasks of one process.
 
-    Args:
+    Attributes:
         topology: of the run.
         tasks: group that they run in.
         transport: opens one for each incarnation.
     """
 
-    def __init__(
-        self, topology: Topology, tasks: TaskGroup, transport: Callable[[str], AbstractAsyncContextManager[Transport]]
-    ) -> None:
-        self._tasks = tasks
-        self._transport = transport
-        self._started: dict[str, Task] = {}
-        self.adopt(topology)
+    topology: Topology
+    tasks: TaskGroup
+    transport: Callable[[str], AbstractAsyncContextManager[Transport]]
+    _started: dict[str, Task] = field(default_factory=dict, init=False)
 
     def adopt(self, topology: Topology) -> None:
         """Starts services of another topology from now on."""
-        self._run = topology.run
+        self.topology = topology
 
     @property
     def hanging(self) -> list[str]:
@@ -93,9 +181,9 @@ class Tasks:
         """Starts a service as a task."""
 
         async def work(stop: anyio.Event) -> None:
-            async with self._transport(incarnation) as transport:
+            async with self.transport(incarnation) as transport:
                 context = Context(
-                    run=self._run,
+                    run=self.topology.run,
                     service=plan.name,
                     start=incarnation,
                     first=first,
@@ -103,9 +191,9 @@ class Tasks:
                     stop=stop,
                     log=logs.get(service=plan.name),
                     clock=time.monotonic,
-                    reload=lambda: self._run,
+                    reload=lambda: self.topology.run,
                 )
                 await plan.load()(context)
 
-        self._started[plan.name] = start_task(self._tasks, plan.name, work)
+        self._started[plan.name] = start_task(self.tasks, plan.name, work)
         return self._started[plan.name]

@@ -7,7 +7,6 @@ import os
 import random
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,11 +20,10 @@ from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Settings, not_here, started_by_hand
 from sparring.services.process.encryption import exposed, unprotected
-from sparring.services.process.hosting import ProcessHost
+from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost
 from sparring.services.process.protection import protection
 from sparring.services.process.runtime import Playback
-from sparring.services.supervision.hosts import Tasks
-from sparring.services.supervision.machines import machines
+from sparring.services.supervision.hosts import Tasks, machines
 from sparring.services.supervision.ports import Ports, sockets_folder
 from sparring.services.supervision.supervisor import Supervisor
 from sparring.services.supervision.topology import Topology, build, load_run
@@ -80,7 +78,7 @@ def launch(
             return after
 
         growing = grow if settings.unnamed is not None and run.playing is None else None
-        return anyio.run(_supervise, topology, in_process, growing, backend_options=_loop_options())
+        return anyio.run(_supervise, topology, in_process, growing, backend_options=LOOP_OPTIONS)
 
 
 def _show(notes: Sequence[str]) -> None:
@@ -165,12 +163,9 @@ def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) ->
     if not behaviors:
         raise SettingsError(no_behavior_trained(directory))
     if deterministic:
-        behaviors = {
-            name: one.model_copy(
-                update={"network_settings": one.network_settings.model_copy(update={"deterministic": True})}
-            )
-            for name, one in behaviors.items()
-        }
+        for name, one in behaviors.items():
+            network = one.network_settings.model_copy(update={"deterministic": True})
+            behaviors[name] = one.model_copy(update={"network_settings": network})
     if missing := not_here(settings):
         raise SettingsError("got " + "; ".join(missing))
     pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})  # it numbers episodes in their order
@@ -287,7 +282,3 @@ async def _as_tasks(topology: Topology, processes: ProcessHost, grow: Growing) -
             logs.close()
             os._exit(STATUSES[status] or FAILED)
     return status
-
-
-def _loop_options() -> dict[str, bool]:
-    return {"use_uvloop": os.name == "posix" and sys.implementation.name == "cpython"}

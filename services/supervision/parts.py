@@ -6,10 +6,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
+from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.settings.pipeline import RestartSettings
 from sparring.services.process.hosting import HostedService
@@ -85,7 +85,7 @@ class Parts:
         keeps: Callable[[Part], bool],
         fail: Callable[[str], None],
         clock: Callable[[], float],
-        log: Any,
+        log: FilteringBoundLogger,
     ) -> None:
         self._usual = usual
         self._over = over

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import SettingsError
@@ -18,7 +17,7 @@ from sparring.pipeline.settings.hosts import HostSettings, main, place
 from sparring.services.process.runtime import SUPERVISOR
 
 
-class Ports:
+class Ports(ExitStack):
     """Finds free ports and reserves them until it is closed.
 
     A service listens seconds after its port was found, and again after each restart; meanwhile the system could give
@@ -26,15 +25,6 @@ class Ports:
     listen prevents this, and a service that names the port can still listen there. Elsewhere such a socket would keep
     the service from listening, so nothing is reserved.
     """
-
-    def __init__(self) -> None:
-        self._kept = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._kept.close()
 
     def find(self, host: str, wanted: int = 0) -> int:
         """Returns the wanted port, or any free one for 0.
@@ -53,7 +43,7 @@ class Ports:
                     "stop what uses it, or set pipeline.address to another port (0 chooses one)"
                 ) from error
             if sys.platform == "linux":
-                self._kept.push(stack.pop_all())
+                self.push(stack.pop_all())
             return int(probe.getsockname()[1])
 
 

@@ -9,9 +9,11 @@ unblocked by   these, or the deadlines `pipeline.stop_timeout_s`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 import anyio
+from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE
 from sparring.services.supervision.outcome import FinalReports
@@ -23,10 +25,11 @@ _SIMULATORS_S: Final = 5.0
 _KILLED_S: Final = 5.0
 
 
+@dataclass
 class Shutdown:
     """Stops the parts of one run.
 
-    Args:
+    Attributes:
         topology: of the run.
         parts: that are kept running.
         reports: of the services.
@@ -35,48 +38,39 @@ class Shutdown:
         fail: called with what a service could not save.
         clock: seconds, only rising.
         log: of the supervisor.
+        hurried: a second signal came, so that what fails is not reported.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        parts: Parts,
-        reports: FinalReports,
-        *,
-        keeps: Callable[[Part], bool],
-        incarnation: Callable[[str, int], str],
-        fail: Callable[[str], None],
-        clock: Callable[[], float],
-        log: Any,
-    ) -> None:
-        self._parts = parts
-        self._reports = reports
-        self._keeps = keeps
-        self._incarnation = incarnation
-        self._fail = fail
-        self._clock = clock
-        self._log = log
-        self._timeout_s = topology.run.settings.pipeline.stop_timeout_s
-        self._since = 0.0
-        self.hurried = False
-        self.adopt(topology)
+    topology: Topology
+    parts: Parts
+    reports: FinalReports
+    keeps: Callable[[Part], bool]
+    incarnation: Callable[[str, int], str]
+    fail: Callable[[str], None]
+    clock: Callable[[], float]
+    log: FilteringBoundLogger
+    hurried: bool = False
+    _since: float = field(default=0.0, init=False)
 
     def adopt(self, topology: Topology) -> None:
         """Takes over a topology that has more behaviors than before."""
-        self._topology = topology
-        self._run = topology.run
+        self.topology = topology
+
+    @property
+    def _timeout_s(self) -> float:
+        return self.topology.run.settings.pipeline.stop_timeout_s
 
     async def stop_in_order(self) -> None:
         """Stops along the flow, so that each stage can send on what it holds.
 
         Learners stop before coordination, so that an update that was under way then is in its step accounting.
         """
-        self._since = self._clock()
-        stepping = [plan.name for plan in self._topology.services if plan.name in self._run.stepping]
-        simulators = [plan.name for plan in self._topology.simulators]
+        self._since = self.clock()
+        stepping = [plan.name for plan in self.topology.services if plan.name in self.topology.run.stepping]
+        simulators = [plan.name for plan in self.topology.simulators]
         await self._stop(stepping, self._timeout_s)
         await self._stop(simulators, _SIMULATORS_S, ask=False)
-        rest = [plan.name for plan in self._topology.services if plan.name not in stepping]
+        rest = [plan.name for plan in self.topology.services if plan.name not in stepping]
         for name in sorted(rest, key=_stopped_late):
             await self._stop([name], self._timeout_s)
 
@@ -84,23 +78,23 @@ class Shutdown:
         """Returns whether a service runs and, unless it was never restarted, its incarnation is in all reports."""
         if part.starts < 2:
             return not part.down
-        known = [*_reported_incarnations(self._reports, part.name)]
-        run = self._reports.of("coordination", RUN)
+        known = [*_reported_incarnations(self.reports, part.name)]
+        run = self.reports.of("coordination", RUN)
         if run is not None and part.name in run.incarnations:
             known.append(run.incarnations[part.name])
-        return not part.down and all(one == self._incarnation(part.name, part.starts) for one in known)
+        return not part.down and all(one == self.incarnation(part.name, part.starts) for one in known)
 
     def _has_reported(self, part: Part) -> bool:
         """Returns whether a service is no longer to run, or has reported its state since it died last."""
-        return part.ended.is_set() or not self._keeps(part) or self.is_counted(part)
+        return part.ended.is_set() or not self.keeps(part) or self.is_counted(part)
 
     async def _stop(self, names: list[str], timeout_s: float, *, ask: bool = True) -> None:
         """Stops some parts, once all services that are still to run have reported their state."""
-        with anyio.move_on_after(self._timeout_s - (self._clock() - self._since)):
-            services = [part for part in self._parts if part.name in self._run.services]
+        with anyio.move_on_after(self._timeout_s - (self.clock() - self._since)):
+            services = [part for part in self.parts if part.name in self.topology.run.services]
             while not all(map(self._has_reported, services)):  # noqa: ASYNC110 (retained topics)
                 await anyio.sleep(TURN_S)
-        parts = [part for part in self._parts if part.name in names]  # a learner that was about to be added has none
+        parts = [part for part in self.parts if part.name in names]  # a learner that was about to be added has none
         for part in parts:
             part.stopping = True
             if part.hosted is not None and ask:
@@ -110,7 +104,7 @@ class Shutdown:
                 await part.ended.wait()
         late = [part for part in parts if not part.ended.is_set()]
         for part in late:
-            self._log.warning("stopped_by_force", part=part.name, seconds=timeout_s)
+            self.log.warning("stopped_by_force", part=part.name, seconds=timeout_s)
             if part.hosted is not None:
                 part.hosted.stop() if not ask else part.hosted.kill()
         with anyio.move_on_after(_KILLED_S):
@@ -123,9 +117,9 @@ class Shutdown:
     def _report_failure(self, part: Part) -> None:
         """Fails the run where a service that saves something at the end has failed: a learner, or coordination."""
         if part.name == "coordination" or part.name.startswith("learning-"):
-            self._fail(f"{part.name} failed at the end: {part.failure}")
+            self.fail(f"{part.name} failed at the end: {part.failure}")
         else:
-            self._log.warning("failed_at_the_end", part=part.name, error=part.failure, notice=True)
+            self.log.warning("failed_at_the_end", part=part.name, error=part.failure, notice=True)
 
 
 def _reported_incarnations(reports: FinalReports, service: str) -> Iterator[str]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sparring.pipeline.security import token
 from sparring.pipeline.settings import Settings
@@ -57,7 +56,7 @@ def simulator_plans(
             if entry.name is not None:
                 command = [*SPARRING, "simulator", entry.name, "--areas", str(entry.areas)]
                 for key, value in {**(of_players if entry.name == "unity" else {}), **entry.options}.items():
-                    command += ["--option", f"{key}={_text(value)}"]
+                    command += ["--option", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
                 for folder in settings.pipeline.python_path:
                     command += ["--python-path", folder]
             environment = {
@@ -113,7 +112,3 @@ def _restarts(settings: Settings) -> Restarts | None:
         period_s=own.restarts_rate_limit_period_s,
         lifetime=unlimited.get(own.max_lifetime_restarts, own.max_lifetime_restarts),
     )
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -13,10 +13,10 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
+from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import SparringError
 from sparring.pipeline.messages.channels import ADDED, RUN, SPECS
@@ -30,7 +30,7 @@ from sparring.services.process.runtime import SUPERVISOR
 from sparring.services.supervision.byhand import relay
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Host, Launcher
-from sparring.services.supervision.outcome import FinalReports, SummaryWriter
+from sparring.services.supervision.outcome import FinalReports, write_summary
 from sparring.services.supervision.parts import Part, Parts
 from sparring.services.supervision.shutdown import Shutdown
 from sparring.services.supervision.simulators import SimulatorPlan
@@ -69,7 +69,7 @@ class Supervisor:
         grow: Callable[[Topology, Sequence[str]], Topology] | None = None,
         *,
         session: str = "",
-        log: Any = None,
+        log: FilteringBoundLogger | None = None,
         handles_signals: bool = True,
     ) -> None:
         self._grow = grow
@@ -80,7 +80,7 @@ class Supervisor:
         self._processes = processes
         self._transport = transport
         self._clock = clock
-        self._log = logs.get(service="supervisor") if log is None else log
+        self._log: FilteringBoundLogger = logs.get(service="supervisor") if log is None else log
         self._session = session or secrets.token_hex(3)
         self._handles_signals = handles_signals
         self._topics: dict[str, Subscription] = {}
@@ -91,16 +91,8 @@ class Supervisor:
         self._signals = 0
         self.parts = Parts(self._settings.restarts, self._over, self._keeps, self._fail, clock, self._log)
         self._watchdog = Watchdog(topology, self.parts, self._topics, self._end, clock, self._log)
-        self._shutdown = Shutdown(
-            topology,
-            self.parts,
-            self._reports,
-            keeps=self._keeps,
-            incarnation=self._incarnation,
-            fail=self._fail_late,
-            clock=clock,
-            log=self._log,
-        )
+        steps = (self._keeps, self._incarnation, self._fail_late)
+        self._shutdown = Shutdown(topology, self.parts, self._reports, *steps, clock, self._log)
         wanted = self._settings.export and topology.run.playing is None
         self._exports = (
             Exports(topology.run.directory, log=self._log, topics=self._topics, is_here=self._is_here)
@@ -269,8 +261,7 @@ class Supervisor:
 
     def _write_summary(self, wall_s: float) -> None:
         """Writes the summary; the run has failed where that fails."""
-        writer = SummaryWriter(self._topology, self._reports, self._log)
-        if failure := writer.write(self._status, self._error, wall_s):
+        if failure := write_summary(self._topology, self._reports, self._log, self._status, self._error, wall_s):
             self._fail_late(failure)
         path = self._run.directory / "summary.json"
         self._log.info("run_ended", status=self._status, summary=str(path), wall_s=round(wall_s, 1), notice=True)

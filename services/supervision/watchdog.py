@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
+from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.monitoring.progress import SIMULATORS
@@ -66,7 +66,7 @@ class Watchdog:
         topics: Mapping[str, Subscription],
         end: Callable[[Status, str | None], None],
         clock: Callable[[], float],
-        log: Any,
+        log: FilteringBoundLogger,
     ) -> None:
         self._parts = parts
         self._topics = topics

@@ -83,8 +83,9 @@ def test_unusable_keys_are_refused_at_once(folder: Path, monkeypatch: pytest.Mon
     assert exposed(own, insecure=False) == keys_missing(own) == []
     (line,) = keys_missing(settings(keys=str(folder / "no")))
     assert "which are not here; expected a folder; make it with `sparring keys`" in line
-    assert keys_folder(settings(keys="a"), {"SPARRING_KEYS": "/b"}) == Path("/b")
-    assert keys_folder(settings(), {}) is None
+    assert keys_folder(settings()) is None
+    monkeypatch.setenv("SPARRING_KEYS", "/b")
+    assert keys_folder(settings(keys="a")) == Path("/b")
 
 
 def test_a_machine_needs_only_the_keys_of_its_own_services(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

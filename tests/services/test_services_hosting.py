@@ -11,6 +11,7 @@ import pytest
 
 from sparring.pipeline.errors import DISK_FULL
 from sparring.services.process.hosting import Process, ProcessHost
+from sparring.services.process.lifeline import PIPE_VARIABLE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
@@ -29,6 +30,11 @@ def start(host: ProcessHost, code: str) -> Process:
 async def test_final_report_is_that_of_the_current_incarnation(host: ProcessHost) -> None:
     assert await start(host, "raise SystemExit('no such file')").wait() == "exit status 1: no such file"
     assert await start(host, "import os; os.kill(os.getpid(), 9)").wait() == "signal SIGKILL"
+
+
+async def test_watched_program_does_not_follow_the_pipe_of_its_watcher(host: ProcessHost) -> None:
+    process = host.watched("one", [sys.executable, "-c", f"import os; os.environ['{PIPE_VARIABLE}']"], {})
+    assert "KeyError" in await process.wait()
 
 
 async def test_ending_of_a_watched_simulator_is_its_own(host: ProcessHost) -> None:

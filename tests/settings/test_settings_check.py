@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from sparring.pipeline.settings import no_device, parse_settings
-from sparring.services.commands.check import main
 from sparring.services.main import main as sparring
 
 
@@ -28,7 +27,7 @@ simulators: [{name: goal, count: 2, areas: 3, options: {discrete: true}}, {comma
 pipeline: {mode: lockstep}
 """,
     )
-    assert main([path]) == 0
+    assert sparring(["check", path]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{path}: valid",
         "mode: lockstep: collecting and training take turns; the same seed gives the same weights",
@@ -47,7 +46,7 @@ def test_check_of_a_valid_file_shows_what_would_run(tmp_path: Path, capsys: pyte
         "pipeline: {address: 'tcp://127.0.0.1:0'}"
     )
     path = _file(tmp_path, text)
-    assert main([path]) == 0
+    assert sparring(["check", path]) == 0
     out = capsys.readouterr().out
     assert f"{path}: valid\nmode: overlap" in out
     assert "simulators: none to launch; waits for them at tcp://127.0.0.1:0" in out
@@ -58,14 +57,14 @@ def test_an_invalid_file_gives_status_1_and_all_problems_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = _file(tmp_path, "behaviors:\n  A: {max_step: 3}\n  B: {time_horizon: 0}\n")
-    assert main([path]) == 1
+    assert sparring(["check", path]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.split(": ")[0] for line in err.splitlines()] == [f"2 problems in {path}", f"{path}:2", f"{path}:3"]
 
 
 def test_a_missing_file_gives_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "none.yaml")]) == 1
+    assert sparring(["check", str(tmp_path / "none.yaml")]) == 1
     assert "expected a configuration file; check the path" in capsys.readouterr().err
 
 
@@ -74,7 +73,7 @@ def test_missing_demonstrations_are_reported_before_a_run_needs_them(
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("behaviors: {Ball: {reward_signals: {gail: {demo_path: demos/nowhere.demo}}}}\n")
-    assert main([str(path)]) == 0
+    assert sparring(["check", str(path)]) == 0
     output = capsys.readouterr().out
     refused = "not found: behaviors.Ball.reward_signals.gail.demo_path: got demos/nowhere.demo, which does not exist"
     assert refused in output
@@ -137,7 +136,7 @@ def test_the_cause_of_an_unusable_device_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     FakeProbe(monkeypatch, status, out, "first\nthe cause\n")
-    assert main([_file(tmp_path, ONE_HOST)]) == 0
+    assert sparring(["check", _file(tmp_path, ONE_HOST)]) == 0
     assert text in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("not usable: got "))
 
 

@@ -22,6 +22,7 @@ from sparring.pipeline.bridges.unity.game import Unity
 from sparring.pipeline.bridges.unity.game_server import PlayerExit
 from sparring.pipeline.games.registry import make
 from sparring.pipeline.messages.simulator import Bye, Step
+from sparring.services.process.lifeline import PIPE_VARIABLE
 from tests.simulation.simulation_helpers import Trainer, act_for
 from tests.simulation.unity_bridge import LONG_S, Bridges, play, step
 from tests.simulation.unity_null_trainer import executable
@@ -278,21 +279,13 @@ def test_the_watcher_ends_the_player_of_a_killed_bridge(trainer: Trainer, tmp_pa
             elif not isinstance(message, Bye):
                 hello.behaviors.update(getattr(message, "behaviors", {}))
 
-    command = [
-        sys.executable,
-        "-m",
-        "sparring.services.process.watcher",
-        str(reader),
-        "--",
-        sys.executable,
-        "-m",
-        "sparring",
-    ]
+    command = [sys.executable, "-m", "sparring.services.process.watcher", sys.executable, "-m", "sparring"]
     command += ["simulator", "unity", "--connect", trainer.address, "--option", f"path={build}", "--option", "port=0"]
     with ExitStack() as stack:
         for end in (reader, writer):
             stack.callback(os.close, end)
-        watcher = subprocess.Popen(command, pass_fds=(reader,), cwd=ROOT, stderr=subprocess.DEVNULL)
+        environment = {**os.environ, PIPE_VARIABLE: str(reader)}
+        watcher = subprocess.Popen(command, pass_fds=(reader,), cwd=ROOT, stderr=subprocess.DEVNULL, env=environment)
         trainer.play(script)
         trainer.result()
         assert watcher.wait(LONG_S) == -signal.SIGKILL or watcher.returncode != 0
