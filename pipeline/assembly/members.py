@@ -131,11 +131,6 @@ class Members:
         """Returns the steps in open segments, those of departed members included."""
         return int(self.lengths[self.live].sum()) + sum(len(segments.rows) for segments in self.departed)
 
-    @property
-    def has_unrecorded(self) -> bool:
-        """Returns whether the last message did not report all steps that could not be recorded."""
-        return self.reached > self.announced
-
     # ---------------------------------------------------------------- ticks
 
     def begin(self, part: BehaviorSteps) -> None:
@@ -151,13 +146,6 @@ class Members:
         """Counts the steps that a tick completes, and those of them that could be recorded."""
         self.received += completed
         self.reached += completed - found
-
-    def report(self, steps: int) -> tuple[int, Episodes]:
-        """Returns the steps reached with the next message, which has `steps` steps, and forgets the episodes."""
-        self.reached += steps
-        self.announced = self.reached
-        episodes, self.episodes = self.episodes, []
-        return self.reached, concatenate(episodes or [self._episodes(NO_SLOTS, None, NO_RETURNS)])
 
     def take(self) -> MemberSegments:
         """Returns all finished segments that are not sent yet, and forgets them."""
@@ -267,23 +255,6 @@ class Members:
         self.log.act(self.path[slots, self.lengths[slots]], acted, known)
         self.acted[slots] = True
 
-    def alike(self, part: BehaviorSteps, first: int) -> int:
-        """Returns how many ticks from `first` on can be applied together: the same live agents act in each."""
-        reported, acted, counts = part.reported, part.acted, part.rows
-        if reported is None or acted is None or acted.slots is not None:
-            return 1
-        n = int(counts[first, 3])
-        plain = (counts[first:] == (0, 0, 0, n, n)).all(axis=1)
-        most = min(int(np.argmin(plain)) if not plain.all() else len(plain), self.horizon)
-        if most < 2 or not n:
-            return 1
-        start = int(counts[:first, 3].sum())
-        slots = reported.slots[start : start + most * n].reshape(most, n)
-        if np.count_nonzero(self.live[slots[0]]) < n:
-            return 1
-        same = (slots == slots[0]).all(axis=1)
-        return most if same.all() else int(np.argmin(same))
-
     # ---------------------------------------------------------------- ends of segments
 
     def depart(self, ended: AgentsEnded, group_ended: Mask) -> MemberSegments:
@@ -358,68 +329,7 @@ class Members:
         for column in (self.live, self.seen, self.acted, self.lengths):
             column[slots] = 0
 
-    # ---------------------------------------------------------------- episodes
-
-    def are_last(self, ending: Slots) -> Mask:
-        """Returns [n] whether no agent of the same group remains without `ending`; a lone agent is its own group."""
-        groups = self.groups[ending]
-        if not groups.any():
-            return np.ones(len(ending), bool)
-        left = self.live.copy()
-        left[ending] = False
-        last: Mask = ~np.isin(groups, self.groups[left]) | (groups == 0)
-        return last
-
-    def group_returns(self, last: Slots) -> NDArray[np.float32]:
-        """Returns one return for each group whose last agents are `last`, if one of their episodes was seen whole.
-
-        Members of a group that end together saw the same group rewards; the longest episode saw most of them.
-        """
-        last = last[self.groups[last] != 0]
-        if not last.size:
-            return NO_RETURNS
-        last = last[self._are_whole(last)]
-        order = last[np.argsort(-self.episode_lengths[last], kind="stable")]
-        _, first = np.unique(self.groups[order], return_index=True)
-        return self.episode_group_returns[order[np.sort(first)]].astype(np.float32)
-
-    def note_episodes(
-        self, slots: Slots, outcomes: NDArray[np.float32] | None, group_returns: NDArray[np.float32]
-    ) -> None:
-        """Notes the ended episodes of `slots`, whose steps are all in closed segments.
-
-        Args:
-            slots: [n] slots of the agents.
-            outcomes: [n] outcomes of their matches; None if none was reported.
-            group_returns: [g] returns of the groups that have ended with them.
-        """
-        if slots.size or group_returns.size:
-            self.episodes.append(self._episodes(slots, outcomes, group_returns))
-
     # ---------------------------------------------------------------- inside
-
-    def _episodes(
-        self, slots: Slots, outcomes: NDArray[np.float32] | None, group_returns: NDArray[np.float32]
-    ) -> Episodes:
-        whole = self._are_whole(slots)
-        reported = slots[whole]
-        return Episodes(
-            returns=self.episode_returns[reported].astype(np.float32),
-            lengths=self.episode_lengths[reported].astype(np.int32),
-            group_returns=group_returns,
-            teams=self.teams[reported],
-            outcomes=np.full(len(reported), -1.0, np.float32) if outcomes is None else outcomes[whole],
-            agents=self.agents[reported],
-            groups=self.groups[reported],
-            shared_returns=self.episode_group_returns[reported].astype(np.float32),
-            unreported=self.agents[slots[~whole]],
-            lessons=self.lessons[reported if self.has_lessons else reported[:0]],
-        )
-
-    def _are_whole(self, slots: Slots) -> Mask:
-        """Returns [n] which episodes were seen from start to end, and have at least one step."""
-        whole: Mask = self.known[slots] & ~self.lost[slots] & (self.episode_lengths[slots] > 0)
-        return whole
 
     def _segments(self, slots: Slots, following: RowNumbers) -> MemberSegments:
         """Returns the open segments of `slots`, and adds their steps to those of closed segments."""
