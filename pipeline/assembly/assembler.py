@@ -56,7 +56,7 @@ class Assembler:
         if behavior not in self.members:
             sizes, in_groups = self._sizes(behavior), self._in_groups(behavior)
             horizon = min(sizes.horizon, sizes.largest)
-            one = Members(behavior, self._source, self._origin, len(self.members), sizes, in_groups, horizon)
+            one = Members(behavior, self._source, self._origin, len(self._sharing), sizes, in_groups, horizon)
             self.members[behavior] = one
             if in_groups:
                 self._sharing[behavior] = one

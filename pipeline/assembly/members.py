@@ -31,7 +31,6 @@ from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, Behavio
 from sparring.pipeline.specs import Array
 
 NO_SLOTS: Final[Slots] = np.empty(0, np.int32)
-NO_RETURNS: Final = np.empty(0, np.float32)
 _ALL: Final = slice(None)
 _IDENTITY: Final = ("agents", "groups", "teams", "simulators", "matchups", "lessons")
 _OF_EPISODE: Final = ("seen", "acted", "lengths", "episode_returns", "episode_group_returns", "episode_lengths")
@@ -61,7 +60,7 @@ class Members:
     Attributes:
         source: incarnation of the stepping service.
         origin: incarnation of this assembly service.
-        number: number of the behavior name.
+        number: number of the behavior name among those in groups.
         in_groups: the segments of members of a group close together; else each agent is a group of one.
         horizon: most steps of a segment, or group timesteps of a group's.
         begun: a part has arrived.
