@@ -33,6 +33,7 @@ from sparring.pipeline.specs import Array
 NO_SLOTS: Final[Slots] = np.empty(0, np.int32)
 _ALL: Final = slice(None)
 _IDENTITY: Final = ("agents", "groups", "teams", "simulators", "matchups", "lessons")
+_OF_SEGMENT: Final = ("places", "agents", "groups", "teams", "simulators", "matchups")
 _OF_EPISODE: Final = ("seen", "acted", "lengths", "episode_returns", "episode_group_returns", "episode_lengths")
 
 
@@ -63,7 +64,6 @@ class Members:
         number: number of the behavior name among those in groups.
         in_groups: the segments of members of a group close together; else each agent is a group of one.
         horizon: most steps of a segment, or group timesteps of a group's.
-        begun: a part has arrived.
         received: steps that the source had produced by the last part that arrived.
         reached: steps that are in messages or could not be recorded; `announced` of them the last message reported.
         live: whether an agent has the slot.
@@ -93,7 +93,6 @@ class Members:
     sizes: Sizes
     in_groups: bool
     horizon: int
-    begun: bool = False
     received: int = 0
     reached: int = 0
     announced: int = 0
@@ -133,9 +132,8 @@ class Members:
     # ---------------------------------------------------------------- ticks
 
     def begin(self, part: BehaviorSteps) -> None:
-        """Prepares for the ticks of `part`, whose slots it makes fit; steps before the first part are not recorded."""
-        if not self.begun:
-            self.begun, self.received, self.reached = True, part.produced_before, part.produced_before
+        """Prepares for the ticks of `part`, whose slots it makes fit; steps before the first part were not recorded."""
+        self.count(part.produced_before - self.received, 0)
         for record in (part.ended, part.joined, part.reported, part.acted):
             slots = None if record is None else record.slots
             if slots is not None and slots.size and slots.max() >= len(self.live):
@@ -153,10 +151,6 @@ class Members:
         if not self.in_groups:
             segments.places = np.arange(len(segments.lengths))
         return segments
-
-    def of_live(self, slots: Slots) -> Slots:
-        """Returns the live ones of `slots`."""
-        return slots[self.live[slots]]
 
     def keys(self, slots: Slots) -> NDArray[np.int64]:
         """Returns [n] what distinguishes groups: their key, or a unique number for an agent without a group."""
@@ -266,8 +260,8 @@ class Members:
         stepped = self.lengths[ended.slots] > 0
         ended = pick_where(ended, stepped)
         segments = self._segments(ended.slots, self._add(ended.observations))
-        segments.interrupted = ended.interrupted
         segments.terminated = ~ended.interrupted
+        segments.interrupted = ~segments.terminated  # a copy, as the record is not this service's
         segments.group_ended = group_ended[stepped]
         return segments
 
@@ -343,21 +337,17 @@ class Members:
             self.episode_group_returns[those] += np.add.reduceat(log["group_rewards"][rows], starts, dtype=np.float64)
         self.episode_lengths[slots] += lengths
         next_times: NDArray[np.int32] = log["times"][following]
+        no_flags = np.zeros(len(slots), bool)
         return MemberSegments(
             rows=rows,
             lengths=lengths.astype(np.int32),
             following=following,
             next_times=next_times,
             until=next_times,
-            terminated=np.zeros(len(slots), bool),
-            interrupted=np.zeros(len(slots), bool),
-            group_ended=np.zeros(len(slots), bool),
-            places=self.places[slots],
-            agents=self.agents[slots],
-            groups=self.groups[slots],
-            teams=self.teams[slots],
-            simulators=self.simulators[slots],
-            matchups=self.matchups[slots],
+            terminated=no_flags,
+            interrupted=no_flags,
+            group_ended=no_flags,
+            **{name: getattr(self, name)[slots] for name in _OF_SEGMENT},
         )
 
     def _lengthen(self, time: int) -> None:
