@@ -210,7 +210,8 @@ class Assembler:
         new = slots[is_new]
         one.places[new] = places = self._groups.find(one.keys(new))
         self._groups.enter(places, one.number, one.horizon, one.known[new])
-        return slots[~is_new & (before != joined.groups)]
+        moving: Slots = slots[~is_new & (before != joined.groups)]
+        return moving
 
     def _observe(self, number: int, one: Members, events: TickEvents) -> RowNumbers:
         """Writes observations, of which each is made at the present timestep of a group; returns their rows."""

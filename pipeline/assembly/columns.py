@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
@@ -28,10 +28,18 @@ NO_ROWS: Final[RowNumbers] = np.empty(0, np.int64)
 
 FIRST_ROWS: Final = 16
 
-flags = partial(np.zeros, FIRST_ROWS, np.bool_)
-integers = partial(np.zeros, FIRST_ROWS, np.int64)
-short_integers = partial(np.zeros, FIRST_ROWS, np.int32)
-sums = partial(np.zeros, FIRST_ROWS, np.float64)
+Number = TypeVar("Number", bound=np.generic)
+
+
+def _zeros(dtype: type[Number]) -> Callable[[], NDArray[Number]]:
+    """Returns what makes a column of a new table."""
+    return lambda: np.zeros(FIRST_ROWS, dtype)
+
+
+flags = _zeros(np.bool_)
+integers = _zeros(np.int64)
+short_integers = _zeros(np.int32)
+sums = _zeros(np.float64)
 
 Record = TypeVar("Record", bound="DataclassInstance")
 

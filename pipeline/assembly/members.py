@@ -23,8 +23,7 @@ from sparring.pipeline.assembly.columns import (
     pick_ragged,
     pick_where,
 )
-from sparring.pipeline.assembly.finished import MemberSegments
-from sparring.pipeline.assembly.log import StepLog
+from sparring.pipeline.assembly.log import MemberSegments, StepLog
 from sparring.pipeline.assembly.ticks import TickEvents
 from sparring.pipeline.messages.segments import Episodes
 from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.assembly.columns import NO_ROWS, RowNumbers, pick_ragged
 from sparring.pipeline.assembly.episodes import take_episodes
-from sparring.pipeline.assembly.finished import FinishedGroups, MemberSegments
+from sparring.pipeline.assembly.groups import FinishedGroups
+from sparring.pipeline.assembly.log import MemberSegments
 from sparring.pipeline.assembly.members import Members
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
