@@ -6,9 +6,9 @@ member is left, when its simulator disconnects, or when a flush requests it: for
 their behavior names, because they share their rewards. There an agent without a group is a group of its own; elsewhere
 each agent is one, and no table of groups is needed.
 
-Small segments are gathered into messages of at least `message_steps` steps. Finished segments of all behavior names are
-sent at once, because the messages of groups contain rows of teammates. A flush sends all that are open, so none waits
-forever: a learner that waits for steps always causes a flush.
+Small segments are gathered into messages of at least `message_steps` steps. Those of all behavior names that share
+groups are sent at once, because their messages contain rows of teammates. A flush sends all that are open, so none
+waits forever: a learner that waits for steps always causes a flush.
 """
 
 from __future__ import annotations

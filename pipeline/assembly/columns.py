@@ -50,7 +50,7 @@ def pick(record: Record, rows: slice | Array) -> Record:
     for name in _names(type(record)):
         column: Array | tuple[Array, ...] | None = getattr(record, name)
         if isinstance(column, tuple):
-            values[name] = tuple(part[rows] for part in column)
+            values[name] = tuple([part[rows] for part in column])
         else:
             values[name] = None if column is None else column[rows]
     return type(record)(**values)

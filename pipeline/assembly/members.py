@@ -174,7 +174,7 @@ class Members:
         return is_new
 
     def complete(self, report: AgentsEnded | OutcomesReported, ticks: int = 1) -> int:
-        """Writes the outcomes of pending steps, of the first tick where several are `alike`.
+        """Writes the outcomes of pending steps, of the first tick where several are alike.
 
         Returns:
             How many of the steps that the report completes are known here.
@@ -197,7 +197,7 @@ class Members:
         return known + (ticks - 1) * n
 
     def observe(self, events: TickEvents) -> tuple[Slots, RowNumbers]:
-        """Writes the observations of agents at their next decision, and the outcomes within ticks that are `alike`.
+        """Writes the observations of agents at their next decision, and the outcomes within ticks that are alike.
 
         Returns:
             The slots of the live agents [n], and the rows of their decisions [ticks n].
