@@ -6,23 +6,23 @@ member is left, when its simulator disconnects, or when a flush requests it: for
 their behavior names, because they share their rewards. There an agent without a group is a group of its own; elsewhere
 each agent is one, and no table of groups is needed.
 
-Small segments are gathered into messages of at least `message_steps` steps. Finished segments of all behavior names are
-sent at once, because the messages of groups contain rows of teammates. A flush sends all that are open, so none waits
-forever: a learner that waits for steps always causes a flush.
+Small segments are gathered into messages of at least `message_steps` steps. Those of all behavior names that share
+groups are sent at once, because their messages contain rows of teammates. A flush sends all that are open, so none
+waits forever: a learner that waits for steps always causes a flush.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly.columns import NO_ROWS, Places, RowNumbers, Slots, pick_ragged, pick_where
+from sparring.pipeline.assembly.episodes import are_last, group_returns, has_episodes, note_episodes
 from sparring.pipeline.assembly.groups import NO_GROUPS, Groups
-from sparring.pipeline.assembly.members import NO_RETURNS, NO_SLOTS, Members, Sizes
+from sparring.pipeline.assembly.members import NO_SLOTS, Members, Sizes
 from sparring.pipeline.assembly.messages import FinishedSegments
 from sparring.pipeline.assembly.ticks import TickEvents, split_ticks
 from sparring.pipeline.messages.segments import Segments
@@ -56,7 +56,7 @@ class Assembler:
         if behavior not in self.members:
             sizes, in_groups = self._sizes(behavior), self._in_groups(behavior)
             horizon = min(sizes.horizon, sizes.largest)
-            one = Members(behavior, self._source, self._origin, len(self.members), sizes, in_groups, horizon)
+            one = Members(behavior, self._source, self._origin, len(self._sharing), sizes, in_groups, horizon)
             self.members[behavior] = one
             if in_groups:
                 self._sharing[behavior] = one
@@ -74,13 +74,12 @@ class Assembler:
         for part in parts:
             one = self.of(part.behavior)
             one.begin(part)
-            if one.in_groups:
-                for number, events in split_ticks(part, lambda _: 1):
-                    # Disconnections of simulators are reported apart, after the other events of the tick.
-                    ticks.setdefault((number, events.has_only_losses), []).append((one, events))
-            else:
-                for _, events in split_ticks(part, partial(one.alike, part)):
+            for number, events in split_ticks(part, one.live, 1 if one.in_groups else one.horizon):
+                if not one.in_groups:
                     self._tick_of_agents(one, events)
+                    continue
+                # Disconnections of simulators are reported apart, after the other events of the tick.
+                ticks.setdefault((number, events.has_only_losses), []).append((one, events))
         for (number, _), tick in sorted(ticks.items()):
             self._tick_of_groups(number, tick)
 
@@ -106,12 +105,14 @@ class Assembler:
         """Yields messages when there are enough steps: of groups for all behavior names when one has enough."""
         yield from self._messages_of(lambda one: one.closed_steps >= one.sizes.message_steps)
         for behavior, one in self.members.items():
-            if one.has_unrecorded:
+            if one.reached > one.announced:
                 yield self.announcement(behavior)
 
     def announcement(self, behavior: str) -> Segments:
         """Returns an empty message, which makes this source known before its first segment."""
-        return self._nothing(self.of(behavior)).message(behavior, 0)
+        one = self.of(behavior)
+        groups = NO_GROUPS if one.in_groups else None
+        return FinishedSegments({behavior: one}, {behavior: one.cut(NO_SLOTS)}, groups).message(behavior, 0)
 
     def rest(self) -> Iterator[Segments]:
         """Yields messages with all finished segments."""
@@ -127,9 +128,9 @@ class Assembler:
         one.count(events.completed, sum([one.complete(report, events.ticks) for report in events.outcomes]))
         if ended is not None:
             ended = pick_where(ended, one.live[ended.slots])
-            last = one.are_last(ended.slots)
+            last = are_last(one, ended.slots)
             one.finish(one.depart(ended, last))
-            one.note_episodes(ended.slots, ended.outcomes, one.group_returns(ended.slots[last]))
+            note_episodes(one, ended.slots, ended.outcomes, group_returns(one, ended.slots[last]))
             one.free(ended.slots)
         if events.joined is not None:
             one.join(events.joined)
@@ -196,7 +197,7 @@ class Assembler:
             one.departed.append(segments)
         for one in self._sharing.values():
             slots, outcomes = (ending[one].slots, ending[one].outcomes) if one in ending else (NO_SLOTS, None)
-            one.note_episodes(slots, outcomes, groups.returns(empty, one.number))
+            note_episodes(one, slots, outcomes, groups.returns(empty, one.number))
             one.free(slots)
         groups.advance(empty)
         self._close(empty, ended=True)
@@ -209,8 +210,8 @@ class Assembler:
         new = slots[is_new]
         one.places[new] = places = self._groups.find(one.keys(new))
         self._groups.enter(places, one.number, one.horizon, one.known[new])
-        changed: Slots = slots[~is_new & (before != joined.groups)]
-        return changed
+        moving: Slots = slots[~is_new & (before != joined.groups)]
+        return moving
 
     def _observe(self, number: int, one: Members, events: TickEvents) -> RowNumbers:
         """Writes observations, of which each is made at the present timestep of a group; returns their rows."""
@@ -253,7 +254,7 @@ class Assembler:
         self._close(places[~has_members], ended=True)
         self._close(places[has_members])
         for one, slots in live:
-            one.note_episodes(slots, None, NO_RETURNS)
+            note_episodes(one, slots)
             one.free(slots)
             one.lost[slots] = False
 
@@ -294,14 +295,10 @@ class Assembler:
         finished = FinishedSegments(together, segments, self._groups.take() if together is self._sharing else None)
         for name, one in together.items():
             pieces = list(finished.divide(name, one.sizes.largest))
-            if not pieces and (one.episodes or (serial and name == behavior)):
-                pieces = [self._nothing(one)]
+            if not pieces and (has_episodes(one) or (serial and name == behavior)):
+                pieces = [finished.pick(NO_ROWS)]
             for at, piece in enumerate(pieces, 1):
                 yield piece.message(name, serial if name == behavior and at == len(pieces) else 0)
-
-    def _nothing(self, one: Members) -> FinishedSegments:
-        groups = NO_GROUPS if one.in_groups else None
-        return FinishedSegments({one.behavior: one}, {one.behavior: one.cut(NO_SLOTS)}, groups)
 
 
 class _Move(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -28,26 +28,18 @@ NO_ROWS: Final[RowNumbers] = np.empty(0, np.int64)
 
 FIRST_ROWS: Final = 16
 
-
-def flags() -> Mask:
-    """Returns the first rows of a column."""
-    return np.zeros(FIRST_ROWS, np.bool_)
+Number = TypeVar("Number", bound=np.generic)
 
 
-def integers() -> NDArray[np.int64]:
-    """Returns the first rows of a column."""
-    return np.zeros(FIRST_ROWS, np.int64)
+def _zeros(dtype: type[Number]) -> Callable[[], NDArray[Number]]:
+    """Returns what makes a column of a new table."""
+    return lambda: np.zeros(FIRST_ROWS, dtype)
 
 
-def short_integers() -> Slots:
-    """Returns the first rows of a column."""
-    return np.zeros(FIRST_ROWS, np.int32)
-
-
-def sums() -> NDArray[np.float64]:
-    """Returns the first rows of a column."""
-    return np.zeros(FIRST_ROWS, np.float64)
-
+flags = _zeros(np.bool_)
+integers = _zeros(np.int64)
+short_integers = _zeros(np.int32)
+sums = _zeros(np.float64)
 
 Record = TypeVar("Record", bound="DataclassInstance")
 
@@ -58,7 +50,7 @@ def pick(record: Record, rows: slice | Array) -> Record:
     for name in _names(type(record)):
         column: Array | tuple[Array, ...] | None = getattr(record, name)
         if isinstance(column, tuple):
-            values[name] = tuple(part[rows] for part in column)
+            values[name] = tuple([part[rows] for part in column])
         else:
             values[name] = None if column is None else column[rows]
     return type(record)(**values)

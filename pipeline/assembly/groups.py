@@ -15,8 +15,18 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import columns, sequences
 from sparring.pipeline.assembly.columns import FIRST_ROWS, NO_ROWS, Mask, Places, concatenate
-from sparring.pipeline.assembly.finished import FinishedGroups
 from sparring.pipeline.specs import Array
+
+
+@dataclass(slots=True)
+class FinishedGroups:
+    """Holds what segments of members have in common; columns are those of `GroupSegments`."""
+
+    numbers: NDArray[np.int64]
+    spans: NDArray[np.int32]
+    ended: Mask
+    rewards: NDArray[np.float32]
+
 
 NO_GROUPS: Final = FinishedGroups(NO_ROWS, np.empty(0, np.int32), np.empty(0, bool), np.empty(0, np.float32))
 

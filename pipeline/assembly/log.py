@@ -7,16 +7,46 @@ the log is full, rows that no segment needs are dropped, and the others move to 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sparring.pipeline.assembly.columns import Mask, RowNumbers
+from sparring.pipeline.assembly.columns import Mask, Places, RowNumbers
 from sparring.pipeline.messages.steps import ActionsChosen
 from sparring.pipeline.specs import Array
 
 _FIRST_ROWS: Final = 256
 _ACTION: Final = ("continuous", "discrete", "log_probs", "masks", "versions", "carried")
+
+
+@dataclass(slots=True)
+class MemberSegments:
+    """Holds segments of members of one behavior name, one after the other; other columns are those of `Segments`.
+
+    Attributes:
+        rows: [r] rows of the steps in the log.
+        following: [s] row of the decision or end after each segment.
+        places: [s] group of each: its place while its segment is open, then its number among finished ones.
+        next_times: [s] group timestep of the row `following`.
+        until: [s] group timestep from which the member is absent.
+    """
+
+    rows: RowNumbers
+    lengths: NDArray[np.int32]
+    following: RowNumbers
+    places: Places
+    next_times: NDArray[np.int32]
+    until: NDArray[np.int32]
+    terminated: Mask
+    interrupted: Mask
+    group_ended: Mask
+    agents: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    teams: NDArray[np.int32]
+    simulators: NDArray[np.int32]
+    matchups: NDArray[np.int64]
 
 
 class StepLog:

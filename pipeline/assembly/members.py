@@ -23,17 +23,16 @@ from sparring.pipeline.assembly.columns import (
     pick_ragged,
     pick_where,
 )
-from sparring.pipeline.assembly.finished import MemberSegments
-from sparring.pipeline.assembly.log import StepLog
+from sparring.pipeline.assembly.log import MemberSegments, StepLog
 from sparring.pipeline.assembly.ticks import TickEvents
 from sparring.pipeline.messages.segments import Episodes
 from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from sparring.pipeline.specs import Array
 
 NO_SLOTS: Final[Slots] = np.empty(0, np.int32)
-NO_RETURNS: Final = np.empty(0, np.float32)
 _ALL: Final = slice(None)
 _IDENTITY: Final = ("agents", "groups", "teams", "simulators", "matchups", "lessons")
+_OF_SEGMENT: Final = ("places", "agents", "groups", "teams", "simulators", "matchups")
 _OF_EPISODE: Final = ("seen", "acted", "lengths", "episode_returns", "episode_group_returns", "episode_lengths")
 
 
@@ -61,10 +60,9 @@ class Members:
     Attributes:
         source: incarnation of the stepping service.
         origin: incarnation of this assembly service.
-        number: number of the behavior name.
+        number: number of the behavior name among those in groups.
         in_groups: the segments of members of a group close together; else each agent is a group of one.
         horizon: most steps of a segment, or group timesteps of a group's.
-        begun: a part has arrived.
         received: steps that the source had produced by the last part that arrived.
         reached: steps that are in messages or could not be recorded; `announced` of them the last message reported.
         live: whether an agent has the slot.
@@ -94,7 +92,6 @@ class Members:
     sizes: Sizes
     in_groups: bool
     horizon: int
-    begun: bool = False
     received: int = 0
     reached: int = 0
     announced: int = 0
@@ -131,17 +128,11 @@ class Members:
         """Returns the steps in open segments, those of departed members included."""
         return int(self.lengths[self.live].sum()) + sum(len(segments.rows) for segments in self.departed)
 
-    @property
-    def has_unrecorded(self) -> bool:
-        """Returns whether the last message did not report all steps that could not be recorded."""
-        return self.reached > self.announced
-
     # ---------------------------------------------------------------- ticks
 
     def begin(self, part: BehaviorSteps) -> None:
-        """Prepares for the ticks of `part`, whose slots it makes fit; steps before the first part are not recorded."""
-        if not self.begun:
-            self.begun, self.received, self.reached = True, part.produced_before, part.produced_before
+        """Prepares for the ticks of `part`, whose slots it makes fit; steps before the first part were not recorded."""
+        self.count(part.produced_before - self.received, 0)
         for record in (part.ended, part.joined, part.reported, part.acted):
             slots = None if record is None else record.slots
             if slots is not None and slots.size and slots.max() >= len(self.live):
@@ -152,13 +143,6 @@ class Members:
         self.received += completed
         self.reached += completed - found
 
-    def report(self, steps: int) -> tuple[int, Episodes]:
-        """Returns the steps reached with the next message, which has `steps` steps, and forgets the episodes."""
-        self.reached += steps
-        self.announced = self.reached
-        episodes, self.episodes = self.episodes, []
-        return self.reached, concatenate(episodes or [self._episodes(NO_SLOTS, None, NO_RETURNS)])
-
     def take(self) -> MemberSegments:
         """Returns all finished segments that are not sent yet, and forgets them."""
         unsent, self.unsent, self.closed_steps = self.unsent, [], 0
@@ -166,10 +150,6 @@ class Members:
         if not self.in_groups:
             segments.places = np.arange(len(segments.lengths))
         return segments
-
-    def of_live(self, slots: Slots) -> Slots:
-        """Returns the live ones of `slots`."""
-        return slots[self.live[slots]]
 
     def keys(self, slots: Slots) -> NDArray[np.int64]:
         """Returns [n] what distinguishes groups: their key, or a unique number for an agent without a group."""
@@ -194,7 +174,7 @@ class Members:
         return is_new
 
     def complete(self, report: AgentsEnded | OutcomesReported, ticks: int = 1) -> int:
-        """Writes the outcomes of pending steps, of the first tick where several are `alike`.
+        """Writes the outcomes of pending steps, of the first tick where several are alike.
 
         Returns:
             How many of the steps that the report completes are known here.
@@ -217,7 +197,7 @@ class Members:
         return known + (ticks - 1) * n
 
     def observe(self, events: TickEvents) -> tuple[Slots, RowNumbers]:
-        """Writes the observations of agents at their next decision, and the outcomes within ticks that are `alike`.
+        """Writes the observations of agents at their next decision, and the outcomes within ticks that are alike.
 
         Returns:
             The slots of the live agents [n], and the rows of their decisions [ticks n].
@@ -267,23 +247,6 @@ class Members:
         self.log.act(self.path[slots, self.lengths[slots]], acted, known)
         self.acted[slots] = True
 
-    def alike(self, part: BehaviorSteps, first: int) -> int:
-        """Returns how many ticks from `first` on can be applied together: the same live agents act in each."""
-        reported, acted, counts = part.reported, part.acted, part.rows
-        if reported is None or acted is None or acted.slots is not None:
-            return 1
-        n = int(counts[first, 3])
-        plain = (counts[first:] == (0, 0, 0, n, n)).all(axis=1)
-        most = min(int(np.argmin(plain)) if not plain.all() else len(plain), self.horizon)
-        if most < 2 or not n:
-            return 1
-        start = int(counts[:first, 3].sum())
-        slots = reported.slots[start : start + most * n].reshape(most, n)
-        if np.count_nonzero(self.live[slots[0]]) < n:
-            return 1
-        same = (slots == slots[0]).all(axis=1)
-        return most if same.all() else int(np.argmin(same))
-
     # ---------------------------------------------------------------- ends of segments
 
     def depart(self, ended: AgentsEnded, group_ended: Mask) -> MemberSegments:
@@ -296,8 +259,8 @@ class Members:
         stepped = self.lengths[ended.slots] > 0
         ended = pick_where(ended, stepped)
         segments = self._segments(ended.slots, self._add(ended.observations))
-        segments.interrupted = ended.interrupted
         segments.terminated = ~ended.interrupted
+        segments.interrupted = ~segments.terminated  # a copy, as the record is not this service's
         segments.group_ended = group_ended[stepped]
         return segments
 
@@ -358,68 +321,7 @@ class Members:
         for column in (self.live, self.seen, self.acted, self.lengths):
             column[slots] = 0
 
-    # ---------------------------------------------------------------- episodes
-
-    def are_last(self, ending: Slots) -> Mask:
-        """Returns [n] whether no agent of the same group remains without `ending`; a lone agent is its own group."""
-        groups = self.groups[ending]
-        if not groups.any():
-            return np.ones(len(ending), bool)
-        left = self.live.copy()
-        left[ending] = False
-        last: Mask = ~np.isin(groups, self.groups[left]) | (groups == 0)
-        return last
-
-    def group_returns(self, last: Slots) -> NDArray[np.float32]:
-        """Returns one return for each group whose last agents are `last`, if one of their episodes was seen whole.
-
-        Members of a group that end together saw the same group rewards; the longest episode saw most of them.
-        """
-        last = last[self.groups[last] != 0]
-        if not last.size:
-            return NO_RETURNS
-        last = last[self._are_whole(last)]
-        order = last[np.argsort(-self.episode_lengths[last], kind="stable")]
-        _, first = np.unique(self.groups[order], return_index=True)
-        return self.episode_group_returns[order[np.sort(first)]].astype(np.float32)
-
-    def note_episodes(
-        self, slots: Slots, outcomes: NDArray[np.float32] | None, group_returns: NDArray[np.float32]
-    ) -> None:
-        """Notes the ended episodes of `slots`, whose steps are all in closed segments.
-
-        Args:
-            slots: [n] slots of the agents.
-            outcomes: [n] outcomes of their matches; None if none was reported.
-            group_returns: [g] returns of the groups that have ended with them.
-        """
-        if slots.size or group_returns.size:
-            self.episodes.append(self._episodes(slots, outcomes, group_returns))
-
     # ---------------------------------------------------------------- inside
-
-    def _episodes(
-        self, slots: Slots, outcomes: NDArray[np.float32] | None, group_returns: NDArray[np.float32]
-    ) -> Episodes:
-        whole = self._are_whole(slots)
-        reported = slots[whole]
-        return Episodes(
-            returns=self.episode_returns[reported].astype(np.float32),
-            lengths=self.episode_lengths[reported].astype(np.int32),
-            group_returns=group_returns,
-            teams=self.teams[reported],
-            outcomes=np.full(len(reported), -1.0, np.float32) if outcomes is None else outcomes[whole],
-            agents=self.agents[reported],
-            groups=self.groups[reported],
-            shared_returns=self.episode_group_returns[reported].astype(np.float32),
-            unreported=self.agents[slots[~whole]],
-            lessons=self.lessons[reported if self.has_lessons else reported[:0]],
-        )
-
-    def _are_whole(self, slots: Slots) -> Mask:
-        """Returns [n] which episodes were seen from start to end, and have at least one step."""
-        whole: Mask = self.known[slots] & ~self.lost[slots] & (self.episode_lengths[slots] > 0)
-        return whole
 
     def _segments(self, slots: Slots, following: RowNumbers) -> MemberSegments:
         """Returns the open segments of `slots`, and adds their steps to those of closed segments."""
@@ -434,21 +336,17 @@ class Members:
             self.episode_group_returns[those] += np.add.reduceat(log["group_rewards"][rows], starts, dtype=np.float64)
         self.episode_lengths[slots] += lengths
         next_times: NDArray[np.int32] = log["times"][following]
+        no_flags = np.zeros(len(slots), bool)
         return MemberSegments(
             rows=rows,
             lengths=lengths.astype(np.int32),
             following=following,
             next_times=next_times,
             until=next_times,
-            terminated=np.zeros(len(slots), bool),
-            interrupted=np.zeros(len(slots), bool),
-            group_ended=np.zeros(len(slots), bool),
-            places=self.places[slots],
-            agents=self.agents[slots],
-            groups=self.groups[slots],
-            teams=self.teams[slots],
-            simulators=self.simulators[slots],
-            matchups=self.matchups[slots],
+            terminated=no_flags,
+            interrupted=no_flags,
+            group_ended=no_flags,
+            **{name: getattr(self, name)[slots] for name in _OF_SEGMENT},
         )
 
     def _lengthen(self, time: int) -> None:

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.assembly.columns import NO_ROWS, RowNumbers, pick_ragged
-from sparring.pipeline.assembly.finished import FinishedGroups, MemberSegments
+from sparring.pipeline.assembly.episodes import take_episodes
+from sparring.pipeline.assembly.groups import FinishedGroups
+from sparring.pipeline.assembly.log import MemberSegments
 from sparring.pipeline.assembly.members import Members
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
 from sparring.pipeline.specs import Array
 
 _PER_ROW: Final = ("continuous", "discrete", "log_probs", "rewards", "group_rewards", "versions")
-_PER_SEGMENT: Final = (
-    "lengths", "terminated", "interrupted", "group_ended", "teams", "groups", "agents", "simulators"
-)  # fmt: skip
+_PER_SEGMENT: Final = ("lengths", "terminated", "interrupted", "group_ended", "teams", "groups", "agents", "simulators")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class FinishedSegments:
     segments: Mapping[str, MemberSegments]
     groups: FinishedGroups | None
 
+    @property
+    def count(self) -> int:
+        """Returns the number of group segments."""
+        return len(next(iter(self.segments.values())).places) if self.groups is None else len(self.groups.numbers)
+
     def divide(self, behavior: str, largest: int) -> Iterator[FinishedSegments]:
         """Yields the group segments in which a behavior name has steps, as many at a time as fit into a message.
 
@@ -47,7 +52,7 @@ class FinishedSegments:
         Raises:
             ServiceError: a single group segment does not fit.
         """
-        groups = len(self.segments[behavior].places) if self.groups is None else len(self.groups.numbers)
+        groups = self.count
         steps = {name: np.bincount(one.places, one.lengths, groups) for name, one in self.segments.items()}
         own = np.flatnonzero(steps[behavior])
         ends = np.cumsum(np.sum([*steps.values()], axis=0)[own])
@@ -60,12 +65,12 @@ class FinishedSegments:
                     f"got {ends[start] - before:.0f} steps of one group at once for {behavior}; expected at most "
                     f"{largest}; raise hyperparameters.buffer_size, or form smaller groups"
                 )
-            yield self if stop - start == groups else self.pick(own[start:stop], groups)
+            yield self if stop - start == groups else self.pick(own[start:stop])
             start = stop
 
-    def pick(self, which: NDArray[np.int64], groups: int) -> FinishedSegments:
-        """Returns some of the `groups` group segments, in their order."""
-        rank = np.full(groups, -1, np.int64)
+    def pick(self, which: NDArray[np.int64]) -> FinishedSegments:
+        """Returns some of the group segments, in their order."""
+        rank = np.full(self.count, -1, np.int64)
         rank[which] = np.arange(len(which))
         picked = {}
         for name, segments in self.segments.items():
@@ -84,14 +89,15 @@ class FinishedSegments:
         one, own = self.members[behavior], self.segments[behavior]
         columns = one.log.columns
         masks, carried = columns.get("masks"), columns.get("carried")
-        reached, episodes = one.report(len(own.rows))
+        one.reached += len(own.rows)
+        one.announced = one.reached
         return Segments(
             behavior=behavior,
             source=one.source,
             origin=one.origin,
-            reached=reached,
+            reached=one.reached,
             flush=flush,
-            episodes=episodes,
+            episodes=take_episodes(one),
             observations=_observations(one, own.rows),
             next_observations=_observations(one, own.following),
             masks=None if masks is None else masks[own.rows],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from sparring.pipeline.assembly.columns import Record, Slots, pick
+from sparring.pipeline.assembly.columns import Mask, Record, Slots, pick
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 
 
@@ -43,17 +43,12 @@ class TickEvents(NamedTuple):
         return self.lost is not None and (self.ended or self.joined or self.reported or self.acted) is None
 
 
-def split_ticks(part: BehaviorSteps, alike: Callable[[int], int]) -> Iterator[tuple[int, TickEvents]]:
-    """Yields numbers and events of the ticks of a record.
-
-    Args:
-        part: record.
-        alike: returns how many ticks from a given one on are yielded together.
-    """
+def split_ticks(part: BehaviorSteps, live: Mask, most: int) -> Iterator[tuple[int, TickEvents]]:
+    """Yields numbers and events of the ticks of a record; the other arguments are those of `count_alike`."""
     completed, at = part.completed.tolist(), 0
     bounds: list[list[int]] = []
     while at < len(completed):
-        following = at + alike(at)
+        following = at + count_alike(part, at, live, most)
         lost, ended, joined, reported, acted = part.lost, part.ended, part.joined, part.reported, part.acted
         if following - at < len(completed):
             bounds = bounds or [[0] * 5, *np.cumsum(part.rows, axis=0).tolist()]
@@ -68,3 +63,28 @@ def split_ticks(part: BehaviorSteps, alike: Callable[[int], int]) -> Iterator[tu
 
 def _rows_of(record: Record | None, rows: slice) -> Record | None:
     return None if record is None or rows.start == rows.stop else pick(record, rows)
+
+
+def count_alike(part: BehaviorSteps, first: int, live: Mask, most: int) -> int:
+    """Returns how many ticks from `first` on can be applied together: the same live agents decide and act in each.
+
+    Args:
+        part: record of ticks.
+        first: number of the first tick in the record.
+        live: [slots] whether an agent has the slot.
+        most: most ticks that are applied together.
+    """
+    reported, acted, counts = part.reported, part.acted, part.rows
+    if most < 2 or reported is None or acted is None or acted.slots is not None:
+        return 1
+    n = int(counts[first, 3])
+    plain = (counts[first:] == (0, 0, 0, n, n)).all(axis=1)
+    most = min(int(np.argmin(plain)) if not plain.all() else len(plain), most)
+    if most < 2 or not n:
+        return 1
+    start = int(counts[:first, 3].sum())
+    slots = reported.slots[start : start + most * n].reshape(most, n)
+    if np.count_nonzero(live[slots[0]]) < n:
+        return 1
+    same = (slots == slots[0]).all(axis=1)
+    return most if same.all() else int(np.argmin(same))

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.assembly.assembler import Assembler
 from sparring.pipeline.assembly.members import Sizes
+from sparring.pipeline.assembly.ticks import count_alike
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, OutcomesReported
+from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from tests.assembly.assembly_world import BehaviorTick, steps_of
 
 MANY = 10**6
@@ -114,6 +115,11 @@ def check(message: Segments, sequence: int) -> list[list[list[float]]]:
     return out
 
 
+def alike(assembler: Assembler, part: BehaviorSteps, first: int) -> int:
+    members = assembler.of("B")
+    return count_alike(part, first, members.live, members.horizon)
+
+
 def check_flush(assembler: Assembler, sequence: int) -> list[list[list[float]]]:
     (message,) = transmitted(assembler.flush("B", 1))
     return check(message, sequence)
@@ -210,7 +216,7 @@ def test_ticks_applied_together_leave_the_rows_of_single_ticks(
         if size > 2:
             together.apply([steps_of(ticks[:1])])
             part = steps_of(ticks[1:])
-            fast += together.of("B").alike(part, 0) > 1
+            fast += alike(together, part, 0) > 1
         together.apply([part])
         for tick in ticks:
             alone.apply([steps_of([tick])])
@@ -228,7 +234,7 @@ def test_segments_without_memory_have_no_carried_column(sequence: int) -> None:
     acting, assembler = ActingAgents(3, carrying=False), assembler_of(horizon=4, sequence=sequence)
     assembler.apply([steps_of([acting.tick()])])
     part = steps_of([acting.tick() for _ in range(5)])
-    assert assembler.of("B").alike(part, 0) > 1
+    assert alike(assembler, part, 0) > 1
     assembler.apply([part])
     assembler.apply([steps_of([acting.tick(1)])])
     messages = transmitted(assembler.flush("B", 1))

@@ -109,3 +109,29 @@ def test_the_number_of_ticks_per_batch_changes_nothing(kind: Kind, horizon: int,
             other.apply(parts_of([tick]))
     for name in kind.names:
         assert [encode(message) for message in one.flush(name, 1)] == [encode(m) for m in other.flush(name, 1)]
+
+
+@settings(max_examples=25)
+@given(kind=kinds, seed=seeds, ticks=st.integers(1, 25), largest=st.sampled_from([90, MANY]))
+def test_names_with_and_without_groups_do_not_affect_each_other(
+    kind: Kind, seed: int, ticks: int, largest: int
+) -> None:
+    """Messages equal, to the byte, those of an assembler for the names in groups and one for each other name."""
+    world = GroupWorld(random.Random(seed), kind)
+    sizes = Sizes(horizon=3, message_steps=10, largest=largest, sequence=2)
+
+    def assembler() -> Assembler:
+        return Assembler("s.1", "a.1", lambda _: sizes, in_groups=lambda name: name != "A")
+
+    every, in_groups, apart = assembler(), assembler(), assembler()
+    found: dict[bool, list[list[bytes]]] = {True: [], False: []}
+    expected: dict[bool, list[list[bytes]]] = {True: [], False: []}
+    for _ in range(ticks):
+        parts = parts_of([world.tick()])
+        every.apply(parts)
+        for message in every.ready_messages():
+            found[message.behavior == "A"].append([bytes(frame) for frame in encode(message)])
+        for is_apart, one in ((True, apart), (False, in_groups)):
+            one.apply([part for part in parts if (part.behavior == "A") == is_apart])
+            expected[is_apart] += [[bytes(frame) for frame in encode(message)] for message in one.ready_messages()]
+    assert found == expected

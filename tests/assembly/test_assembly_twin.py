@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.assembly.assembler import Assembler
 from sparring.pipeline.assembly.members import Sizes
+from sparring.pipeline.assembly.ticks import count_alike
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
 from tests.assembly.assembly_twin import AssemblerTwin, EpisodesTwin, SegmentTwin, by_agent, read_segments
@@ -199,7 +200,8 @@ def test_ticks_with_the_same_agents_are_applied_together() -> None:
         part = steps_of([world.tick() for _ in range(10)])
         at = 0
         while at < len(part.ticks):
-            lengths.append(assembler.of("B").alike(part, at))
+            members = assembler.of("B")
+            lengths.append(count_alike(part, at, members.live, members.horizon))
             at += lengths[-1]
         assembler.apply([part])
     assert max(lengths) >= 5
