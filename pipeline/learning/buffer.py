@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,22 @@ _FOLLOWING: Final = ("next_times", "until", "next_continuous", "next_discrete")
 
 Index = slice | Array
 R = TypeVar("R", "Batch", GroupSegments, TeammateSegments)
+
+
+class Series(NamedTuple):
+    """Holds what agents, or groups, earned: T steps in g segments, one after the other.
+
+    Attributes:
+        rewards: [T] earned in each step, the group's rewards included.
+        lengths: [g] steps of each segment.
+        numbers: [g] number of the agent episode or the group.
+        ended: [g] the episode or the group ended with the segment.
+    """
+
+    rewards: Array
+    lengths: Array
+    numbers: Array
+    ended: Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +102,14 @@ class Batch:
         last = np.cumsum(self.groups.members)
         sizes: Array = ends[last] - ends[last - self.groups.members]
         return sizes
+
+    @property
+    def series(self) -> Series:
+        """Returns what groups earned; an agent without a group is one."""
+        groups = self.groups
+        if groups is None:
+            return Series(self.rewards + self.group_rewards, self.lengths, self.agent_episodes, self.ended)
+        return Series(groups.rewards, groups.spans, groups.numbers, groups.ended)
 
     def members(self, own: str) -> dict[str, TeammateSegments]:
         """Returns the members of groups by behavior name; those of the learner's `own` name come first."""
