@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -107,20 +106,6 @@ class Estimates:
     recurrence: Recurrence | None
 
 
-class ForwardPass(NamedTuple):
-    """Holds the outputs of the networks for a minibatch, and their backward pass.
-
-    Attributes:
-        head: [B, H] means and logits.
-        values: [B, S].
-        backward_fn: propagates gradients of head, log sigma and values to the parameters.
-    """
-
-    head: Tensor
-    values: Tensor
-    backward_fn: BackwardFn
-
-
 class AgentNetworks(ActorCritic):
     """Combines an actor and a critic of single agents.
 
@@ -172,13 +157,16 @@ class AgentNetworks(ActorCritic):
             return outputs_BO, self.value(inputs, state)
         return outputs_BO[:, : self.actor.outputs], outputs_BO[:, self.actor.outputs :]
 
-    def run(self, inputs: Inputs, state: RecurrentState | None = None) -> ForwardPass:
-        """Evaluates `both` for differentiation, under `no_grad`; perceptrons on vectors alone need no graph."""
+    def run(self, inputs: Inputs, state: RecurrentState | None = None) -> tuple[Tensor, Tensor, BackwardFn]:
+        """Evaluates `both` for differentiation, under `no_grad`; perceptrons on vectors alone need no graph.
+
+        The function propagates gradients of head, log sigma and values to the parameters.
+        """
         actor, critic = self.actor.body, None if self.critic is None else self.critic.body
         if self.actor.encoder.plain and isinstance(actor, Perceptron) and isinstance(critic, Perceptron | None):
             return self._run_perceptrons(actor, critic, inputs[0])
         with torch.enable_grad():
-            return ForwardPass(*self.both(inputs, state), torch.autograd.backward)
+            return *self.both(inputs, state), torch.autograd.backward
 
     @torch.no_grad()
     def estimate(self, prepared: Prepared, batch: Batch) -> Estimates:
@@ -193,7 +181,9 @@ class AgentNetworks(ActorCritic):
 
     # ---------------------------------------------------------------- inside
 
-    def _run_perceptrons(self, actor: Perceptron, critic: Perceptron | None, rows_BF: Tensor) -> ForwardPass:
+    def _run_perceptrons(
+        self, actor: Perceptron, critic: Perceptron | None, rows_BF: Tensor
+    ) -> tuple[Tensor, Tensor, BackwardFn]:
         outputs_BO, to_actor = actor.traced(rows_BF)
         log_sigma_C, own = self.actor.log_sigma, self.actor.outputs
         values_BS, to_critic = (outputs_BO[:, own:], None) if critic is None else critic.traced(rows_BF)
@@ -207,7 +197,7 @@ class AgentNetworks(ActorCritic):
                 to_critic(to_values_BS)
             accumulate(log_sigma_C, to_log_sigma_C)
 
-        return ForwardPass(outputs_BO[:, :own], values_BS, backward_fn)
+        return outputs_BO[:, :own], values_BS, backward_fn
 
     def _plain_values(self, inputs: Inputs) -> Floats:
         """Returns values [R, S], computed for as many rows at a time as fit in the CPU's cache."""

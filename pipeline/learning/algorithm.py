@@ -11,17 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparring.pipeline.demonstrations.library import DemonstrationFile, load
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.files import Json
 from sparring.pipeline.learning.actor_critic import ActorCritic, AgentNetworks
 from sparring.pipeline.learning.checkpoints import Checkpoint
-from sparring.pipeline.learning.cloning import BC, Cloning, cloning_of
+from sparring.pipeline.learning.cloning import BC, Cloning
 from sparring.pipeline.learning.group_networks import GroupNetworks
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.learning.signals import EXTRINSIC, Signals
+from sparring.pipeline.learning.signals import EXTRINSIC, RewardNetwork, Signals
+from sparring.pipeline.learning.signals.curiosity import Curiosity
+from sparring.pipeline.learning.signals.gail import Gail
+from sparring.pipeline.learning.signals.rnd import Rnd
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import CPU
 from sparring.pipeline.specs import BehaviorSpec
@@ -36,10 +40,12 @@ class Trained(NamedTuple):
     Attributes:
         algorithm: trains actor and critic.
         cloning: trains the actor on demonstrations beside it, or for it; None for none.
+        demo_files: demonstration files that were read, each once.
     """
 
     algorithm: PPO | POCA | BC
     cloning: Cloning | None
+    demo_files: tuple[DemonstrationFile, ...]
 
     @property
     def networks(self) -> nn.ModuleDict:
@@ -66,7 +72,7 @@ def build(
     learns: bool = True,
     device: torch.device = CPU,
 ) -> Trained:
-    """Builds the algorithm that `trainer_type` names; arguments and errors are those of `Learner`.
+    """Builds the algorithm that `trainer_type` names.
 
     Args:
         behavior: name of the behavior.
@@ -75,6 +81,10 @@ def build(
         generator: random source of the initial weights and of shuffling.
         learns: False loads no demonstrations, for networks that only receive weights.
         device: device of the networks.
+
+    Raises:
+        Unsupported: no network can be built for the spec or the settings.
+        RecordingError: demonstrations are missing, unreadable, or of another spec.
     """
     networks: ActorCritic
     if settings.trainer_type == "bc":
@@ -87,14 +97,32 @@ def build(
     optimizer = Adam(
         networks.modules, hyper.learning_rate, device, epsilon=hyper.adam_epsilon, max_norm=hyper.max_grad_norm
     )
-    signals = Signals(behavior, spec, settings, generator, learns=learns, device=device)
-    cloning = cloning_of(behavior, networks.actor, settings, generator) if learns else None
-    clone = None if cloning is None else cloning.update
+    sources: dict[str, RewardNetwork] = {}
+    files: tuple[DemonstrationFile, ...] = ()
+    wanted = settings.reward_signals
+    if (gail := wanted.gail) is not None:
+        demonstrations = load(gail.demo_path, behavior, spec, gail.demo_actions) if learns else None
+        files = () if demonstrations is None else demonstrations.files
+        sources["gail"] = Gail(spec, gail, demonstrations, generator, device)
+    if wanted.curiosity is not None:
+        sources["curiosity"] = Curiosity(spec, wanted.curiosity, generator, device)
+    if wanted.rnd is not None:
+        sources["rnd"] = Rnd(spec, wanted.rnd, generator, device)
+    signals = Signals(wanted, sources)
+    cloning, clone = None, None
+    if (imitated := settings.behavioral_cloning) is not None and learns:
+        demonstrations = load(imitated.demo_path, behavior, spec, imitated.demo_actions)
+        files += demonstrations.files
+        cloning = Cloning(networks.actor, settings, demonstrations, generator)
+        clone = cloning.update
+    algorithm: PPO | POCA | BC
     if isinstance(networks, GroupNetworks):
-        return Trained(POCA(networks, optimizer, signals, settings, generator, clone), cloning)
-    if isinstance(networks, AgentNetworks):
-        return Trained(PPO(networks, optimizer, signals, settings, generator, clone), cloning)
-    return Trained(BC(networks, optimizer, signals, cloning), cloning)
+        algorithm = POCA(networks, optimizer, signals, settings, generator, clone)
+    elif isinstance(networks, AgentNetworks):
+        algorithm = PPO(networks, optimizer, signals, settings, generator, clone)
+    else:
+        algorithm = BC(networks, optimizer, signals, cloning)
+    return Trained(algorithm, cloning, tuple(dict.fromkeys(files)))
 
 
 def describe(spec: BehaviorSpec, teammates: Mapping[str, BehaviorSpec], settings: TrainerSettings) -> dict[str, Json]:

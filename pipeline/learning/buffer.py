@@ -9,9 +9,9 @@ g group segments (of an agent: its segments); s segments of agents, group by gro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,28 @@ from sparring.pipeline.specs import Array
 
 _EPISODES_PER_SOURCE: Final = 2**40
 _DECISIONS: Final = ("observations", "continuous", "discrete")
-_PER_ROW: Final = (*_DECISIONS, "log_probs", "rewards", "group_rewards", "versions")
-_RECORDED_PER_SEGMENT: Final = ("lengths", "terminated", "next_observations")
-_PER_SEGMENT: Final = (*_RECORDED_PER_SEGMENT, "ended", "agent_episodes")
-_PER_GROUP: Final = ("members", "numbers", "spans", "ended")
+_RECORDED: Final = ("lengths", "terminated", "next_observations", *_DECISIONS)
+_REWARDED: Final = ("log_probs", "masks", "rewards", "group_rewards", "versions")
 _FOLLOWING: Final = ("next_times", "until", "next_continuous", "next_discrete")
 
 Index = slice | Array
+R = TypeVar("R", "Batch", GroupSegments, TeammateSegments)
+
+
+class Series(NamedTuple):
+    """Holds what agents, or groups, earned: T steps in g segments, one after the other.
+
+    Attributes:
+        rewards: [T] earned in each step, the group's rewards included.
+        lengths: [g] steps of each segment.
+        numbers: [g] number of the agent episode or the group.
+        ended: [g] the episode or the group ended with the segment.
+    """
+
+    rewards: Array
+    lengths: Array
+    numbers: Array
+    ended: Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +103,14 @@ class Batch:
         sizes: Array = ends[last] - ends[last - self.groups.members]
         return sizes
 
+    @property
+    def series(self) -> Series:
+        """Returns what groups earned; an agent without a group is one."""
+        groups = self.groups
+        if groups is None:
+            return Series(self.rewards + self.group_rewards, self.lengths, self.agent_episodes, self.ended)
+        return Series(groups.rewards, groups.spans, groups.numbers, groups.ended)
+
     def members(self, own: str) -> dict[str, TeammateSegments]:
         """Returns the members of groups by behavior name; those of the learner's `own` name come first."""
         groups = self.groups
@@ -117,18 +140,14 @@ class Batch:
 
     def select(self, kept_g: NDArray[np.bool_]) -> Batch:
         """Returns some of the group segments."""
-        groups, segments = self.groups, kept_g if self.groups is None else np.repeat(kept_g, self.groups.members)
+        groups = self.groups
+        segments = kept_g if groups is None else np.repeat(kept_g, groups.members)
         rows = np.repeat(segments, self.lengths)
         if groups is not None:
-            teammates = (_teammates(one, kept_g) for one in groups.teammates)
-            groups = GroupSegments(
-                times=groups.times[rows],
-                rewards=groups.rewards[np.repeat(kept_g, groups.spans)],
-                teammates=tuple(one for one in teammates if len(one.lengths)),
-                **_parts(groups, _PER_GROUP, kept_g),
-                **_parts(groups, _FOLLOWING, segments),
-            )
-        return replace(self._part(rows, segments, rows[self.starts()]), groups=groups)
+            teammates = (_of_groups(one, kept_g) for one in groups.teammates)
+            index = {"g": kept_g, "s": segments, "r": rows, "T": np.repeat(kept_g, groups.spans)}
+            groups = replace(_part(groups, index), teammates=tuple(one for one in teammates if len(one.lengths)))
+        return replace(_part(self, {"s": segments, "r": rows, "q": rows[self.starts()]}), groups=groups)
 
     def split(self, at: int) -> tuple[Batch, Batch]:
         """Returns the rows before a `boundary` inside the batch, and the rest.
@@ -140,8 +159,9 @@ class Batch:
         if not inside:
             return self.select(first_g), self.select(~first_g)
         cut, sequence = int(first_g.sum()), int(np.searchsorted(self.starts(), at))
-        head = self._part(slice(at), np.arange(cut + 1), slice(sequence))
-        tail = self._part(slice(at, None), np.arange(cut, len(self.lengths)), slice(sequence, None))
+        head = _part(self, {"r": slice(at), "s": np.arange(cut + 1), "q": slice(sequence)})
+        rest = np.arange(cut, len(self.lengths))
+        tail = _part(self, {"r": slice(at, None), "s": rest, "q": slice(sequence, None)})
         head.lengths[-1] = inside
         tail.lengths[0] -= inside
         head.terminated[-1] = head.ended[-1] = False
@@ -149,15 +169,20 @@ class Batch:
             following[-1] = column[at]
         return head, tail
 
-    def _part(self, rows: Index, segments: Index, starts: Index) -> Batch:
-        """Returns some rows, segments and sequences, without the columns that join them into groups."""
-        return Batch(
-            masks=None if self.masks is None else self.masks[rows],
-            sequence_length=self.sequence_length,
-            carried=None if self.carried is None else self.carried[starts],
-            **_parts(self, _PER_ROW, rows),
-            **_parts(self, _PER_SEGMENT, segments),
-        )
+
+_PER_ROW: Final = dict.fromkeys((*_DECISIONS, *_REWARDED), "r")
+_AXES: Final[Mapping[type, Mapping[str, str]]] = {
+    Batch: _PER_ROW
+    | dict.fromkeys(("lengths", "terminated", "next_observations", "ended", "agent_episodes"), "s")
+    | {"carried": "q"},
+    GroupSegments: dict.fromkeys(("members", "numbers", "spans", "ended"), "g")
+    | dict.fromkeys(_FOLLOWING, "s")
+    | {"times": "r", "rewards": "T"},
+    TeammateSegments: {"members": "g"}
+    | dict.fromkeys(("lengths", "next_observations", *_FOLLOWING), "s")
+    | dict.fromkeys(("times", *_DECISIONS), "r"),
+}
+"""The axis of each column: groups, segments, rows, sequences, or group times (T)."""
 
 
 class SegmentBuffer:
@@ -194,11 +219,10 @@ class SegmentBuffer:
         batch = Batch(
             ended=record.terminated | record.interrupted,
             agent_episodes=source + record.agents,
-            masks=record.masks,
             sequence_length=self._sequence_length,
             carried=record.carried if self._sequence_length else None,
             groups=groups,
-            **{name: getattr(record, name) for name in (*_PER_ROW, *_RECORDED_PER_SEGMENT)},
+            **{name: getattr(record, name) for name in (*_RECORDED, *_REWARDED)},
         )
         found = None if batch.carried is None else len(batch.carried)
         if self._sequence_length and batch.steps and found != len(batch.starts()):
@@ -278,38 +302,19 @@ class SegmentBuffer:
             self.steps += chunk.steps
 
 
-def _teammates(members: TeammateSegments, kept_g: NDArray[np.bool_]) -> TeammateSegments:
+def _of_groups(members: TeammateSegments, kept_g: NDArray[np.bool_]) -> TeammateSegments:
     """Returns the members of some group segments."""
     segments = np.repeat(kept_g, members.members)
-    return TeammateSegments(
-        behavior=members.behavior,
-        members=members.members[kept_g],
-        **_parts(members, ("times", *_DECISIONS), np.repeat(segments, members.lengths)),
-        **_parts(members, ("lengths", "next_observations", *_FOLLOWING), segments),
-    )
-
-
-def _parts(record: object, names: Iterable[str], index: Index) -> dict[str, Any]:
-    columns = ((name, getattr(record, name)) for name in names)
-    return {
-        name: tuple(one[index] for one in column) if isinstance(column, tuple) else column[index]
-        for name, column in columns
-    }
+    return _part(members, {"g": kept_g, "s": segments, "r": np.repeat(segments, members.lengths)})
 
 
 def _concatenate(chunks: Sequence[Batch]) -> Batch:
     """Joins the segments of `chunks`; rows without masks get empty ones if other rows have masks."""
-    masks, groups = None, [chunk.groups for chunk in chunks if chunk.groups is not None]
     if any(chunk.masks is not None for chunk in chunks):
-        masks = _column([np.empty((one.steps, 0), np.bool_) if one.masks is None else one.masks for one in chunks])
-    carried = [chunk.carried for chunk in chunks if chunk.carried is not None]
-    return Batch(
-        masks=masks,
-        sequence_length=chunks[0].sequence_length,
-        carried=np.concatenate(carried) if carried else None,
-        groups=_concatenate_groups(groups) if groups else None,
-        **_joined(chunks, (*_PER_ROW, *_PER_SEGMENT)),
-    )
+        free = [replace(chunk, masks=np.empty((chunk.steps, 0), np.bool_)) for chunk in chunks]
+        chunks = [chunk if chunk.masks is not None else none for chunk, none in zip(chunks, free, strict=True)]
+    groups = [chunk.groups for chunk in chunks if chunk.groups is not None]
+    return replace(_joined(chunks), groups=_concatenate_groups(groups) if groups else None)
 
 
 def _concatenate_groups(chunks: Sequence[GroupSegments]) -> GroupSegments:
@@ -318,28 +323,36 @@ def _concatenate_groups(chunks: Sequence[GroupSegments]) -> GroupSegments:
     teammates = []
     for name in sorted({name for one in named for name in one}):
         like = next(one[name] for one in named if name in one)
-        nobody = _teammates(like, np.zeros(len(like.members), bool))
-        parts = [
-            one[name] if name in one else replace(nobody, members=np.zeros(len(chunk.numbers), np.int32))
-            for one, chunk in zip(named, chunks, strict=True)
-        ]
-        names = ("members", "lengths", "times", "next_observations", *_DECISIONS, *_FOLLOWING)
-        teammates.append(TeammateSegments(behavior=name, **_joined(parts, names)))
-    return GroupSegments(teammates=tuple(teammates), **_joined(chunks, (*_PER_GROUP, "rewards", "times", *_FOLLOWING)))
+        nobody = _of_groups(like, np.zeros(len(like.members), bool))
+        absent = (replace(nobody, members=np.zeros(len(chunk.numbers), np.int32)) for chunk in chunks)
+        teammates.append(_joined([one.get(name, none) for one, none in zip(named, absent, strict=True)]))
+    return replace(_joined(chunks), teammates=tuple(teammates))
 
 
-def _joined(records: Sequence[object], names: Iterable[str]) -> dict[str, Any]:
-    return {name: _column([getattr(one, name) for one in records]) for name in names}
+def _part(record: R, index: Mapping[str, Index]) -> R:
+    """Returns a part of each column of a record, by its axis."""
+    parts: dict[str, Any] = {}
+    for name, axis in _AXES[type(record)].items():
+        column, at = getattr(record, name), index[axis]
+        if isinstance(column, tuple):
+            parts[name] = tuple(one[at] for one in column)
+        elif column is not None:
+            parts[name] = column[at]
+    return replace(record, **parts)
 
 
-def _column(columns: Sequence[Any]) -> Any:
-    """Joins columns of arrays, or of tuples of these.
+def _joined(records: Sequence[R]) -> R:
+    """Joins each column of records.
 
     Some have a width of 0: masks where every choice was allowed, and actions of members that have not acted yet.
     """
-    if isinstance(columns[0], tuple):
-        return tuple(map(np.concatenate, zip(*columns, strict=True)))
-    width = max(one.shape[1:] for one in columns)
-    return np.concatenate(
-        [one if one.shape[1:] == width else np.zeros((len(one), *width), one.dtype) for one in columns]
-    )
+    joined: dict[str, Any] = {}
+    for name in _AXES[type(records[0])]:
+        columns: list[Any] = [getattr(one, name) for one in records]
+        if isinstance(columns[0], tuple):
+            joined[name] = tuple(map(np.concatenate, zip(*columns, strict=True)))
+        elif columns[0] is not None:
+            width: tuple[int, ...] = max(one.shape[1:] for one in columns)
+            padded = (one if one.shape[1:] == width else np.zeros((len(one), *width), one.dtype) for one in columns)
+            joined[name] = np.concatenate(list(padded))
+    return replace(records[0], **joined)

@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from safetensors import SafetensorError
@@ -29,7 +29,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from sparring.pipeline.errors import CheckpointError
-from sparring.pipeline.files import sync_folder, write_atomically, write_through
+from sparring.pipeline.files import Json, sync_folder, write_atomically, write_through
 from sparring.pipeline.networks.arrays import Arrays, non_finite
 
 FORMAT: Final = 1
@@ -38,29 +38,13 @@ _NAMES: Final = re.compile(r"(checkpoint|recovery)-(\d+)(?:-(\d+))?")
 _TENSORS: Final = ("weights.safetensors", "optimizer.safetensors")
 _STATE: Final = "state.json"
 _VERSION: Final = "version"
-_FIELDS: Final = {
-    "behavior": str,
-    "description": dict,
-    "version": int,
-    "updates": int,
-    "trained": int,
-    "counts": dict,
-    "files": dict,
-}
-"""Fields of `state.json` and their types."""
+_FIELDS: Final = {"behavior": str, "description": dict, "version": int, "updates": int, "trained": int, "counts": dict}
+"""Fields of `state.json` and their types, beside those of its format."""
 _FORBIDDEN: Final = frozenset('/\\:*?"<>|')
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Reports a checkpoint whose files differ from what was written.
-
-    Args:
-        last_good: the newest undamaged checkpoint of the behavior, or None.
-    """
-
-    def __init__(self, *, got: str, expected: str, remedy: str, last_good: Path | None = None) -> None:
-        self.last_good = last_good
-        super().__init__(got=got, expected=expected, remedy=remedy)
+    """Reports a checkpoint whose files differ from what was written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +63,13 @@ class Checkpoint:
     """
 
     behavior: str
-    description: dict[str, Any]
+    description: dict[str, Json]
     version: int
     updates: int
     trained: int
     weights: Arrays
     optimizer: Arrays
-    counts: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Json] = field(default_factory=dict)
 
 
 class CheckpointFolder:
@@ -141,11 +125,8 @@ class CheckpointFolder:
         """
         found = self.newest_first()
         if not found:
-            raise CheckpointError(
-                got=f"no checkpoint in {self.path}",
-                expected="at least one",
-                remedy="start a new run, or correct the folder",
-            )
+            remedy = "start a new run, or correct the folder"
+            raise CheckpointError(got=f"no checkpoint in {self.path}", expected="at least one", remedy=remedy)
         try:
             return load(found[0])
         except DamagedCheckpoint as damage:
@@ -153,7 +134,7 @@ class CheckpointFolder:
             offer = (
                 f"remove it to resume from {good}, the last good one" if good else "start a new run: no other is good"
             )
-            raise DamagedCheckpoint(got=damage.got, expected=damage.expected, remedy=offer, last_good=good) from damage
+            raise DamagedCheckpoint(got=damage.got, expected=damage.expected, remedy=offer) from damage
 
     def note_version(self, version: int) -> None:
         """Stores `version` as published; it is called before the weights are published.
@@ -183,12 +164,11 @@ class CheckpointFolder:
                 remedy="resume from the last checkpoint with a lower learning_rate",
             )
         final = self.path / name
+        existing = _if_good(final) if final.exists() else None
+        if existing is not None:
+            same = existing.version == checkpoint.version
+            return final if same else self._write(checkpoint, f"{name}-{checkpoint.version:04d}")
         if final.exists():
-            existing = _if_good(final)
-            if existing is not None and existing.version == checkpoint.version:
-                return final
-            if existing is not None:
-                return self._write(checkpoint, f"{name}-{checkpoint.version:04d}")
             self._remove(final)
         partial = self._empty_partial(name)
         try:
@@ -246,18 +226,12 @@ def load(path: Path) -> Checkpoint:
             raise _damaged(path / name, "content with the hash in state.json")
         try:
             tensors.append(load_tensors(content))
-        except (
-            SafetensorError,
-            KeyError,
-            TypeError,
-            ValueError,
-        ) as error:  # ValueError: a dtype that NumPy does not have
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:  # ValueError: a dtype that NumPy lacks
             raise _damaged(path / name, f"safetensors ({error})") from error
-    names = ("behavior", "description", "version", "updates", "trained", "counts")
-    return Checkpoint(**{name: state[name] for name in names}, weights=tensors[0], optimizer=tensors[1])
+    return Checkpoint(**{name: state[name] for name in _FIELDS}, weights=tensors[0], optimizer=tensors[1])
 
 
-def _state(path: Path) -> dict[str, Any]:
+def _state(path: Path) -> dict[str, Json]:
     try:
         state = json.loads(_read(path / _STATE))
         claimed = state.pop("sha256")
@@ -271,7 +245,7 @@ def _state(path: Path) -> dict[str, Any]:
             expected=f"format {FORMAT}",
             remedy="use the version of sparring that wrote it",
         )
-    if wrong := [name for name, kind in _FIELDS.items() if type(state.get(name)) is not kind]:
+    if wrong := [name for name, kind in (_FIELDS | {"files": dict}).items() if type(state.get(name)) is not kind]:
         raise _damaged(path / _STATE, f"a value of the right type for {', '.join(wrong)}")
     return dict(state)
 
@@ -281,14 +255,9 @@ def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
         name: save_tensors({key: np.asarray(array, order="C") for key, array in arrays.items()})
         for name, arrays in zip(_TENSORS, (checkpoint.weights, checkpoint.optimizer), strict=True)
     }
-    state: dict[str, Any] = {
+    state = {
         "format": FORMAT,
-        "behavior": checkpoint.behavior,
-        "description": checkpoint.description,
-        "version": checkpoint.version,
-        "updates": checkpoint.updates,
-        "trained": checkpoint.trained,
-        "counts": checkpoint.counts,
+        **{name: getattr(checkpoint, name) for name in _FIELDS},
         "files": {name: _sha256(content) for name, content in files.items()},
     }
     state["sha256"] = _sha256(_canonical(state))
@@ -299,7 +268,7 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _canonical(state: Mapping[str, Any]) -> bytes:
+def _canonical(state: Mapping[str, Json]) -> bytes:
     return json.dumps(state, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sparring.pipeline.assembly import sequences
-from sparring.pipeline.demonstrations.library import Demonstrations, load
+from sparring.pipeline.demonstrations.library import Demonstrations
 from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import shuffled_parts
@@ -48,26 +48,6 @@ _OVER: Final = 1e-10
 _LEAST_LOG_SIGMA: Final = math.log(1 / 20)
 
 
-class CloningMinibatch(NamedTuple):
-    """Holds demonstrated steps.
-
-    Attributes:
-        inputs: prepared observations, [B, F] of the vectors first.
-        continuous: [B, C] as simulators received them.
-        discrete: [B, D] int64 choices.
-        masks: [B, K] True = forbidden; None if every choice was allowed.
-        layout: how the rows form sequences; None for a network without memory.
-        memory: [Q, M] at their starts; None for a network without memory.
-    """
-
-    inputs: Inputs
-    continuous: Tensor
-    discrete: Tensor
-    masks: Tensor | None
-    layout: Layout | None
-    memory: Tensor | None
-
-
 class Cloning:
     """Trains one behavior's actor on demonstrations.
 
@@ -78,7 +58,6 @@ class Cloning:
         generator: random source of the order.
 
     Attributes:
-        demo_files: files that the demonstrations were read from.
         minibatches: number in the last update.
         skipped: of these, left out because the gradient was not finite.
         tried: minibatches since creation; other threads may read it.
@@ -88,7 +67,6 @@ class Cloning:
         self, actor: Actor, settings: TrainerSettings, demonstrations: Demonstrations, generator: torch.Generator
     ) -> None:
         self.minibatches = self.skipped = self.tried = 0
-        self.demo_files = demonstrations.files
         self._alone = settings.trainer_type == "bc"
         self._trainer = settings
         assert settings.behavioral_cloning is not None
@@ -106,14 +84,11 @@ class Cloning:
         self._previous = self._previous_actions() if actor.encoder.previous else None
         self._parameters = list(actor.parameters())
         self._optimizer = torch.optim.Adam(self._parameters, lr=self._hyper.learning_rate)
-        self.moments = {
-            f"{at}.{name}": torch.zeros(()) if name == "step" else torch.zeros_like(parameter)
-            for at, parameter in enumerate(self._parameters)
-            for name in ("step", *_AVERAGES)
-        }
+        self.moments: dict[str, Tensor] = {}
         for at, parameter in enumerate(self._parameters):
-            own = {name: self.moments[f"{at}.{name}"] for name in ("step", *_AVERAGES)}
+            own = {"step": torch.zeros(()), **{name: torch.zeros_like(parameter) for name in _AVERAGES}}
             self._optimizer.state[parameter] = own
+            self.moments |= {f"{at}.{name}": moment for name, moment in own.items()}
 
     def update(self, trained: int) -> dict[str, float]:
         """Trains, after `trained` steps of training; returns what to publish, nothing once cloning has stopped."""
@@ -145,16 +120,16 @@ class Cloning:
     def _step(self, inputs: Inputs, rows: Tensor, layout: Layout | None) -> float | None:
         """Takes one step of Adam and returns the loss; None if the gradient was not finite and the step was skipped."""
         self.tried += 1
-        memory = None
-        if layout is not None and self._actor.recurrent is not None:
-            memory = torch.zeros(len(layout.by_length), self._actor.carried - self._actor.encoder.previous)
+        actor, memory = self._actor, None
+        if layout is not None and actor.recurrent is not None:
+            memory = torch.zeros(len(layout.by_length), actor.carried - actor.encoder.previous)
         masks = None if self._masks is None else self._masks.index_select(0, rows)
-        continuous, discrete = (column.index_select(0, rows) for column in (self._continuous, self._discrete))
-        batch = over(CloningMinibatch(inputs, continuous, discrete, masks, layout, memory), self._actor.device)
-        head_BH = self._actor(batch.inputs, batch.layout, batch.memory)
-        loss = imitation_loss(self._actor, head_BH, batch.continuous, batch.discrete, batch.masks)
+        demonstrated = self._continuous.index_select(0, rows), self._discrete.index_select(0, rows), masks
+        (inputs, layout, memory), demonstrated = over(((inputs, layout, memory), demonstrated), actor.device)
+        head_BH = actor(inputs, layout, memory)
+        loss = imitation_loss(actor, head_BH, *demonstrated)
         if self._alone:
-            loss = loss + deviation_loss(self._actor, head_BH.detach(), batch.continuous)
+            loss = loss + deviation_loss(actor, head_BH.detach(), demonstrated[0])
         for parameter in self._parameters:
             assert parameter.grad is not None
             parameter.grad.zero_()
@@ -185,19 +160,6 @@ class Cloning:
         before = np.zeros_like(done)
         before[1:] = np.where(demonstrations.ended[:-1, None], 0, done[:-1])
         return torch.from_numpy(before)
-
-
-def cloning_of(behavior: str, actor: Actor, settings: TrainerSettings, generator: torch.Generator) -> Cloning | None:
-    """Builds cloning if the settings ask for it.
-
-    Raises:
-        RecordingError: demonstrations are missing, unreadable, or of another spec.
-    """
-    wanted = settings.behavioral_cloning
-    if wanted is None:
-        return None
-    demonstrations = load(wanted.demo_path, behavior, actor.spec, wanted.demo_actions)
-    return Cloning(actor, settings, demonstrations, generator)
 
 
 class BC:

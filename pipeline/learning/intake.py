@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from sparring.pipeline.files import Json
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import EARLIER
 
@@ -38,11 +38,11 @@ class Intake:
         self.reached[source] = segments.reached
         self._received.add(source)
 
-    def to_plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Json]:
         """Returns the counts as plain JSON values, for a checkpoint."""
         return {"reached": dict(self.reached), "lost": dict(self.lost)}
 
-    def restore(self, plain: Mapping[str, Any], resolved: int) -> None:
+    def restore(self, plain: Mapping[str, Json], resolved: int) -> None:
         """Continues from what `to_plain` returned.
 
         Args:

@@ -20,7 +20,9 @@ from sparring.pipeline.files import Json
 from sparring.pipeline.learning.algorithm import Trained, build, check_description, describe, restorable
 from sparring.pipeline.learning.buffer import SegmentBuffer
 from sparring.pipeline.learning.checkpoints import Checkpoint
+from sparring.pipeline.learning.cloning import BC
 from sparring.pipeline.learning.poca import POCA
+from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.report import UpdateReport
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import Segments
@@ -74,13 +76,13 @@ class Learner:
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         self._device = device
         self._spec = spec
-        self._algorithm, self._cloning = self._build()
+        self._trained = self._build()
         self._buffer = SegmentBuffer(settings.network_settings.sequence_length, groups=settings.trainer_type == "poca")
         self._episode_returns: list[NDArray[np.float32]] = []
 
     @property
-    def _networks(self) -> nn.ModuleDict:
-        return self._algorithm.modules
+    def _algorithm(self) -> PPO | POCA | BC:
+        return self._trained.algorithm
 
     @property
     def buffered(self) -> int:
@@ -90,7 +92,8 @@ class Learner:
     @property
     def minibatches(self) -> int:
         """Returns the minibatches tried since creation; it rises during an update, and other threads may read it."""
-        return self._algorithm.optimizer.tried + (0 if self._cloning is None else self._cloning.tried)
+        cloning = self._trained.cloning
+        return self._algorithm.optimizer.tried + (0 if cloning is None else cloning.tried)
 
     @property
     def ready(self) -> bool:
@@ -105,32 +108,28 @@ class Learner:
     @property
     def sizes(self) -> dict[str, Json]:
         """Returns the device, sizes and parameter counts of the networks, for the log."""
-        actor = self._algorithm.actor
-        memory = self.settings.network_settings.memory
+        actor, network = self._algorithm.actor, self.settings.network_settings
         return {
             "device": str(actor.device),
             "observations": {one.name: [one.kind, *one.shape] for one in actor.spec.observations},
             "features": actor.encoder.size,
-            "hidden_units": self.settings.network_settings.hidden_units,
-            "num_layers": self.settings.network_settings.num_layers,
-            "memory": 0 if memory is None else memory.memory_size,
+            "hidden_units": network.hidden_units,
+            "num_layers": network.num_layers,
+            "memory": 0 if network.memory is None else network.memory.memory_size,
             "actions": {"continuous": actor.actions.continuous, "discrete": list(actor.actions.discrete)},
-            "actor_parameters": sum(parameter.numel() for parameter in actor.parameters()),
-            "critic_parameters": sum(
-                parameter.numel() for name, parameter in self._networks.named_parameters() if name.startswith("critic.")
-            ),
+            "actor_parameters": _count(actor),
+            "critic_parameters": _count(dict(self._algorithm.modules.items()).get("critic")),
         }
 
     @property
     def demo_files(self) -> tuple[DemonstrationFile, ...]:
         """Returns the demonstration files that the learner uses, each once."""
-        files = (*self._algorithm.signals.demo_files, *(() if self._cloning is None else self._cloning.demo_files))
-        return tuple(dict.fromkeys(files))
+        return self._trained.demo_files
 
     @property
     def weights_sha256(self) -> str:
         """Returns a hash of the current weights of actor and critic, equal for equal weights only."""
-        return weights_sha256(to_arrays(self._networks))
+        return weights_sha256(to_arrays(self._algorithm.modules))
 
     @property
     def teammates(self) -> Mapping[str, BehaviorSpec]:
@@ -238,7 +237,7 @@ class Learner:
         trained = self._with_teammates_of(checkpoint)
         moments = restorable(trained, self._generator, checkpoint) if self._learns else {}
         load_arrays(trained.networks, checkpoint.weights)
-        self._algorithm, self._cloning = trained
+        self._trained = trained
         for name, moment in moments.items():
             moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
         if self._learns:
@@ -255,11 +254,7 @@ class Learner:
         trained = self._with_teammates_of(checkpoint)
         own = {name: array for name, array in checkpoint.weights.items() if not name.startswith("signals.")}
         load_arrays(trained.algorithm.modules, own)
-        self._algorithm, self._cloning = trained
-
-    @property
-    def _trained(self) -> Trained:
-        return Trained(self._algorithm, self._cloning)
+        self._trained = trained
 
     def _build(self) -> Trained:
         """Returns new networks and optimizers."""
@@ -279,3 +274,8 @@ class Learner:
 
     def _description(self) -> dict[str, Json]:
         return describe(self._spec, self.teammates, self.settings)
+
+
+def _count(module: nn.Module | None) -> int:
+    """Returns the number of parameters; 0 without a module."""
+    return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())

@@ -41,13 +41,7 @@ class PolicyLoss(NamedTuple):
 def evaluate(actor: Actor, head_BH: Tensor, rows: Minibatch, per_dimension: bool) -> distributions.Evaluation:
     """Evaluates the actions of some rows under the actor's means and logits."""
     return distributions.evaluate(
-        actor.actions,
-        head_BH,
-        actor.log_sigma,
-        rows.continuous,
-        rows.discrete,
-        rows.masks,
-        per_dimension=per_dimension,
+        actor.actions, head_BH, actor.log_sigma, rows.continuous, rows.discrete, rows.masks, per_dimension=per_dimension
     )
 
 

@@ -17,50 +17,16 @@ BackwardFn = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
 _AVERAGES: Final = ("exp_avg", "exp_avg_sq")
 
 
-class FlatParameters:
-    """Moves the parameters of modules into one flat tensor and makes them views of it, and so their gradients.
+class Adam:
+    """Implements Adam (Kingma and Ba 2015, arXiv 1412.6980); a step with a non-finite gradient is skipped.
 
-    A clip, a check or an optimizer step is then one operation instead of one per parameter.
+    All parameters are views of one block, and so are their gradients: a clip, a check or a step is then one operation
+    instead of one per parameter. A step uses PyTorch's operator without its optimizer class, whose bookkeeping takes
+    longer than a small network's step.
 
     Attributes:
         flat: [P] all values.
         gradient: [P] their gradient.
-
-    Args:
-        modules: in the order of their parameters in the block; the parameters must stay in it.
-        device: device of the block. Buffers stay on the CPU.
-    """
-
-    def __init__(self, modules: nn.Module, device: torch.device = CPU) -> None:
-        named = dict(modules.named_parameters())
-        self._shapes = {name: parameter.shape for name, parameter in named.items()}
-        with torch.no_grad():
-            self.flat = torch.cat([parameter.reshape(-1).to(device) for parameter in named.values()])
-        self.gradient = torch.zeros_like(self.flat)
-        values, gradients = self.named(self.flat), self.named(self.gradient)
-        for name, parameter in named.items():
-            place(parameter, values[name])
-            parameter.grad = gradients[name]
-
-    def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Returns views of parts of a block like `flat`, in the shapes and by the names of the parameters."""
-        parts = torch.split(flat, [shape.numel() for shape in self._shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
-
-    def backward(
-        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], backward_fn: BackwardFn = torch.autograd.backward
-    ) -> None:
-        """Sets `gradient` to the derivative for all parameters; arguments as for `Adam.step`."""
-        self.gradient.zero_()
-        backward_fn(outputs, gradients)
-
-
-class Adam:
-    """Implements Adam (Kingma and Ba 2015, arXiv 1412.6980); a step with a non-finite gradient is skipped.
-
-    It uses PyTorch's operator without its optimizer class, whose bookkeeping takes longer than a small network's step.
-
-    Attributes:
         device: device of the parameters, their gradients and the state.
         learning_rate: of the next step.
         gradient_norm: Euclidean norm of the last step's gradient, of all parameters together and before clipping; not
@@ -92,9 +58,21 @@ class Adam:
         self.device = device
         self.tried = 0
         self.learning_rate = learning_rate
-        self.parameters = FlatParameters(modules, device)
-        flat = self.parameters.flat
-        self.moments = {"step": flat.new_zeros(()), **{name: torch.zeros_like(flat) for name in _AVERAGES}}
+        named = dict(modules.named_parameters())
+        self._shapes = {name: parameter.shape for name, parameter in named.items()}
+        with torch.no_grad():
+            self.flat = torch.cat([parameter.reshape(-1).to(device) for parameter in named.values()])
+        self.gradient = torch.zeros_like(self.flat)
+        values, gradients = self.named(self.flat), self.named(self.gradient)
+        for name, parameter in named.items():
+            place(parameter, values[name])
+            parameter.grad = gradients[name]
+        self.moments = {"step": self.flat.new_zeros(()), **{name: torch.zeros_like(self.flat) for name in _AVERAGES}}
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Returns views of parts of a block like `flat`, in the shapes and by the names of the parameters."""
+        parts = torch.split(flat, [shape.numel() for shape in self._shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
     def step(
         self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], backward_fn: BackwardFn = torch.autograd.backward
@@ -110,9 +88,10 @@ class Adam:
             False if the gradient was not finite and the step was skipped.
         """
         self.tried += 1
-        self.parameters.backward(outputs, gradients, backward_fn)
+        gradient = self.gradient
+        gradient.zero_()
+        backward_fn(outputs, gradients)
         # A NaN or an infinity in any row of the loss also reaches the gradient and its norm.
-        gradient = self.parameters.gradient
         self.gradient_norm = math.sqrt(gradient.dot(gradient).item())
         if not math.isfinite(self.gradient_norm):
             return False
@@ -120,7 +99,7 @@ class Adam:
             gradient.mul_(self._max_norm / self.gradient_norm)
         self.moments["step"].add_(1)
         torch._fused_adam_(
-            [self.parameters.flat],
+            [self.flat],
             [gradient],
             [self.moments["exp_avg"]],
             [self.moments["exp_avg_sq"]],
@@ -142,8 +121,8 @@ class Adam:
         grown.tried = self.tried
         grown.moments["step"].copy_(self.moments["step"])
         for name in _AVERAGES:
-            before = self.parameters.named(self.moments[name])
-            for parameter, values in grown.parameters.named(grown.moments[name]).items():
+            before = self.named(self.moments[name])
+            for parameter, values in grown.named(grown.moments[name]).items():
                 if parameter in before:
                     values.copy_(before[parameter])
         return grown

@@ -50,7 +50,6 @@ from sparring.pipeline.learning.policy_gradient import (
     Estimated,
     ForwardPass,
     PolicyGradient,
-    Series,
     Targets,
 )
 from sparring.pipeline.learning.signals import EXTRINSIC, by_series
@@ -100,27 +99,22 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
 
     def _targets(self, batch: Batch, epsilon: float) -> GroupTargets:
         """Computes the returns of all groups (2, 3), and from them the advantages of all decisions (4, 8)."""
-        groups, prepared = batch.groups, self.networks.prepare(batch)
-        assert groups is not None
+        prepared, series = self.networks.prepare(batch), batch.series
         index, found = prepared.index, self.networks.estimate(prepared, batch)
-        shared_T = self.signals.scaled(groups.rewards, groups.spans, groups.numbers, groups.ended)
+        shared_T = self.signals.scaled(*series)
         rewards = self.signals.begin(batch.rewards, lambda: self._reward_steps(batch))
         for name, signal in self.signals.settings.items():
             if name == EXTRINSIC:
                 rewards[name] = shared_T * np.float32(signal.strength)
             else:
                 rewards[name] = by_series(rewards[name], index.timesteps, index.in_series)
-        series = Series(
-            numbers=groups.numbers,
-            lengths=groups.spans,
-            ended=groups.ended,
-            terminated=index.counts[index.last] == 0,  # where no member is left, the next group starts
-            occupied=index.counts[index.first] > 0,
-            values=found.values[index.in_series],
-            next_values=found.values[index.last],
-        )
+        values_TS, next_values_gS = found.values[index.in_series], found.values[index.last]
+        # Where no member is left, the next group starts.
+        is_empty, is_occupied = index.counts[index.last] == 0, index.counts[index.first] > 0
         returns_KS = np.zeros_like(found.values)
-        returns_KS[index.in_series] = self._advantages(series, rewards) + series.values
+        returns_KS[index.in_series] = values_TS + self._advantages(
+            series, rewards, values_TS, next_values_gS, is_empty, is_occupied
+        )
         returns_RS, own = returns_KS[index.timesteps], prepared.rows[0]
         assert own is not None
         return GroupTargets(
@@ -134,9 +128,9 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
             ),
             recurrence=self._recurrence(batch, prepared),
             returns=torch.from_numpy(returns_KS[index.in_series]),
-            values=torch.from_numpy(series.values),
+            values=torch.from_numpy(values_TS),
             observed=self.networks.observed(prepared),
-            terminated=bool(groups.ended.any()),
+            terminated=bool(series.ended.any()),
             groups=bool(index.counts.max() > 1),
             prepared=prepared,
             estimates=found,

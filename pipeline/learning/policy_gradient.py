@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sparring.pipeline.learning import losses, returns
 from sparring.pipeline.learning.actor_critic import ActorCritic
-from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.buffer import Batch, Series
 from sparring.pipeline.learning.minibatches import (
     Minibatch,
     Recurrence,
@@ -44,28 +44,6 @@ from sparring.pipeline.specs import Array
 VALUE_WEIGHT: Final = 0.5
 
 Floats = NDArray[np.float32]
-
-
-class Series(NamedTuple):
-    """Describes what agents or groups earned in their segments, one after the other.
-
-    Attributes:
-        numbers: [g] number of the agent episode or the group.
-        lengths: [g] steps of each segment.
-        ended: [g] the episode or the group ended with the segment.
-        terminated: [g] nobody is left after the segment.
-        occupied: [g] somebody is there at the first step.
-        values: [T, S] estimates before the update.
-        next_values: [g, S] those of what follows each segment.
-    """
-
-    numbers: Array
-    lengths: Array
-    ended: Array
-    terminated: Array
-    occupied: Array
-    values: Floats
-    next_values: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,20 +200,32 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
 
     # ---------------------------------------------------------------- what is shared
 
-    def _advantages(self, series: Series, rewards: Mapping[str, Floats]) -> Floats:
-        """Returns [T, S] generalized advantage estimates; `next_values` of terminated segments are replaced.
+    def _advantages(
+        self,
+        series: Series,
+        rewards: Mapping[str, Floats],
+        values_TS: Floats,
+        next_values_gS: Floats,
+        terminated_g: Array,
+        occupied_g: Array,
+    ) -> Floats:
+        """Returns [T, S] generalized advantage estimates.
 
         Args:
-            series: segments and their values.
+            series: segments of agents or groups.
             rewards: [T] by signal.
+            values_TS: estimates before the update.
+            next_values_gS: those of what follows each segment; replaced where nobody is left.
+            terminated_g: nobody is left after the segment.
+            occupied_g: somebody is there at its first step.
         """
-        first_g, terminated_g = np.cumsum(series.lengths) - series.lengths, series.terminated
-        begun = first_g[self._episode_starts.find(series.numbers, series.ended) & series.occupied]
+        begun = (np.cumsum(series.lengths) - series.lengths)[
+            self._episode_starts.find(series.numbers, series.ended) & occupied_g
+        ]
         found = []
         for head, (name, signal) in enumerate(self.signals.settings.items()):
-            values_T, next_values_g = series.values[:, head], series.next_values[:, head]
-            ends = int(terminated_g.sum())
-            share = self.signals.terminal_bootstrap_fraction(name, ends, len(values_T))
+            values_T, next_values_g = values_TS[:, head], next_values_gS[:, head]
+            share = self.signals.terminal_bootstrap_fraction(name, int(terminated_g.sum()), len(values_T))
             next_values_g[terminated_g] = share * self._episode_starts.value(name, values_T[begun])
             lambd = self.settings.hyperparameters.lambd
             found.append(

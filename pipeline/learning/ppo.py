@@ -39,7 +39,6 @@ from sparring.pipeline.learning.policy_gradient import (
     Estimated,
     ForwardPass,
     PolicyGradient,
-    Series,
     Targets,
 )
 
@@ -50,19 +49,11 @@ class PPO(PolicyGradient[AgentNetworks, Targets, None]):
     def _targets(self, batch: Batch, epsilon: float) -> Targets:
         prepared = self.networks.prepare(batch)
         found = self.networks.estimate(prepared, batch)
-        earned = batch.rewards + batch.group_rewards
-        extrinsic = self.signals.scaled(earned, batch.lengths, batch.agent_episodes, batch.ended)
-        rewards = self.signals.begin(extrinsic, lambda: self._reward_steps(batch))
-        series = Series(
-            numbers=batch.agent_episodes,
-            lengths=batch.lengths,
-            ended=batch.ended,
-            terminated=batch.terminated,
-            occupied=np.ones(len(batch.lengths), bool),
-            values=found.values,
-            next_values=found.next_values,
+        rewards = self.signals.begin(self.signals.scaled(*batch.series), lambda: self._reward_steps(batch))
+        occupied = np.ones(len(batch.lengths), bool)
+        advantages_RS = self._advantages(
+            batch.series, rewards, found.values, found.next_values, batch.terminated, occupied
         )
-        advantages_RS = self._advantages(series, rewards)
         returns_RS = advantages_RS + found.values
         rows = self._rows(batch, prepared.inputs, advantages_RS.mean(1), returns_RS, found.values, epsilon)
         return Targets(

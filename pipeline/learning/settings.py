@@ -178,13 +178,7 @@ class RewardSignals(_LearningModel):
 
     def named(self) -> dict[RewardSignalName, SignalSettings]:
         """Returns the signals that are on, by name, always in the order extrinsic, gail, curiosity, rnd."""
-        every: dict[RewardSignalName, SignalSettings | None] = {
-            "extrinsic": self.extrinsic,
-            "gail": self.gail,
-            "curiosity": self.curiosity,
-            "rnd": self.rnd,
-        }
-        return {name: signal for name, signal in every.items() if signal is not None}
+        return {name: getattr(self, name) for name in get_args(RewardSignalName) if getattr(self, name) is not None}
 
 
 class BehavioralCloningSettings(_LearningModel):

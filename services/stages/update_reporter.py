@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -26,68 +27,56 @@ class UpdateReporter:
         self._context = context
         self._name = behavior
         self._behavior = context.run.settings.behaviors[behavior]
-        self._weak_logged = False
-        self._groups_logged = False
-        self._bias_checked = False
+        self._logged: set[str] = set()
+        self._has_updated = False
 
     def note(self, report: UpdateReport) -> None:
         """Counts an update, and logs what its report shows for the first time."""
-        registry, name = self._context.registry, self._name
+        registry, name, log = self._context.registry, self._name, self._context.log
         registry.add(f"updates/{name}")
         registry.add(f"skipped/{name}", report.skipped)
         registry.observe_many(f"lag/{name}", np.repeat(np.arange(len(report.lags)), report.lags))
         for statistic, value in report.statistics.items():
             registry.observe_mean(statistic, value, behavior=name)
-        if report.staleness.sample_size < LEAST_SAMPLE_SIZE:
-            self._note_weak_correction(report)
         if report.skipped:
-            self._context.log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
-        if not self._groups_logged:
-            self._log_groups(report)
-        if report.terminated and not self._bias_checked:
-            self._check_survival_bias()
-
-    def _note_weak_correction(self, report: UpdateReport) -> None:
-        """Counts an update whose data are too old for the correction; only the first of them is logged."""
-        self._context.registry.add(f"correction.weak/{self._name}")
-        if not self._weak_logged:
-            self._weak_logged = True
-            self._context.log.warning(
+            log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
+        sample_size = report.staleness.sample_size
+        if sample_size < LEAST_SAMPLE_SIZE:
+            registry.add(f"correction.weak/{name}")
+            self._log_once(
                 "stale_correction_weak",
-                effective_sample_size=round(report.staleness.sample_size, 3),
-                lag=len(report.lags) - 1,
-                cause="the data are so old that few of their steps count; they are trained on all the same; lower "
+                "the data are so old that few of their steps count; they are trained on all the same; lower "
                 "pipeline.max_policy_lag or learning_rate, or raise buffer_size",
-                notice=True,
+                log.warning,
+                effective_sample_size=round(sample_size, 3),
+                lag=len(report.lags) - 1,
             )
+        self._log_groups(report)
+        signals = self._behavior.reward_signals
+        if report.terminated and signals.gail is not None and biased(signals.extrinsic):
+            self._log_once(
+                "gail_survival_bias",
+                "GAIL's reward is above 0 at every step and is the only reward, while episodes can end early: an "
+                "agent that ends one earns less, even if the demonstrations do so; add the extrinsic signal or "
+                "behavioral_cloning, or let all episodes have one length",
+                log.warning,
+            )
+        self._has_updated = True
 
     def _log_groups(self, report: UpdateReport) -> None:
         """Logs once that the algorithm and the simulator's groups do not match."""
-        grouped = self._behavior.trainer_type == "poca"
+        grouped, log = self._behavior.trainer_type == "poca", self._context.log
         if report.group_rewards and not grouped and self._behavior.reward_signals.extrinsic is not None:
-            self._groups_logged = True
-            self._context.log.info(
+            self._log_once(
                 "group_rewards_added",
-                cause="trainer_type ppo adds the group's reward to each agent's own; poca credits members better, "
+                "trainer_type ppo adds the group's reward to each agent's own; poca credits members better, "
                 "also with what the group earns after their end",
-                notice=True,
+                log.info,
             )
-        if grouped:
-            self._groups_logged = True
-            if not report.groups:
-                self._context.log.info(
-                    "no_groups", cause="every agent is a group of its own, from which poca learns too", notice=True
-                )
+        if grouped and not report.groups and not self._has_updated:
+            self._log_once("no_groups", "every agent is a group of its own, from which poca learns too", log.info)
 
-    def _check_survival_bias(self) -> None:
-        """Warns once if GAIL is the only reward: it rewards an agent for long episodes."""
-        self._bias_checked = True
-        signals = self._behavior.reward_signals
-        if signals.gail is not None and biased(signals.extrinsic):
-            self._context.log.warning(
-                "gail_survival_bias",
-                cause="GAIL's reward is above 0 at every step and is the only reward, while episodes can end early: an "
-                "agent that ends one earns less, even if the demonstrations do so; add the extrinsic signal or "
-                "behavioral_cloning, or let all episodes have one length",
-                notice=True,
-            )
+    def _log_once(self, event: str, cause: str, log: Callable[..., object], **more: float) -> None:
+        if event not in self._logged:
+            self._logged.add(event)
+            log(event, cause=cause, notice=True, **more)

@@ -91,7 +91,7 @@ def test_damaged_checkpoint_is_unchanged_or_refused_by_file_name(written: Path, 
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from(["format", *checkpoints._FIELDS, "more"]),
+    st.sampled_from(["format", *checkpoints._FIELDS, "files", "more"]),
     st.none() | st.booleans() | st.integers(0, 1) | st.text(max_size=3) | st.lists(st.none(), max_size=1),
     st.booleans(),
 )

@@ -42,7 +42,7 @@ def demo(tmp_path: Path) -> Path:
 def test_cloning_does_not_change_the_critic_or_the_optimizer_of_the_policy(demo: Path, shared: bool) -> None:
     """Cloning trains the actor only, with its own Adam."""
     settings = settings_of({}, demo, shared_critic=shared)
-    ppo, cloning = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
+    ppo, cloning, _ = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
     ppo.update(played(ppo), 1, 0)
     assert cloning is not None
     critic = state(ppo.modules["critic"]) if not shared else None
@@ -67,7 +67,7 @@ def test_cloning_does_not_change_the_critic_or_the_optimizer_of_the_policy(demo:
 def test_ppo_clones_once_per_update(demo: Path, memory: bool, shared: bool) -> None:
     """An update clones after its last minibatch and reports the loss, until the steps of cloning are over."""
     settings = settings_of({"steps": 100, "batch_size": 6, "num_epoch": 1}, demo, memory=memory, shared_critic=shared)
-    ppo, cloning = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
+    ppo, cloning, _ = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
     batch = played(ppo)
     assert cloning is not None
     for update in range(1, 3):
@@ -81,7 +81,7 @@ def test_ppo_clones_once_per_update(demo: Path, memory: bool, shared: bool) -> N
 
 def test_cloning_with_ma_poca(demo: Path) -> None:
     """Cloning continues after teammates are registered, which replaces the optimizer's block."""
-    poca, cloning = build(OWN, HYBRID, settings_of({}, demo, kind="poca"), torch.Generator().manual_seed(0))
+    poca, cloning, _ = build(OWN, HYBRID, settings_of({}, demo, kind="poca"), torch.Generator().manual_seed(0))
     assert isinstance(poca, POCA)
     specs = specs_of(HYBRID, teammates=1)
     poca.register({name: spec for name, spec in specs.items() if name != OWN})
@@ -99,7 +99,7 @@ def test_cloning_with_ma_poca(demo: Path) -> None:
 
 def test_cloning_is_off_by_default() -> None:
     """A run without cloning has no such loss."""
-    ppo, cloning = build("Test", HYBRID, trainer(signals_of(["extrinsic"])), torch.Generator().manual_seed(0))
+    ppo, cloning, _ = build("Test", HYBRID, trainer(signals_of(["extrinsic"])), torch.Generator().manual_seed(0))
     assert cloning is None
     assert PRETRAINING not in ppo.update(played(ppo), 1, 0).statistics
 

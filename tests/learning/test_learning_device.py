@@ -120,7 +120,7 @@ def test_group_update_on_another_device_equals_that_on_the_cpu_with_new_teammate
         there = Learner(OWN, spec, settings, 3, device=device)
         there.register(teammates)
         assert [update(there, one) for one in records] == [pytest.approx(one, rel=1e-4, abs=1e-6) for one in statistics]
-        assert {parameter.device for parameter in there._networks.parameters()} == {OTHER_DEVICE}
+        assert {parameter.device for parameter in there._algorithm.modules.parameters()} == {OTHER_DEVICE}
         assert_same(here, there)
 
 

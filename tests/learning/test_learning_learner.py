@@ -81,11 +81,11 @@ def test_update_follows_the_gradient_of_the_paper():
     ppo, batch = one._algorithm, one._buffer.take()
     coefficients = Coefficients.at(one.settings, 0)
     loss, policy, value, entropy = plain_loss(ppo, batch, coefficients.epsilon, coefficients.beta)
-    ppo.optimizer.parameters.gradient.zero_()
+    ppo.optimizer.gradient.zero_()
     loss.backward()
-    expected = ppo.optimizer.parameters.gradient.clone()
+    expected = ppo.optimizer.gradient.clone()
     report = ppo.update(batch, version=1, trained=0)
-    torch.testing.assert_close(ppo.optimizer.parameters.gradient, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ppo.optimizer.gradient, expected, rtol=1e-4, atol=1e-6)
     assert report.statistics["Losses/Policy Loss"] == pytest.approx(abs(policy.item()), rel=1e-4)
     assert report.statistics["Losses/Value Loss"] == pytest.approx(value.item(), rel=1e-4)
     assert report.statistics["Policy/Entropy"] == pytest.approx(entropy.item(), rel=1e-4)
@@ -105,12 +105,14 @@ def test_perceptrons_are_differentiated_without_autograd_bit_for_bit(actions, sh
     assert torch.equal(values, expected[1])
     outputs = (expected[0], ppo.actor.log_sigma, expected[1])
     gradients = tuple(torch.randn(one.shape, generator=torch.Generator().manual_seed(2)) for one in outputs)
-    ppo.optimizer.parameters.backward(outputs, gradients)
-    by_autograd = ppo.optimizer.parameters.gradient.clone()
+    ppo.optimizer.gradient.zero_()
+    torch.autograd.backward(outputs, gradients)
+    by_autograd = ppo.optimizer.gradient.clone()
     assert by_autograd.any()
     with torch.no_grad():
-        ppo.optimizer.parameters.backward((), gradients, backward_fn)
-    assert torch.equal(ppo.optimizer.parameters.gradient, by_autograd)
+        ppo.optimizer.gradient.zero_()
+        backward_fn((), gradients)
+    assert torch.equal(ppo.optimizer.gradient, by_autograd)
 
 
 def test_report_counts_minibatches_and_steps():

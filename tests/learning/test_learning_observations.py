@@ -88,7 +88,7 @@ def test_shared_critic_is_one_network_whose_values_are_not_published(conditionin
         "Test", SPEC, TRAINER.model_copy(update={"network_settings": network}), torch.Generator().manual_seed(0)
     )
     assert ppo.networks.critic is None
-    assert ppo.optimizer.parameters.flat.numel() < 0.6 * separate.optimizer.parameters.flat.numel()
+    assert ppo.optimizer.flat.numel() < 0.6 * separate.optimizer.flat.numel()
     steps = batch(ppo)
     inputs = ppo.actor.encoder.prepare(ppo.actor.encoder.join(steps.observations))
     head, values = ppo.networks.both(inputs)

@@ -228,7 +228,7 @@ def test_every_step_follows_the_gradient_of_the_loss(variant, clip):
     named = {np.float32(step.log_prob).item(): (one, step) for _, one, step in decided}
     assert len(named) == len(decided)
     timesteps = timesteps_of(groups)
-    real, gradient, losses = poca._step, poca.optimizer.parameters.gradient, []
+    real, gradient, losses = poca._step, poca.optimizer.gradient, []
 
     def compared(rows, recalled, critic_rows, *others):
         gradient.zero_()

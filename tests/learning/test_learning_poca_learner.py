@@ -110,7 +110,7 @@ def test_registering_a_teammate_keeps_existing_weights_and_adam_moments():
     one.update(everything=True)
     before, weights = one._algorithm.optimizer, one.checkpoint().weights
     named = {
-        name: {key: part.clone() for key, part in before.parameters.named(before.moments[name]).items()}
+        name: {key: part.clone() for key, part in before.named(before.moments[name]).items()}
         for name in ("exp_avg", "exp_avg_sq")
     }
     steps, rate = before.moments["step"].item(), before.learning_rate
@@ -120,7 +120,7 @@ def test_registering_a_teammate_keeps_existing_weights_and_adam_moments():
     assert grown is not before
     assert (grown.moments["step"].item(), grown.learning_rate) == (steps, rate)
     for name, moments in named.items():
-        after = grown.parameters.named(grown.moments[name])
+        after = grown.named(grown.moments[name])
         new = set(after) - set(moments)
         assert new
         assert {key.split(".")[1] for key in new} <= {"encoders", "observed", "acted"}
@@ -128,9 +128,9 @@ def test_registering_a_teammate_keeps_existing_weights_and_adam_moments():
             assert torch.equal(part, moments.get(key, torch.zeros_like(part)))
     for name, array in weights.items():
         np.testing.assert_array_equal(one.checkpoint().weights[name], array)
-    for parameter in one._networks.parameters():
-        inside = parameter.data_ptr() - grown.parameters.flat.data_ptr()
-        assert 0 <= inside < grown.parameters.flat.numel() * 4, "a view of the optimizer's block"
+    for parameter in one._algorithm.modules.parameters():
+        inside = parameter.data_ptr() - grown.flat.data_ptr()
+        assert 0 <= inside < grown.flat.numel() * 4, "a view of the optimizer's block"
     before = one.weights_sha256
     one.register({"Driver": TEAMMATES["Driver"]})
     assert one.weights_sha256 == before, "registered before"

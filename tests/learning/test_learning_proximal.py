@@ -203,7 +203,7 @@ def test_setting_disables_the_correction():
             batch = batch_for(algorithm, spec)
             move(algorithm)
             report = algorithm.update(batch, version, 0)
-            after[decoupled, version] = algorithm.optimizer.parameters.flat.detach().clone()
+            after[decoupled, version] = algorithm.optimizer.flat.detach().clone()
             assert (report.staleness.sample_size < 1) == (decoupled and version == 1)
     assert torch.equal(after[False, 0], after[False, 1])
     assert torch.equal(after[False, 0], after[True, 0])

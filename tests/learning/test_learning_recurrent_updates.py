@@ -153,11 +153,11 @@ def test_update_follows_the_gradient_of_the_paper_within_each_sequence(shared, p
     estimated(ppo, batch)
     batch = played(ppo, SECOND, standing, seed=1)
     loss = plain_loss(ppo, batch, ppo.networks.prepare(batch), walk(batch), epsilon=0.2, beta=5e-3)
-    ppo.optimizer.parameters.gradient.zero_()
+    ppo.optimizer.gradient.zero_()
     loss.backward()
-    expected = ppo.optimizer.parameters.gradient.clone()
+    expected = ppo.optimizer.gradient.clone()
     assert ppo.update(batch, 0, 0).minibatches == 1
-    torch.testing.assert_close(ppo.optimizer.parameters.gradient, expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(ppo.optimizer.gradient, expected, rtol=1e-3, atol=1e-5)
     assert expected.abs().max() > 0.01
 
 

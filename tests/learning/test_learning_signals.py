@@ -191,7 +191,7 @@ def test_rewards_of_members_by_timestep(spans: list[int], chosen: list[tuple[int
 def test_order_and_strengths(demo: Path) -> None:
     """The order is extrinsic, gail, curiosity, rnd, and each reward is that of its network times its strength."""
     settings = trainer(signals_of(reversed(NAMES), demo / "hybrid"))
-    signals = Signals("Test", PLAIN, settings, torch.Generator().manual_seed(0))
+    signals = algorithm_of("Test", PLAIN, settings, torch.Generator().manual_seed(0)).signals
     assert tuple(signals.settings) == NAMES
     assert list(signals.sources) == ["gail", "curiosity", "rnd"]
     signals.sources["curiosity"].module.updated.fill_(1)
@@ -227,7 +227,7 @@ def test_mean_rewards_of_episodes_that_ended(demo: Path) -> None:
 
 def test_no_steps_are_prepared_without_reward_networks() -> None:
     """The extrinsic signal alone needs no `Steps`."""
-    signals = Signals("Test", PLAIN, trainer(signals_of(["extrinsic"])), torch.Generator())
+    signals = Signals(signals_of(["extrinsic"]), {})
     assert not signals
     assert signals.moments == {}
     assert not signals.modules.state_dict()

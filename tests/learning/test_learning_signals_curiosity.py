@@ -144,7 +144,7 @@ def test_losses_and_gradient(name: str) -> None:
     weights = weights_of(made.module)
     made.begin(steps)
     made.learn(torch.from_numpy(at))
-    gradients = made.optimizer.parameters.named(made.optimizer.parameters.gradient)
+    gradients = made.optimizer.named(made.optimizer.gradient)
     forward, inverse = both_errors(weights, spec, steps, at)
     found = made.statistics()
     assert found["Losses/Curiosity Forward Loss"] == pytest.approx(forward.mean(), rel=1e-4)
@@ -230,7 +230,7 @@ def test_loss_and_gradient_of_distillation() -> None:
     x = observations_of(steps)[at]
     made.begin(steps)
     made.learn(torch.from_numpy(at))
-    gradients = made.optimizer.parameters.named(made.optimizer.parameters.gradient)
+    gradients = made.optimizer.named(made.optimizer.gradient)
 
     def loss(moved: Weights) -> float:
         difference = dense(moved, "predictor.layers", x) - dense(weights, "target.layers", x)

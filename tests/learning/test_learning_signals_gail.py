@@ -183,7 +183,7 @@ def test_step_equals_that_of_the_twin(use_actions: bool, use_vail: bool) -> None
     made.learn(at)
     assert torch.equal(made._generator.get_state(), twin.get_state())
 
-    gradients = made.optimizer.parameters.named(made.optimizer.parameters.gradient)
+    gradients = made.optimizer.named(made.optimizer.gradient)
     expected = parts_of(weights, policy, expert, sampled)
     found = made.statistics()
     assert found["Losses/GAIL Loss"] == pytest.approx(expected["loss"], rel=1e-4)
@@ -226,7 +226,7 @@ def test_penalty_is_finite_where_the_input_gradient_is_zero(use_actions: bool, u
     made.begin(steps_of(HYBRID))
     made.learn(torch.arange(8))
     assert made.statistics()["Policy/GAIL Grad Mag Loss"] == pytest.approx(10 * (np.sqrt(1e-7) - 1) ** 2, rel=1e-5)
-    assert bool(torch.isfinite(made.optimizer.parameters.gradient).all())
+    assert bool(torch.isfinite(made.optimizer.gradient).all())
     assert made.optimizer.moments["step"] == 1
     assert finite(made.module)
 
@@ -243,7 +243,7 @@ def test_penalty_through_encoders(name: str, zero: bool, use_actions: bool, use_
             made.module.head.weight.zero_()
     made.begin(steps_of(spec))
     made.learn(torch.arange(9))
-    gradients = made.optimizer.parameters.named(made.optimizer.parameters.gradient)
+    gradients = made.optimizer.named(made.optimizer.gradient)
     assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
     assert made.optimizer.moments["step"] == 1
     assert finite(made.module)

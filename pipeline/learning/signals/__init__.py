@@ -6,25 +6,19 @@ r steps of a batch, B of these in a minibatch, s segments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sparring.pipeline.demonstrations.library import DemonstrationFile, load
 from sparring.pipeline.learning.memories import Memories
 from sparring.pipeline.learning.optimizer import Adam
-from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.learning.signals.curiosity import Curiosity
-from sparring.pipeline.learning.signals.gail import Gail
-from sparring.pipeline.learning.signals.rnd import Rnd
+from sparring.pipeline.learning.settings import RewardSignals
 from sparring.pipeline.learning.signals.scale import RewardScale
 from sparring.pipeline.learning.signals.steps import Floats, Steps
-from sparring.pipeline.networks.device import CPU
-from sparring.pipeline.specs import Array, BehaviorSpec
+from sparring.pipeline.specs import Array
 
 EXTRINSIC: Final = "extrinsic"
 
@@ -68,44 +62,15 @@ class Signals:
         settings: settings of each signal, by name.
         sources: the signals with networks, by name.
         modules: their networks, and the statistics of extrinsic rewards if these are normalized.
-        demo_files: files that GAIL's demonstrations were read from.
 
     Args:
-        behavior: name of the behavior.
-        spec: observations and actions of the behavior.
-        settings: the learner's settings.
-        generator: random source of the initial weights and of sampling.
-        learns: False loads no demonstrations, for networks that only receive weights.
-        device: device of the networks.
-
-    Raises:
-        Unsupported: no encoder can be built for an observation.
-        RecordingError: demonstrations are missing, unreadable, or of another spec.
+        wanted: settings of the signals.
+        sources: those with networks, by name.
     """
 
-    def __init__(
-        self,
-        behavior: str,
-        spec: BehaviorSpec,
-        settings: TrainerSettings,
-        generator: torch.Generator,
-        *,
-        learns: bool = True,
-        device: torch.device = CPU,
-    ) -> None:
-        wanted = settings.reward_signals
+    def __init__(self, wanted: RewardSignals, sources: Mapping[str, RewardNetwork]) -> None:
         self.settings = wanted.named()
-        self.sources: dict[str, RewardNetwork] = {}
-        self.demo_files: tuple[DemonstrationFile, ...] = ()
-        if wanted.gail is not None:
-            gail = wanted.gail
-            demonstrations = load(gail.demo_path, behavior, spec, gail.demo_actions) if learns else None
-            self.demo_files = () if demonstrations is None else demonstrations.files
-            self.sources["gail"] = Gail(spec, gail, demonstrations, generator, device)
-        if wanted.curiosity is not None:
-            self.sources["curiosity"] = Curiosity(spec, wanted.curiosity, generator, device)
-        if wanted.rnd is not None:
-            self.sources["rnd"] = Rnd(spec, wanted.rnd, generator, device)
+        self.sources = dict(sources)
         self.modules = nn.ModuleDict({name: source.module for name, source in self.sources.items()})
         self._sums = {name: EpisodeSums() for name in self.sources}
         extrinsic = wanted.extrinsic
