@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import anyio
@@ -61,8 +62,6 @@ _READABLE: Final = int(zmq.POLLIN)
 LINGER_S: Final = 0.2
 """Seconds for which the final messages of a closed socket are kept for sending."""
 
-Closing = Callable[[], None]
-
 log = structlog.get_logger(__name__)
 
 
@@ -73,10 +72,15 @@ class ZmqSocket:
         socket: is bound or connected.
         name: queue or topic of the socket, for logs.
         failed: called with any exception that the callbacks raise.
+
+    Attributes:
+        closing: what is done when the socket closes, the last first.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], name: str, failed: Callable[[Exception], None]) -> None:
-        self._socket = socket
+        self.closing = ExitStack()
+        self.closing.callback(socket.close)
+        self.socket = socket
         self._name = name
         self._failed = failed
         self._routed = socket.type == zmq.ROUTER
@@ -88,7 +92,7 @@ class ZmqSocket:
     def open(
         self,
         received: Callable[[Sequence[Buffer], bytes], None],
-        settled: Callable[[], None],
+        settled: Callable[[], None] = lambda: None,
         malformed: Callable[[], None] = lambda: None,
     ) -> None:
         """Begins to deliver messages.
@@ -112,7 +116,7 @@ class ZmqSocket:
             self._failed(_key_rejected(self._name))
 
     def _send(self, frames: Sequence[Buffer], route: bytes) -> None:
-        socket, copy = self._socket, not framing.is_large(frames[0])
+        socket, copy = self.socket, not framing.is_large(frames[0])
         if self._routed:
             _send(socket, route, _MORE)
         for frame in frames[:-1]:
@@ -133,13 +137,13 @@ class ZmqSocket:
     def _drain(self) -> bool:
         """Delivers message by message; returns whether there was one."""
         found = False
-        while not self._closed and _option(self._socket, _EVENTS) & _READABLE:
+        while not self._closed and _option(self.socket, _EVENTS) & _READABLE:
             found = True
             self._deliver()
         return found and not self._closed
 
     def _deliver(self) -> None:
-        socket = self._socket
+        socket = self.socket
         route = _receive(socket, _NOBLOCK) if self._routed else b""
         frames: list[Buffer] = []
         large = False
@@ -163,7 +167,7 @@ class ZmqSocket:
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._fd)
-            self._socket.close()
+            self.closing.close()
 
 
 class ZmqSockets:
@@ -213,40 +217,32 @@ class ZmqSockets:
         """Closes the context; blocks for at most the linger time."""
         self._context.destroy()
 
-    def connect(self, name: str, endpoint: str) -> tuple[ZmqSocket, Closing]:
-        """Returns a socket that connects to a listener, and a function that closes it.
+    def connect(self, name: str, endpoint: str) -> ZmqSocket:
+        """Returns a socket that connects to a listener.
 
         Raises:
             QueueError: the endpoint cannot be connected to.
         """
-        socket = self._socket(zmq.DEALER, endpoint)
-        socket.setsockopt(zmq.RECONNECT_IVL, max(1, int(self._reconnect * 1000)))
-        unwatch = _nothing
+        link = self._open(zmq.DEALER, name, endpoint, self._limits.total)
+        link.socket.setsockopt(zmq.RECONNECT_IVL, max(1, int(self._reconnect * 1000)))
         if self.curve is not None and ipc_path(endpoint) is None:
-            _set_keys(socket, self.curve)
-            socket.curve_serverkey = self.curve.servers[name].encode()
-            unwatch = self._watch(socket, name, lambda event, _: self._on_client_event(event, name, endpoint))
+            _set_keys(link.socket, self.curve)
+            link.socket.curve_serverkey = self.curve.servers[name].encode()
+            self._watch(link, name, lambda event, _: self._on_client_event(event, name, endpoint))
         try:
-            socket.connect(with_source_address(endpoint, self._machines))
+            link.socket.connect(with_source_address(endpoint, self._machines))
         except zmq.ZMQError as error:
-            unwatch()
-            socket.close()
-            raise unavailable(endpoint, error.errno, error) from error
-        link = ZmqSocket(socket, name, self._failed)
-
-        def close() -> None:
-            unwatch()
             link.close()
+            raise unavailable(endpoint, error.errno, error) from error
+        return link
 
-        return link, close
-
-    async def listen(self, name: str, endpoint: str, max_bytes: int | None = None) -> tuple[ZmqSocket, Closing]:
-        """Returns a socket that listens, and a function that closes it and frees the address.
+    async def listen(self, name: str, endpoint: str, max_bytes: int) -> ZmqSocket:
+        """Returns a socket that listens.
 
         Args:
             name: queue or topic.
             endpoint: address to listen at.
-            max_bytes: most bytes of a message, if less than the transport's limits.
+            max_bytes: most bytes of a message.
 
         Raises:
             QueueError: another process listens there, the address cannot be used, or it needs keys.
@@ -256,63 +252,53 @@ class ZmqSockets:
                 f"got {name} at {endpoint}, which other machines can reach, without keys; expected keys; make them "
                 "with `sparring keys DIR` and set pipeline.keys: DIR, use loopback, or say --insecure"
             )
-        socket = self._socket(zmq.ROUTER, endpoint)
-        if max_bytes is not None:
-            socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+        link = self._open(zmq.ROUTER, name, endpoint, max_bytes)
         deadline = anyio.current_time() + self._bind_s
-        unwatch = self._secure(socket, name, endpoint)
-        while True:
-            try:
-                free = _bind(socket, endpoint)
-                break
-            except QueueError:
-                if anyio.current_time() >= deadline:
-                    unwatch()
-                    socket.close()
-                    raise
-            except BaseException:
-                unwatch()
-                socket.close()
-                raise
-            await anyio.sleep(0.02)
-        link = ZmqSocket(socket, name, self._failed)
-
-        def close() -> None:
-            unwatch()
+        try:
+            self._secure(link, name, endpoint)
+            while True:
+                try:
+                    _bind(link, endpoint)
+                except QueueError:
+                    if anyio.current_time() >= deadline:
+                        raise
+                    await anyio.sleep(0.02)
+                else:
+                    return link
+        except BaseException:
             link.close()
-            free()
+            raise
 
-        return link, close
-
-    def _socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    def _open(self, kind: int, name: str, endpoint: str, max_bytes: int) -> ZmqSocket:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
         socket.setsockopt(zmq.SNDHWM, 0)  # credit bounds it
         socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, self._limits.total)
+        socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
         if ipc_path(endpoint) is None:  # a host may vanish without closing
             socket.setsockopt(zmq.IPV6, int("[" in endpoint))
             socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._timing.heartbeat * 1000))
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._timing.peer_timeout * 1000))
-        return socket
+        return ZmqSocket(socket, name, self._failed)
 
     # ------------------------------------------------------------ keys
 
-    def _secure(self, socket: zmq.Socket[bytes], name: str, endpoint: str) -> Closing:
-        """Makes a listening socket reject unauthenticated clients; returns a function that ends its monitoring."""
+    def _secure(self, link: ZmqSocket, name: str, endpoint: str) -> None:
+        """Makes a listening socket reject unauthenticated clients, and counts those."""
         if ipc_path(endpoint) is not None:
-            return _nothing
+            return
+        socket = link.socket
         for machine in self._machines:
             socket.setsockopt(zmq.TCP_ACCEPT_FILTER, machine.encode())
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         if self.curve is None:
-            return _nothing
+            return
         _set_keys(socket, self.curve)
         socket.curve_server = True
         socket.zap_domain = name.encode()
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer every client is rejected
         handshakes = Handshakes(lambda peer, cause: self.rejections.count(name, peer, cause), peer_address, self._clock)
-        return self._watch(socket, name, handshakes.on_event)
+        self._watch(link, name, handshakes.on_event)
 
     def _authenticate(self, curve: Curve) -> ZmqSocket:
         """Answers the authentication requests of this context's sockets."""
@@ -321,7 +307,7 @@ class ZmqSockets:
         socket.bind("inproc://zeromq.zap.01")
         authenticator = CurveAuthenticator(curve.clients, self.rejections, zmq.utils.z85.encode)
         link = ZmqSocket(socket, "keys", self._failed)
-        link.open(lambda frames, route: link.send(authenticator.answer(frames), route), _nothing)
+        link.open(lambda frames, route: link.send(authenticator.answer(frames), route))
         return link
 
     def _on_client_event(self, event: str, name: str, endpoint: str) -> None:
@@ -331,20 +317,17 @@ class ZmqSockets:
         if event == "HANDSHAKE_FAILED_NO_DETAIL":  # ZeroMQ tries again
             self.rejections.count(name, endpoint, "it closed the connection: it is shutting down, or has other keys")
 
-    def _watch(self, socket: zmq.Socket[bytes], name: str, on_event: Callable[[str, int], None]) -> Closing:
-        """Delivers the events of a socket; returns a function that ends that."""
-        link = ZmqSocket(socket.get_monitor_socket(), name, self._failed)
+    def _watch(self, link: ZmqSocket, name: str, on_event: Callable[[str, int], None]) -> None:
+        """Delivers the events of a socket until it closes."""
+        monitor = ZmqSocket(link.socket.get_monitor_socket(), name, self._failed)
 
         def received(frames: Sequence[Buffer], _route: bytes) -> None:
             event = zmq.utils.monitor.parse_monitor_message([bytes(frame) for frame in frames])
             on_event(zmq.Event(event["event"]).name or "", event["value"])
 
-        def close() -> None:
-            socket.disable_monitor()
-            link.close()
-
-        link.open(received, _nothing)
-        return close
+        link.closing.callback(monitor.close)
+        link.closing.callback(link.socket.disable_monitor)
+        monitor.open(received)
 
 
 def new_curve_pair() -> tuple[str, str]:
@@ -353,17 +336,16 @@ def new_curve_pair() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> Closing:
+def _bind(link: ZmqSocket, endpoint: str) -> None:
     path = ipc_path(endpoint)
     try:
-        if path is None:
-            socket.bind(endpoint)
-            return _nothing
-        socket.setsockopt(zmq.USE_FD, listen(path).detach())
-        socket.bind(endpoint)
-        return lambda: path.unlink(missing_ok=True)
+        if path is not None:
+            link.socket.setsockopt(zmq.USE_FD, listen(path).detach())
+        link.socket.bind(endpoint)
     except zmq.ZMQError as error:
         raise unavailable(endpoint, error.errno, error) from error
+    if path is not None:
+        link.closing.callback(path.unlink, missing_ok=True)
 
 
 def _key_rejected(name: str) -> QueueError:
@@ -375,7 +357,3 @@ def _key_rejected(name: str) -> QueueError:
 
 def _set_keys(socket: zmq.Socket[bytes], curve: Curve) -> None:
     socket.curve_publickey, socket.curve_secretkey = curve.public.encode(), curve.secret.encode()
-
-
-def _nothing() -> None:
-    """Does nothing."""

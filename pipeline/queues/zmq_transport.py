@@ -17,7 +17,7 @@ from sparring.pipeline.queues.endpoints import endpoint_of
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.interface import Publisher, Transport
 from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Timing
-from sparring.pipeline.queues.zmq import Closing, ZmqSocket, ZmqSockets
+from sparring.pipeline.queues.zmq import ZmqSocket, ZmqSockets
 
 _MAX_STATUS_BYTES: Final = 2**20
 """Bytes of a subscriber's message: an unauthenticated client can make a topic allocate that much."""
@@ -29,14 +29,15 @@ class ZmqLink:
     """Links one end to those of the same name, over a socket.
 
     Args:
-        socket: that is connected or bound, and a function that closes it.
+        socket: that is connected or bound.
         end: this end.
         limits: bounds of a message.
     """
 
-    def __init__(self, socket: tuple[ZmqSocket, Closing], end: End, limits: Limits) -> None:
-        self._socket, self.close = socket
-        self.poll = self._socket.poll
+    def __init__(self, socket: ZmqSocket, end: End, limits: Limits) -> None:
+        self._socket = socket
+        self.close = socket.close
+        self.poll = socket.poll
         self._socket.open(
             lambda frames, route: end.received(framing.decode(frames, limits), route), end.settle, end.malformed
         )
@@ -127,6 +128,6 @@ class ZmqTransport(Transport):
         return ZmqLink(socket, end, self._limits)
 
     async def _listen(self, end: End) -> ZmqLink:
-        max_bytes = _MAX_STATUS_BYTES if isinstance(end, Publisher) else None
+        max_bytes = _MAX_STATUS_BYTES if isinstance(end, Publisher) else self._limits.total
         socket = await self._sockets.listen(end.name, endpoint_of(self.endpoints, end.name), max_bytes)
         return ZmqLink(socket, end, self._limits)
