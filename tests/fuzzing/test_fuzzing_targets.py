@@ -49,7 +49,7 @@ def test_the_seeds_of_the_services_reach_every_end_and_fill_the_queue(monkeypatc
         def receive(self, end: int, frames: Any) -> None:
             super().receive(end, frames)
             reached.add(end)
-            queued.add(self._receiver.queued_messages)
+            queued.add(self._receiver.counts.queued_messages)
 
     monkeypatch.setattr(services, "Ends", RecordingEnds)
     for seed in services.seeds():
@@ -108,7 +108,8 @@ def test_a_stepper_that_ignores_disconnects_is_caught(monkeypatch: pytest.Monkey
 
 def test_a_sender_that_acknowledges_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(self: Any, now: float, entry: Any) -> None:
-        self.shares.discharge(entry.share, entry.tenure, entry.steps)
+        self.counts.held_messages -= 1
+        self.counts.held_steps -= entry.steps
         acknowledge(self, now, entry)
 
     acknowledge = services.ReceiverState.acknowledge
