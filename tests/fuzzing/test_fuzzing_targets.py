@@ -146,7 +146,7 @@ def test_the_same_seed_feeds_the_same_inputs() -> None:
 def test_a_record_that_encodes_differently_the_second_time_is_a_violation() -> None:
     with pytest.raises((Violation, CodecError)):
         simulator.check_round_trip(
-            _UnstableGrant(receiver="r", echo=0, messages=0, steps=0, largest=0, whole=0, received=0, acknowledged=0)
+            _UnstableGrant(receiver="r", echo=0, messages=0, steps=0, largest=0, received=0, acknowledged=0)
         )
 
 
