@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import structlog
 
+from sparring.pipeline.errors import QueueError
 from sparring.pipeline.messages.codec import Buffer
 
 HANDSHAKE_S: Final = 5.0
@@ -187,3 +188,11 @@ _FAILURES: Final[Mapping[str, str]] = {
 
 REFUSED: Final = frozenset({"HANDSHAKE_FAILED_AUTH", "HANDSHAKE_FAILED_PROTOCOL"})
 """Events of a connecting socket after which ZeroMQ does not try again."""
+
+
+def key_rejected(name: str) -> QueueError:
+    """Returns the error of a service whose key the listener at a queue or topic does not allow."""
+    return QueueError(
+        f"got a rejected connection to {name}: its listener does not allow our key, or has another one than expected; "
+        "expected the same keys and allowed.yaml on all machines; copy them again"
+    )
