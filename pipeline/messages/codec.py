@@ -26,7 +26,7 @@ import msgpack
 import numpy as np
 
 from sparring.pipeline.errors import CodecError, LimitExceeded
-from sparring.pipeline.messages.fields import DTYPES, Arrays, FieldError, Value, compile_record, shorten
+from sparring.pipeline.messages.fields import DTYPES, Arrays, FieldError, Hint, Value, compile_record, shorten
 from sparring.pipeline.messages.schema import TAGS, tag_of
 from sparring.pipeline.specs import Array
 
@@ -315,7 +315,7 @@ def _limit_exceeded(what: str, got: int, limit: int) -> LimitExceeded:
 
 def _decode_record(header: dict[str, Value], arrays: Arrays) -> Value:
     tag = header["type"]
-    cls = TAGS.get(tag) if isinstance(tag, str) else None
+    cls: Hint = TAGS.get(tag) if isinstance(tag, str) else None
     if cls is None:
         raise CodecError(got=f"type {shorten(tag)}", expected=f"one of {sorted(TAGS)}", remedy="use the same version")
     try:

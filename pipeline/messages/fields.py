@@ -113,11 +113,12 @@ class FieldError(Exception):
 
 def _compile(hint: Hint) -> tuple[Encode, Decode]:
     """Compiles the functions that encode and decode the values of one annotation."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin: Hint = typing.get_origin(hint)
+    args, is_record = typing.get_args(hint), dataclasses.is_dataclass(hint)
     if origin is typing.Annotated:
         columns = next(one for one in hint.__metadata__ if isinstance(one, Columns))
         return _encode_array(columns), _decode_array(columns)
-    if dataclasses.is_dataclass(hint):
+    if is_record:
         return compile_record(hint)
     if origin in (types.UnionType, typing.Union):
         encode, decode = _compile(next(arg for arg in args if arg is not type(None)))
