@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -66,13 +66,11 @@ class HandshakeRejections:
 
     Args:
         clock: gives rising seconds.
-        logger: receives the log lines.
     """
 
-    def __init__(self, clock: Callable[[], float], logger: Any = log) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.total = 0
         self._clock = clock
-        self._log = logger
         self._peers: dict[tuple[str, str], tuple[float, int]] = {}
 
     def count(self, name: str, peer: str, cause: str) -> None:
@@ -95,7 +93,7 @@ class HandshakeRejections:
             self._peers[key] = (logged_at, suppressed + 1)
             return
         self._peers[key] = (now, 0)
-        self._log.warning("refused", endpoint=name, peer=key[1], cause=cause, before=suppressed, total=self.total)
+        log.warning("refused", endpoint=name, peer=key[1], cause=cause, before=suppressed, total=self.total)
 
 
 class CurveAuthenticator:

@@ -18,7 +18,7 @@ import anyio.to_thread
 from anyio.abc import Listener, TaskGroup
 
 from sparring.pipeline.errors import QueueClosed, ServiceError
-from sparring.pipeline.messages.channels import METRICS, RUN
+from sparring.pipeline.messages.channels import METRICS, RESULTS, RUN
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ALL, ProgressTracker
@@ -33,7 +33,7 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 
 METRICS_INTERVAL_S = 1.0
-MATCHES = "matches"
+MATCHES = RESULTS.name
 """Queue of the results of matches, from stepping to coordination."""
 
 
