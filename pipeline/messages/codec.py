@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import math
 import struct
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgpack
 import numpy as np
 
 from sparring.pipeline.errors import CodecError, LimitExceeded
-from sparring.pipeline.messages.fields import DTYPES, Arrays, FieldError, compile_decoder, compile_encoder, shorten
+from sparring.pipeline.messages.fields import DTYPES, Arrays, FieldError, Hint, Value, compile_record, shorten
 from sparring.pipeline.messages.schema import TAGS, tag_of
 from sparring.pipeline.specs import Array
 
@@ -65,20 +64,21 @@ SIMULATORS: Final = Limits(total=64 * 2**20, header=2**18, arrays=1024)
 # ---------------------------------------------------------------- frames (between services)
 
 
-def encode(value: Any) -> list[Buffer]:
+def encode(value: Value) -> list[Buffer]:
     """Encodes a record as frames: the header, then one frame for each array.
 
     Raises:
         CodecError: a field's annotation does not allow its value.
     """
     arrays: Arrays = []
-    body = compile_encoder(value.__class__)(value, arrays)
+    encode_record, _ = compile_record(value.__class__)
+    body = encode_record(value, arrays)
     described = [[array.dtype.str, array.shape] for array in arrays]
     header: bytes = msgpack.packb({"type": tag_of(value), "body": body, "arrays": described})
     return [header, *(array.data.cast("B") if array.size else b"" for array in arrays)]
 
 
-def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Any:
+def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Value:
     """Decodes the record that `frames` hold.
 
     Raises:
@@ -89,23 +89,16 @@ def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Any:
     if total > limits.total:
         raise _limit_exceeded("bytes in a message", total, limits.total)
     if not frames:
-        raise CodecError(got="no frames", expected="a header frame", remedy="send a header first")
+        raise _malformed("no frames", "a header frame")
     header, described = _parse_header(frames[0], limits)
     if len(described) != len(frames) - 1:
-        raise CodecError(
-            got=f"{len(frames) - 1} array frames for {len(described)} described arrays",
-            expected="one frame for each array",
-            remedy="send exactly the arrays that the header describes",
-        )
+        got = f"{len(frames) - 1} array frames for {len(described)} described arrays"
+        raise _malformed(got, "one frame for each array")
     arrays: Arrays = []
     for claim, frame in zip(described, frames[1:], strict=True):
         layout = _parse_layout(claim, limits)
         if len(frame) != layout.size:
-            raise CodecError(
-                got=f"{len(frame)} bytes for an array {layout}",
-                expected=f"{layout.size} bytes",
-                remedy="send the array that the header describes",
-            )
+            raise _malformed(f"{len(frame)} bytes for an array {layout}", f"{layout.size} bytes")
         arrays.append(_view(frame, 0, layout))
     return _decode_record(header, arrays)
 
@@ -113,7 +106,7 @@ def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Any:
 # ---------------------------------------------------------------- one stream (to simulators)
 
 
-def to_bytes(value: object) -> bytes:
+def to_bytes(value: Value) -> bytes:
     """Encodes a record as one length-prefixed message for a byte stream."""
     return join(encode(value))
 
@@ -129,7 +122,7 @@ def join(frames: Sequence[Buffer]) -> bytes:
     return b"".join(parts)
 
 
-def from_bytes(message: Buffer, limits: Limits = SIMULATORS) -> Any:
+def from_bytes(message: Buffer, limits: Limits = SIMULATORS) -> Value:
     """Decodes one whole message, its length prefix included.
 
     Raises:
@@ -137,11 +130,11 @@ def from_bytes(message: Buffer, limits: Limits = SIMULATORS) -> Any:
         CodecError: anything else is wrong with it.
     """
     if len(message) < PREFIX.size:
-        raise CodecError(got=f"{len(message)} bytes", expected="a length prefix of 8", remedy="send whole messages")
+        raise _malformed(f"{len(message)} bytes", "a length prefix of 8")
     total, header_size = PREFIX.unpack_from(message)
     check_prefix(total, header_size, limits)
     if len(message) != total:
-        raise CodecError(got=f"{len(message)} bytes", expected=f"{total}", remedy="pass exactly one message")
+        raise _malformed(f"{len(message)} bytes", f"exactly one message of {total}")
     at = PREFIX.size + header_size
     header, described = _parse_header(memoryview(message)[PREFIX.size : at], limits)
     arrays: Arrays = []
@@ -149,19 +142,13 @@ def from_bytes(message: Buffer, limits: Limits = SIMULATORS) -> Any:
         at += -at % 8
         layout = _parse_layout(claim, limits)
         if layout.size > total - at:
-            raise CodecError(
-                got=f"an array of {layout.size} bytes where {max(0, total - at)} remain",
-                expected="arrays that fill the message exactly",
-                remedy="send each array's bytes after the header, padded to 8",
-            )
+            got = f"an array of {layout.size} bytes where {max(0, total - at)} remain"
+            raise _malformed(got, "arrays, padded to 8, that fill the message exactly")
         arrays.append(_view(message, at, layout))
         at += layout.size
     if at + -at % 8 != total:
-        raise CodecError(
-            got=f"{total - at} bytes after the last array",
-            expected="arrays that fill the message exactly",
-            remedy="describe every array in the header and pad to 8 with zeros",
-        )
+        got = f"{total - at} bytes after the last array"
+        raise _malformed(got, "arrays, padded to 8, that fill the message exactly")
     return _decode_record(header, arrays)
 
 
@@ -177,11 +164,8 @@ def check_prefix(total: int, header: int, limits: Limits) -> None:
     if header > limits.header:
         raise _limit_exceeded("bytes in a header", header, limits.header)
     if total < PREFIX.size + header or header == 0:
-        raise CodecError(
-            got=f"a total of {total} bytes with a header of {header}",
-            expected=f"a header of at least 1 byte and a total of at least {PREFIX.size} more",
-            remedy="count the whole message in the total, both lengths included",
-        )
+        got = f"a total of {total} bytes with a header of {header}"
+        raise _malformed(got, f"a header of at least 1 byte and a total of at least {PREFIX.size} more")
 
 
 class FrameReader:
@@ -209,7 +193,7 @@ class FrameReader:
         """Adds received bytes."""
         self._buffer += data
 
-    def next(self) -> Any | None:
+    def next(self) -> Value | None:
         """Returns the next record, or None until more bytes are fed.
 
         Raises:
@@ -230,7 +214,7 @@ class FrameReader:
 # ---------------------------------------------------------------- headers and arrays
 
 
-def _parse_header(header: Buffer, limits: Limits) -> tuple[dict[str, Any], list[Any]]:
+def _parse_header(header: Buffer, limits: Limits) -> tuple[dict[str, Value], list[Value]]:
     """Parses a header into its map and its array descriptions."""
     if len(header) > limits.header:
         raise _limit_exceeded("bytes in a header", len(header), limits.header)
@@ -246,21 +230,14 @@ def _parse_header(header: Buffer, limits: Limits) -> tuple[dict[str, Any], list[
             max_ext_len=0,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise CodecError(
-            got=f"a header that is not MessagePack ({type(error).__name__}: {error})",
-            expected="one MessagePack map within the limits",
-            remedy="check the length prefix and the encoder",
-        ) from error
+        got = f"a header that is not MessagePack ({type(error).__name__}: {error})"
+        raise _malformed(got, "one MessagePack map within the limits") from error
     if not isinstance(opened, dict) or opened.keys() != {"type", "body", "arrays"}:
         found = shorten(list(opened)) if isinstance(opened, dict) else type(opened).__name__
-        raise CodecError(
-            got=f"a header of {found}", expected="a map of type, body and arrays", remedy="see docs/protocol.md"
-        )
+        raise _malformed(f"a header of {found}", "a map of type, body and arrays")
     described = opened["arrays"]
     if not isinstance(described, list):
-        raise CodecError(
-            got="arrays that are no list", expected="a list of [dtype, shape]", remedy="see docs/protocol.md"
-        )
+        raise _malformed("arrays that are no list", "a list of [dtype, shape]")
     if len(described) > limits.arrays:
         raise _limit_exceeded("arrays", len(described), limits.arrays)
     return opened, described
@@ -279,7 +256,7 @@ def _check_claims(header: Buffer) -> None:
 class _ArrayLayout(NamedTuple):
     """The layout of an array follows from its description; `size` is in bytes."""
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
     size: int
 
@@ -287,13 +264,13 @@ class _ArrayLayout(NamedTuple):
         return f"{self.dtype.str}{list(self.shape)}"
 
 
-def _parse_layout(claim: Any, limits: Limits) -> _ArrayLayout:
+def _parse_layout(claim: Value, limits: Limits) -> _ArrayLayout:
     """Parses one [dtype, shape] description."""
     if not (isinstance(claim, list) and len(claim) == 2 and isinstance(claim[0], str) and isinstance(claim[1], list)):
-        raise CodecError(got=f"array {shorten(claim)}", expected="[dtype, shape]", remedy="see docs/protocol.md")
+        raise _malformed(f"array {shorten(claim)}", "[dtype, shape]")
     text, shape = claim
     if not {*map(type, shape)} <= _INT:
-        raise CodecError(got=f"shape {shorten(shape)}", expected="whole numbers from 0", remedy="correct the shape")
+        raise _malformed(f"shape {shorten(shape)}", "whole numbers from 0")
     return _layout(text, tuple(shape), limits)
 
 
@@ -306,7 +283,7 @@ def _layout(text: str, shape: tuple[int, ...], limits: Limits) -> _ArrayLayout:
     if len(shape) > limits.ndim:
         raise _limit_exceeded("dimensions in an array", len(shape), limits.ndim)
     if min(shape, default=0) < 0:
-        raise CodecError(got=f"shape {shape!r:.80}", expected="whole numbers from 0", remedy="correct the shape")
+        raise _malformed(f"shape {shape!r:.80}", "whole numbers from 0")
     if max(shape, default=0) > limits.total:
         raise _limit_exceeded("entries in a dimension", max(shape), limits.total)
     full = math.prod(length or 1 for length in shape) * dtype.itemsize
@@ -326,18 +303,23 @@ def _view(source: Buffer, at: int, layout: _ArrayLayout) -> Array:
     return array
 
 
+def _malformed(got: str, expected: str) -> CodecError:
+    return CodecError(got=got, expected=expected, remedy="send messages in the format of docs/protocol.md")
+
+
 def _limit_exceeded(what: str, got: int, limit: int) -> LimitExceeded:
     return LimitExceeded(
         got=f"{got} {what}", expected=f"at most {limit}", remedy="send less at once, or raise the limit"
     )
 
 
-def _decode_record(header: dict[str, Any], arrays: Arrays) -> Any:
+def _decode_record(header: dict[str, Value], arrays: Arrays) -> Value:
     tag = header["type"]
-    cls = TAGS.get(tag) if isinstance(tag, str) else None
+    cls: Hint = TAGS.get(tag) if isinstance(tag, str) else None
     if cls is None:
         raise CodecError(got=f"type {shorten(tag)}", expected=f"one of {sorted(TAGS)}", remedy="use the same version")
     try:
-        return compile_decoder(typing.cast("Any", cls))(header["body"], arrays)
+        _, decode_record = compile_record(cls)
+        return decode_record(header["body"], arrays)
     except FieldError as error:
         raise error.as_error(tag) from None

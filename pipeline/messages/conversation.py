@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Final, Literal, get_args
 
 from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError
 from sparring.pipeline.messages.schema import tag_of
+from sparring.pipeline.messages.simulator import SimulatorMessage
 
 Role = Literal["simulator", "trainer"]
 State = Literal["greeting", "introduced", "welcomed", "simulating", "deciding", "adopted", "parting", "closed"]
@@ -31,16 +32,10 @@ player. Ping and Pong change nothing and are allowed from `introduced` on. A Fau
 the conversation in any state. A Bye from the trainer leads to `parting`: messages that the simulator sent before that
 Bye arrived still count, and its own Bye follows."""
 
-STATES: Final[tuple[State, ...]] = (
-    "greeting",
-    "introduced",
-    "welcomed",
-    "simulating",
-    "deciding",
-    "adopted",
-    "parting",
-    "closed",
-)
+STATES: Final[tuple[State, ...]] = get_args(State)
+_TAGS: Final = sorted({tag for *_, tag in TRANSITIONS} | {"ping", "pong", "bye", "fault"})
+_CROSSING: Final = ("hello", "behaviors", "step", "ping", "pong")
+"""Messages that the simulator may have sent before the trainer's Bye arrived."""
 
 
 class Conversation:
@@ -55,7 +50,7 @@ class Conversation:
         self.peer: Role = "trainer" if role == "simulator" else "simulator"
         self.state: State = "greeting"
 
-    def sending(self, message: Any) -> None:
+    def sending(self, message: SimulatorMessage) -> None:
         """Advances the state for a message that this side sends.
 
         Raises:
@@ -63,7 +58,7 @@ class Conversation:
         """
         self._advance(self.role, tag_of(message), LocalProtocolError)
 
-    def received(self, message: Any) -> None:
+    def received(self, message: SimulatorMessage) -> None:
         """Advances the state for a message that the other side sent.
 
         Raises:
@@ -89,7 +84,7 @@ def next_state(state: State, sender: Role, tag: str) -> State | None:
         return None
     if tag == "fault" or (tag == "bye" and sender == "simulator"):
         return "closed"
-    if state == "parting":  # the simulator may have sent it before the trainer's Bye arrived
+    if state == "parting":
         return state if sender == "simulator" and tag in _CROSSING else None
     if tag == "bye":
         return "parting"
@@ -98,26 +93,9 @@ def next_state(state: State, sender: Role, tag: str) -> State | None:
     return TRANSITIONS.get((state, sender, tag))
 
 
-_CROSSING: Final = ("hello", "behaviors", "step", "ping", "pong")
-
-
 def allowed(state: State, sender: Role) -> list[str]:
     """Returns the tags that `sender` may send in `state`, sorted."""
-    tags = (
-        "hello",
-        "welcome",
-        "adopted",
-        "progress",
-        "behaviors",
-        "reset",
-        "step",
-        "act",
-        "ping",
-        "pong",
-        "bye",
-        "fault",
-    )
-    return sorted(tag for tag in tags if next_state(state, sender, tag) is not None)
+    return [tag for tag in _TAGS if next_state(state, sender, tag) is not None]
 
 
 def diagram() -> str:

@@ -21,8 +21,12 @@ from sparring.pipeline.messages.schema import Columns
 from sparring.pipeline.specs import Array
 
 Arrays = list[Array]
-Encode = Callable[[Any, Arrays], Any]
-Decode = Callable[[Any, Arrays], Any]
+Value = Any
+"""The value of a field, or the plain MessagePack value that stands for it; its annotation says which."""
+Hint = Any
+"""The annotation of a field."""
+Encode = Callable[[Value, Arrays], Value]
+Decode = Callable[[Value, Arrays], Value]
 
 DTYPES: Final = {text: np.dtype(text) for text in ("<f4", "|u1", "|b1", "<i4", "<i8")}
 
@@ -30,26 +34,25 @@ _repr = reprlib.Repr()
 _repr.maxstring, _repr.maxother, _repr.maxlist, _repr.maxdict = 60, 200, 8, 8
 
 
-def shorten(value: Any) -> str:
+def shorten(value: Value) -> str:
     """Shortens a received value for an error message, without exceeding the recursion limit."""
     return f"{value:.400}" if isinstance(value, PlainText) else _repr.repr(value)
 
 
 @cache
-def compile_encoder(cls: Any) -> Encode:
-    """Compiles a function that turns a record into a map and moves its arrays to a list."""
-    parts = [(name, _encode_value(hint)) for name, hint in _hints(cls).items()]
-
-    def run(value: Any, arrays: Arrays) -> Any:
-        return {name: part(getattr(value, name), arrays) for name, part in parts}
-
-    return run
+def compile_record(cls: Hint) -> tuple[Encode, Decode]:
+    """Compiles the functions that turn a record into a map, and a map into a record whose every field is checked."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    parts = {name: _compile(hint) for name, hint in hints.items()}
+    decoders = {name: decode for name, (_, decode) in parts.items()}
+    return _encode_record([(name, encode) for name, (encode, _) in parts.items()]), _decode_record(cls, decoders)
 
 
-@cache
-def compile_decoder(cls: Any) -> Decode:
-    """Compiles a function that turns a map into a record and checks every field."""
-    parts = {name: _decode_value(hint) for name, hint in _hints(cls).items()}
+def _encode_record(parts: list[tuple[str, Encode]]) -> Encode:
+    return lambda value, arrays: {name: part(getattr(value, name), arrays) for name, part in parts}
+
+
+def _decode_record(cls: Hint, parts: dict[str, Decode]) -> Decode:
     required = {
         field.name
         for field in dataclasses.fields(cls)
@@ -57,10 +60,10 @@ def compile_decoder(cls: Any) -> Decode:
     }
     hidden = {field.name for field in dataclasses.fields(cls) if not field.repr}
 
-    def run(body: Any, arrays: Arrays) -> Any:
+    def run(body: Value, arrays: Arrays) -> Value:
         if not isinstance(body, dict):
             raise FieldError(body, "a map")
-        values: dict[str, Any] = {}
+        values: dict[str, Value] = {}
         name = ""
         try:
             for name, plain in body.items():
@@ -89,7 +92,7 @@ class PlainText(str):
 class FieldError(Exception):
     """A field does not allow its value; the path to the field grows while the error propagates."""
 
-    def __init__(self, got: Any, expected: str) -> None:
+    def __init__(self, got: Value, expected: str) -> None:
         self._got, self._expected, self._path = got, expected, ""
         super().__init__()
 
@@ -108,34 +111,35 @@ class FieldError(Exception):
         return CodecError(got=f"{shorten(self._got)} in {path}", expected=self._expected, remedy="correct the field")
 
 
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls, include_extras=True)
-
-
-def _encode_value(hint: Any) -> Encode:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if columns := _columns(hint):
-        return _encode_array(columns)
-    if dataclasses.is_dataclass(hint):
-        return compile_encoder(typing.cast("Any", hint))
+def _compile(hint: Hint) -> tuple[Encode, Decode]:
+    """Compiles the functions that encode and decode the values of one annotation."""
+    origin: Hint = typing.get_origin(hint)
+    args, is_record = typing.get_args(hint), dataclasses.is_dataclass(hint)
+    if origin is typing.Annotated:
+        columns = next(one for one in hint.__metadata__ if isinstance(one, Columns))
+        return _encode_array(columns), _decode_array(columns)
+    if is_record:
+        return compile_record(hint)
     if origin in (types.UnionType, typing.Union):
-        inner = _encode_value(next(arg for arg in args if arg is not type(None)))
-        return lambda value, arrays: None if value is None else inner(value, arrays)
+        encode, decode = _compile(next(arg for arg in args if arg is not type(None)))
+        return (
+            lambda value, arrays: None if value is None else encode(value, arrays),
+            lambda plain, arrays: None if plain is None else decode(plain, arrays),
+        )
     if origin is tuple:
-        item = _encode_value(args[0])
-        return lambda value, arrays: [item(one, arrays) for one in value]
+        encode, decode = _compile(args[0])
+        return lambda value, arrays: [encode(one, arrays) for one in value], _decode_tuple(decode)
     if origin is dict:
-        entry = _encode_value(args[1])
-        return lambda value, arrays: {key: entry(one, arrays) for key, one in value.items()}
-    return lambda value, arrays: value
+        encode, decode = _compile(args[1])
+        return lambda value, arrays: {key: encode(one, arrays) for key, one in value.items()}, _decode_dict(decode)
+    return lambda value, _arrays: value, _decode_literal(args) if origin is typing.Literal else _decode_plain(hint)
 
 
 def _encode_array(columns: Columns) -> Encode:
     dtypes = {DTYPES[text] for text in columns.dtypes}
     ndim = columns.ndim
 
-    def run(value: Any, arrays: Arrays) -> int:
+    def run(value: Value, arrays: Arrays) -> int:
         if not isinstance(value, np.ndarray) or value.dtype not in dtypes or (ndim is not None and value.ndim != ndim):
             got = f"{value.dtype.str}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
             raise CodecError(got=got, expected=_expected(columns), remedy="convert the array before it is sent")
@@ -145,29 +149,11 @@ def _encode_array(columns: Columns) -> Encode:
     return run
 
 
-def _decode_value(hint: Any) -> Decode:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if columns := _columns(hint):
-        return _decode_array(columns)
-    if dataclasses.is_dataclass(hint):
-        return compile_decoder(typing.cast("Any", hint))
-    if origin in (types.UnionType, typing.Union):
-        inner = _decode_value(next(arg for arg in args if arg is not type(None)))
-        return lambda plain, arrays: None if plain is None else inner(plain, arrays)
-    if origin is tuple:
-        return _decode_tuple(_decode_value(args[0]))
-    if origin is dict:
-        return _decode_dict(_decode_value(args[1]))
-    if origin is typing.Literal:
-        return _decode_literal(args)
-    return _decode_plain(hint)
-
-
 def _decode_array(columns: Columns) -> Decode:
     dtypes = {DTYPES[text] for text in columns.dtypes}
     ndim = columns.ndim
 
-    def run(plain: Any, arrays: Arrays) -> Any:
+    def run(plain: Value, arrays: Arrays) -> Array:
         if type(plain) is not int or not 0 <= plain < len(arrays):
             raise FieldError(plain, f"an index below {len(arrays)} into arrays")
         array = arrays[plain]
@@ -179,10 +165,10 @@ def _decode_array(columns: Columns) -> Decode:
 
 
 def _decode_tuple(item: Decode) -> Decode:
-    def run(plain: Any, arrays: Arrays) -> Any:
+    def run(plain: Value, arrays: Arrays) -> Value:
         if not isinstance(plain, list):
             raise FieldError(plain, "a list")
-        values: list[Any] = []
+        values: list[Value] = []
         try:
             for one in plain:
                 values.append(item(one, arrays))  # noqa: PERF401 (its length is the index of the error)
@@ -194,10 +180,10 @@ def _decode_tuple(item: Decode) -> Decode:
 
 
 def _decode_dict(entry: Decode) -> Decode:
-    def run(plain: Any, arrays: Arrays) -> Any:
+    def run(plain: Value, arrays: Arrays) -> Value:
         if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
             raise FieldError(plain, "a map with text keys")
-        values: dict[str, Any] = {}
+        values: dict[str, Value] = {}
         key = ""
         try:
             for key, one in plain.items():
@@ -209,8 +195,8 @@ def _decode_dict(entry: Decode) -> Decode:
     return run
 
 
-def _decode_literal(allowed: tuple[Any, ...]) -> Decode:
-    def run(plain: Any, _arrays: Arrays) -> Any:
+def _decode_literal(allowed: tuple[Value, ...]) -> Decode:
+    def run(plain: Value, _arrays: Arrays) -> Value:
         if not isinstance(plain, str) or plain not in allowed:
             raise FieldError(plain, f"one of {allowed}")
         return plain
@@ -218,8 +204,8 @@ def _decode_literal(allowed: tuple[Any, ...]) -> Decode:
     return run
 
 
-def _decode_plain(hint: type[Any]) -> Decode:
-    def run(plain: Any, _arrays: Arrays) -> Any:
+def _decode_plain(hint: Hint) -> Decode:
+    def run(plain: Value, _arrays: Arrays) -> Value:
         if type(plain) is hint:
             if hint is float and not math.isfinite(plain):
                 raise FieldError(plain, "a finite number")
@@ -229,12 +215,6 @@ def _decode_plain(hint: type[Any]) -> Decode:
         raise FieldError(plain, hint.__name__)
 
     return run
-
-
-def _columns(hint: Any) -> Columns | None:
-    if typing.get_origin(hint) is typing.Annotated:
-        return next((one for one in hint.__metadata__ if isinstance(one, Columns)), None)
-    return None
 
 
 def _expected(columns: Columns) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
+from sparring.pipeline.errors import QueueError
 from sparring.pipeline.messages.codec import Buffer
 
 HANDSHAKE_S: Final = 5.0
@@ -65,13 +66,11 @@ class HandshakeRejections:
 
     Args:
         clock: gives rising seconds.
-        logger: receives the log lines.
     """
 
-    def __init__(self, clock: Callable[[], float], logger: Any = log) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.total = 0
         self._clock = clock
-        self._log = logger
         self._peers: dict[tuple[str, str], tuple[float, int]] = {}
 
     def count(self, name: str, peer: str, cause: str) -> None:
@@ -94,7 +93,7 @@ class HandshakeRejections:
             self._peers[key] = (logged_at, suppressed + 1)
             return
         self._peers[key] = (now, 0)
-        self._log.warning("refused", endpoint=name, peer=key[1], cause=cause, before=suppressed, total=self.total)
+        log.warning("refused", endpoint=name, peer=key[1], cause=cause, before=suppressed, total=self.total)
 
 
 class CurveAuthenticator:
@@ -187,3 +186,11 @@ _FAILURES: Final[Mapping[str, str]] = {
 
 REFUSED: Final = frozenset({"HANDSHAKE_FAILED_AUTH", "HANDSHAKE_FAILED_PROTOCOL"})
 """Events of a connecting socket after which ZeroMQ does not try again."""
+
+
+def key_rejected(name: str) -> QueueError:
+    """Returns the error of a service whose key the listener at a queue or topic does not allow."""
+    return QueueError(
+        f"got a rejected connection to {name}: its listener does not allow our key, or has another one than expected; "
+        "expected the same keys and allowed.yaml on all machines; copy them again"
+    )

@@ -408,13 +408,5 @@ class ReceiverState(Generic[T]):
     def _reject(self, route: Hashable, *, superseded: bool) -> None:
         """Replies to a sender that is unknown, or no longer the latest of its name."""
         self._replies_to_unknown[route] = Grant(
-            receiver=self.receiver,
-            echo=0,
-            messages=0,
-            steps=0,
-            largest=self.capacity.largest,
-            received=0,
-            acknowledged=0,
-            ask=not superseded,
-            superseded=superseded,
+            receiver=self.receiver, largest=self.capacity.largest, ask=not superseded, superseded=superseded
         )

@@ -19,7 +19,6 @@ from sparring.pipeline.queues.wire import (
     Payload,
     SenderBye,
     Timing,
-    incarnation_of,
     misdirected,
 )
 
@@ -50,11 +49,6 @@ class Sender(End, Generic[T]):
     def maxlen(self) -> int:
         """Returns the most messages this end may have unacknowledged: its share, 0 until the receiver grants it."""
         return self._state.counts.share_messages
-
-    @property
-    def receiver(self) -> str:
-        """Returns the incarnation of the service that receives, "" before its first message."""
-        return incarnation_of(self._state.receiver)
 
     def statistics(self) -> SenderStatistics:
         """Returns the counters."""

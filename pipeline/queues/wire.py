@@ -162,10 +162,10 @@ class Grant:
 
     Attributes:
         receiver: id of the receiver.
+        largest: steps of the largest message.
         echo: serial of the latest Hello from this sender, 0 if there was none.
         messages: messages that the sender may have unacknowledged: what is left of its share.
         steps: agent-steps in them.
-        largest: steps of the largest message.
         received: sequence number expected next.
         acknowledged: all messages before this sequence number are acknowledged.
         missing: some messages sent before the echoed Hello did not arrive and must be sent again.
@@ -174,12 +174,12 @@ class Grant:
     """
 
     receiver: str
-    echo: int
-    messages: int
-    steps: int
     largest: int
-    received: int
-    acknowledged: int
+    echo: int = 0
+    messages: int = 0
+    steps: int = 0
+    received: int = 0
+    acknowledged: int = 0
     missing: bool = False
     ask: bool = False
     superseded: bool = False

@@ -1,4 +1,4 @@
-"""Opens sockets over ZeroMQ; no other module imports zmq.
+"""Connects the processes of a run over ZeroMQ; no other module imports zmq.
 
 Receivers and publishers bind ROUTER sockets, senders and subscribers connect DEALER sockets.
 ZeroMQ's own limits never act: credit bounds the messages in transit, and the rules in `sending` and
@@ -15,10 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
 import anyio
+import anyio.to_thread
 import structlog
 import zmq
 import zmq.backend
@@ -26,18 +30,21 @@ import zmq.utils.monitor
 import zmq.utils.z85
 
 from sparring.pipeline.errors import CodecError, QueueError
-from sparring.pipeline.messages.codec import Buffer, Limits
+from sparring.pipeline.messages.codec import SERVICES, Buffer, Limits
 from sparring.pipeline.queues import frames as framing
 from sparring.pipeline.queues.curve import (
     HANDSHAKE_S,
     REFUSED,
+    UNPROTECTED,
     Curve,
     CurveAuthenticator,
     HandshakeRejections,
     Handshakes,
     Protection,
+    key_rejected,
 )
 from sparring.pipeline.queues.endpoints import (
+    endpoint_of,
     ipc_path,
     is_open,
     listen,
@@ -45,7 +52,9 @@ from sparring.pipeline.queues.endpoints import (
     unavailable,
     with_source_address,
 )
-from sparring.pipeline.queues.wire import Timing
+from sparring.pipeline.queues.ends import End
+from sparring.pipeline.queues.interface import Publisher, Transport
+from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Timing
 
 # The methods of pyzmq's compiled base class, with plain numbers: the public ones spend most of their
 # time on enumerations.
@@ -61,8 +70,10 @@ _READABLE: Final = int(zmq.POLLIN)
 LINGER_S: Final = 0.2
 """Seconds for which the final messages of a closed socket are kept for sending."""
 
-Closing = Callable[[], None]
+_MAX_STATUS_BYTES: Final = 2**20
+"""Bytes of a subscriber's message: an unauthenticated client can make a topic allocate that much."""
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
@@ -73,10 +84,15 @@ class ZmqSocket:
         socket: is bound or connected.
         name: queue or topic of the socket, for logs.
         failed: called with any exception that the callbacks raise.
+
+    Attributes:
+        closing: what is done when the socket closes, the last first.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], name: str, failed: Callable[[Exception], None]) -> None:
-        self._socket = socket
+        self.closing = ExitStack()
+        self.closing.callback(socket.close)
+        self.socket = socket
         self._name = name
         self._failed = failed
         self._routed = socket.type == zmq.ROUTER
@@ -88,7 +104,7 @@ class ZmqSocket:
     def open(
         self,
         received: Callable[[Sequence[Buffer], bytes], None],
-        settled: Callable[[], None],
+        settled: Callable[[], None] = lambda: None,
         malformed: Callable[[], None] = lambda: None,
     ) -> None:
         """Begins to deliver messages.
@@ -109,10 +125,10 @@ class ZmqSocket:
         try:
             self._send(frames, route)
         except zmq.Again:  # a DEALER that was rejected: it has no connection and opens none
-            self._failed(_key_rejected(self._name))
+            self._failed(key_rejected(self._name))
 
     def _send(self, frames: Sequence[Buffer], route: bytes) -> None:
-        socket, copy = self._socket, not framing.is_large(frames[0])
+        socket, copy = self.socket, not framing.is_large(frames[0])
         if self._routed:
             _send(socket, route, _MORE)
         for frame in frames[:-1]:
@@ -133,13 +149,13 @@ class ZmqSocket:
     def _drain(self) -> bool:
         """Delivers message by message; returns whether there was one."""
         found = False
-        while not self._closed and _option(self._socket, _EVENTS) & _READABLE:
+        while not self._closed and _option(self.socket, _EVENTS) & _READABLE:
             found = True
             self._deliver()
         return found and not self._closed
 
     def _deliver(self) -> None:
-        socket = self._socket
+        socket = self.socket
         route = _receive(socket, _NOBLOCK) if self._routed else b""
         frames: list[Buffer] = []
         large = False
@@ -163,188 +179,200 @@ class ZmqSocket:
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._fd)
-            self._socket.close()
+            self.closing.close()
 
 
-class ZmqSockets:
-    """Opens the sockets of one transport, in a ZeroMQ context of its own.
+class ZmqLink:
+    """Links one end to those of the same name, over a socket."""
+
+    def __init__(self, socket: ZmqSocket, end: End, limits: Limits) -> None:
+        self._socket = socket
+        self.close = socket.close
+        self.poll = socket.poll
+        self._socket.open(
+            lambda frames, route: end.received(framing.decode(frames, limits), route), end.settle, end.malformed
+        )
+
+    def pack(self, record: T) -> framing.Packed:
+        """Returns a record as frames."""
+        return framing.pack(record)
+
+    def send(self, message: Message, route: Hashable) -> None:
+        """Sends a message to one peer, or to the end that listens."""
+        self._socket.send(framing.encode(message), route if isinstance(route, bytes) else b"")
+
+
+class ZmqTransport(Transport):
+    """Opens the ends of one incarnation of a service over ZeroMQ, under asyncio, in a ZeroMQ context of its own.
 
     Args:
-        protection: of TCP endpoints.
+        endpoints: address of each queue by its name ("segments:Ball") and of each topic by "topic:" and
+            its service ("topic:stepping-0"): "ipc://" and a path of at most 107 bytes, or
+            "tcp://127.0.0.1:" and a port.
+        start: this incarnation of the service, such as "stepping-0.1"; a later one has a higher number.
         timing: intervals.
         limits: bounds of a message.
         reconnect: seconds between attempts to connect.
         bind: seconds for which a taken address is tried again, because its owner may be closing.
-        failed: called with an exception that a socket's callback raises.
+        protection: of TCP endpoints.
 
-    Attributes:
-        rejections: counts rejected connections.
+    Raises:
+        QueueError: `start` is empty or contains "#".
     """
 
     def __init__(
         self,
-        protection: Protection,
-        timing: Timing,
-        limits: Limits,
+        endpoints: Mapping[str, str],
+        start: str,
         *,
-        reconnect: float,
-        bind: float,
-        failed: Callable[[Exception], None],
+        timing: Timing = DEFAULT_TIMING,
+        limits: Limits = SERVICES,
+        reconnect: float = 0.05,
+        bind: float = 1.0,
+        protection: Protection = UNPROTECTED,
     ) -> None:
-        self.curve = protection.curve
-        self._insecure = protection.insecure
-        self._machines = protection.machines
-        self._timing = timing
-        self._clock = time.monotonic
-        self.rejections = HandshakeRejections(self._clock)
+        super().__init__(start, timing, time.monotonic, time.time_ns)
+        self.endpoints = dict(endpoints)
         self._limits = limits
         self._reconnect = reconnect
         self._bind_s = bind
-        self._failed = failed
+        self._protection = protection
+        self._rejections = HandshakeRejections(self._clock)
+
+    async def __aenter__(self) -> Self:
         self._context = zmq.Context(io_threads=1)
-        self._authentication = None if self.curve is None else self._authenticate(self.curve)
+        curve = self._protection.curve
+        self._authentication = None if curve is None else self._authenticate(curve)
+        return await super().__aenter__()
 
-    def stop(self) -> None:
-        """Stops answering authentication requests; called in the event loop, before `destroy`."""
-        if self._authentication is not None:
-            self._authentication.close()
-
-    def destroy(self) -> None:
-        """Closes the context; blocks for at most the linger time."""
-        self._context.destroy()
-
-    def connect(self, name: str, endpoint: str) -> tuple[ZmqSocket, Closing]:
-        """Returns a socket that connects to a listener, and a function that closes it.
-
-        Raises:
-            QueueError: the endpoint cannot be connected to.
-        """
-        socket = self._socket(zmq.DEALER, endpoint)
-        socket.setsockopt(zmq.RECONNECT_IVL, max(1, int(self._reconnect * 1000)))
-        unwatch = _nothing
-        if self.curve is not None and ipc_path(endpoint) is None:
-            _set_keys(socket, self.curve)
-            socket.curve_serverkey = self.curve.servers[name].encode()
-            unwatch = self._watch(socket, name, lambda event, _: self._on_client_event(event, name, endpoint))
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
         try:
-            socket.connect(with_source_address(endpoint, self._machines))
-        except zmq.ZMQError as error:
-            unwatch()
-            socket.close()
-            raise unavailable(endpoint, error.errno, error) from error
-        link = ZmqSocket(socket, name, self._failed)
+            return await super().__aexit__(exc_type, exc, traceback)
+        finally:
+            if self._authentication is not None:
+                self._authentication.close()
+            with anyio.CancelScope(shield=True):  # bounded by the sockets' linger time
+                await anyio.to_thread.run_sync(self._context.destroy)
 
-        def close() -> None:
-            unwatch()
-            link.close()
+    @property
+    def refused(self) -> int:
+        """Returns the number of rejected connections, to this service's ends or to those of others."""
+        return self._rejections.total
 
-        return link, close
-
-    async def listen(self, name: str, endpoint: str, max_bytes: int | None = None) -> tuple[ZmqSocket, Closing]:
-        """Returns a socket that listens, and a function that closes it and frees the address.
+    def extend(self, endpoints: Mapping[str, str], protection: Protection) -> None:
+        """Adds further queues and topics of the run, which can be connected to from now on.
 
         Args:
-            name: queue or topic.
-            endpoint: address to listen at.
-            max_bytes: most bytes of a message, if less than the transport's limits.
-
-        Raises:
-            QueueError: another process listens there, the address cannot be used, or it needs keys.
+            endpoints: addresses as at the start, with those of the new ones.
+            protection: keys likewise.
         """
-        if is_open(endpoint) and self.curve is None and not self._insecure:
+        self.endpoints.update(endpoints)
+        self._protection = protection
+
+    # ------------------------------------------------------------ sockets
+
+    def _connect(self, end: End) -> ZmqLink:
+        name, curve = end.name, self._protection.curve
+        endpoint = endpoint_of(self.endpoints, name)
+        link = self._socket(zmq.DEALER, name, endpoint, self._limits.total)
+        link.socket.setsockopt(zmq.RECONNECT_IVL, max(1, int(self._reconnect * 1000)))
+        if curve is not None and ipc_path(endpoint) is None:
+            _set_keys(link.socket, curve)
+            link.socket.curve_serverkey = curve.servers[name].encode()
+            self._watch(link, name, lambda event, _: self._on_client_event(event, name, endpoint))
+        try:
+            link.socket.connect(with_source_address(endpoint, self._protection.machines))
+        except zmq.ZMQError as error:
+            link.close()
+            raise unavailable(endpoint, error.errno, error) from error
+        return ZmqLink(link, end, self._limits)
+
+    async def _listen(self, end: End) -> ZmqLink:
+        name, endpoint = end.name, endpoint_of(self.endpoints, end.name)
+        if is_open(endpoint) and self._protection.curve is None and not self._protection.insecure:
             raise QueueError(
                 f"got {name} at {endpoint}, which other machines can reach, without keys; expected keys; make them "
                 "with `sparring keys DIR` and set pipeline.keys: DIR, use loopback, or say --insecure"
             )
-        socket = self._socket(zmq.ROUTER, endpoint)
-        if max_bytes is not None:
-            socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+        max_bytes = _MAX_STATUS_BYTES if isinstance(end, Publisher) else self._limits.total
+        link = self._socket(zmq.ROUTER, name, endpoint, max_bytes)
         deadline = anyio.current_time() + self._bind_s
-        unwatch = self._secure(socket, name, endpoint)
-        while True:
-            try:
-                free = _bind(socket, endpoint)
-                break
-            except QueueError:
-                if anyio.current_time() >= deadline:
-                    unwatch()
-                    socket.close()
-                    raise
-            except BaseException:
-                unwatch()
-                socket.close()
-                raise
-            await anyio.sleep(0.02)
-        link = ZmqSocket(socket, name, self._failed)
-
-        def close() -> None:
-            unwatch()
+        try:
+            self._secure(link, name, endpoint)
+            while True:
+                try:
+                    _bind(link, endpoint)
+                except QueueError:
+                    if anyio.current_time() >= deadline:
+                        raise
+                    await anyio.sleep(0.02)
+                else:
+                    return ZmqLink(link, end, self._limits)
+        except BaseException:
             link.close()
-            free()
+            raise
 
-        return link, close
-
-    def _socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, name: str, endpoint: str, max_bytes: int) -> ZmqSocket:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
         socket.setsockopt(zmq.SNDHWM, 0)  # credit bounds it
         socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, self._limits.total)
+        socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
         if ipc_path(endpoint) is None:  # a host may vanish without closing
             socket.setsockopt(zmq.IPV6, int("[" in endpoint))
             socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._timing.heartbeat * 1000))
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._timing.peer_timeout * 1000))
-        return socket
+        return ZmqSocket(socket, name, self._fail)
 
     # ------------------------------------------------------------ keys
 
-    def _secure(self, socket: zmq.Socket[bytes], name: str, endpoint: str) -> Closing:
-        """Makes a listening socket reject unauthenticated clients; returns a function that ends its monitoring."""
+    def _secure(self, link: ZmqSocket, name: str, endpoint: str) -> None:
+        """Makes a listening socket reject unauthenticated clients, and counts those."""
+        socket, curve = link.socket, self._protection.curve
         if ipc_path(endpoint) is not None:
-            return _nothing
-        for machine in self._machines:
+            return
+        for machine in self._protection.machines:
             socket.setsockopt(zmq.TCP_ACCEPT_FILTER, machine.encode())
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
-        if self.curve is None:
-            return _nothing
-        _set_keys(socket, self.curve)
+        if curve is None:
+            return
+        _set_keys(socket, curve)
         socket.curve_server = True
         socket.zap_domain = name.encode()
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer every client is rejected
-        handshakes = Handshakes(lambda peer, cause: self.rejections.count(name, peer, cause), peer_address, self._clock)
-        return self._watch(socket, name, handshakes.on_event)
+        handshakes = Handshakes(partial(self._rejections.count, name), peer_address, self._clock)
+        self._watch(link, name, handshakes.on_event)
 
     def _authenticate(self, curve: Curve) -> ZmqSocket:
         """Answers the authentication requests of this context's sockets."""
         socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind("inproc://zeromq.zap.01")
-        authenticator = CurveAuthenticator(curve.clients, self.rejections, zmq.utils.z85.encode)
-        link = ZmqSocket(socket, "keys", self._failed)
-        link.open(lambda frames, route: link.send(authenticator.answer(frames), route), _nothing)
+        authenticator = CurveAuthenticator(curve.clients, self._rejections, zmq.utils.z85.encode)
+        link = ZmqSocket(socket, "keys", self._fail)
+        link.open(lambda frames, route: link.send(authenticator.answer(frames), route))
         return link
 
     def _on_client_event(self, event: str, name: str, endpoint: str) -> None:
         """Raises if the listener rejected our key: ZeroMQ does not try again, and the service cannot work."""
         if event in REFUSED:
-            raise _key_rejected(name)
+            raise key_rejected(name)
         if event == "HANDSHAKE_FAILED_NO_DETAIL":  # ZeroMQ tries again
-            self.rejections.count(name, endpoint, "it closed the connection: it is shutting down, or has other keys")
+            self._rejections.count(name, endpoint, "it closed the connection: it is shutting down, or has other keys")
 
-    def _watch(self, socket: zmq.Socket[bytes], name: str, on_event: Callable[[str, int], None]) -> Closing:
-        """Delivers the events of a socket; returns a function that ends that."""
-        link = ZmqSocket(socket.get_monitor_socket(), name, self._failed)
+    def _watch(self, link: ZmqSocket, name: str, on_event: Callable[[str, int], None]) -> None:
+        """Delivers the events of a socket until it closes."""
+        monitor = ZmqSocket(link.socket.get_monitor_socket(), name, self._fail)
 
         def received(frames: Sequence[Buffer], _route: bytes) -> None:
             event = zmq.utils.monitor.parse_monitor_message([bytes(frame) for frame in frames])
             on_event(zmq.Event(event["event"]).name or "", event["value"])
 
-        def close() -> None:
-            socket.disable_monitor()
-            link.close()
-
-        link.open(received, _nothing)
-        return close
+        link.closing.callback(monitor.close)
+        link.closing.callback(link.socket.disable_monitor)
+        monitor.open(received)
 
 
 def new_curve_pair() -> tuple[str, str]:
@@ -353,29 +381,17 @@ def new_curve_pair() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> Closing:
+def _bind(link: ZmqSocket, endpoint: str) -> None:
     path = ipc_path(endpoint)
     try:
-        if path is None:
-            socket.bind(endpoint)
-            return _nothing
-        socket.setsockopt(zmq.USE_FD, listen(path).detach())
-        socket.bind(endpoint)
-        return lambda: path.unlink(missing_ok=True)
+        if path is not None:
+            link.socket.setsockopt(zmq.USE_FD, listen(path).detach())
+        link.socket.bind(endpoint)
     except zmq.ZMQError as error:
         raise unavailable(endpoint, error.errno, error) from error
-
-
-def _key_rejected(name: str) -> QueueError:
-    return QueueError(
-        f"got a rejected connection to {name}: its listener does not allow our key, or has another one than expected; "
-        "expected the same keys and allowed.yaml on all machines; copy them again"
-    )
+    if path is not None:
+        link.closing.callback(path.unlink, missing_ok=True)
 
 
 def _set_keys(socket: zmq.Socket[bytes], curve: Curve) -> None:
     socket.curve_publickey, socket.curve_secretkey = curve.public.encode(), curve.secret.encode()
-
-
-def _nothing() -> None:
-    """Does nothing."""

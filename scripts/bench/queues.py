@@ -30,7 +30,7 @@ from sparring.pipeline.messages import codec
 from sparring.pipeline.messages.channels import Queue
 from sparring.pipeline.messages.schema import Observation, record
 from sparring.pipeline.queues.interface import Capacity
-from sparring.pipeline.queues.zmq_transport import ZmqTransport
+from sparring.pipeline.queues.zmq import ZmqTransport
 
 NAME = "steps"
 STEPS = 12

@@ -35,7 +35,7 @@ from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.curve import Protection
 from sparring.pipeline.queues.endpoints import is_open
 from sparring.pipeline.queues.interface import Subscription, Transport
-from sparring.pipeline.queues.zmq_transport import ZmqTransport
+from sparring.pipeline.queues.zmq import ZmqTransport
 from sparring.pipeline.settings import no_device
 from sparring.services.commands.runs import add_insecure
 from sparring.services.process.encryption import KEYS_VARIABLE

@@ -15,7 +15,7 @@ import anyio
 
 from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, first_failure
 from sparring.pipeline.monitoring import logs
-from sparring.pipeline.queues.zmq_transport import ZmqTransport
+from sparring.pipeline.queues.zmq import ZmqTransport
 from sparring.services.process.hosting import LOOP_OPTIONS, follow_signals
 from sparring.services.process.protection import protection
 from sparring.services.process.runtime import METRICS_INTERVAL_S, Context, Run

@@ -18,7 +18,7 @@ import anyio.to_thread
 from anyio.abc import Listener, TaskGroup
 
 from sparring.pipeline.errors import QueueClosed, ServiceError
-from sparring.pipeline.messages.channels import ADDED, METRICS, RUN
+from sparring.pipeline.messages.channels import ADDED, METRICS, RESULTS, RUN
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ALL, ProgressTracker
@@ -36,7 +36,7 @@ Clock = Callable[[], float]
 METRICS_INTERVAL_S = 1.0
 SUPERVISOR: Final = "supervisor"
 """Topic of the supervisor, in runs that may get behaviors or other machines."""
-MATCHES = "matches"
+MATCHES = RESULTS.name
 """Queue of the results of matches, from stepping to coordination."""
 
 

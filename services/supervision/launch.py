@@ -246,7 +246,7 @@ async def _supervise(topology: Topology, in_process: bool, grow: Growing) -> Sta
     try:
         if in_process:
             return await _as_tasks(topology, processes, grow)
-        from sparring.pipeline.queues.zmq_transport import ZmqTransport
+        from sparring.pipeline.queues.zmq import ZmqTransport
 
         incarnation = f"supervisor.{secrets.token_hex(3)}"
         protected = protection(topology.run, topology.endpoints, "supervisor")

@@ -24,8 +24,7 @@ from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.interface import Capacity, Receiver, Sender, Transport
 from sparring.pipeline.queues.memory import MemoryHub, MemoryLink, MemoryTransport
 from sparring.pipeline.queues.wire import Message, Timing
-from sparring.pipeline.queues.zmq import new_curve_pair
-from sparring.pipeline.queues.zmq_transport import ZmqTransport
+from sparring.pipeline.queues.zmq import ZmqTransport, new_curve_pair
 
 QUEUE = Queue("steps", Ping)
 TEN = Capacity(messages=10, steps=100)

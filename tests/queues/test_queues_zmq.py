@@ -32,7 +32,7 @@ from sparring.pipeline.queues.wire import (
     SubscriberStatus,
     TopicUpdate,
 )
-from sparring.pipeline.queues.zmq_transport import ZmqTransport
+from sparring.pipeline.queues.zmq import ZmqTransport
 from tests.queues.queues_worlds import QUEUE, REAL, free_ports, short_folder
 
 TEN = Capacity(messages=10, steps=100)

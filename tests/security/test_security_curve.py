@@ -29,8 +29,7 @@ from sparring.pipeline.queues.curve import (
 from sparring.pipeline.queues.endpoints import peer_address
 from sparring.pipeline.queues.interface import Capacity
 from sparring.pipeline.queues.wire import Timing
-from sparring.pipeline.queues.zmq import new_curve_pair
-from sparring.pipeline.queues.zmq_transport import ZmqTransport
+from sparring.pipeline.queues.zmq import ZmqTransport, new_curve_pair
 
 TOPIC = Topic("k", Ping)
 TEN = Capacity(messages=10, steps=100)

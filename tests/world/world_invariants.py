@@ -1,6 +1,6 @@
 """Invariants of a run, checked at each event.
 
-capacity    what a receiver holds and what is in transit to it never exceeds its capacity, and the shares agree
+capacity    what a receiver holds and what is in transit to it never exceeds its capacity, and its counts agree
 step_counts each step is in one term at each publication, of coordination and of the learners
 losses      steps are lost only with an incarnation that died, and no more than were in flight
 unaccounted what the simulators count is what step accounting has as produced

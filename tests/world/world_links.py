@@ -208,9 +208,12 @@ def damage(frames: Sequence[Buffer], chance: Random) -> list[Buffer]:
 def _reads(frames: Sequence[Buffer]) -> bool:
     """Returns whether an end would decode a message; errors other than CodecError count as decoded."""
     try:
-        message = framing.decode(frames)
-        if isinstance(message, Data | TopicUpdate):
+        if frames[0][:1] in (b"D", b"L", b"U"):
+            message = framing.decode(frames)
+            assert isinstance(message, Data | TopicUpdate)
             message.payload.unpack(object)
+        else:
+            framing.codec.decode(frames[:1])
     except CodecError:
         return False
     except Exception:
