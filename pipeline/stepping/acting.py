@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Reset
-from sparring.pipeline.messages.steps import ActionsChosen
 from sparring.pipeline.specs import Array
-from sparring.pipeline.stepping.agents import Ids
+from sparring.pipeline.stepping.agents import Ids, Slots
 from sparring.pipeline.stepping.behaviors import Behavior
 from sparring.pipeline.stepping.connections import Arrival
-from sparring.pipeline.stepping.steps import SampledActions, join_columns, join_optional, select_rows
+from sparring.pipeline.stepping.steps import Choice, SampledActions, join_columns, join_optional, select_rows
 
 Masks = NDArray[np.bool_] | None
 Carried = NDArray[np.float32] | None
@@ -59,7 +58,7 @@ class TickResult:
 
 def choose(
     behavior: Behavior, arrivals: Sequence[Arrival], policy: Policy | None, ghosts: Mapping[tuple[str, int], Policy]
-) -> tuple[SampledActions, ActionsChosen | None]:
+) -> tuple[SampledActions, Choice, Slots]:
     """Chooses actions for all rows of a behavior, in one pass for each policy that plays.
 
     Args:
@@ -69,7 +68,7 @@ def choose(
         ghosts: fixed policies, by behavior name and number.
 
     Returns:
-        Actions of all rows, and those of learning agents for assembly; None where no row learns.
+        Actions of all rows; those of learning agents for assembly, and their slots.
     """
     table = behavior.table
     decisions = [arrival.decisions for arrival in arrivals if arrival.decisions is not None]
@@ -77,7 +76,7 @@ def choose(
     observations = tuple(
         join_columns(column) for column in zip(*(rows.observations for rows in decisions), strict=True)
     )
-    masks = join_optional([rows.masks for rows in decisions], [len(rows.agents) for rows in decisions])
+    masks = join_optional([rows.masks for rows in decisions], (len(rows.agents) for rows in decisions))
     playing = np.unique(table.ghosts[slots]).tolist() if table.has_ghosts else [0]
     policies = {one: ghosts[behavior.name, one] if one or policy is None else policy for one in playing}
     carried = updated = None
@@ -92,24 +91,18 @@ def choose(
         table.carried[slots, :numbers] = updated
     table.acted[slots] = True
     own = 0 if policy is None else policy.carried
-    learned = ActionsChosen(
-        slots=slots,
-        log_probs=chosen.log_probs,
-        versions=np.full(len(slots), 0 if policy is None else policy.version, np.int64),
-        continuous=chosen.continuous if chosen.continuous.shape[1] else None,
-        discrete=chosen.discrete if chosen.discrete.shape[1] else None,
-        masks=masks,
-        carried=carried[:, :own] if carried is not None and own else None,
+    learned = Choice(
+        0 if policy is None else policy.version,
+        chosen.log_probs,
+        chosen.continuous if chosen.continuous.shape[1] else None,
+        chosen.discrete if chosen.discrete.shape[1] else None,
+        masks,
+        carried[:, :own] if carried is not None and own else None,
     )
-    return chosen, _select_learning(learned, table.learning[slots]) if table.has_ghosts else learned
-
-
-def _select_learning(chosen: ActionsChosen, learning: NDArray[np.bool_]) -> ActionsChosen | None:
-    """Returns the actions of the learning rows only; None where no row learns."""
-    if learning.all():
-        return chosen
-    rows = np.flatnonzero(learning)
-    return select_rows(chosen, rows) if rows.size else None
+    if table.has_ghosts and not (learning := table.learning[slots]).all():
+        rows = np.flatnonzero(learning)
+        learned, slots = select_rows(learned, rows), slots[rows]
+    return chosen, learned, slots
 
 
 def _act_by_player(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -249,12 +248,12 @@ def sort_by_agent(decisions: Decisions) -> tuple[Decisions, NDArray[np.intp] | N
     return select_rows(decisions, order), np.argsort(order)
 
 
-def count_new_agents(arrivals: Iterable[Arrival]) -> Counter[str]:
+def count_new_agents(arrivals: Iterable[Arrival]) -> dict[str, int]:
     """Counts new agents by behavior name."""
-    new: Counter[str] = Counter()
+    new: dict[str, int] = {}
     for arrival in arrivals:
         if arrival.unknown:
-            new[arrival.name] += arrival.unknown
+            new[arrival.name] = new.get(arrival.name, 0) + arrival.unknown
     return new
 
 
@@ -270,7 +269,7 @@ def check_capacity(
     expected = count_new_agents(arrival for frame in frames for arrival in frame.arrivals)
     for name, n in new.items():
         table = behaviors[name].table
-        if (others := table.taken + expected[name]) + n > table.limit:
+        if (others := table.taken + expected.get(name, 0)) + n > table.limit:
             raise RemoteProtocolError(
                 "too_large",
                 got=f"{n} more agents of {name} beside {others}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from sparring.pipeline.networks.actions import to_environment
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.networks.weights import load_arrays
-from sparring.pipeline.specs import Array, BehaviorSpec
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec
 from sparring.pipeline.stepping.acting import Carried, Masks
 from sparring.pipeline.stepping.steps import SampledActions
 
@@ -26,28 +27,27 @@ class HasNetwork(Protocol):
         """Returns the settings of its network."""
 
 
+@dataclass(frozen=True)
 class ScriptedPolicy:
     """Simulators play a scripted policy themselves: no network acts, and they ignore the actions.
 
-    Args:
-        spec: of the behavior.
+    Attributes:
+        actions: of the behavior.
         version: number of the opponent.
         script: name that the simulators know.
     """
 
-    carried: Final = 0
-
-    def __init__(self, spec: BehaviorSpec, version: int, script: str) -> None:
-        self.version = version
-        self.script = script
-        self._actions = spec.actions
+    actions: ActionSpec
+    version: int
+    script: str
+    carried: int = 0
 
     def act(self, observations: tuple[Array, ...], masks: Masks, carried: Carried = None) -> SampledActions:
         """Returns zeros for all rows."""
         del masks, carried
-        rows, actions = len(observations[0]), self._actions
-        zeros = np.zeros((rows, actions.continuous), np.float32)
-        discrete = np.zeros((rows, len(actions.discrete)), np.int32)
+        rows = len(observations[0])
+        zeros = np.zeros((rows, self.actions.continuous), np.float32)
+        discrete = np.zeros((rows, len(self.actions.discrete)), np.int32)
         return SampledActions(continuous=zeros, executed=zeros, discrete=discrete, log_probs=np.zeros(rows, np.float32))
 
 
@@ -152,7 +152,7 @@ class Policies:
         if (name, weights.version) in self.ghosts:
             return
         if weights.script:
-            self.ghosts[name, weights.version] = ScriptedPolicy(spec, weights.version, weights.script)
+            self.ghosts[name, weights.version] = ScriptedPolicy(spec.actions, weights.version, weights.script)
             return
         network = own = self._settings[name].network_settings
         if weights.network:

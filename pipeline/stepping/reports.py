@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.messages.simulator import Decisions
-from sparring.pipeline.messages.steps import AgentsEnded, OutcomesReported
 from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
 from sparring.pipeline.stepping.connections import Arrival
 from sparring.pipeline.stepping.steps import BehaviorTick, Rows, select_rows
@@ -37,16 +36,7 @@ def apply_report(arrival: Arrival, simulator: int, tick: BehaviorTick, begin: Be
         table.live[vacated] = False
         ends, slots = _learning_rows(arrival.ends, vacated, table)
         if slots.size:
-            tick.ended.append(
-                AgentsEnded(
-                    slots=slots,
-                    observations=ends.observations,
-                    rewards=ends.rewards,
-                    interrupted=ends.interrupted,
-                    group_rewards=ends.group_rewards,
-                    outcomes=ends.outcomes,
-                )
-            )
+            tick.ended.append((ends, slots))
     if arrival.decisions is not None:
         if arrival.unknown or arrival.ends is not None:
             _begin(arrival, arrival.decisions, simulator, tick, begin)
@@ -56,14 +46,7 @@ def apply_report(arrival: Arrival, simulator: int, tick: BehaviorTick, begin: Be
         decisions, slots = _learning_rows(arrival.decisions, arrival.slots, table)
         arrival.learning = len(slots)
         if slots.size:
-            tick.reported.append(
-                OutcomesReported(
-                    slots=slots,
-                    observations=decisions.observations,
-                    rewards=decisions.rewards,
-                    group_rewards=decisions.group_rewards,
-                )
-            )
+            tick.reported.append((decisions, slots))
     if arrival.ends is not None:
         empty = vacated[~table.live[vacated]]
         if empty.size:

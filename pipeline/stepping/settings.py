@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -55,7 +55,19 @@ class SteppingSettings(BaseModel):
     @field_validator("address")
     @classmethod
     def _well_formed(cls, address: str) -> str:
-        _split(address)
+        try:
+            parts = urlsplit(address)
+            if parts.scheme == "tcp":
+                well_formed = bool(parts.hostname) and parts.port is not None and not parts.path
+            else:
+                well_formed = parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1
+        except ValueError:
+            well_formed = False
+        if not well_formed:
+            raise ValueError(
+                f"got {address!r}; expected tcp://HOST:PORT with a port from 0 to 65535, or unix:///PATH; "
+                "write for example tcp://127.0.0.1:5005, or tcp://127.0.0.1:0 for a free port"
+            )
         return address
 
     @field_validator("player_host")
@@ -71,16 +83,12 @@ class SteppingSettings(BaseModel):
         return host
 
     @model_validator(mode="after")
-    def _token_stays_here(self) -> SteppingSettings:
+    def _consistent(self) -> SteppingSettings:
         if not self.encrypt and (self.credentials == "certificate" or is_open(self.address)):
             raise ValueError(
                 f"got encrypt: false with address {self.address!r} and credentials {self.credentials!r}; "
                 "expected a token on loopback, the only credential that may be sent unencrypted; leave encrypt out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _heartbeat_in_time(self) -> SteppingSettings:
         if self.heartbeat_s >= self.simulator_timeout_s:
             raise ValueError(
                 f"got heartbeat_s {self.heartbeat_s:g} with simulator_timeout_s {self.simulator_timeout_s:g}; "
@@ -88,21 +96,3 @@ class SteppingSettings(BaseModel):
                 "lower heartbeat_s or raise simulator_timeout_s (ten heartbeats are usual)"
             )
         return self
-
-
-def _split(address: str) -> Any:
-    try:
-        parts = urlsplit(address)
-        well_formed = (
-            bool(parts.hostname) and parts.port is not None and not parts.path
-            if parts.scheme == "tcp"
-            else parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1
-        )
-    except ValueError:
-        well_formed = False
-    if not well_formed:
-        raise ValueError(
-            f"got {address!r}; expected tcp://HOST:PORT with a port from 0 to 65535, or unix:///PATH; "
-            "write for example tcp://127.0.0.1:5005, or tcp://127.0.0.1:0 for a free port"
-        )
-    return parts

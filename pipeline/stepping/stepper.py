@@ -187,7 +187,7 @@ class Stepper:
         arrivals = connection.arrive(step)
         self.matches.check(connection, arrivals)
         if new := count_new_agents(arrivals):
-            check_agents(connection.alive, new.total(), self._agents_each)
+            check_agents(connection.alive, sum(new.values()), self._agents_each)
             check_capacity(new, self.behaviors, self.connections.values())
         connection.frame = Frame(sequence=step.sequence, received_at=now, arrivals=arrivals)
 
@@ -348,9 +348,9 @@ class Stepper:
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
             behavior, policy = self.behaviors[name], self._policies.get(name)
-            chosen, learned = choose(behavior, [arrival for _, arrival in entries], policy, self._ghosts)
-            if learned is not None:
-                self._pending_steps.present(behavior).acted.append(learned)
+            chosen, learned, slots = choose(behavior, [arrival for _, arrival in entries], policy, self._ghosts)
+            if slots.size:
+                self._pending_steps.present(behavior).acted.append((learned, slots))
             playing = {number: one.script for (own, number), one in self._ghosts.items() if own == name and one.script}
             at = 0
             for connection, arrival in entries:

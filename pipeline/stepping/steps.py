@@ -39,8 +39,25 @@ class SampledActions:
     log_probs: NDArray[np.float32]
 
 
-Rows = TypeVar("Rows", Decisions, Ends, SampledActions, ActionsChosen)
+@dataclass(slots=True)
+class Choice:
+    """A Choice holds the actions of one tick for learning agents, as `ActionsChosen` does, under one policy version."""
+
+    version: int
+    log_probs: NDArray[np.float32]
+    continuous: NDArray[np.float32] | None
+    discrete: NDArray[np.int32] | None
+    masks: NDArray[np.bool_] | None
+    carried: NDArray[np.float32] | None
+
+
+Rows = TypeVar("Rows", Decisions, Ends, Choice)
 TickRows = TypeVar("TickRows", AgentsStarted, AgentsEnded, OutcomesReported, ActionsChosen)
+
+_COLUMNS: Final = {
+    record: tuple(column.name for column in fields(record))
+    for record in (AgentsStarted, AgentsEnded, OutcomesReported, ActionsChosen)
+}
 
 
 def select_rows(rows: Rows, which: NDArray[np.intp]) -> Rows:
@@ -68,7 +85,7 @@ def join_optional(columns: Sequence[Array | None], rows: Iterable[int], missing:
 
 @dataclass(slots=True)
 class BehaviorTick:
-    """A BehaviorTick collects one tick of one behavior name; its lists have an entry per simulator and behavior id.
+    """A BehaviorTick collects one tick of one behavior name: rows and their slots, by simulator and behavior id.
 
     Attributes:
         number: of the tick.
@@ -79,42 +96,42 @@ class BehaviorTick:
     number: int
     completed: int = 0
     lost: list[Slots] = field(default_factory=list)
-    ended: list[AgentsEnded] = field(default_factory=list)
-    joined: list[AgentsStarted] = field(default_factory=list)
-    reported: list[OutcomesReported] = field(default_factory=list)
-    acted: list[ActionsChosen] = field(default_factory=list)
+    ended: list[tuple[Ends, Slots]] = field(default_factory=list)
+    joined: list[tuple[AgentsStarted, Slots]] = field(default_factory=list)
+    reported: list[tuple[Decisions, Slots]] = field(default_factory=list)
+    acted: list[tuple[Choice, Slots]] = field(default_factory=list)
 
     def join(self, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
         """Lists agents with copies of their rows of `table`; `fresh`: their episodes start now."""
-        self.joined.append(
-            AgentsStarted(
-                slots=slots,
-                agents=table.agents[slots],
-                groups=table.groups[slots],
-                teams=table.teams[slots],
-                simulators=table.simulators[slots],
-                fresh=np.full(len(slots), fresh),
-                matchups=table.matchups[slots] if table.has_ghosts else None,
-                lessons=table.lessons[slots] if table.has_curricula else None,
-            )
+        started = AgentsStarted(
+            slots=slots,
+            agents=table.agents[slots],
+            groups=table.groups[slots],
+            teams=table.teams[slots],
+            simulators=table.simulators[slots],
+            fresh=np.full(len(slots), fresh),
+            matchups=table.matchups[slots] if table.has_ghosts else None,
+            lessons=table.lessons[slots] if table.has_curricula else None,
         )
+        self.joined.append((started, slots))
 
     def join_all(self, table: SlotTable) -> None:
         """Lists all learning live agents of `table`, not only those that are new."""
         live = np.flatnonzero(table.live & table.learning).astype(np.int32)
-        self.joined = [started for started in self.joined if started.fresh.all()]
-        listed = [started.slots for started in self.joined]
+        self.joined = [(started, slots) for started, slots in self.joined if started.fresh.all()]
+        listed = [slots for _, slots in self.joined]
         again = live[~np.isin(live, np.concatenate(listed))] if listed else live
         if again.size:
             self.join(table, again, fresh=False)
 
     def rows(self) -> list[int]:
         """Returns the numbers of rows lost, ended, joined, reported and acted."""
-        lost, acted = sum(map(len, self.lost)), sum(len(chosen.log_probs) for chosen in self.acted)
         return [
-            lost,
-            *(sum(len(one.slots) for one in part) for part in (self.ended, self.joined, self.reported)),
-            acted,
+            sum(map(len, self.lost)),
+            sum(len(slots) for _, slots in self.ended),
+            sum(len(slots) for _, slots in self.joined),
+            sum(len(slots) for _, slots in self.reported),
+            sum(len(slots) for _, slots in self.acted),
         ]
 
 
@@ -162,34 +179,50 @@ class PendingSteps:
 
 
 def _join_ticks(name: str, ticks: list[BehaviorTick], produced_before: int) -> BehaviorSteps:
-    lost, rows = [slots for tick in ticks for slots in tick.lost], np.array([tick.rows() for tick in ticks], np.int32)
-    reported = _join([part for tick in ticks for part in tick.reported])
-    acted = _join([part for tick in ticks for part in tick.acted])
-    if acted is not None and reported is not None and np.array_equal(rows[:, 3], rows[:, 4]):
-        has_same_slots = acted.slots is not None and np.array_equal(acted.slots, reported.slots)
-        acted = replace(acted, slots=None) if has_same_slots else acted
+    lost, acted = [slots for tick in ticks for slots in tick.lost], [entry for tick in ticks for entry in tick.acted]
+    sizes, versions = [len(slots) for _, slots in acted], np.array([choice.version for choice, _ in acted], np.int64)
+    has_own_slots = bool(acted) and not all(map(_as_reported, ticks))
+    slots_acted = join_columns([slots for _, slots in acted]) if has_own_slots else None
     return BehaviorSteps(
         behavior=name,
         produced_before=produced_before,
         ticks=np.array([tick.number for tick in ticks], np.int64),
         completed=np.array([tick.completed for tick in ticks], np.int64),
-        rows=rows,
+        rows=np.array([tick.rows() for tick in ticks], np.int32),
         lost=join_columns(lost) if lost else None,
-        ended=_join([part for tick in ticks for part in tick.ended]),
-        joined=_join([part for tick in ticks for part in tick.joined]),
-        reported=reported,
-        acted=acted,
+        ended=_join(AgentsEnded, [entry for tick in ticks for entry in tick.ended]),
+        joined=_join(AgentsStarted, [entry for tick in ticks for entry in tick.joined]),
+        reported=_join(OutcomesReported, [entry for tick in ticks for entry in tick.reported]),
+        acted=_join(ActionsChosen, acted, slots=slots_acted, versions=versions.repeat(sizes)),
     )
 
 
-def _join(parts: Sequence[TickRows]) -> TickRows | None:
-    """Joins records of columns, without a copy where there is only one."""
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    columns = {column.name: [getattr(part, column.name) for part in parts] for column in fields(parts[0])}
-    sizes = [len(slots) for slots in columns["slots"]]
-    joined = {name: _join_column(column, sizes, _MISSING.get(name, 0)) for name, column in columns.items()}
-    return replace(parts[0], **joined)
+def _as_reported(tick: BehaviorTick) -> bool:
+    """Returns whether the rows acted for are the rows reported: then they need no slots of their own."""
+    acted, reported = [slots for _, slots in tick.acted], [slots for _, slots in tick.reported]
+    if not acted or not reported:
+        return not acted and not reported
+    joined = join_columns(reported)
+    return acted[0] is joined or np.array_equal(acted[0], joined)
+
+
+def _join(
+    record: type[TickRows],
+    entries: Sequence[tuple[Decisions | Ends | AgentsStarted | Choice, Slots]],
+    **known: Array | None,
+) -> TickRows | None:
+    """Joins rows into one record, whose columns have the same names, except for those that are known."""
+    if not entries:
+        return None
+    if "slots" not in known:
+        known["slots"] = join_columns([slots for _, slots in entries])
+    sizes = [len(slots) for _, slots in entries]
+    columns = {
+        name: _join_column([getattr(rows, name) for rows, _ in entries], sizes, _MISSING.get(name, 0))
+        for name in _COLUMNS[record]
+        if name not in known
+    }
+    return record(**{**columns, **known})
 
 
 def _join_column(columns: Sequence[Any], sizes: Sequence[int], missing: float) -> Any:
@@ -199,7 +232,7 @@ def _join_column(columns: Sequence[Any], sizes: Sequence[int], missing: float) -
     return join_optional(columns, sizes, missing)
 
 
-def _select(column: Array | tuple[Array, ...] | None, which: NDArray[np.intp]) -> Any:
+def _select(column: Array | tuple[Array, ...] | int | None, which: NDArray[np.intp]) -> Any:
     if isinstance(column, tuple):
         return tuple(observation[which] for observation in column)
-    return None if column is None else column[which]
+    return column[which] if isinstance(column, np.ndarray) else column

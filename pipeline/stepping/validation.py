@@ -76,35 +76,38 @@ def check_unique(behavior: str, what: str, agents: NDArray[np.int64]) -> None:
 
 def _check_rows(behavior: str, what: str, rows: Decisions | Ends, spec: BehaviorSpec) -> None:
     n, actions = len(rows.agents), spec.actions
-    shapes = {"did_continuous": (n, actions.continuous), "did_discrete": (n, len(actions.discrete))}
+    widths = {"did_continuous": actions.continuous, "did_discrete": len(actions.discrete)}
     for name in _COLUMNS[type(rows)]:
         column: Array | None = getattr(rows, name)
         if column is None:
             continue
-        _check_shape(behavior, f"{what}.{name}", column, shapes.get(name, (n,)))
+        wanted = (n, widths[name]) if name in widths else (n,)
+        if column.shape != wanted:
+            raise _wrong_rows(behavior, f"{what}.{name}", column, wanted)
         if name in _FINITE:
             _check_finite(behavior, f"{what}.{name}", column, rows.agents)
     if rows.did_discrete is not None and np.any((rows.did_discrete < 0) | (rows.did_discrete >= actions.discrete)):
-        raise _shape(behavior, f"{what}.did_discrete", "a choice that its branch does not have", f"{actions.discrete}")
+        expected = f"choices of branches of {actions.discrete}"
+        raise _shape(behavior, f"{what}.did_discrete", "a choice that its branch does not have", expected)
     if len(rows.observations) != len(spec.observations):
         raise _shape(behavior, f"{what}.observations", f"{len(rows.observations)} columns", f"{len(spec.observations)}")
-    for column, wanted in zip(rows.observations, spec.observations, strict=True):
-        field = f"{what}.observations[{wanted.name!r}]"
-        _check_shape(behavior, field, column, (n, *wanted.shape))
-        if column.dtype != _DTYPES[wanted.dtype]:
+    for column, observation in zip(rows.observations, spec.observations, strict=True):
+        field = f"{what}.observations[{observation.name!r}]"
+        if column.shape != (n, *observation.shape):
+            raise _wrong_rows(behavior, field, column, (n, *observation.shape))
+        if column.dtype != _DTYPES[observation.dtype]:
             raise RemoteProtocolError(
                 "dtype",
                 got=f"{column.dtype.name} in {field} of {behavior}",
-                expected=f"{wanted.dtype} by its spec",
+                expected=f"{observation.dtype} by its spec",
                 remedy="convert the column, or change the spec",
             )
-        if wanted.dtype == "float32":
+        if observation.dtype == "float32":
             _check_finite(behavior, field, column, rows.agents)
 
 
-def _check_shape(behavior: str, field: str, column: Array, expected: tuple[int, ...]) -> None:
-    if column.shape != expected:
-        raise _shape(behavior, field, f"{len(column)} rows, shape {column.shape},", f"{expected}, a row for each agent")
+def _wrong_rows(behavior: str, field: str, column: Array, expected: tuple[int, ...]) -> RemoteProtocolError:
+    return _shape(behavior, field, f"{len(column)} rows, shape {column.shape},", f"{expected}, a row for each agent")
 
 
 def _check_finite(behavior: str, field: str, column: Array, agents: NDArray[np.int64]) -> None:

@@ -44,6 +44,9 @@ class ConnectionAcceptor:
         limits: of connections and handshakes.
         rejections: log of those not admitted.
         serve: handles an admitted simulator until its end.
+
+    Attributes:
+        connected: number of admitted connections by host.
     """
 
     def __init__(
@@ -58,17 +61,12 @@ class ConnectionAcceptor:
         self._rejections = rejections
         self._serve = serve
         self._pending: dict[SimulatorPeer, None] = {}  # the oldest first
-        self._connected: Counter[str] = Counter()
+        self.connected: Counter[str] = Counter()
 
     @property
     def pending(self) -> int:
         """Returns the number of connections without a completed handshake."""
         return len(self._pending)
-
-    @property
-    def connected(self) -> dict[str, int]:
-        """Returns the number of admitted connections by host."""
-        return dict(self._connected)
 
     async def run(self, listener: Listener[SocketStream], tasks: TaskGroup) -> None:
         """Accepts connections until cancelled, each with a task of its own in `tasks`."""
@@ -85,12 +83,12 @@ class ConnectionAcceptor:
         try:
             if not await self._handshake(peer):
                 return
-            self._connected[peer.host] += 1
+            self.connected[peer.host] += 1
             try:
                 await self._serve(peer)
             finally:
-                self._connected[peer.host] -= 1
-                self._connected += Counter()  # without hosts that have no connection
+                self.connected[peer.host] -= 1
+                self.connected += Counter()  # without hosts that have no connection
         finally:
             await anyio.aclose_forcefully(stream)
 
@@ -139,8 +137,8 @@ class ConnectionAcceptor:
 
     def _check_capacity(self, peer: SimulatorPeer) -> None:
         for got, limit, key in (
-            (self._connected.total(), self._limits.connections, "connections"),
-            (self._connected[peer.host], self._limits.connections_per_host, "connections_per_host"),
+            (self.connected.total(), self._limits.connections, "connections"),
+            (self.connected[peer.host], self._limits.connections_per_host, "connections_per_host"),
         ):
             if got >= limit:
                 raise RemoteProtocolError(

@@ -10,7 +10,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Self
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
@@ -21,7 +20,7 @@ Sent = Callable[[float, float], None]
 
 
 class Outgoing:
-    """Outgoing is the sending half of a stream; a context manager that closes itself, not the stream.
+    """Outgoing is the sending half of a stream; `close` ends direct writing, not the stream.
 
     Args:
         stream: no other task writes to it.
@@ -75,12 +74,6 @@ class Outgoing:
             self.waiting_bytes -= len(data)
             self._taken.set()
             self._sent(received_at, backpressured_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the second handle: from here on only `run` or `drain` write."""

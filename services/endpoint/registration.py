@@ -34,7 +34,7 @@ def check_version(hello: Hello) -> None:
 
 
 def check_number(
-    peer: SimulatorPeer, requested: int | None, number: int, peers: Iterable[SimulatorPeer], now: float, limit_s: float
+    peer: SimulatorPeer, requested: int | None, number: int, peers: Iterable[SimulatorPeer], context: ServerContext
 ) -> None:
     """Rejects a second simulator with one number, unless it may be the first one, reconnected after a broken link.
 
@@ -42,9 +42,8 @@ def check_number(
         peer: the simulator.
         requested: number in its Hello.
         number: number that it gets.
-        peers: all connected simulators.
-        now: seconds.
-        limit_s: seconds of silence after which the link of another simulator may be broken.
+        peers: all connected simulators; the link of one that is silent for a heartbeat may be broken.
+        context: of the endpoint.
 
     Raises:
         RemoteProtocolError: the number is out of range or taken.
@@ -57,7 +56,7 @@ def check_number(
             remedy="leave the number out, or use $SPARRING_NUMBER",
         )
     for other in peers:
-        is_alive = now - other.last_received_at < limit_s
+        is_alive = context.clock() - other.last_received_at < context.settings.heartbeat_s
         if other.number == number and (is_alive or other.identity != peer.identity):
             raise RemoteProtocolError(
                 "number",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from typing import Final
@@ -135,7 +136,7 @@ class Simulators:
         self.add(peer)
         try:
             async with peer.stream:
-                with peer.outgoing, peer.scope:
+                with closing(peer.outgoing), peer.scope:
                     await self._converse(peer)
                 await self._explain_end(peer)
         except* DISCONNECTED as failure:
@@ -266,7 +267,7 @@ class Simulators:
         # A simulator that the supervisor did not start comes after the supervisor's.
         number = hello.number if hello.number is not None else OWN_NUMBERS + peer.key
         settings = self._context.settings
-        check_number(peer, hello.number, number, self.peers.values(), self._context.clock(), settings.heartbeat_s)
+        check_number(peer, hello.number, number, self.peers.values(), self._context)
         replaced = self._stepper.connect(
             peer.key, number, hello.behaviors, hello.scripts, process=clip(hello.process, 100), reported=hello.steps
         )

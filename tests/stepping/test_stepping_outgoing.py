@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from typing import Any
 
 import anyio
@@ -47,7 +47,7 @@ async def test_messages_arrive_in_order_although_the_reader_is_slow(messages: in
     with anyio.fail_after(30):
         async with AsyncExitStack() as stack:
             ours, theirs = await connected(stack)
-            outgoing = stack.enter_context(Outgoing(ours, lambda *stamp: sent.append(stamp)))
+            outgoing = stack.enter_context(closing(Outgoing(ours, lambda *stamp: sent.append(stamp))))
             for number, data in enumerate(messages_sent):
                 outgoing.put(data, number, 0.5)
             at_once = len(sent)
@@ -67,7 +67,7 @@ async def test_the_task_and_not_the_caller_gets_the_error_of_a_broken_connection
     with anyio.fail_after(30):
         async with AsyncExitStack() as stack:
             ours, theirs = await connected(stack)
-            outgoing = stack.enter_context(Outgoing(ours, lambda *_: None))
+            outgoing = stack.enter_context(closing(Outgoing(ours, lambda *_: None)))
             await theirs.aclose()
 
             async def send() -> None:
@@ -87,7 +87,7 @@ async def test_messages_after_the_end_are_drained() -> None:
         async with AsyncExitStack() as stack:
             ours, theirs = await connected(stack)
             stamps: list[Any] = []
-            with Outgoing(ours, lambda *stamp: stamps.append(stamp)) as outgoing:
+            with closing(Outgoing(ours, lambda *stamp: stamps.append(stamp))) as outgoing:
                 outgoing.put(b"first")
             outgoing.put(b" and last")
             assert len(stamps) == 1
