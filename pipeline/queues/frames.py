@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 from sparring.pipeline.errors import CodecError
 from sparring.pipeline.messages import codec
 from sparring.pipeline.messages.codec import SERVICES, Buffer, Limits
+from sparring.pipeline.messages.fields import Value
 from sparring.pipeline.queues.wire import (
     Data,
     Grant,
@@ -50,7 +51,7 @@ class Packed(NamedTuple):
         return of_kind(value, kind)
 
 
-def of_kind(value: object, kind: type[T]) -> T:
+def of_kind(value: Value, kind: type[T]) -> T:
     """Returns a decoded record of this kind.
 
     Raises:

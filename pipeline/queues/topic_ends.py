@@ -10,6 +10,7 @@ import anyio.lowlevel
 
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.messages.channels import Topic
+from sparring.pipeline.messages.fields import Value
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.topic import PublisherState, SubscriberState
 from sparring.pipeline.queues.wire import (
@@ -101,7 +102,7 @@ class Subscription(End):
         self._state = SubscriberState(timing, pace)
 
     @property
-    def records(self) -> Mapping[str, object]:
+    def records(self) -> Mapping[str, Value]:
         """Returns the latest record of each key."""
         return self._state.latest
 
