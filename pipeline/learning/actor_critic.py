@@ -186,7 +186,10 @@ class AgentNetworks(ActorCritic):
     ) -> tuple[Tensor, Tensor, BackwardFn]:
         outputs_BO, to_actor = actor.traced(rows_BF)
         log_sigma_C, own = self.actor.log_sigma, self.actor.outputs
-        values_BS, to_critic = (outputs_BO[:, own:], None) if critic is None else critic.traced(rows_BF)
+        if critic is None:
+            head_BH, values_BS, to_critic = outputs_BO[:, :own], outputs_BO[:, own:], None
+        else:
+            head_BH, (values_BS, to_critic) = outputs_BO, critic.traced(rows_BF)
 
         def backward_fn(_outputs: object, gradients: Sequence[Tensor]) -> None:
             to_head_BH, to_log_sigma_C, to_values_BS = gradients
@@ -197,7 +200,7 @@ class AgentNetworks(ActorCritic):
                 to_critic(to_values_BS)
             accumulate(log_sigma_C, to_log_sigma_C)
 
-        return outputs_BO[:, :own], values_BS, backward_fn
+        return head_BH, values_BS, backward_fn
 
     def _plain_values(self, inputs: Inputs) -> Floats:
         """Returns values [R, S], computed for as many rows at a time as fit in the CPU's cache."""

@@ -110,7 +110,7 @@ def value_loss(
             +- epsilon is larger, it counts instead; None for no clip.
         epsilon: clip range.
     """
-    if not len(values_BS):
+    if not values_BS.shape[0]:
         return values_BS.new_zeros(1, values_BS.shape[1]), torch.zeros_like(values_BS)
     error_BS = values_BS - returns_BS
     squares_BS, factor = error_BS.square(), 2.0 * weight / error_BS.numel()
