@@ -19,15 +19,11 @@ import onnx
 from torch import Tensor, nn
 
 from sparring.pipeline.export.policy import ExportError
-from sparring.pipeline.networks.attention import ResidualAttention
-from sparring.pipeline.networks.entities import EntityEncoder
-from sparring.pipeline.networks.goals import ConditionedLayers
-from sparring.pipeline.networks.images import ImageEncoder
-from sparring.pipeline.networks.limits import HEADS
-from sparring.pipeline.networks.normalizer import CLIP, Normalizer
-from sparring.pipeline.networks.perceptron import Perceptron
+from sparring.pipeline.networks.attention import EntityEncoder, ResidualAttention
+from sparring.pipeline.networks.encoders import CLIP, ImageEncoder, Normalizer
+from sparring.pipeline.networks.perceptron import ConditionedLayers, Perceptron
 from sparring.pipeline.networks.recurrent import Recurrent
-from sparring.pipeline.networks.settings import Activation
+from sparring.pipeline.networks.settings import HEADS, Activation
 from sparring.pipeline.specs import Array
 
 _ABSENT: Final = -1e9

@@ -26,8 +26,7 @@ from sparring.pipeline.export.policy import (
     require_packages,
 )
 from sparring.pipeline.networks.distributions import FORBIDDEN
-from sparring.pipeline.networks.goals import ConditionedLayers
-from sparring.pipeline.networks.perceptron import Perceptron
+from sparring.pipeline.networks.perceptron import ConditionedLayers, Perceptron
 from sparring.pipeline.specs import ActionSpec
 
 OPSET: Final = 9

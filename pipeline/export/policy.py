@@ -13,8 +13,8 @@ from sparring.pipeline.errors import ExplainedError, install_command
 from sparring.pipeline.export.packages import missing_packages
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import load_arrays
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays
 from sparring.pipeline.specs import Array, BehaviorSpec, read_spec
 
 VERSION: Final = 3

@@ -31,8 +31,8 @@ from sparring.pipeline.export.policy import (
     observation_name,
     refuse_previous_action,
 )
-from sparring.pipeline.networks.activations import FUNCTIONS
 from sparring.pipeline.networks.distributions import FORBIDDEN
+from sparring.pipeline.networks.perceptron import FUNCTIONS
 
 WEIGHTS_FORMAT: Final = "1"
 _ROWS: Final = 2  # of the example: torch.export treats sizes of 0 and 1 as fixed

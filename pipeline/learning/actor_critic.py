@@ -22,9 +22,8 @@ from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.memories import Memories
 from sparring.pipeline.learning.parameters import BackwardFn
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.networks.actions import previous_features
-from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.critic import Critic
+from sparring.pipeline.networks.actor import Actor, Critic
+from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import Perceptron, accumulate

@@ -31,8 +31,8 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.demonstrations.library import Demonstrations, load
 from sparring.pipeline.learning.schedules import Coefficients, scheduled
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.networks.actions import action_features
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import action_features
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.networks.distributions import FORBIDDEN
 from sparring.pipeline.networks.encoders import Inputs

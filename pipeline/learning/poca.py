@@ -53,8 +53,7 @@ from sparring.pipeline.learning.report import Losses, UpdateReport, diagnostics,
 from sparring.pipeline.learning.rows import Minibatch, policy_loss
 from sparring.pipeline.learning.schedules import Coefficients
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.learning.signals import EXTRINSIC, Signals, by_series
-from sparring.pipeline.learning.signals.episode_starts import EpisodeStarts
+from sparring.pipeline.learning.signals import EXTRINSIC, EpisodeStarts, Signals, by_series
 from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.group_critic import GroupRecurrentState, GroupTimesteps

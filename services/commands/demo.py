@@ -12,9 +12,8 @@ from typing import Any, Final, get_args
 from rich.console import Console
 from rich.table import Table
 
-from sparring.pipeline.demonstrations.episodes import RecordingError
+from sparring.pipeline.demonstrations.episodes import ActionsOf, DemoActions, RecordingError
 from sparring.pipeline.demonstrations.library import describe, files_of, read_any
-from sparring.pipeline.demonstrations.pairing import ActionsOf, DemoActions
 from sparring.pipeline.errors import SettingsError
 
 _MEANINGS: Final[dict[ActionsOf, str]] = {

@@ -22,11 +22,11 @@ from sparring.pipeline.export import program as export_program
 from sparring.pipeline.export.check import random_inputs
 from sparring.pipeline.export.checkpoints import SUFFIXES, ExportError, export, load_onnx
 from sparring.pipeline.export.policy import trained_policy
-from sparring.pipeline.networks.actions import to_environment
-from sparring.pipeline.networks.activations import FUNCTIONS
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import to_environment
+from sparring.pipeline.networks.device import load_arrays
+from sparring.pipeline.networks.perceptron import FUNCTIONS
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays
 from sparring.pipeline.specs import read_spec
 from tests.learning.export_helpers import HYBRID, KINDS, MEMORY, VECTOR, checkpoint_of
 

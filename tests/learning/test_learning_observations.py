@@ -14,8 +14,8 @@ from sparring.pipeline.learning.rows import Minibatch
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import load_arrays, to_arrays
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays, to_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(

@@ -21,7 +21,7 @@ from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
 from sparring.pipeline.messages.state import LearnerState, PolicyWeights, RunState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
-from sparring.pipeline.networks.limits import Unsupported
+from sparring.pipeline.networks.settings import Unsupported
 from sparring.pipeline.queues.interface import Capacity
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
