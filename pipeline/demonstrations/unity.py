@@ -61,13 +61,7 @@ from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData
 from sparring.pipeline.bridges.unity.actions import action_spec
 from sparring.pipeline.bridges.unity.messages import messages, parsed
 from sparring.pipeline.bridges.unity.observations import SensorReader, arrays, decoded, sensors
-from sparring.pipeline.demonstrations.episodes import (
-    Arrays,
-    DemoActions,
-    Pairing,
-    Recording,
-    RecordingError,
-)
+from sparring.pipeline.demonstrations.episodes import Arrays, DemoActions, Pairing, Recording, RecordingError
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, SpecError
 
 FORCED: Final = "set by demo_actions"

@@ -100,11 +100,7 @@ class Actor(_EncodedBody):
     """
 
     def __init__(
-        self,
-        spec: BehaviorSpec,
-        settings: NetworkSettings,
-        generator: torch.Generator | None = None,
-        values: int = 0,
+        self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator | None = None, values: int = 0
     ) -> None:
         mean, logit = MEAN_GAINS[settings.initialization], LOGIT_GAINS[settings.initialization]
         gains = [mean] * spec.actions.continuous + [logit] * spec.actions.mask_size

@@ -195,11 +195,7 @@ class GroupCritic(nn.Module):
         return padded.view(m, n, -1), here.view(m, n)
 
     def _baselines(
-        self,
-        inputs: tuple[Tensor, Tensor],
-        projected: tuple[Tensor, Tensor],
-        here_MN: Tensor | None,
-        own: int,
+        self, inputs: tuple[Tensor, Tensor], projected: tuple[Tensor, Tensor], here_MN: Tensor | None, own: int
     ) -> Tensor:
         """Returns [M, J, U] means over members, without the action of each of the first J in turn.
 

@@ -44,14 +44,10 @@ class Function(NamedTuple):
 
 FUNCTIONS: Final[dict[Activation, Function]] = {
     "silu": Function(
-        silu,
-        partial(silu, inplace=True),
-        lambda gradient, sums, _values: torch.ops.aten.silu_backward(gradient, sums),
+        silu, partial(silu, inplace=True), lambda gradient, sums, _values: torch.ops.aten.silu_backward(gradient, sums)
     ),
     "tanh": Function(
-        torch.tanh,
-        torch.tanh_,
-        lambda gradient, _sums, values: torch.ops.aten.tanh_backward(gradient, values),
+        torch.tanh, torch.tanh_, lambda gradient, _sums, values: torch.ops.aten.tanh_backward(gradient, values)
     ),
 }
 """Functions of hidden units, by their names in the settings."""
