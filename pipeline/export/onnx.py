@@ -182,7 +182,9 @@ class Graph:
     ) -> str:
         """Adds a node and returns the name of its result."""
         name = output or f"{operator}_{len(self.nodes)}"
-        self.nodes.append(onnx.helper.make_node(operator, inputs, [name], name, **attributes))
+        node = helper.make_node(operator, inputs, [name], name)
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(attributes.items()))
+        self.nodes.append(node)
         return name
 
     def reshape(self, name: str, *shape: int) -> str:
