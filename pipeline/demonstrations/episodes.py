@@ -24,13 +24,12 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from sparring.pipeline.demonstrations.pairing import Pairing
 from sparring.pipeline.errors import ExplainedError
 from sparring.pipeline.specs import Array, BehaviorSpec, read_spec
 
@@ -39,9 +38,39 @@ VERSION: Final = "1"
 SUFFIX: Final = ".episodes.safetensors"
 
 Arrays = dict[str, Array]
+Layout = dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]]
+"""Dtypes and shapes of columns, by their names."""
 
-PER_EPISODE: Final = ("lengths", "agents", "teams", "simulators", "groups", "terminated")
+PER_EPISODE: Final = {
+    "lengths": np.int32,
+    "agents": np.int64,
+    "teams": np.int32,
+    "simulators": np.int32,
+    "groups": np.int64,
+    "terminated": np.bool_,
+}
+"""Dtypes of the columns with one number for each episode."""
 PER_STEP: Final = ("continuous", "discrete", "rewards", "group_rewards")
+
+SLACK: Final = 1e-3
+"""How far rounding may move a continuous action beyond its range."""
+
+ActionsOf = Literal["previous", "own"]
+DemoActions = Literal["auto", "previous", "own"]
+"""Which decision's action accompanies an observation in a `.demo` file; `auto` detects it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairing:
+    """Names which decision's action a pair of a `.demo` file holds.
+
+    Attributes:
+        actions: that of the decision before, or that of the pair's own observation.
+        evidence: how it is known.
+    """
+
+    actions: ActionsOf
+    evidence: str
 
 
 class RecordingError(ExplainedError):
@@ -95,37 +124,40 @@ def read(path: Path) -> Recording:
         recording = Recording(behavior=metadata["behavior"], spec=spec, columns=columns)
     except (ValueError, KeyError, TypeError, RecursionError, ExplainedError) as error:
         raise _refused(path, f"a spec that cannot be read ({error})") from error
-    lengths = columns.get("lengths")
-    if lengths is None or lengths.dtype != np.int32 or lengths.ndim != 1 or (lengths < 1).any():
+    lengths = columns.get("lengths", np.empty(0))
+    if lengths.dtype != np.int32 or lengths.ndim != 1 or (lengths < 1).any():
         raise _refused(path, "column 'lengths' that is not one int32 of at least 1 for each episode")
     for name, (dtype, shape) in _expected(recording).items():
         column = columns.get(name)
         if column is None or column.dtype != dtype or column.shape != shape:
             found = "nothing" if column is None else f"{column.dtype} {column.shape}"
-            raise _refused(path, f"{found} for column {name!r} where {np.dtype(dtype)} {shape} is expected")
+            raise _refused(path, f"{found} for column {name!r} where {dtype} {shape} is expected")
     return recording
 
 
-def _expected(recording: Recording) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Returns dtype and shape of each required column, and of `masks` if it exists."""
-    columns, spec = recording.columns, recording.spec
-    e, r = len(columns["lengths"]), int(columns["lengths"].sum(dtype=np.int64))
-    expected: dict[str, tuple[Any, tuple[int, ...]]] = {
-        "agents": (np.int64, (e,)),
-        "teams": (np.int32, (e,)),
-        "simulators": (np.int32, (e,)),
-        "groups": (np.int64, (e,)),
-        "terminated": (np.bool_, (e,)),
-        "continuous": (np.float32, (r, spec.actions.continuous)),
-        "discrete": (np.int32, (r, len(spec.actions.discrete))),
-        "rewards": (np.float32, (r,)),
-        "group_rewards": (np.float32, (r,)),
+def step_columns(spec: BehaviorSpec) -> Layout:
+    """Returns the dtype of each column with one row for each step, and the shape of a row."""
+    actions = spec.actions
+    columns: Layout = {
+        "continuous": (np.dtype(np.float32), (actions.continuous,)),
+        "discrete": (np.dtype(np.int32), (len(actions.discrete),)),
+        "rewards": (np.dtype(np.float32), ()),
+        "group_rewards": (np.dtype(np.float32), ()),
+        "masks": (np.dtype(np.bool_), (actions.mask_size,)),
     }
-    for at, one in enumerate(spec.observations):
-        expected[f"observation.{at}"] = (np.dtype(one.dtype), (r, *one.shape))
-        expected[f"final_observation.{at}"] = (np.dtype(one.dtype), (e, *one.shape))
-    if "masks" in columns:
-        expected["masks"] = (np.bool_, (r, spec.actions.mask_size))
+    return columns | {f"observation.{at}": (np.dtype(one.dtype), one.shape) for at, one in enumerate(spec.observations)}
+
+
+def _expected(recording: Recording) -> Layout:
+    """Returns dtype and shape of each required column, and of `masks` if it exists."""
+    lengths = recording.columns["lengths"]
+    e, r = len(lengths), int(lengths.sum(dtype=np.int64))
+    expected: Layout = {name: (np.dtype(dtype), (e,)) for name, dtype in PER_EPISODE.items()}
+    for name, (dtype, shape) in step_columns(recording.spec).items():
+        if name != "masks" or name in recording.columns:
+            expected[name] = dtype, (r, *shape)
+        if name.startswith("observation."):
+            expected[f"final_{name}"] = dtype, (e, *shape)
     return expected
 
 

@@ -9,23 +9,30 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.demonstrations import episodes
-from sparring.pipeline.demonstrations.episodes import PER_EPISODE, PER_STEP, SUFFIX, Arrays, Recording, RecordingError
-from sparring.pipeline.demonstrations.pairing import DemoActions, Pairing
-from sparring.pipeline.specs import Array, BehaviorSpec, ObservationSpec
+from sparring.pipeline.demonstrations.episodes import (
+    PER_EPISODE,
+    SLACK,
+    SUFFIX,
+    Arrays,
+    DemoActions,
+    Pairing,
+    Recording,
+    RecordingError,
+    step_columns,
+)
+from sparring.pipeline.files import Json
+from sparring.pipeline.specs import Array, BehaviorSpec
 
 UNITY_SUFFIX: Final = ".demo"
 
 FEWEST_TO_SPLIT: Final = 5
 """Fewest episodes of which some are held out; each of fewer is worth more for training than for evaluation."""
-
-_SLACK: Final = 1e-3
-"""How far rounding may move an action beyond its range."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +62,6 @@ class Demonstrations:
         masks: [r, K] True = forbidden; None if every choice was allowed.
         ended: [r] the last step of its episode.
         terminated: [e] the task ended; else the episode was interrupted.
-        rewards: [r] the agent's own reward of the step.
         episode: [r] number of the episode, from 0.
         episodes: e.
         files: files that these episodes, or those they were chosen from, were read from.
@@ -68,7 +74,6 @@ class Demonstrations:
     masks: NDArray[np.bool_] | None
     ended: NDArray[np.bool_]
     terminated: NDArray[np.bool_]
-    rewards: NDArray[np.float32]
     episode: NDArray[np.int64]
     episodes: int
     files: tuple[DemonstrationFile, ...] = ()
@@ -76,19 +81,15 @@ class Demonstrations:
     @property
     def steps(self) -> int:
         """Returns r, the number of steps of all episodes."""
-        return len(self.rewards)
-
-    @property
-    def returns(self) -> NDArray[np.float64]:
-        """Returns [e] the sum of each episode's rewards."""
-        return np.bincount(self.episode, self.rewards, self.episodes).astype(np.float64)
+        return len(self.episode)
 
     def chosen(self, numbers: Sequence[int] | NDArray[np.int64]) -> Demonstrations:
         """Returns the episodes of these numbers, in their present order, with new numbers."""
         kept = np.zeros(self.episodes, np.bool_)
         kept[numbers] = True
         rows = kept[self.episode]
-        return Demonstrations(
+        return dataclasses.replace(
+            self,
             observations=tuple(column[rows] for column in self.observations),
             next_observations=tuple(column[rows] for column in self.next_observations),
             continuous=self.continuous[rows],
@@ -96,10 +97,8 @@ class Demonstrations:
             masks=None if self.masks is None else self.masks[rows],
             ended=self.ended[rows],
             terminated=self.terminated[kept],
-            rewards=self.rewards[rows],
             episode=(np.cumsum(kept) - 1)[self.episode[rows]],
             episodes=int(kept.sum()),
-            files=self.files,
         )
 
     def split(self, share: float, seed: int) -> tuple[Demonstrations, Demonstrations]:
@@ -129,13 +128,17 @@ def load(path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActio
         RecordingError: no file was found, a file cannot be read, or was recorded with another spec.
     """
     parts, files = [], []
+    finals = {f"final_observation.{at}" for at in range(len(spec.observations))}
+    known = {*PER_EPISODE, *step_columns(spec), *finals}  # another program's file may hold more columns
     for file in files_of(Path(path)):
         recording = read_any(file, actions)
         _check_spec(file, recording.spec, behavior, spec)
         _check_values(file, recording)
-        files.append(_file(file, recording))
-        if len(recording.columns["lengths"]):
-            parts.append({name: column for name, column in recording.columns.items() if name in _known(spec)})
+        lengths = recording.columns["lengths"]
+        steps = int(lengths.sum(dtype=np.int64))
+        files.append(DemonstrationFile(path=str(file), episodes=len(lengths), steps=steps, pairing=recording.pairing))
+        if len(lengths):
+            parts.append({name: column for name, column in recording.columns.items() if name in known})
     if not parts:
         raise RecordingError(
             got=f"no episode in {path}",
@@ -143,12 +146,6 @@ def load(path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActio
             remedy="record some, or correct demo_path",
         )
     return _demonstrations(episodes.stacked(parts), spec, tuple(files))
-
-
-def _file(path: Path, recording: Recording) -> DemonstrationFile:
-    lengths = recording.columns["lengths"]
-    steps = int(lengths.sum(dtype=np.int64))
-    return DemonstrationFile(path=str(path), episodes=len(lengths), steps=steps, pairing=recording.pairing)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -187,7 +184,7 @@ def read_any(path: Path, actions: DemoActions = "auto") -> Recording:
     return episodes.read(path)
 
 
-def describe(recording: Recording) -> dict[str, Any]:
+def describe(recording: Recording) -> dict[str, Json]:
     """Describes a file as plain values for JSON: specs, episodes, steps, returns, lengths, share terminated; and for a
     `.demo` file, how its actions were placed.
 
@@ -196,7 +193,7 @@ def describe(recording: Recording) -> dict[str, Any]:
     columns, spec = recording.columns, recording.spec
     lengths = columns["lengths"].astype(np.int64)
     episode = np.repeat(np.arange(len(lengths)), lengths)
-    found: dict[str, Any] = {
+    found: dict[str, Json] = {
         "behavior": recording.behavior,
         "observations": [
             {"name": one.name, "kind": one.kind, "shape": list(one.shape), "dtype": one.dtype}
@@ -223,64 +220,49 @@ def _spread(values: Array) -> dict[str, float | None]:
     return {"mean": float(values.mean()), "deviation": deviation} | ends
 
 
-def _known(spec: BehaviorSpec) -> set[str]:
-    """Returns the names of the columns that are used; another program's file may hold more."""
-    observed = {f"{of}.{at}" for of in ("observation", "final_observation") for at in range(len(spec.observations))}
-    return {*PER_EPISODE, *PER_STEP, "masks", *observed}
-
-
 def _check_spec(file: Path, found: BehaviorSpec, behavior: str, spec: BehaviorSpec) -> None:
-    recorded, expected = [_of(one) for one in found.observations], [_of(one) for one in spec.observations]
+    """Refuses a file whose observations (kind, shape, dtype, order) or actions are others; names may differ."""
     remedy = "name other files in demo_path, or record them again with the simulator used for training"
-    if len(recorded) == len(expected):
+    if len(found.observations) == len(spec.observations):
         for own, wanted in zip(found.observations, spec.observations, strict=True):
             if own.kind == wanted.kind == "image" and own.shape == wanted.shape and own.dtype != wanted.dtype:
                 remedy = (
                     f"the images of {own.name!r} differ only in their dtype: let the simulator send {own.dtype}, or "
                     "record them again"
                 )
-    if recorded != expected:
-        raise RecordingError(
-            got=f"{file} with observations {_listed(found)}",
-            expected=f"{_listed(spec)}, as {behavior} has",
-            remedy=remedy,
-        )
-    if found.actions != spec.actions:
-        raise RecordingError(
-            got=f"{file} with {found.actions.continuous} continuous actions and branches {found.actions.discrete}",
-            expected=f"{spec.actions.continuous} and {spec.actions.discrete}, as {behavior} has",
-            remedy=remedy,
-        )
+    for recorded, expected in zip(_listed(found), _listed(spec), strict=True):
+        if recorded != expected:
+            raise RecordingError(
+                got=f"{file} with {recorded}", expected=f"{expected}, as {behavior} has", remedy=remedy
+            )
 
 
-def _of(one: ObservationSpec) -> tuple[Any, ...]:
-    return one.kind, one.shape, one.dtype
-
-
-def _listed(spec: BehaviorSpec) -> str:
-    return ", ".join(f"{one.kind} {list(one.shape)} {one.dtype}" for one in spec.observations)
+def _listed(spec: BehaviorSpec) -> tuple[str, str]:
+    observations = ", ".join(f"{one.kind} {list(one.shape)} {one.dtype}" for one in spec.observations)
+    actions = f"{spec.actions.continuous} continuous actions and branches {spec.actions.discrete}"
+    return f"observations {observations}", actions
 
 
 def _check_values(file: Path, recording: Recording) -> None:
     """Refuses values that no simulator may send: a single one would spoil a whole training."""
-    for name, column in recording.columns.items():
-        if column.dtype == np.float32 and not np.isfinite(column).all():
-            raise _bad(file, f"NaN or infinity in column {name!r}", "finite numbers")
-    continuous, discrete = recording.columns["continuous"], recording.columns["discrete"]
-    if continuous.size and (most := float(np.abs(continuous).max())) > 1 + _SLACK:
-        raise _bad(file, f"a continuous action of size {most:g}", "actions in [-1, 1]")
-    branches = recording.spec.actions.discrete
-    if ((discrete < 0) | (discrete >= np.array(branches, np.int32))).any():
-        raise _bad(file, "a choice beyond its branch", f"choices of the branches {branches}, from 0")
-    masks = recording.columns.get("masks")
-    if masks is not None and len(discrete):
+    columns, branches = recording.columns, recording.spec.actions.discrete
+    continuous, discrete = columns["continuous"], columns["discrete"]
+    infinite = [name for name, one in columns.items() if one.dtype == np.float32 and not np.isfinite(one).all()]
+    problem = None
+    if infinite:
+        problem = f"NaN or infinity in column {infinite[0]!r}", "finite numbers"
+    elif (most := float(np.abs(continuous).max(initial=0))) > 1 + SLACK:
+        problem = f"a continuous action of size {most:g}", "actions in [-1, 1]"
+    elif ((discrete < 0) | (discrete >= np.array(branches, np.int32))).any():
+        problem = "a choice beyond its branch", f"choices of the branches {branches}, from 0"
+    elif "masks" in columns:
         chosen = np.cumsum((0, *branches))[: len(branches)] + discrete
-        if np.take_along_axis(masks, chosen, 1).any():
-            raise _bad(file, "a choice that its mask forbids", "allowed choices")
-
-
-def _bad(file: Path, got: str, expected: str) -> RecordingError:
-    return RecordingError(got=f"{file}: {got}", expected=expected, remedy="record it again, or leave the file out")
+        if np.take_along_axis(columns["masks"], chosen, 1).any():
+            problem = "a choice that its mask forbids", "allowed choices"
+    if problem:
+        got, expected = problem
+        remedy = "record it again, or leave the file out"
+        raise RecordingError(got=f"{file}: {got}", expected=expected, remedy=remedy)
 
 
 def _demonstrations(columns: Arrays, spec: BehaviorSpec, files: tuple[DemonstrationFile, ...]) -> Demonstrations:
@@ -288,27 +270,23 @@ def _demonstrations(columns: Arrays, spec: BehaviorSpec, files: tuple[Demonstrat
     last = np.cumsum(lengths) - 1
     ended = np.zeros(int(lengths.sum()), np.bool_)
     ended[last] = True
-    places = range(len(spec.observations))
-    observations = tuple(columns[f"observation.{at}"] for at in places)
+    observations, following = [], []
+    for at in range(len(spec.observations)):
+        observed = columns[f"observation.{at}"]
+        after = np.empty_like(observed)
+        after[:-1] = observed[1:]
+        after[last] = columns[f"final_observation.{at}"]
+        observations.append(observed)
+        following.append(after)
     return Demonstrations(
-        observations=observations,
-        next_observations=tuple(
-            _following(observations[at], columns[f"final_observation.{at}"], last) for at in places
-        ),
+        observations=tuple(observations),
+        next_observations=tuple(following),
         continuous=np.clip(columns["continuous"], -1, 1),
         discrete=columns["discrete"],
         masks=columns.get("masks"),
         ended=ended,
         terminated=columns["terminated"],
-        rewards=columns["rewards"],
         episode=np.repeat(np.arange(len(lengths)), lengths),
         episodes=len(lengths),
         files=files,
     )
-
-
-def _following(observations: Array, final: Array, last: NDArray[np.int64]) -> Array:
-    following = np.empty_like(observations)
-    following[:-1] = observations[1:]
-    following[last] = final
-    return following

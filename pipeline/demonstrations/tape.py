@@ -5,20 +5,15 @@ n rows of one report. Reports are stored in order of arrival and sorted by agent
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.demonstrations.episodes import Arrays, Recording
+from sparring.pipeline.demonstrations.episodes import SLACK, Arrays, Recording, step_columns
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec
 
 Ids = NDArray[np.int64]
-
-_SLACK: Final = 1e-3
-"""How far rounding may move an action beyond its range."""
 
 
 class ByAgent:
@@ -130,22 +125,8 @@ class Tape:
         over = rows["over"][order]
         at, last = np.flatnonzero(~over), np.flatnonzero(over)
         steps, outcomes = order[at], order[at + 1]  # each step's next row is the next step or the end
-        columns = self._per_episode(rows, order, last)
-        for name in ("continuous", "discrete"):
-            reported = rows[f"reports_{name}"][outcomes][:, None]
-            columns[name] = np.where(reported, rows[f"did_{name}"][outcomes], rows[name][steps])
-        for number in range(len(self._spec.observations)):
-            column = rows[f"observation.{number}"]
-            columns |= {f"observation.{number}": column[steps], f"final_observation.{number}": column[order[last]]}
-        if self._masked:
-            columns["masks"] = rows["masks"][steps]
-        columns |= {name: rows[name][outcomes] for name in ("rewards", "group_rewards")}
-        return Recording(behavior=self.behavior, spec=self._spec, columns=columns)
-
-    def _per_episode(self, rows: Arrays, order: Ids, last: Ids) -> Arrays:
-        """Returns columns with one row for each episode, whose ends are at `last` in `order`."""
         ends = order[last]
-        return {
+        columns = {
             "lengths": (np.diff(last, prepend=-1) - 1).astype(np.int32),
             "agents": rows["agent_episode"][ends],
             "teams": rows["team"][ends],
@@ -153,6 +134,16 @@ class Tape:
             "groups": rows["group"][order[last - 1]],
             "terminated": rows["terminated"][ends],
         }
+        for name in ("continuous", "discrete"):
+            reported = rows[f"reports_{name}"][outcomes][:, None]
+            columns[name] = np.where(reported, rows[f"did_{name}"][outcomes], rows[name][steps])
+        for number in range(len(self._spec.observations)):
+            column = rows[f"observation.{number}"]
+            columns |= {f"observation.{number}": column[steps], f"final_observation.{number}": column[ends]}
+        if self._masked:
+            columns["masks"] = rows["masks"][steps]
+        columns |= {name: rows[name][outcomes] for name in ("rewards", "group_rewards")}
+        return Recording(behavior=self.behavior, spec=self._spec, columns=columns)
 
     def _end(self, behavior: str, ends: Ends, running: ByAgent, team: int) -> None:
         agent_episodes, known = running.find(ends.agents)
@@ -187,7 +178,8 @@ class Tape:
     ) -> tuple[Arrays, NDArray[np.bool_]]:
         """Stores the rows of wanted episodes; returns them, and which they are. `known` agents have decided before."""
         self._check_range(behavior, rows, known)
-        if self._missing(rows):
+        actions = self._spec.actions
+        if (rows.did_continuous is None and actions.continuous) or (rows.did_discrete is None and actions.discrete):
             self.unreported += int(np.count_nonzero(known))
         kept = agent_episodes <= self._last
         chunk = self._zeros(int(np.count_nonzero(kept))) | {
@@ -206,17 +198,10 @@ class Tape:
         self._chunks.append(chunk)
         return chunk, kept
 
-    def _missing(self, rows: Decisions | Ends) -> bool:
-        """Returns whether a part of the executed actions is missing."""
-        actions = self._spec.actions
-        return (rows.did_continuous is None and actions.continuous > 0) or (
-            rows.did_discrete is None and bool(actions.discrete)
-        )
-
     def _check_range(self, behavior: str, rows: Decisions | Ends, known: NDArray[np.bool_]) -> None:
         if rows.did_continuous is None:
             return
-        beyond = known & (np.abs(rows.did_continuous) > 1 + _SLACK).any(axis=1)
+        beyond = known & (np.abs(rows.did_continuous) > 1 + SLACK).any(axis=1)
         if beyond.any():
             raise RemoteProtocolError(
                 "shape",
@@ -226,16 +211,10 @@ class Tape:
             )
 
     def _zeros(self, n: int) -> Arrays:
-        """Returns rows of zeros."""
-        actions = self._spec.actions
-        rows: Arrays = {name: np.zeros(n, np.int64) for name in ("agent_episode", "group")}
-        rows |= {
-            name: np.zeros(n, np.bool_) for name in ("over", "terminated", "reports_continuous", "reports_discrete")
-        }
-        rows |= {name: np.zeros(n, np.float32) for name in ("rewards", "group_rewards")}
-        rows |= {name: np.zeros((n, actions.continuous), np.float32) for name in ("continuous", "did_continuous")}
-        rows |= {name: np.zeros((n, len(actions.discrete)), np.int32) for name in ("discrete", "did_discrete")}
-        rows |= {"team": np.zeros(n, np.int32), "masks": np.zeros((n, actions.mask_size), np.bool_)}
-        for number, one in enumerate(self._spec.observations):
-            rows[f"observation.{number}"] = np.zeros((n, *one.shape), one.dtype)
-        return rows
+        """Returns rows of zeros: columns of a file, what they are made of, and flags."""
+        rows: Arrays = {name: np.zeros((n, *shape), dtype) for name, (dtype, shape) in step_columns(self._spec).items()}
+        rows |= {f"did_{name}": rows[name].copy() for name in ("continuous", "discrete")}
+        rows |= {f"reports_{name}": np.zeros(n, np.bool_) for name in ("continuous", "discrete")}
+        rows |= {name: np.zeros(n, np.bool_) for name in ("over", "terminated")}
+        rows |= {name: np.zeros(n, np.int64) for name in ("agent_episode", "group")}
+        return rows | {"team": np.zeros(n, np.int32)}

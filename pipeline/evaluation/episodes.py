@@ -10,7 +10,7 @@ import csv
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class FirstEpisodes:
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
-        self._reported: dict[int, tuple[Any, ...]] = {}
+        self._reported: dict[int, tuple[float, ...]] = {}
         self._settled = 0  # all agent episodes up to this number have ended
         self._counted = 0  # of these, with a result
         self.unreported: set[int] = set()
@@ -70,9 +70,7 @@ class FirstEpisodes:
         self._reported.update(zip(episodes.agents.tolist(), rows, strict=True))
         self.unreported.update(episodes.unreported.tolist())
         if len(self._reported) > 2 * self._wanted:  # those that began last cannot be wanted
-            self._reported = {
-                agent_episode: self._reported[agent_episode] for agent_episode in sorted(self._reported)[: self._wanted]
-            }
+            self._reported = dict(sorted(self._reported.items())[: self._wanted])
         while (following := self._settled + 1) in self._reported or following in self.unreported:
             self._settled = following
             self._counted += following in self._reported

@@ -20,7 +20,8 @@ from sparring.pipeline.demonstrations.episodes import (
 )
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.networks.actions import LIMIT, to_environment
+from sparring.pipeline.networks.arrays import to_environment
+from sparring.pipeline.networks.settings import ACTION_LIMIT
 from sparring.pipeline.specs import BehaviorSpec
 
 FILE_BYTES: Final = 64 * 2**20
@@ -39,7 +40,7 @@ class Recorder:
     """
 
     def __init__(
-        self, folder: Path, behavior: str, spec: BehaviorSpec, wanted: int = 0, action_limit: float = LIMIT
+        self, folder: Path, behavior: str, spec: BehaviorSpec, wanted: int = 0, action_limit: float = ACTION_LIMIT
     ) -> None:
         self._limit = action_limit
         self._folder = folder

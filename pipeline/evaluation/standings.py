@@ -8,10 +8,11 @@ finite. Intervals of ratings use the curvature there (Laplace), those of shares 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +21,15 @@ from scipy.special import expit, log_expit
 from scipy.stats import norm
 
 from sparring.pipeline.evaluation.statistics import CONFIDENCE
+from sparring.pipeline.files import Json
 from sparring.pipeline.specs import BehaviorId
 
 _SCALE: Final = 400 / math.log(10)
 _PRIOR: Final = 800.0
 Matrix = NDArray[np.float64]
+
+Match = Mapping[str, Json]
+"""A line of the match table: its number, matchup, and players and scores by behavior id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,45 +59,35 @@ class TournamentTable:
         """Returns the players, the strongest first."""
         return list(np.argsort(-self.ratings, kind="stable"))
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Json]:
         """Returns the table as plain values for JSON."""
-        return {
-            "confidence": CONFIDENCE,
-            "players": [
-                {
-                    "player": self.players[one],
-                    "rating": float(self.ratings[one]),
-                    "interval": [
-                        float(self.ratings[one] - self.margins[one]),
-                        float(self.ratings[one] + self.margins[one]),
-                    ],
-                    "against": {
-                        other: {
-                            "matches": int(self.matches[one, at]),
-                            "share": float(self.shares[one, at]),
-                            "interval": list(wilson(float(self.points[one, at]), int(self.matches[one, at]))),
-                        }
-                        for at, other in enumerate(self.players)
-                        if self.matches[one, at]
-                    },
-                }
-                for one in self.order()
-            ],
+        return {"confidence": CONFIDENCE, "players": [self._player(one) for one in self.order()]}
+
+    def _player(self, one: int) -> dict[str, Json]:
+        against = {
+            other: {
+                "matches": int(matches),
+                "share": float(points / matches),
+                "interval": list(wilson(float(points), int(matches))),
+            }
+            for other, matches, points in zip(self.players, self.matches[one], self.points[one], strict=True)
+            if matches
         }
+        rating, margin = float(self.ratings[one]), float(self.margins[one])
+        interval = [rating - margin, rating + margin]
+        return {"player": self.players[one], "rating": rating, "interval": interval, "against": against}
 
 
-def counted(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def counted(lines: Iterable[Match]) -> list[Match]:
     """Returns the matches that count: as many of each matchup, those that began first.
 
     Stopping at the N-th end would favor short matches, so a match counts only if all earlier ones have ended.
     """
     by_number = {line["match"]: line for line in lines}
-    whole: list[Mapping[str, Any]] = []
-    while len(whole) + 1 in by_number:
-        whole.append(by_number[len(whole) + 1])
-    finished = [line for line in whole if not line.get("lost")]
+    whole = itertools.takewhile(by_number.__contains__, itertools.count(1))
+    finished = [by_number[number] for number in whole if not by_number[number].get("lost")]
     behavior_ids = max((len(line["players"]) for line in finished), default=0)
-    by_matchup: dict[int, list[Mapping[str, Any]]] = {}
+    by_matchup: dict[int, list[Match]] = {}
     for line in finished:
         if len(line["players"]) == behavior_ids:  # others began before all teams were known
             by_matchup.setdefault(line["matchup"], []).append(line)
@@ -100,7 +95,7 @@ def counted(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [line for lines in by_matchup.values() for line in lines[:quota]]
 
 
-def standings(players: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> TournamentTable:
+def standings(players: Sequence[str], lines: Iterable[Match]) -> TournamentTable:
     """Adds up matches.
 
     Args:
@@ -118,13 +113,12 @@ def standings(players: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> Tou
                 teams[BehaviorId.parse(behavior_id).team] = number[player], score
         known = [score for _, score in teams.values() if score >= 0]
         entries = [(player, score if score >= 0 else 1 - known[0]) for player, score in teams.values()]
-        for at, (one, score) in enumerate(entries):
-            for other, others in entries[at + 1 :]:
-                share = 0.5 + 0.5 * float(np.sign(score - others))
-                matches[one, other] += 1
-                points[one, other] += share
-                matches[other, one] += one != other
-                points[other, one] += (1 - share) * (one != other)
+        for (one, score), (other, others) in itertools.combinations(entries, 2):
+            share = 0.5 + 0.5 * float(np.sign(score - others))
+            matches[one, other] += 1
+            points[one, other] += share
+            matches[other, one] += one != other
+            points[other, one] += (1 - share) * (one != other)
     ratings, margins = rated(points * (1 - np.eye(len(players))))
     return TournamentTable(tuple(players), matches, points, ratings, margins)
 

@@ -9,12 +9,13 @@ episodes: members of one group are dependent, so there is no interval with group
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest, bootstrap
 
+from sparring.pipeline.files import Json
 from sparring.pipeline.specs import Array
 
 CONFIDENCE: Final = 0.95
@@ -26,13 +27,13 @@ _MOST_FOR_BCA: Final = 3000
 OUTCOMES: Final = {"won": 1.0, "drawn": 0.5, "lost": 0.0}
 
 
-def describe(columns: Mapping[str, Array]) -> dict[str, Any]:
+def describe(columns: Mapping[str, Array]) -> dict[str, Json]:
     """Returns statistics of episodes, as plain values for JSON.
 
     Args:
         columns: `returns`, `shared_returns`, `lengths`, `teams`, `outcomes`, `groups`, [e] each.
     """
-    found: dict[str, Any] = {"episodes": len(columns["returns"])}
+    found: dict[str, Json] = {"episodes": len(columns["returns"])}
     if not len(columns["returns"]):
         return found
     independent = not columns["groups"].any()
@@ -46,7 +47,7 @@ def describe(columns: Mapping[str, Array]) -> dict[str, Any]:
     return found
 
 
-def by_team(columns: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
+def by_team(columns: Mapping[str, Array]) -> dict[str, dict[str, Json]]:
     """Returns `describe` for each team if there are several."""
     teams = np.unique(columns["teams"])
     if len(teams) < 2:
@@ -57,7 +58,7 @@ def by_team(columns: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
     }
 
 
-def spread(values: Array, *, independent: bool = True) -> dict[str, Any]:
+def spread(values: Array, *, independent: bool = True) -> dict[str, Json]:
     """Returns mean with interval, standard deviation and quartiles; no interval for single or dependent values."""
     values = values.astype(np.float64)
     smallest, lower, median, upper, largest = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
@@ -71,7 +72,7 @@ def spread(values: Array, *, independent: bool = True) -> dict[str, Any]:
     }
 
 
-def share(values: NDArray[np.bool_], *, independent: bool = True) -> dict[str, Any]:
+def share(values: NDArray[np.bool_], *, independent: bool = True) -> dict[str, Json]:
     """Returns how often values are true, with an interval; none for dependent values."""
     times = int(values.sum())
     found = binomtest(times, len(values)).proportion_ci(CONFIDENCE, method="wilson")

@@ -24,7 +24,7 @@ from sparring.pipeline.export.policy import (
     TrainedPolicy,
     observation_name,
 )
-from sparring.pipeline.networks.actions import to_environment
+from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.distributions import FORBIDDEN
 from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.specs import Array, ObservationSpec

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -66,7 +65,12 @@ def export(checkpoint: Checkpoint, paths: Sequence[Path], kind: Format = "onnx")
     """
     began = time.perf_counter()
     policy = trained_policy(checkpoint)
-    content, difference = _WRITERS[kind](policy)
+    difference = 0.0
+    if kind == "safetensors":
+        content = program.weights_file(policy)
+    else:
+        content, model = _WRITERS[kind](policy)
+        difference = compare(policy, model)
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
@@ -102,31 +106,26 @@ def load_onnx(content: bytes) -> Model:
     return run
 
 
-def _onnx(policy: TrainedPolicy) -> tuple[bytes, float]:
+def _onnx(policy: TrainedPolicy) -> tuple[bytes, Model]:
     require_packages()
     from sparring.pipeline.export.onnx import onnx_model
 
     content = onnx_model(policy)
-    return content, compare(policy, load_onnx(content))
+    return content, load_onnx(content)
 
 
-def _torchscript(policy: TrainedPolicy) -> tuple[bytes, float]:
+def _torchscript(policy: TrainedPolicy) -> tuple[bytes, Model]:
     content = program.torchscript(policy)
-    return content, compare(policy, program.load_torchscript(content))
+    return content, program.load_torchscript(content)
 
 
-def _program(policy: TrainedPolicy) -> tuple[bytes, float]:
+def _program(policy: TrainedPolicy) -> tuple[bytes, Model]:
     content = program.torch_program(policy)
-    return content, compare(policy, partial(program.run_program, content))
+    return content, program.load_program(content)
 
 
-def _weights(policy: TrainedPolicy) -> tuple[bytes, float]:
-    return program.weights_file(policy), 0.0
-
-
-_WRITERS: Final[dict[Format, Callable[[TrainedPolicy], tuple[bytes, float]]]] = {
+_WRITERS: Final[dict[Format, Callable[[TrainedPolicy], tuple[bytes, Model]]]] = {
     "onnx": _onnx,
     "torchscript": _torchscript,
     "torch_export": _program,
-    "safetensors": _weights,
 }

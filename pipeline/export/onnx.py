@@ -1,38 +1,52 @@
+# ruff: noqa: N803, N806 (names end in their shape)
 """This module converts a policy to an ONNX model that Unity's inference engine loads like one of ML-Agents.
 
 Opset 9, because all of Unity's engines read it: Barracuda (ML-Agents' packages 2.x) and Sentis, now called Inference
 Engine (from 3.0 on). PyTorch's own exporters no longer write it: the current one starts at opset 18, the one that did
-is deprecated. So the graph is built here, and compared with the network at each export.
+is deprecated. So the graph is built here. Nothing is traced: each function adds the nodes of one kind of layer and
+returns the name of their result, the formulas are written out a second time, and each export is compared with the
+network itself. The batch axis of all shapes stays open.
+
+B rows, F features, N most entities, E features of an entity, U units, C x H x W an image, M values of a memory.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
 
-from sparring.pipeline.export import layers as layers
-from sparring.pipeline.export.layers import Graph
 from sparring.pipeline.export.policy import (
     MASKS,
     MEMORY_IN,
     MEMORY_OUT,
     OUTPUTS,
+    ExportError,
     TrainedPolicy,
     observation_name,
     refuse_previous_action,
     require_packages,
 )
+from sparring.pipeline.networks.attention import EntityEncoder, ResidualAttention
 from sparring.pipeline.networks.distributions import FORBIDDEN
-from sparring.pipeline.networks.goals import ConditionedLayers
-from sparring.pipeline.networks.perceptron import Perceptron
-from sparring.pipeline.specs import ActionSpec
+from sparring.pipeline.networks.encoders import CLIP, ImageEncoder, Normalizer
+from sparring.pipeline.networks.perceptron import ConditionedLayers, Perceptron
+from sparring.pipeline.networks.recurrent import Recurrent
+from sparring.pipeline.networks.settings import HEADS, Activation
+from sparring.pipeline.specs import ActionSpec, Array
+
+Attribute = int | float | Sequence[int] | TensorProto
 
 OPSET: Final = 9
 _IR: Final = 4  # as old as the opset; constants need not be listed as inputs
 _INT64: Final = int(TensorProto.INT64)
+_ABSENT: Final = -1e9
+"""Added to the score of an absent entity, whose weight is then exactly 0."""
 
 
 def onnx_model(policy: TrainedPolicy) -> bytes:
@@ -48,8 +62,12 @@ def onnx_model(policy: TrainedPolicy) -> bytes:
     _act(graph, policy.spec.actions, policy, head)
     for name, values in policy.facts.items():
         graph.add("Constant", output=name, value=numpy_helper.from_array(values))
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", *shape))
+        for name, shape in policy.inputs.items()
+    ]
     model = helper.make_model(
-        helper.make_graph(graph.nodes, policy.behavior, _inputs(policy), _outputs(policy), graph.constants),
+        helper.make_graph(graph.nodes, policy.behavior, inputs, _outputs(policy), graph.constants),
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=_IR,
         producer_name="sparring",
@@ -64,13 +82,13 @@ def _network(graph: Graph, policy: TrainedPolicy) -> str:
     actor = policy.actor
     rows, goal = _encode(graph, policy)
     if actor.recurrent is not None:
-        head, memory = layers.recurrent(graph, actor.recurrent, rows, goal, MEMORY_IN, actor.outputs)
+        head, memory = recurrent(graph, actor.recurrent, rows, goal, MEMORY_IN, actor.outputs)
         graph.add("Unsqueeze", memory, axes=[1], output=MEMORY_OUT)
         return head
     if isinstance(actor.body, ConditionedLayers):
-        return layers.conditioned(graph, actor.body, rows, goal, actor.outputs)
+        return conditioned(graph, actor.body, rows, goal, actor.outputs)
     assert isinstance(actor.body, Perceptron)
-    return layers.perceptron(graph, actor.body, rows, actor.outputs)
+    return perceptron(graph, actor.body, rows, actor.outputs)
 
 
 def _encode(graph: Graph, policy: TrainedPolicy) -> tuple[str, str]:
@@ -84,11 +102,11 @@ def _encode(graph: Graph, policy: TrainedPolicy) -> tuple[str, str]:
         sizes += [one.shape[1]] if kind == "entities" else []
     features = [graph.concatenate(names["vector"])] if names["vector"] else []
     if encoder.normalizer is not None:
-        features = [layers.normalize(graph, encoder.normalizer, features[0])]
-    features += [layers.image(graph, part, name) for part, name in zip(encoder.images, names["image"], strict=True)]
+        features = [normalize(graph, encoder.normalizer, features[0])]
+    features += [image(graph, part, name) for part, name in zip(encoder.images, names["image"], strict=True)]
     if encoder.entities is not None:
         own = graph.concatenate(features) if features else None
-        features.append(layers.entities(graph, encoder.entities, names["entities"], sizes, own))
+        features.append(entities(graph, encoder.entities, names["entities"], sizes, own))
     return graph.concatenate(features), graph.concatenate(names["goal"]) if names["goal"] else ""
 
 
@@ -127,10 +145,6 @@ def _choose(graph: Graph, actions: ActionSpec, logits: str) -> None:
     graph.add("Concat", *likeliest, axis=1, output="deterministic_discrete_actions")
 
 
-def _inputs(policy: TrainedPolicy) -> list[onnx.ValueInfoProto]:
-    return [_described(name, shape, TensorProto.FLOAT) for name, shape in policy.inputs.items()]
-
-
 def _outputs(policy: TrainedPolicy) -> list[onnx.ValueInfoProto]:
     """Returns the outputs in ML-Agents' order."""
     found = {
@@ -138,9 +152,233 @@ def _outputs(policy: TrainedPolicy) -> list[onnx.ValueInfoProto]:
         for name, values in policy.facts.items()
     }
     for name, shape in policy.outputs.items():
-        found[name] = _described(name, shape, TensorProto.INT64 if "discrete" in name else TensorProto.FLOAT)
+        kind = TensorProto.INT64 if "discrete" in name else TensorProto.FLOAT
+        found[name] = helper.make_tensor_value_info(name, kind, ("batch", *shape))
     return [found[name] for name in OUTPUTS if name in found]
 
 
-def _described(name: str, shape: tuple[int, ...], kind: int) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, ("batch", *shape))
+class Graph:
+    """Collects the nodes and constants of a graph.
+
+    Attributes:
+        nodes: in an order in which they can be run.
+        constants: weights and the like.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def constant(self, values: Tensor | Array | Sequence[int] | float) -> str:
+        """Stores values, floats as float32 and integers as int64, and returns their name."""
+        found = values.detach().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        name = f"constant_{len(self.constants)}"
+        kind = np.int64 if found.dtype.kind == "i" else np.float32
+        self.constants.append(onnx.numpy_helper.from_array(np.array(found, kind), name))
+        return name
+
+    def add(
+        self, operator: str, *inputs: str, output: str = "", **attributes: int | float | Sequence[int] | TensorProto
+    ) -> str:
+        """Adds a node and returns the name of its result."""
+        name = output or f"{operator}_{len(self.nodes)}"
+        node = helper.make_node(operator, inputs, [name], name)
+        node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(attributes.items()))
+        self.nodes.append(node)
+        return name
+
+    def reshape(self, name: str, *shape: int) -> str:
+        """Reshapes the values of a result; 0 keeps a dimension."""
+        return self.add("Reshape", name, self.constant(shape))
+
+    def concatenate(self, names: Sequence[str], axis: int = 1) -> str:
+        """Joins results along an axis."""
+        return names[0] if len(names) == 1 else self.add("Concat", *names, axis=axis)
+
+    def slice(self, name: str, first: int, last: int) -> str:
+        """Selects columns from `first` to before `last` of [B, F]."""
+        return self.add("Slice", name, starts=[first], ends=[last], axes=[1])
+
+
+def normalize(graph: Graph, normalizer: Normalizer, rows_BF: str) -> str:
+    """Returns normalized rows [B, F]."""
+    shifted = graph.add("Sub", rows_BF, graph.constant(normalizer.mean))
+    scaled = graph.add("Div", shifted, graph.constant(normalizer.variance.sqrt()))
+    return graph.add("Clip", scaled, min=-CLIP, max=CLIP)
+
+
+def linear(graph: Graph, layer: nn.Linear, rows_BF: str, outputs: int | None = None) -> str:
+    """Returns the first `outputs`, or all, of a linear layer, [B, U]."""
+    weight, bias = graph.constant(layer.weight[:outputs]), graph.constant(layer.bias[:outputs])
+    return graph.add("Gemm", rows_BF, weight, bias, transB=1)
+
+
+def activate(graph: Graph, activation: Activation, sums: str) -> str:
+    """Applies the function of hidden units."""
+    if activation == "tanh":
+        return graph.add("Tanh", sums)
+    return graph.add("Mul", sums, graph.add("Sigmoid", sums))
+
+
+def perceptron(graph: Graph, body: Perceptron, rows_BF: str, outputs: int | None = None) -> str:
+    """Returns the first `outputs`, or all, of layers of hidden units."""
+    *hidden, last = body.layers
+    for layer in hidden:
+        rows_BF = activate(graph, body.activation, linear(graph, _linear(layer), rows_BF))
+    return linear(graph, _linear(last), rows_BF, outputs)
+
+
+def conditioned(graph: Graph, body: ConditionedLayers, rows_BF: str, goal_BG: str, outputs: int | None = None) -> str:
+    """Returns the first `outputs`, or all, of a body whose last hidden layer is generated from the goal."""
+    for layer in body.layers:
+        rows_BF = activate(graph, body.activation, linear(graph, _linear(layer), rows_BF))
+    hyper = body.hyper
+    code_BU = activate(graph, body.activation, linear(graph, hyper.code, goal_BG))
+    units = hyper.biases.out_features
+    weights = graph.reshape(linear(graph, hyper.weights, code_BU), 0, units, hyper.weights.out_features // units)
+    product = graph.add("MatMul", weights, graph.add("Unsqueeze", rows_BF, axes=[2]))
+    sums = graph.add("Add", graph.add("Squeeze", product, axes=[2]), linear(graph, hyper.biases, code_BU))
+    return sums if body.head is None else linear(graph, body.head, activate(graph, body.activation, sums), outputs)
+
+
+def recurrent(
+    graph: Graph, body: Recurrent, rows_BF: str, goal_BG: str, memory_B1M: str, outputs: int | None = None
+) -> tuple[str, str]:
+    """Returns the first `outputs`, or all, of one step, and the memory after it, [B, M]."""
+    trunk = body.trunk
+    made = (
+        conditioned(graph, trunk, rows_BF, goal_BG)
+        if isinstance(trunk, ConditionedLayers)
+        else perceptron(graph, trunk, rows_BF)
+    )
+    units = body.lstm.hidden_size
+    memory = graph.reshape(memory_B1M, 0, 2 * units)
+    hidden, cell = graph.slice(memory, 0, units), graph.slice(memory, units, 2 * units)
+    arriving, recalled, arriving_bias, recalled_bias = (graph.constant(one) for one in body.lstm.parameters())
+    gates = graph.add(
+        "Add",
+        graph.add("Gemm", activate(graph, body.activation, made), arriving, arriving_bias, transB=1),
+        graph.add("Gemm", hidden, recalled, recalled_bias, transB=1),
+    )
+    entering, kept, new, leaving = (graph.slice(gates, at * units, (at + 1) * units) for at in range(4))
+    remembered = graph.add("Mul", graph.add("Sigmoid", kept), cell)
+    learned = graph.add("Mul", graph.add("Sigmoid", entering), graph.add("Tanh", new))
+    cell = graph.add("Add", remembered, learned)
+    hidden = graph.add("Mul", graph.add("Sigmoid", leaving), graph.add("Tanh", cell))
+    return linear(graph, body.head, hidden, outputs), graph.concatenate([hidden, cell])
+
+
+def image(graph: Graph, encoder: nn.Module, pixels_BCHW: str) -> str:
+    """Returns features [B, U] of an image of floats 0..1."""
+    assert isinstance(encoder, ImageEncoder)
+    flat = _layer(graph, encoder.convolutions, pixels_BCHW)
+    return _layer(graph, encoder.activation, linear(graph, encoder.dense, flat))
+
+
+def _layer(graph: Graph, layer: nn.Module, name: str) -> str:
+    """Translates one layer of an image encoder."""
+    match layer:
+        case nn.Sequential():
+            for part in layer:
+                name = _layer(graph, part, name)
+            return name
+        case nn.Conv2d():
+            return _convolution(graph, layer, name)
+        case nn.LeakyReLU():
+            return graph.add("LeakyRelu", name, alpha=layer.negative_slope)
+        case nn.ReLU():
+            return graph.add("Relu", name)
+        case nn.MaxPool2d():
+            return graph.add("MaxPool", name, kernel_shape=_pair(layer.kernel_size), strides=_pair(layer.stride))
+        case nn.Flatten():
+            return graph.add("Flatten", name, axis=1)
+    if isinstance(inner := getattr(layer, "layers", None), nn.Sequential):  # with a residual connection
+        return graph.add("Add", name, _layer(graph, inner, name))
+    raise ExportError(
+        got=f"a layer {type(layer).__name__} in an image encoder",
+        expected="a layer that this exporter can translate to ONNX",
+        remedy="choose another network_settings.vis_encode_type",
+    )
+
+
+def _convolution(graph: Graph, layer: nn.Conv2d, name: str) -> str:
+    assert layer.bias is not None
+    high, wide = (int(one) for one in layer.padding)
+    weight, bias = graph.constant(layer.weight), graph.constant(layer.bias)
+    kernel, strides = _pair(layer.kernel_size), _pair(layer.stride)
+    return graph.add("Conv", name, weight, bias, kernel_shape=kernel, strides=strides, pads=[high, wide, high, wide])
+
+
+def _pair(size: int | tuple[int, ...]) -> list[int]:
+    return [size, size] if isinstance(size, int) else list(size)
+
+
+def entities(
+    graph: Graph, encoder: EntityEncoder, lists: Sequence[str], sizes: Sequence[int], own_BS: str | None
+) -> str:
+    """Returns features [B, U] of lists of entities of E features each, and of any features of the agent itself."""
+    embedded = [
+        _embed(graph, _linear(layer), one, size, own_BS)
+        for layer, one, size in zip(encoder.embeddings, lists, sizes, strict=True)
+    ]
+    here_BN = graph.concatenate([_here(graph, one) for one in lists])
+    result_BNU = _attend(graph, encoder.attention, graph.concatenate(embedded), here_BN)
+    present_BN1 = graph.add("Unsqueeze", here_BN, axes=[2])
+    sums = graph.add("ReduceSum", graph.add("Mul", result_BNU, present_BN1), axes=[1], keepdims=0)
+    number = graph.add("ReduceSum", here_BN, axes=[1], keepdims=1)
+    return graph.add("Div", sums, graph.add("Max", number, graph.constant(np.ones(1))))
+
+
+def _embed(graph: Graph, layer: nn.Linear, list_BNE: str, size: int, own_BS: str | None) -> str:
+    """Returns [B, N, U]; the agent's own part is computed once and added to each entity's."""
+    if own_BS is None:
+        return _each(graph, layer.weight, layer.bias, list_BNE)
+    parts = graph.add("MatMul", list_BNE, graph.constant(layer.weight[:, :size].t()))
+    own = graph.add("Gemm", own_BS, graph.constant(layer.weight[:, size:]), graph.constant(layer.bias), transB=1)
+    return graph.add("Add", parts, graph.add("Unsqueeze", own, axes=[1]))
+
+
+def _here(graph: Graph, list_BNE: str) -> str:
+    """Returns [B, N] 1 for an entity, 0 for padding: a row of zeros."""
+    largest = graph.add("ReduceMax", graph.add("Abs", list_BNE), axes=[2], keepdims=0)
+    there = graph.add("Greater", largest, graph.constant(0.0))
+    return graph.add("Cast", there, to=onnx.TensorProto.FLOAT)
+
+
+def _attend(graph: Graph, attention: ResidualAttention, embedded_BNU: str, here_BN: str) -> str:
+    """Returns [B, N, U]."""
+    inputs = _layer_norm(graph, attention.before, embedded_BNU)
+    units = attention.project.in_features
+    project = attention.project
+    parts = [(project.weight[at : at + units], project.bias[at : at + units]) for at in range(0, 3 * units, units)]
+    queries, keys, values = (
+        graph.reshape(_each(graph, weight, bias, inputs), 0, 0, HEADS, units // HEADS) for weight, bias in parts
+    )
+    queries, values = (graph.add("Transpose", one, perm=[0, 2, 1, 3]) for one in (queries, values))
+    scores = graph.add("MatMul", queries, graph.add("Transpose", keys, perm=[0, 2, 3, 1]))
+    scaled = graph.add("Mul", scores, graph.constant(1 / math.sqrt(units // HEADS)))
+    absent = graph.add("Mul", graph.add("Sub", graph.constant(1.0), here_BN), graph.constant(_ABSENT))
+    shares = graph.add("Softmax", graph.add("Add", scaled, graph.add("Unsqueeze", absent, axes=[1, 2])), axis=3)
+    heads = graph.add("Transpose", graph.add("MatMul", shares, values), perm=[0, 2, 1, 3])
+    merged = _each(graph, attention.merge.weight, attention.merge.bias, graph.reshape(heads, 0, 0, units))
+    return _layer_norm(graph, attention.after, graph.add("Add", inputs, merged))
+
+
+def _each(graph: Graph, weight: Tensor, bias: Tensor, rows_BNU: str) -> str:
+    """Applies a linear layer to each entity."""
+    product = graph.add("MatMul", rows_BNU, graph.constant(weight.t()))
+    return graph.add("Add", product, graph.constant(bias))
+
+
+def _layer_norm(graph: Graph, layer: nn.LayerNorm, rows_BNU: str) -> str:
+    """Normalizes the last of three dimensions; ONNX has a node for this only from opset 17 on."""
+    shifted = graph.add("Sub", rows_BNU, graph.add("ReduceMean", rows_BNU, axes=[2], keepdims=1))
+    variance = graph.add("ReduceMean", graph.add("Mul", shifted, shifted), axes=[2], keepdims=1)
+    deviation = graph.add("Sqrt", graph.add("Add", variance, graph.constant(layer.eps)))
+    scaled = graph.add("Mul", graph.add("Div", shifted, deviation), graph.constant(layer.weight))
+    return graph.add("Add", scaled, graph.constant(layer.bias))
+
+
+def _linear(layer: nn.Module) -> nn.Linear:
+    assert isinstance(layer, nn.Linear)
+    return layer

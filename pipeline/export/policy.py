@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -13,8 +12,8 @@ from sparring.pipeline.errors import ExplainedError, install_command
 from sparring.pipeline.export.packages import missing_packages
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import load_arrays
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays
 from sparring.pipeline.specs import Array, BehaviorSpec, read_spec
 
 VERSION: Final = 3
@@ -98,12 +97,12 @@ class TrainedPolicy:
     def facts(self) -> Tensors:
         """Returns the outputs that are the same for all inputs, float32; a game checks them before it uses a model."""
         actions = self.spec.actions
-        found: Mapping[str, Any] = {"version_number": [VERSION], "memory_size": [self.memory]}
+        found: Tensors = {"version_number": np.array([VERSION]), "memory_size": np.array([self.memory])}
         if actions.continuous:
-            found = {**found, "continuous_action_output_shape": [actions.continuous]}
+            found["continuous_action_output_shape"] = np.array([actions.continuous])
         if actions.discrete:
-            found = {**found, "discrete_action_output_shape": [actions.discrete]}
-        return {name: np.array(values, np.float32) for name, values in found.items()}
+            found["discrete_action_output_shape"] = np.array([actions.discrete])
+        return {name: values.astype(np.float32) for name, values in found.items()}
 
 
 def observation_name(number: int) -> str:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -31,8 +32,8 @@ from sparring.pipeline.export.policy import (
     observation_name,
     refuse_previous_action,
 )
-from sparring.pipeline.networks.activations import FUNCTIONS
 from sparring.pipeline.networks.distributions import FORBIDDEN
+from sparring.pipeline.networks.perceptron import FUNCTIONS
 
 WEIGHTS_FORMAT: Final = "1"
 _ROWS: Final = 2  # of the example: torch.export treats sizes of 0 and 1 as fixed
@@ -50,14 +51,11 @@ class Program(nn.Module):
         self.actor = policy.actor
         self._actions = policy.spec.actions
         self._observations = len(policy.spec.observations)
-        self._others = [at for at, one in enumerate(policy.spec.observations) if not self._is_vector(policy, one.kind)]
+        vectors = {"vector"} if policy.actor.encoder.goal else {"vector", "goal"}
+        self._others = [at for at, one in enumerate(policy.spec.observations) if one.kind not in vectors]
         self._facts = list(policy.facts)
         for name, values in policy.facts.items():
             self.register_buffer(name, torch.from_numpy(values))
-
-    @staticmethod
-    def _is_vector(policy: TrainedPolicy, kind: str) -> bool:
-        return kind == "vector" or (kind == "goal" and not policy.actor.encoder.goal)
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns outputs by name, from inputs by name."""
@@ -123,14 +121,18 @@ def torchscript(policy: TrainedPolicy) -> bytes:
 def load_torchscript(content: bytes) -> Callable[[Tensors], Tensors]:
     """Returns the TorchScript in a file as a function of inputs by name."""
     with _deprecated():
-        module = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
+        return partial(_run, torch.jit.load(io.BytesIO(content)))  # type: ignore[no-untyped-call]
 
-    def run(inputs: Tensors) -> Tensors:
-        with torch.no_grad():
-            found = module({name: torch.from_numpy(np.array(one)) for name, one in inputs.items()})
-        return {name: one.numpy() for name, one in found.items()}
 
-    return run
+def load_program(content: bytes) -> Callable[[Tensors], Tensors]:
+    """Returns the program in a file of `torch.export` as a function of inputs by name."""
+    return partial(_run, torch.export.load(io.BytesIO(content)).module())
+
+
+def _run(module: nn.Module, inputs: Tensors) -> Tensors:
+    with torch.no_grad():
+        found = module({name: torch.from_numpy(np.array(one)) for name, one in inputs.items()})
+    return {name: one.numpy() for name, one in found.items()}
 
 
 @contextmanager
@@ -162,14 +164,6 @@ def torch_program(policy: TrainedPolicy) -> bytes:
     content = io.BytesIO()
     torch.export.save(program, content)
     return content.getvalue()
-
-
-def run_program(content: bytes, inputs: Tensors) -> Tensors:
-    """Runs the program in a file."""
-    program = torch.export.load(io.BytesIO(content)).module()
-    with torch.no_grad():
-        found = program({name: torch.from_numpy(np.array(one)) for name, one in inputs.items()})
-    return {name: one.numpy() for name, one in found.items()}
 
 
 def weights_file(policy: TrainedPolicy) -> bytes:

@@ -24,9 +24,8 @@ from sparring.pipeline.learning.memories import Memories, Tracks, in_parts
 from sparring.pipeline.learning.minibatches import Recurrence, RecurrentState, rows_at_once
 from sparring.pipeline.learning.optimizer import BackwardFn
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.networks.actions import previous_features
-from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.critic import Critic
+from sparring.pipeline.networks.actor import Actor, Critic
+from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import Perceptron, accumulate

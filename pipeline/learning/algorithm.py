@@ -22,10 +22,10 @@ from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.learning.signals import EXTRINSIC, RewardNetwork, Signals
-from sparring.pipeline.learning.signals.curiosity import Curiosity
+from sparring.pipeline.learning.signals import EXTRINSIC, Signals
 from sparring.pipeline.learning.signals.gail import Gail
-from sparring.pipeline.learning.signals.rnd import Rnd
+from sparring.pipeline.learning.signals.novelty import Curiosity, Rnd
+from sparring.pipeline.learning.signals.steps import RewardNetwork
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import CPU
 from sparring.pipeline.specs import BehaviorSpec

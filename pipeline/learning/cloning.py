@@ -36,8 +36,8 @@ from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.report import UpdateReport, lags
 from sparring.pipeline.learning.settings import Coefficients, TrainerSettings, scheduled
 from sparring.pipeline.learning.signals import Signals
-from sparring.pipeline.networks.actions import action_features
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import action_features
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.networks.distributions import FORBIDDEN
 from sparring.pipeline.networks.encoders import Inputs

@@ -25,13 +25,13 @@ from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.memories import Memories, Tracks, in_parts
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import TeammateSegments
-from sparring.pipeline.networks.actions import previous_features
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.group_critic import GroupCritic, GroupRecurrentState, GroupTimesteps
-from sparring.pipeline.networks.limits import HEADS
 from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.settings import HEADS
 from sparring.pipeline.specs import BehaviorSpec
 
 _BYTES_AT_ONCE: Final = 16 * 2**20

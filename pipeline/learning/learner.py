@@ -28,8 +28,7 @@ from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks.arrays import Arrays, non_finite, weights_sha256
-from sparring.pipeline.networks.device import CPU, back
-from sparring.pipeline.networks.weights import load_arrays, to_arrays
+from sparring.pipeline.networks.device import CPU, back, load_arrays, to_arrays
 from sparring.pipeline.specs import BehaviorSpec, read_spec
 
 

@@ -34,8 +34,7 @@ from sparring.pipeline.learning.optimizer import Adam, BackwardFn
 from sparring.pipeline.learning.proximal import correct
 from sparring.pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
 from sparring.pipeline.learning.settings import Coefficients, TrainerSettings
-from sparring.pipeline.learning.signals import Signals
-from sparring.pipeline.learning.signals.episode_starts import EpisodeStarts
+from sparring.pipeline.learning.signals import EpisodeStarts, Signals
 from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.networks.encoders import Encoder, Inputs

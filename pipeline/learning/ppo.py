@@ -15,8 +15,8 @@ It differs from the paper as follows:
 5. An incomplete last minibatch is skipped (ML-Agents). The gradient is not clipped unless `max_grad_norm` is set.
 6. Adam's epsilon is 1e-8 (PyTorch's) unless `adam_epsilon` is set; the authors' code has 1e-5.
 
-7. The returns of curiosity and rnd continue after the end of an episode (ML-Agents), see `signals.episode_starts`;
-   those of GAIL do so in proportion to how often demonstrations end, see `signals.ends`.
+7. The returns of curiosity and rnd continue after the end of an episode (ML-Agents), see `signals`;
+   those of GAIL do so in proportion to how often demonstrations end, see `signals.gail`.
 8. A recurrent network is trained on sequences from the memory that was stored at their start; no gradient flows beyond
    that start (ML-Agents).
 9. Steps by an older version are corrected for (`proximal`).

@@ -10,9 +10,8 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from sparring.pipeline.demonstrations.pairing import DemoActions
-from sparring.pipeline.networks.limits import HEADS
-from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.demonstrations.episodes import DemoActions
+from sparring.pipeline.networks.settings import HEADS, NetworkSettings
 
 TrainerType = Literal["ppo", "poca", "bc"]
 Schedule = Literal["linear", "constant"]

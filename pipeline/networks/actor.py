@@ -1,38 +1,90 @@
 # ruff: noqa: N803 (names end in their shape)
-"""The actor maps observations to actions.
+"""The actor maps observations to actions, the critic to the value of each reward signal.
 
-B rows, Q sequences, F features, C continuous actions, D branches, K choices of all branches, H = C + K, P = C + K
-features of a previous action, M values of a recurrent memory.
+B rows, Q sequences, C continuous actions, D branches, K choices of all branches, H = C + K, P = C + K features of a
+previous action, M values of a recurrent memory, S reward signals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sparring.pipeline.networks import distributions
-from sparring.pipeline.networks.actions import previous_features
-from sparring.pipeline.networks.arrays import Arrays
-from sparring.pipeline.networks.encoders import Encode, Encoder, Inputs
-from sparring.pipeline.networks.initialization import LOGIT_GAINS, MEAN_GAINS
+from sparring.pipeline.networks.arrays import Arrays, previous_features
+from sparring.pipeline.networks.device import to_arrays
+from sparring.pipeline.networks.distributions import ActionSampler
+from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.recurrent import Layout, Recurrent
-from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.networks.weights import to_arrays
+from sparring.pipeline.networks.settings import Initialization, NetworkSettings
 from sparring.pipeline.specs import Array, BehaviorSpec
 
 VALUE_GAIN: Final = 1.0
+MEAN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.2, "orthogonal": 0.01}
+"""Gains of the means of continuous actions. A policy that begins near the same action everywhere learns more steadily
+(Andrychowicz et al. 2020, arXiv 2006.05990, section 3.2)."""
+LOGIT_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.1, "orthogonal": 0.01}
+"""Gains of the logits of discrete actions."""
 
 Choices = tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]
 """Continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together."""
 
 
-class Actor(nn.Module):
+class _EncodedBody(nn.Module):
+    """Combines an encoder and a body with one output for each gain.
+
+    Raises:
+        Unsupported: no network can be built for the spec or the settings.
+    """
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: NetworkSettings, gains: Sequence[float], generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(spec, settings, generator)
+        self.body = self.encoder.body(settings, gains, generator)
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """Returns the body if it is recurrent."""
+        return self.body if isinstance(self.body, Recurrent) else None
+
+    def forward(self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None) -> Tensor:
+        """Returns the outputs of prepared observations: means and logits [B, H], then values, or values alone.
+
+        Args:
+            prepared: observations, from `encoder.prepare` of the actor.
+            layout: how the rows form sequences; only for recurrent networks.
+            memory_QM: the network's memory before the first row of each sequence; only for recurrent networks.
+        """
+        features = self.encoder(prepared)
+        outputs: Tensor = self.body(features) if layout is None else self.body(features, layout, memory_QM)
+        return outputs
+
+
+class Critic(_EncodedBody):
+    """Combines encoder, body, and one value head per reward signal.
+
+    Its encoder keeps no statistics of its own, because it reads observations that the actor's encoder has prepared.
+
+    Args:
+        spec: observations and actions of the behavior.
+        settings: the network's settings.
+        signals: names of the reward signals, in the order of the heads.
+        generator: random source of the initial weights.
+    """
+
+    def __init__(
+        self, spec: BehaviorSpec, settings: NetworkSettings, signals: tuple[str, ...], generator: torch.Generator
+    ) -> None:
+        super().__init__(spec, settings.model_copy(update={"normalize": False}), [VALUE_GAIN] * len(signals), generator)
+
+
+class Actor(_EncodedBody):
     """Implements a policy: encoder, body, and one head of means and logits, with a separate log sigma.
 
     Args:
@@ -45,50 +97,25 @@ class Actor(nn.Module):
         outputs: H, without values.
         action_limit: limit of raw samples, which scales them for simulators.
         carried: numbers that an agent carries from one decision to the next: M, then P if the network reads them.
-
-    Raises:
-        Unsupported: no network can be built for the spec or the settings.
     """
 
     def __init__(
-        self,
-        spec: BehaviorSpec,
-        settings: NetworkSettings,
-        generator: torch.Generator | None = None,
-        values: int = 0,
+        self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator | None = None, values: int = 0
     ) -> None:
-        super().__init__()
-        self.spec = spec
-        self.actions = spec.actions
-        source = generator or torch.Generator()
-        self.encoder = Encoder(spec, settings, source)
         mean, logit = MEAN_GAINS[settings.initialization], LOGIT_GAINS[settings.initialization]
         gains = [mean] * spec.actions.continuous + [logit] * spec.actions.mask_size
+        super().__init__(spec, settings, [*gains, *[VALUE_GAIN] * values], generator or torch.Generator())
+        self.spec = spec
+        self.actions = spec.actions
         self.outputs = len(gains)
-        self.body = self.encoder.body(settings, [*gains, *[VALUE_GAIN] * values], source)
         self.action_limit = settings.action_limit
         self.carried = settings.carried(spec.actions)
         self.log_sigma = nn.Parameter(torch.zeros(spec.actions.continuous))
 
     @property
-    def recurrent(self) -> Recurrent | None:
-        """Returns the body if it is recurrent."""
-        return self.body if isinstance(self.body, Recurrent) else None
-
-    @property
     def device(self) -> torch.device:
         """Returns the device of the parameters and inputs; the statistics of observations may be elsewhere."""
         return self.log_sigma.device
-
-    def forward(self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None) -> Tensor:
-        """Returns means and logits [B, H], then values, of observations from `encoder.prepare`.
-
-        Args:
-            prepared: observations.
-            layout: how the rows form sequences; only for recurrent networks.
-            memory_QM: memory before the first row of each sequence; only for recurrent networks.
-        """
-        return through(self.body, self.encoder(prepared), layout, memory_QM)
 
     def act(
         self,
@@ -110,37 +137,29 @@ class Actor(nn.Module):
 
     def frozen(self) -> InferenceActor:
         """Returns a copy of the current weights that can only act."""
-        sampler = distributions.ActionSampler(self.actions, self.log_sigma)
-        if not self.carried:
-            return InferenceActor(self.encoder.frozen(), self.body.frozen(self.outputs), sampler)
-        remembered = self.carried - self.encoder.previous
-        body = self.body.frozen(self.outputs)
-        features = partial(previous_features, self.actions, limit=self.action_limit)
-        return RecurrentInferenceActor(
-            self.encoder.frozen(), body, sampler, features, remembered, self.encoder.previous
-        )
+        return InferenceActor(self)
 
 
 class InferenceActor:
     """Evaluates a policy of fixed weights often and with few rows, by plain functions.
 
     Args:
-        encode: maps observations to the body's input.
-        body: maps that to means and logits.
-        sampler: samples actions from these.
+        actor: whose weights are copied.
 
     Attributes:
-        carried: numbers that an agent carries from one decision to the next.
+        carried: numbers that an agent carries from one decision to the next: a memory [M], its previous action [P],
+            both, or none.
     """
 
-    __slots__ = ("_body", "_encode", "_sampler")
-
-    carried = 0
-
-    def __init__(self, encode: Encode, body: Callable[..., Any], sampler: distributions.ActionSampler) -> None:
-        self._encode = encode
-        self._body = body
-        self._sampler = sampler
+    def __init__(self, actor: Actor) -> None:
+        self.carried = actor.carried
+        self._actions, self._limit = actor.actions, actor.action_limit
+        self._remembered = actor.carried - actor.encoder.previous
+        self._encode = actor.encoder.frozen()
+        body = actor.body
+        self._infer = None if isinstance(body, Recurrent) else body.frozen(actor.outputs)
+        self._step = body.frozen(actor.outputs) if isinstance(body, Recurrent) else None
+        self._sampler = ActionSampler(actor.actions, actor.log_sigma)
 
     def act(
         self,
@@ -157,68 +176,26 @@ class InferenceActor:
             masks: [B, K] True = forbidden; None allows everything.
             generator: random source.
             deterministic: take the most likely action.
-            carried: [B, numbers carried] by each agent, zeros at its first decision; overwritten with the numbers for
-                its next one. Required if `self.carried` is not 0.
+            carried: [B, numbers carried] by each agent, zeros at its first decision (as without this argument);
+                overwritten with the numbers for its next one.
 
         Returns:
             continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together.
         """
-        del carried
-        return self._sampler.sample(self._body(self._encode(observations, None)), masks, generator, deterministic)
-
-
-class RecurrentInferenceActor(InferenceActor):
-    """Evaluates a policy of fixed weights whose agents carry a memory [M], their previous action [P], or both.
-
-    Args:
-        encode: maps observations and previous actions to the body's input.
-        body: maps that, with any memory, to means and logits, and to the next memory.
-        sampler: samples actions from these.
-        features: maps raw samples and choices to action features.
-        remembered: M.
-    """
-
-    __slots__ = ("_features", "_remembered", "carried")
-
-    def __init__(
-        self,
-        encode: Encode,
-        body: Callable[..., Any],
-        sampler: distributions.ActionSampler,
-        features: Callable[..., NDArray[np.float32]],
-        remembered: int,
-        previous: int,
-    ) -> None:
-        super().__init__(encode, body, sampler)
-        self.carried = remembered + previous
-        self._features = features
-        self._remembered = remembered
-
-    def act(
-        self,
-        observations: Sequence[Array],
-        masks: NDArray[np.bool_] | None,
-        generator: torch.Generator,
-        deterministic: bool = False,
-        carried: NDArray[np.float32] | None = None,
-    ) -> Choices:
-        """Chooses an action per row, as `InferenceActor.act` does."""
+        if self._infer is not None and not self.carried:
+            return self._sampler.sample(self._infer(self._encode(observations, None)), masks, generator, deterministic)
         if carried is None:
             carried = np.zeros((len(observations[0]), self.carried), np.float32)
         remembered, before = self._remembered, torch.from_numpy(carried)
         previous = before[:, remembered:] if self.carried > remembered else None
         features = self._encode(observations, previous)
-        if remembered:
-            outputs, after = self._body(features, before[:, :remembered])
-            carried[:, :remembered] = after.numpy()
+        if self._infer is not None:
+            outputs = self._infer(features)
         else:
-            outputs = self._body(features)
+            assert self._step is not None
+            outputs, after = self._step(features, before[:, :remembered])
+            carried[:, :remembered] = after.numpy()
         choices = self._sampler.sample(outputs, masks, generator, deterministic)
         if previous is not None:
-            carried[:, remembered:] = self._features(*choices[:2])
+            carried[:, remembered:] = previous_features(self._actions, *choices[:2], self._limit)
         return choices
-
-
-def through(body: nn.Module, features: Tensor, layout: Layout | None, memory_QM: Tensor | None) -> Tensor:
-    """Returns the outputs of any body; `layout` and `memory_QM` are only for a recurrent one."""
-    return body(features) if layout is None else body(features, layout, memory_QM)  # type: ignore[no-any-return]

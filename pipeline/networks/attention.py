@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""This module implements self-attention of a set, with a residual connection.
+"""This module implements self-attention of a set, with a residual connection, and encodes lists of entities by it.
 
-B rows, N members of a set, U units, H heads, u units of a head.
+B rows, N members of a set, U units, H heads, u units of a head, E features of an entity, S of the agent itself.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from sparring.pipeline.networks.initialization import initialize_weights
-from sparring.pipeline.networks.limits import HEADS
+from sparring.pipeline.networks.perceptron import linear
+from sparring.pipeline.networks.settings import HEADS
 
 
 class ResidualAttention(nn.Module):
@@ -21,13 +21,14 @@ class ResidualAttention(nn.Module):
 
     Args:
         units: U, a multiple of 4.
+        generator: random source of the initial weights.
     """
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, units: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.before = nn.LayerNorm(units)
-        self.project = nn.Linear(units, 3 * units)
-        self.merge = nn.Linear(units, units)
+        self.project = linear(units, 3 * units, 1.0, generator)
+        self.merge = linear(units, units, 1.0, generator)
         self.after = nn.LayerNorm(units)
 
     def forward(self, embedded_BNU: Tensor, here_BN: Tensor | None) -> Tensor:
@@ -39,17 +40,21 @@ class ResidualAttention(nn.Module):
                 softmax over nothing is not a number.
         """
         inputs_BNU = self.before(embedded_BNU)
-        return self.after(inputs_BNU + self.merge(attend(self.project(inputs_BNU), here_BN)))  # type: ignore[no-any-return]
+        return self.continued(inputs_BNU, self.project(inputs_BNU), here_BN)
+
+    def continued(self, inputs_BNU: Tensor, projected_BNX: Tensor, here_BN: Tensor | None) -> Tensor:
+        """Returns `forward` of members whose inputs, queries, keys and values are known."""
+        attended_BNU: Tensor = self.after(inputs_BNU + self.merge(attend(projected_BNX, here_BN)))
+        return attended_BNU
 
 
 def attend(projected_BNX: Tensor, here_BN: Tensor | None) -> Tensor:
     """Returns [B, N, U] from queries, keys and values [B, N, 3 U]. Mask as in `ResidualAttention.forward`."""
-    queries, keys, values = heads(projected_BNX)
     mask = None
     if here_BN is not None:
         seen_BN = here_BN | ~here_BN.any(1, keepdim=True)
         mask = seen_BN[:, None, None].expand(-1, -1, here_BN.shape[1], -1)
-    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask).transpose(1, 2).flatten(2)
+    return scaled_dot_product_attention(*heads(projected_BNX), attn_mask=mask).transpose(1, 2).flatten(2)
 
 
 def heads(projected_BNX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,8 +73,35 @@ def mean_of(result_BNU: Tensor, here_BN: Tensor | None) -> Tensor:
     return torch.einsum("bn,bnu->bu", weights_BN, result_BNU)
 
 
-def initialize_linear(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Samples the weights of all linear layers in a module."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            initialize_weights(part, 1.0, generator)
+class EntityEncoder(nn.Module):
+    """Encodes several lists of entities independently of their order and number.
+
+    Each entity is embedded together with the agent's own features; then all entities of all lists attend to each other
+    with a residual connection, as in Baker et al. 2019 (arXiv 1909.07528), and their mean is the result. A row of zeros
+    is padding: it is neither attended to nor averaged. Without any entity the result is 0.
+
+    Args:
+        sizes: E of each list.
+        own: S.
+        units: U, a multiple of 4.
+        generator: random source of the initial weights.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], own: int, units: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList(linear(size + own, units, 1.0, generator) for size in sizes)
+        self.attention = ResidualAttention(units, generator)
+
+    def forward(self, lists: list[Tensor], own_BS: Tensor) -> Tensor:
+        """Returns features [B, U].
+
+        Args:
+            lists: one [B, N, E] per list.
+            own_BS: of the agent itself.
+        """
+        embedded = [
+            embed(torch.cat([one_BNE, own_BS.unsqueeze(1).expand(-1, one_BNE.shape[1], -1)], 2))
+            for embed, one_BNE in zip(self.embeddings, lists, strict=True)
+        ]
+        here_BN = torch.cat([one_BNE.any(2) for one_BNE in lists], 1)
+        return mean_of(self.attention(torch.cat(embedded, 1), here_BN), here_BN)

@@ -1,8 +1,8 @@
-"""This module moves data between the CPU and the device that networks are trained on.
+"""This module moves data between arrays, the CPU, and the device that networks are trained on.
 
 Parameters, their optimizer state and each minibatch are on the device. All else stays on the CPU: segments, statistics
-of observations, returns, random numbers, and acting. All transfers go through the two functions here; one seed gives
-the same initial weights and the same order on every device.
+of observations, returns, random numbers, and acting. All transfers go through the functions here; one seed gives the
+same initial weights and the same order on every device.
 
     python -m sparring.pipeline.networks.device cuda    # exit status 0, or why it cannot train there, as JSON
 """
@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sparring.pipeline.networks.limits import Unsupported
+from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.networks.arrays import Arrays
+from sparring.pipeline.networks.settings import Unsupported
 from sparring.pipeline.specs import Array
 
 CPU: Final = torch.device("cpu")
@@ -34,9 +38,13 @@ def usable(name: str | None) -> torch.device:
     try:
         back(torch.ones(1, device=device) + 1)
     except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch was built without CUDA
+        cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        there = ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+        # The first sentence, without PyTorch's advice on debugging kernels.
+        reason = next(iter(str(error).splitlines()), type(error).__name__).partition(". ")[0]
         raise Unsupported(
-            got=f"torch_settings.device {name!r}, which PyTorch {torch.__version__} cannot use here: {_first(error)}",
-            expected=" or ".join(_there()),
+            got=f"torch_settings.device {name!r}, which PyTorch {torch.__version__} cannot use here: {reason}",
+            expected=" or ".join(there),
             remedy="install a PyTorch that is built for it where the learner runs, or leave torch_settings.device out",
         ) from error
     return device
@@ -52,12 +60,6 @@ def over(record: T, device: torch.device) -> T:
     return record if device == CPU else _moved(record, device)
 
 
-def back(tensor: Tensor) -> Array:
-    """Returns a tensor of any device as an array; one on the CPU shares its memory."""
-    array: Array = tensor.cpu().numpy()
-    return array
-
-
 def _moved(record: Any, device: torch.device) -> Any:
     if isinstance(record, tuple):
         parts = [_moved(part, device) for part in record]
@@ -65,14 +67,38 @@ def _moved(record: Any, device: torch.device) -> Any:
     return record.to(device) if hasattr(record, "to") else record
 
 
-def _there() -> list[str]:
-    cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+def back(tensor: Tensor) -> Array:
+    """Returns a tensor of any device as an array; one on the CPU shares its memory."""
+    array: Array = tensor.cpu().numpy()
+    return array
 
 
-def _first(error: Exception) -> str:
-    """Returns the error's first sentence, without PyTorch's advice on debugging kernels."""
-    return next(iter(str(error).splitlines()), type(error).__name__).partition(". ")[0]
+def to_arrays(module: nn.Module) -> Arrays:
+    """Returns copies of a module's parameters and buffers, by their names in its state dict, from any device."""
+    return {name: back(tensor).copy() for name, tensor in module.state_dict().items()}
+
+
+def load_arrays(module: nn.Module, arrays: Mapping[str, Array]) -> None:
+    """Copies `arrays` into a module on any device, which must have exactly these names, shapes and dtypes.
+
+    Raises:
+        CheckpointError: a name, shape or dtype differs; the module is unchanged.
+    """
+    own = module.state_dict()
+    got = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
+    expected = {name: (back(tensor).dtype.str, tuple(tensor.shape)) for name, tensor in own.items()}
+    if differing := sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name)):
+        listed = [
+            ", ".join(f"{name} {each.get(name, 'missing')}" for name in differing[:8]) for each in (got, expected)
+        ]
+        raise CheckpointError(
+            got=f"weights {listed[0]}",
+            expected=listed[1],
+            remedy="use the network_settings and the simulator that these weights were trained with",
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(torch.from_numpy(np.array(arrays[name])))
 
 
 if __name__ == "__main__":

@@ -98,8 +98,10 @@ class ActionSampler:
         discrete_BD = np.empty((len(logits_BK), len(self._branches)), np.int32)
         for branch, logits_Bk in enumerate(logits_BK.split_with_sizes(self._branches, dim=1)):
             p_Bk = logits_Bk.softmax(1)
-            # With exponential times, the largest p / time falls on each choice with its probability.
-            scores_Bk = p_Bk if source is None else p_Bk / _exponential(p_Bk, source)
+            scores_Bk = p_Bk
+            if source is not None:
+                # With exponential times of mean 1, the largest p / time falls on each choice with its probability.
+                scores_Bk = p_Bk / torch.empty_like(p_Bk).exponential_(generator=source).clamp_(min=1e-30)
             choice_B = scores_Bk.argmax(1).numpy()
             discrete_BD[:, branch] = choice_B
             log_prob_B += np.log(p_Bk.numpy()[row_B, choice_B])
@@ -191,7 +193,10 @@ def evaluate(
     means_BC = head_BH[:, : actions.continuous] if actions.discrete else head_BH
     noise_BC = continuous_BC.sub(means_BC).div_(sigma_C)
     squares_BC = noise_BC.square()
-    log_prob = (_each_log_prob if per_dimension else _gaussian_log_prob)(squares_BC, log_sigma_C)
+    if per_dimension:
+        log_prob = log_sigma_C.add(0.5 * _LOG_2PI).neg_().sub(squares_BC, alpha=0.5)
+    else:
+        log_prob = _log_normalizer(log_sigma_C).neg_().sub(squares_BC.sum(1), alpha=0.5)
     entropy = log_sigma_C.mean() + 0.5 * (1 + _LOG_2PI) if actions.continuous else log_sigma_C.sum()
     branches = []
     for number, logits_Bk in enumerate(_logits(actions, head_BH, masks_BK)):
@@ -205,24 +210,9 @@ def evaluate(
     return Evaluation(log_prob, entropy, noise_BC, squares_BC, sigma_C, tuple(branches))
 
 
-def _gaussian_log_prob(squares_BC: Tensor, log_sigma_C: Tensor) -> Tensor:
-    """Returns [B] the log-probability of mean + sigma x noise, from the squared noise."""
-    return _log_normalizer(log_sigma_C).neg_().sub(squares_BC.sum(1), alpha=0.5)
-
-
-def _each_log_prob(squares_BC: Tensor, log_sigma_C: Tensor) -> Tensor:
-    """Returns [B, C] the log-probability of each dimension by itself."""
-    return log_sigma_C.add(0.5 * _LOG_2PI).neg_().sub(squares_BC, alpha=0.5)
-
-
 def _log_normalizer(log_sigma_C: Tensor) -> Tensor:
     """Returns the logarithm of the integral of exp(-squared noise / 2), a scalar."""
     return log_sigma_C.sum().add_(0.5 * _LOG_2PI * len(log_sigma_C))
-
-
-def _exponential(like_Bk: Tensor, source: torch.Generator) -> Tensor:
-    """Returns exponential times of mean 1, never 0, [B, k]."""
-    return torch.empty_like(like_Bk).exponential_(generator=source).clamp_(min=1e-30)
 
 
 def _logits(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Sequence[Tensor]:

@@ -1,4 +1,4 @@
-# ruff: noqa: N803 (names end in their shape)
+# ruff: noqa: N803, N806 (names end in their shape)
 """Encoders map the observations of a behavior to the input of a body; each kind of observation has its own encoder.
 
 An encoder has two parts. `prepare` is the part that no gradient flows through (joining, normalization): a learner calls
@@ -7,27 +7,25 @@ row of features and have no trained part; images, entities and goals are passed 
 previous action, if enabled, adds more features. `frozen` combines both parts in one plain function, for acting with
 fixed weights.
 
-B rows, F features, P features of the previous action.
+B rows, F features, P features of the previous action, C channels, H x W pixels, U features of an image.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.networks.entities import EntityEncoder
-from sparring.pipeline.networks.goals import ConditionedLayers
-from sparring.pipeline.networks.images import ImageEncoder
-from sparring.pipeline.networks.initialization import HIDDEN_GAINS
-from sparring.pipeline.networks.limits import refuse_unsupported
-from sparring.pipeline.networks.normalizer import Normalizer
-from sparring.pipeline.networks.perceptron import Perceptron
+from sparring.pipeline.networks.attention import EntityEncoder
+from sparring.pipeline.networks.perceptron import HIDDEN_GAINS, ConditionedLayers, Perceptron, initialize_weights
 from sparring.pipeline.networks.recurrent import Recurrent
-from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.settings import NetworkSettings, VisualEncoder, refuse_unsupported
 from sparring.pipeline.specs import Array, BehaviorSpec
 
 Inputs = tuple[Tensor, ...]
@@ -37,6 +35,145 @@ Encode = Callable[[Sequence[Array], Tensor | None], Tensor]
 """Maps one [B, *shape] array per observation, and previous actions [B, P] if enabled, to a body's input, [B, F]."""
 
 Body = Perceptron | ConditionedLayers | Recurrent
+
+CLIP: Final = 5.0
+"""Largest absolute value after normalization."""
+
+_SLOPE: Final = 0.01
+_IMAGE_GAIN: Final = math.sqrt(2 / (1 + _SLOPE**2))
+
+_CONVOLUTIONS: Final[dict[VisualEncoder, tuple[tuple[int, int, int], ...]]] = {
+    "simple": ((16, 8, 4), (32, 4, 2)),
+    "nature_cnn": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "match3": ((35, 3, 1), (144, 3, 1)),
+    "fully_connected": (),
+}
+"""Channels, kernel size and stride of each convolution; `resnet` is built by `_resnet`."""
+
+
+class Normalizer(nn.Module):
+    """Subtracts a running mean, divides by a running standard deviation, clips to +-5.
+
+    The statistics start as one observation of mean 0 and variance 1, so that the variance is never 0. The three buffers
+    belong to the weights. Only `update` changes them: an update trains on the same numbers that acting used.
+
+    Args:
+        size: number of features.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("variance", torch.ones(size))
+        self.register_buffer("count", torch.ones((), dtype=torch.int64))
+
+    def forward(self, rows_BF: Tensor) -> Tensor:
+        """Returns normalized rows [B, F]."""
+        return rows_BF.sub(self.mean).div_(self.variance.sqrt()).clamp_(-CLIP, CLIP)
+
+    def frozen(self) -> Callable[[Array], Array]:
+        """Returns a NumPy function, whose calls cost less, that normalizes rows by the current statistics in place."""
+        return partial(_normalize_few, self.mean.numpy().copy(), self.variance.sqrt().numpy())
+
+    @torch.no_grad()
+    def update(self, rows_BF: Tensor) -> bool:
+        """Merges the statistics of `rows_BF` into the running ones (Chan et al. 1979), in float64.
+
+        Returns:
+            False if the rows hold a non-finite number: nothing was changed.
+        """
+        rows = rows_BF.double()
+        n, seen = len(rows), self.count.item()
+        total = seen + n
+        mean_F = rows.mean(0)
+        shift_F = mean_F - self.mean
+        squares_F = rows.sub_(mean_F).square_().sum(0) + seen * self.variance + shift_F.square() * (seen * n / total)
+        if n == 0 or not bool(torch.isfinite(squares_F).all()):
+            return False
+        self.mean += shift_F * (n / total)
+        self.variance.copy_(squares_F / total)
+        self.count += n
+        return True
+
+
+def _normalize_few(mean_F: Array, deviation_F: Array, rows_BF: Array) -> Array:
+    rows_BF -= mean_F
+    rows_BF /= deviation_F
+    np.maximum(rows_BF, -CLIP, out=rows_BF)
+    np.minimum(rows_BF, CLIP, out=rows_BF)
+    return rows_BF
+
+
+class ImageEncoder(nn.Module):
+    """Encodes one camera's image by convolutions and one dense layer.
+
+    `simple` and `match3` are ML-Agents'; `nature_cnn` is that of Mnih et al. 2015 (doi 10.1038/nature14236, "Model
+    architecture"), `resnet` that of Espeholt et al. 2018 (arXiv 1802.01561, figure 3, without the LSTM), with the
+    pooling unpadded as in ML-Agents; `fully_connected` has no convolution. Bytes 0..255 are scaled to 0..1 only here,
+    so that an image takes one byte per pixel and channel everywhere else.
+
+    Args:
+        shape: channels, height, width.
+        kind: name of the architecture.
+        units: U.
+        generator: random source of the initial weights.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], kind: VisualEncoder, units: int, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        layers = _resnet(shape[0]) if kind == "resnet" else _plain_convolutions(shape[0], kind)
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        with torch.no_grad():
+            flat = self.convolutions(torch.zeros(1, *shape)).shape[1]
+        self.dense = nn.Linear(flat, units)
+        self.activation = nn.LeakyReLU(_SLOPE)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                initialize_weights(module, _IMAGE_GAIN, generator)
+        for module in self.modules():
+            if isinstance(module, _Residual):  # otherwise each block would double the variance of its input
+                nn.init.zeros_(module.last.weight)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """Returns features [B, U] of bytes or of floats 0..1."""
+        pixels_BCHW = image_BCHW.float().div_(255) if image_BCHW.dtype == torch.uint8 else image_BCHW
+        features_BU: Tensor = self.activation(self.dense(self.convolutions(pixels_BCHW)))
+        return features_BU
+
+
+class _Residual(nn.Module):
+    """Adds two convolutions to their input; initially it is the identity."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.last = nn.Conv2d(channels, channels, 3, padding=1)
+        self.layers = nn.Sequential(nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU(), self.last)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        sum_BCHW: Tensor = image_BCHW + self.layers(image_BCHW)
+        return sum_BCHW
+
+
+def _plain_convolutions(channels: int, kind: VisualEncoder) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for width, kernel, stride in _CONVOLUTIONS[kind]:
+        layers += [nn.Conv2d(channels, width, kernel, stride), nn.LeakyReLU(_SLOPE)]
+        channels = width
+    return layers
+
+
+def _resnet(channels: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for width in (16, 32, 32):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, 2), _Residual(width), _Residual(width)]
+        channels = width
+    return [*layers, nn.ReLU()]
 
 
 class Encoder(nn.Module):
@@ -50,6 +187,11 @@ class Encoder(nn.Module):
         settings: the network's settings.
         generator: random source of the initial weights; unneeded if weights are loaded afterwards.
 
+    Attributes:
+        previous: P; 0 if the network does not read its previous action.
+        goal: features of the goals that condition the body.
+        size: F.
+
     Raises:
         Unsupported: no encoder can be built for an observation or a setting.
     """
@@ -57,31 +199,34 @@ class Encoder(nn.Module):
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator | None = None) -> None:
         super().__init__()
         refuse_unsupported(spec, settings)
-        vectors = {"vector", "goal"} if settings.goal_conditioning_type == "none" else {"vector"}
-        self._vectors = [at for at, one in enumerate(spec.observations) if one.kind in vectors]
-        others = [(at, one) for at, one in enumerate(spec.observations) if at not in self._vectors]
-        self._others = [at for at, _ in others]
+        kinds = [
+            "vector" if one.kind == "goal" and settings.goal_conditioning_type == "none" else one.kind
+            for one in spec.observations
+        ]
+        self._vectors = [at for at, kind in enumerate(kinds) if kind == "vector"]
+        self._others = [at for at, kind in enumerate(kinds) if kind != "vector"]
+        # Each other observation's place in `Inputs`, after the vectors.
         self._images, self._entities, self._goals = (
-            [place for place, (_, one) in enumerate(others, 1) if one.kind == kind]
+            [place for place, at in enumerate(self._others, 1) if kinds[at] == kind]
             for kind in ("image", "entities", "goal")
         )
-        size = sum(spec.observations[at].shape[0] for at in self._vectors)
+        shapes = [one.shape for one in spec.observations]
+        size = sum(shapes[at][0] for at in self._vectors)
         self.normalizer = Normalizer(size) if settings.normalize and size else None
         self.previous = settings.previous_size(spec.actions)
-        size += self.previous
         units = settings.hidden_units
         self.images = nn.ModuleList(
-            ImageEncoder(one.shape, settings.vis_encode_type, units, generator)
-            for _, one in others
-            if one.kind == "image"
+            ImageEncoder(shape, settings.vis_encode_type, units, generator)
+            for shape, kind in zip(shapes, kinds, strict=True)
+            if kind == "image"
         )
-        size += units * len(self._images)
+        size += self.previous + units * len(self._images)
         self.entities = None
         if self._entities:
-            shapes = tuple(one.shape[1] for _, one in others if one.kind == "entities")
-            self.entities = EntityEncoder(shapes, size, units, generator)
+            features = tuple(shape[1] for shape, kind in zip(shapes, kinds, strict=True) if kind == "entities")
+            self.entities = EntityEncoder(features, size, units, generator)
             size += units
-        self.goal = sum(one.shape[0] for _, one in others if one.kind == "goal")
+        self.goal = sum(shape[0] for shape, kind in zip(shapes, kinds, strict=True) if kind == "goal")
         self.size = size + self.goal
 
     @property
@@ -91,8 +236,6 @@ class Encoder(nn.Module):
 
     def join(self, observations: Sequence[Array]) -> Inputs:
         """Returns tensors of one [B, *shape] array per observation; those of vectors are always copied."""
-        if self.plain:
-            return (torch.from_numpy(np.concatenate(observations, axis=1)),)
         vectors = [observations[at] for at in self._vectors]
         joined = np.concatenate(vectors, axis=1) if vectors else np.empty((len(observations[0]), 0), np.float32)
         others = (np.require(observations[at], requirements=["C", "W"]) for at in self._others)
@@ -118,8 +261,7 @@ class Encoder(nn.Module):
         features += [encode(prepared[at]) for encode, at in zip(self.images, self._images, strict=True)]
         if self.entities is not None:
             features.append(self.entities([prepared[at] for at in self._entities], torch.cat(features, 1)))
-        features += [prepared[at] for at in self._goals]
-        return torch.cat(features, 1)
+        return torch.cat([*features, *(prepared[at] for at in self._goals)], 1)
 
     def frozen(self) -> Encode:
         """Returns `join`, `prepare` and `forward` as one plain function, on a copy of the current weights."""
@@ -127,9 +269,9 @@ class Encoder(nn.Module):
             encoder = copy.deepcopy(self).requires_grad_(False)
             return lambda observations, previous: encoder(encoder.prepare(encoder.join(observations), previous))
         if self.normalizer is None:
-            return lambda observations, _: torch.from_numpy(_joined(observations))
+            return lambda observations, _: torch.from_numpy(np.concatenate(observations, axis=1))
         normalize = self.normalizer.frozen()
-        return lambda observations, _: torch.from_numpy(normalize(_joined(observations)))
+        return lambda observations, _: torch.from_numpy(normalize(np.concatenate(observations, axis=1)))
 
     def body(self, settings: NetworkSettings, output_gains: Sequence[float], generator: torch.Generator) -> Body:
         """Returns the body that reads these features, with its outputs; a recurrent one if the settings enable it.
@@ -139,20 +281,15 @@ class Encoder(nn.Module):
             output_gains: factors on the initial weights of each output.
             generator: random source of the initial weights.
         """
-        width, features = settings.hidden_units, self.size - self.goal
-        units = [width] * settings.num_layers
-        kind = settings.activation, settings.initialization
-        if settings.memory is None:
-            if self.goal:
-                return ConditionedLayers(features, self.goal, units, output_gains, generator, *kind)
-            return Perceptron(features, units, output_gains, generator, *kind)
-        trunk = (
-            ConditionedLayers(features, self.goal, units, None, generator, *kind)
-            if self.goal
-            else Perceptron(features, units[1:], [HIDDEN_GAINS[kind[1]]] * width, generator, *kind)
-        )
-        return Recurrent(trunk, width, settings.memory.memory_size, output_gains, generator, kind[1])
-
-
-def _joined(observations: Sequence[Array]) -> Array:
-    return np.concatenate(observations, axis=1)
+        units, features = [settings.hidden_units] * settings.num_layers, self.size - self.goal
+        recurrent = settings.memory is not None
+        body: Perceptron | ConditionedLayers
+        if self.goal:
+            gains = None if recurrent else output_gains
+            body = ConditionedLayers(features, self.goal, units, gains, settings, generator)
+        elif recurrent:  # its outputs are the sums of the last hidden layer
+            hidden = [HIDDEN_GAINS[settings.initialization]] * units[0]
+            body = Perceptron(features, units[1:], hidden, settings, generator)
+        else:
+            body = Perceptron(features, units, output_gains, settings, generator)
+        return Recurrent(body, output_gains, settings, generator) if recurrent else body

@@ -15,12 +15,10 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.networks.activations import FUNCTIONS
 from sparring.pipeline.networks.actor import VALUE_GAIN
-from sparring.pipeline.networks.attention import ResidualAttention, attend, heads, initialize_linear, mean_of
+from sparring.pipeline.networks.attention import ResidualAttention, heads, mean_of
 from sparring.pipeline.networks.encoders import Encoder, Inputs
-from sparring.pipeline.networks.initialization import HIDDEN_GAINS, initialize_weights
-from sparring.pipeline.networks.perceptron import Perceptron
+from sparring.pipeline.networks.perceptron import FUNCTIONS, HIDDEN_GAINS, Perceptron, hidden_layer, linear
 from sparring.pipeline.networks.recurrent import Layout, Memory
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec
@@ -100,26 +98,22 @@ class GroupCritic(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        units = settings.hidden_units
+        units, kind = settings.hidden_units, settings.initialization
         self._settings = settings
         self._activate = FUNCTIONS[settings.activation].forward
-        kind, gain = settings.initialization, HIDDEN_GAINS[settings.initialization]
         self.names = [own, *(name for name in specs if name != own)]
         self.encoders = nn.ModuleList()
         self.observed = nn.ModuleList()
         self.acted = nn.ModuleList()
         for name in self.names:
             self._embed(specs[name], generator)
-        self.attention = ResidualAttention(units)
-        initialize_linear(self.attention, generator)
-        hidden = [units] * (settings.num_layers - 1)
-        self.trunk = Perceptron(units, hidden, [gain] * units, generator, settings.activation, kind)
+        self.attention = ResidualAttention(units, generator)
+        hidden, gains = [units] * (settings.num_layers - 1), [HIDDEN_GAINS[kind]] * units
+        self.trunk = Perceptron(units, hidden, gains, settings, generator)
         self.memory = None if settings.memory is None else Memory(units, settings.memory.memory_size, generator)
         encoding = units if settings.memory is None else settings.memory.memory_size // 2
-        self.value = nn.Linear(encoding + 1, len(signals))
-        self.baseline = nn.Linear(encoding + 1, len(signals))
-        for head in (self.value, self.baseline):
-            initialize_weights(head, VALUE_GAIN, generator, kind)
+        self.value = linear(encoding + 1, len(signals), VALUE_GAIN, generator, kind)
+        self.baseline = linear(encoding + 1, len(signals), VALUE_GAIN, generator, kind)
         self.register_buffer("largest", torch.ones((), dtype=torch.int64))
 
     def add(self, name: str, spec: BehaviorSpec, generator: torch.Generator) -> None:
@@ -129,17 +123,12 @@ class GroupCritic(nn.Module):
 
     def _embed(self, spec: BehaviorSpec, generator: torch.Generator) -> None:
         """Adds a behavior name. Our own is prepared by the actor's encoder, which has the statistics."""
-        first = not self.encoders
-        changes = {"normalize": False} if first else {"previous_action": False}
+        changes = {"previous_action": False} if self.encoders else {"normalize": False}
         encoder = Encoder(spec, self._settings.model_copy(update=changes), generator)
-        sizes = (encoder.size, spec.actions.continuous + spec.actions.mask_size)
-        observed, acted = (nn.Linear(size, self._settings.hidden_units) for size in sizes)
-        for layer in (observed, acted):
-            kind = self._settings.initialization
-            initialize_weights(layer, HIDDEN_GAINS[kind], generator, kind)
+        units, done = self._settings.hidden_units, spec.actions.continuous + spec.actions.mask_size
         self.encoders.append(encoder)
-        self.observed.append(observed)
-        self.acted.append(acted)
+        self.observed.append(hidden_layer(encoder.size, units, self._settings, generator))
+        self.acted.append(hidden_layer(done, units, self._settings, generator))
 
     def encoder(self, name: str) -> Encoder:
         """Returns the encoder of a behavior name."""
@@ -168,9 +157,7 @@ class GroupCritic(nn.Module):
         group, here_MN = self._gather(timesteps)
         units = group.shape[2] // FEATURES_OF_A_PAIR
         inputs_MNU, projected_MNX, acted_MNU, acted_MNX = torch.split(group, [units, 3 * units, units, 3 * units], 2)
-        attention = self.attention
-        values_MNU = attention.after(inputs_MNU + attention.merge(attend(projected_MNX, here_MN)))
-        value_MU = mean_of(values_MNU, here_MN)
+        value_MU = mean_of(self.attention.continued(inputs_MNU, projected_MNX, here_MN), here_MN)
         if not len(timesteps.decided):
             return value_MU, timesteps.counts
         if timesteps.shape[1] == 1:  # groups of one: the baseline has no teammates' actions to attend to
@@ -208,11 +195,7 @@ class GroupCritic(nn.Module):
         return padded.view(m, n, -1), here.view(m, n)
 
     def _baselines(
-        self,
-        inputs: tuple[Tensor, Tensor],
-        projected: tuple[Tensor, Tensor],
-        here_MN: Tensor | None,
-        own: int,
+        self, inputs: tuple[Tensor, Tensor], projected: tuple[Tensor, Tensor], here_MN: Tensor | None, own: int
     ) -> Tensor:
         """Returns [M, J, U] means over members, without the action of each of the first J in turn.
 

@@ -1,26 +1,113 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""This module implements a multi-layer perceptron with its own derivative: as one autograd node, or without a graph.
+"""This module implements bodies without memory: a multi-layer perceptron, and one that a goal conditions.
 
-The forward and backward formulas are the textbook's. A small minibatch takes more time for bookkeeping than for
-arithmetic: one node replaces a dozen, and writes gradients to their final place. If only perceptrons are to be
-differentiated, even that node costs a third, and `traced` works without it.
+A perceptron has its own derivative: as one autograd node, or without a graph. The forward and backward formulas are the
+textbook's. A small minibatch takes more time for bookkeeping than for arithmetic: one node replaces a dozen, and writes
+gradients to their final place. If only perceptrons are to be differentiated, even that node costs a third, and `traced`
+works without it.
 
-B rows, F inputs, U units of a layer, O outputs.
+B rows, F inputs, G features of a goal, U units of a layer, O outputs.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
-from sparring.pipeline.networks.activations import FUNCTIONS, Function
-from sparring.pipeline.networks.initialization import HIDDEN_GAINS, initialize_weights
-from sparring.pipeline.networks.settings import Activation, Initialization
+from sparring.pipeline.networks.settings import Activation, Initialization, NetworkSettings
+
+HIDDEN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 1.0, "orthogonal": math.sqrt(2)}
+"""Gains of hidden layers."""
+
+
+class Function(NamedTuple):
+    """Combines an elementwise function with its derivative.
+
+    Attributes:
+        forward: values of sums.
+        in_place: the same, written over the sums.
+        backward: gradient for the sums, from the gradient for the values, the sums and the values.
+    """
+
+    forward: Callable[[Tensor], Tensor]
+    in_place: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+FUNCTIONS: Final[dict[Activation, Function]] = {
+    "silu": Function(
+        silu, partial(silu, inplace=True), lambda gradient, sums, _values: torch.ops.aten.silu_backward(gradient, sums)
+    ),
+    "tanh": Function(
+        torch.tanh, torch.tanh_, lambda gradient, _sums, values: torch.ops.aten.tanh_backward(gradient, values)
+    ),
+}
+"""Functions of hidden units, by their names in the settings."""
+
+
+def initialize_weights(
+    layer: nn.Conv2d | nn.Linear,
+    gain: float,
+    generator: torch.Generator | None,
+    initialization: Initialization = "he_normal",
+) -> None:
+    """Samples the initial weights of a layer, and sets its biases to 0.
+
+    Args:
+        layer: changed in place.
+        gain: factor.
+        generator: random source.
+        initialization: `he_normal`: a normal distribution of variance gain^2 / inputs (He et al. 2015, arXiv
+            1502.01852); `orthogonal`: a random orthogonal matrix times the gain (Saxe et al. 2014, arXiv 1312.6120).
+    """
+    with torch.no_grad():
+        if initialization == "orthogonal":
+            nn.init.orthogonal_(layer.weight, gain, generator)
+        else:
+            layer.weight.normal_(0.0, gain / math.sqrt(layer.weight[0].numel()), generator=generator)
+        if layer.bias is not None:
+            layer.bias.zero_()
+
+
+def linear(
+    inputs: int,
+    outputs: int,
+    gain: float,
+    generator: torch.Generator | None,
+    initialization: Initialization = "he_normal",
+) -> nn.Linear:
+    """Builds a linear layer with sampled weights; the last arguments are those of `initialize_weights`.
+
+    Torch's own `skip_init` does the same but imports a computer algebra system, which slows the start by half a second.
+    """
+    layer = nn.Linear(inputs, outputs, device="meta")  # samples nothing from the global generator
+    layer.weight = nn.Parameter(torch.empty(outputs, inputs))
+    layer.bias = nn.Parameter(torch.empty(outputs))
+    initialize_weights(layer, gain, generator, initialization)
+    return layer
+
+
+def hidden_layer(inputs: int, units: int, settings: NetworkSettings, generator: torch.Generator | None) -> nn.Linear:
+    """Builds the linear layer of hidden units."""
+    return linear(inputs, units, HIDDEN_GAINS[settings.initialization], generator, settings.initialization)
+
+
+def output_layer(
+    inputs: int, gains: Sequence[float], settings: NetworkSettings, generator: torch.Generator
+) -> nn.Linear:
+    """Builds a linear layer with one output for each gain, a factor on its initial weights."""
+    layer = linear(inputs, len(gains), 1.0, generator, settings.initialization)
+    with torch.no_grad():
+        layer.weight.mul_(torch.tensor(gains).unsqueeze(1))
+    return layer
 
 
 class Perceptron(nn.Module):
@@ -30,9 +117,8 @@ class Perceptron(nn.Module):
         inputs: F.
         units: U of each hidden layer, in order.
         output_gains: O factors on the initial weights of each output.
+        settings: with the function of the hidden units and the distribution of the initial weights.
         generator: random source of the initial weights.
-        activation: function of the hidden units.
-        initialization: distribution of the initial weights.
 
     Attributes:
         output: name of the layer of outputs.
@@ -44,29 +130,23 @@ class Perceptron(nn.Module):
         inputs: int,
         units: Sequence[int],
         output_gains: Sequence[float],
+        settings: NetworkSettings,
         generator: torch.Generator,
-        activation: Activation = "silu",
-        initialization: Initialization = "he_normal",
     ) -> None:
         super().__init__()
-        self.activation = activation
-        sizes = [inputs, *units, len(output_gains)]
-        self.layers = nn.ModuleList(unset_linear(before, after) for before, after in pairwise(sizes))
-        self.output = f"layers.{len(sizes) - 2}"
-        self._chain: tuple[nn.Parameter, ...] = tuple(self.layers.parameters())
-        gains = [*[HIDDEN_GAINS[initialization]] * len(units), 1.0]
-        for layer, gain in zip(self.layers, gains, strict=True):
-            assert isinstance(layer, nn.Linear)
-            initialize_weights(layer, gain, generator, initialization)
-        with torch.no_grad():
-            self._chain[-2].mul_(torch.tensor(output_gains).unsqueeze(1))
+        self.activation = settings.activation
+        self.output = f"layers.{len(units)}"
+        sizes = [inputs, *units]
+        hidden = [hidden_layer(before, after, settings, generator) for before, after in pairwise(sizes)]
+        self.layers = nn.ModuleList([*hidden, output_layer(sizes[-1], output_gains, settings, generator)])
+        self._chain = tuple(self.layers.parameters())
 
     def forward(self, rows_BF: Tensor) -> Tensor:
         """Returns outputs [B, O]."""
+        function = FUNCTIONS[self.activation]
         if torch.is_grad_enabled():
-            function = FUNCTIONS[self.activation]
             return _Chain.apply(rows_BF, self._chain[0], self._chain, function)  # type: ignore[no-any-return,no-untyped-call]
-        return _infer(_affine(self._chain), FUNCTIONS[self.activation].in_place, rows_BF)
+        return _infer(_affine(self._chain), function.in_place, rows_BF)
 
     def traced(self, rows_BF: Tensor) -> tuple[Tensor, Callable[[Tensor], object]]:
         """Returns outputs [B, O] and a function from their gradient that sets the parameters' `grad`."""
@@ -79,17 +159,6 @@ class Perceptron(nn.Module):
         *chain, weight, bias = (parameter.detach() for parameter in self._chain)
         affine = _affine([one.clone() for one in (*chain, weight[:outputs], bias[:outputs])])
         return partial(_infer, affine, FUNCTIONS[self.activation].in_place)
-
-
-def unset_linear(inputs: int, outputs: int) -> nn.Linear:
-    """Returns a linear layer whose weights are still to be sampled.
-
-    Torch's own `skip_init` does the same but imports a computer algebra system, which slows the start by half a second.
-    """
-    layer = nn.Linear(inputs, outputs, device="meta")  # samples nothing from the global generator
-    layer.weight = nn.Parameter(torch.empty(outputs, inputs))
-    layer.bias = nn.Parameter(torch.empty(outputs))
-    return layer
 
 
 def _affine(chain: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -183,3 +252,83 @@ def accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     parameter.grad.add_(gradient)
+
+
+class ConditionedLayers(nn.Module):
+    """Generates the last of its hidden layers from the goal by a hypernetwork (Ha et al. 2016, arXiv 1609.09106).
+
+    So each goal selects another network instead of being another input; ML-Agents does the same.
+
+    Args:
+        features: F - G.
+        goal: G, the last inputs of each row.
+        units: U of each hidden layer, in order.
+        output_gains: O factors on the initial weights of each output; None outputs the sums of the last hidden layer.
+        settings: with the function of the hidden units and the distribution of the initial weights; the hypernetwork's
+            own are He-normal.
+        generator: random source of the initial weights.
+
+    Attributes:
+        output: name of the layer of outputs.
+        activation: function of the hidden units.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        goal: int,
+        units: Sequence[int],
+        output_gains: Sequence[float] | None,
+        settings: NetworkSettings,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.activation = settings.activation
+        self._goal = goal
+        self.output = "head"
+        *sizes, last = features, *units
+        hyper = _Hyper(sizes[-1], last, goal, generator, FUNCTIONS[self.activation].forward)
+        self.layers = nn.ModuleList(hidden_layer(*each, settings, generator) for each in pairwise(sizes))
+        self.hyper = hyper
+        self.head = None if output_gains is None else output_layer(last, output_gains, settings, generator)
+
+    def forward(self, rows_BF: Tensor) -> Tensor:
+        """Returns outputs [B, O] of features followed by the goal."""
+        hidden_BU, goal_BG = rows_BF[:, : -self._goal], rows_BF[:, -self._goal :]
+        activate = FUNCTIONS[self.activation].forward
+        for layer in self.layers:
+            hidden_BU = activate(layer(hidden_BU))
+        sums_BU: Tensor = self.hyper(hidden_BU, goal_BG)
+        return sums_BU if self.head is None else self.head(activate(sums_BU))
+
+    def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
+        """Returns the first `outputs`, or all, as a plain function of rows, on a copy of the current weights."""
+        body = copy.deepcopy(self).requires_grad_(False)
+        if body.head is not None:
+            body.head.weight.data, body.head.bias.data = body.head.weight[:outputs], body.head.bias[:outputs]
+        return body
+
+
+class _Hyper(nn.Module):
+    """Applies a linear layer whose weights are the outputs of a perceptron of the goal."""
+
+    def __init__(
+        self, inputs: int, outputs: int, goal: int, generator: torch.Generator, activate: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__()
+        self._activate = activate
+        self._shape = (outputs, inputs)
+        # Half the variance of an ordinary layer depends on the goal, half is the same for all goals.
+        deviation = math.sqrt(0.5 / inputs)
+        self.code = linear(goal, outputs, 1.0, generator)
+        biases = linear(outputs, outputs, 1.0, generator)
+        self.weights = linear(outputs, outputs * inputs, deviation, generator)
+        self.biases = biases
+        with torch.no_grad():
+            self.weights.bias.normal_(0.0, deviation, generator=generator)
+
+    def forward(self, rows_BF: Tensor, goal_BG: Tensor) -> Tensor:
+        code_BU = self._activate(self.code(goal_BG))
+        weights_BUF = self.weights(code_BU).unflatten(1, self._shape)
+        made_BU: Tensor = torch.einsum("buf,bf->bu", weights_BUF, rows_BF) + self.biases(code_BU)
+        return made_BU

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -18,11 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from sparring.pipeline.networks.activations import FUNCTIONS
-from sparring.pipeline.networks.goals import ConditionedLayers
-from sparring.pipeline.networks.initialization import initialize_weights
-from sparring.pipeline.networks.perceptron import Perceptron
-from sparring.pipeline.networks.settings import Initialization
+from sparring.pipeline.networks.perceptron import FUNCTIONS, ConditionedLayers, Perceptron, output_layer
+from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import Array
 
 FORGET_BIAS: Final = 1.0
@@ -82,12 +78,11 @@ class Memory(nn.LSTM):
     def __init__(self, units: int, memory: int, generator: torch.Generator) -> None:
         super().__init__(units, memory // 2)
         with torch.no_grad():
-            parameters = dict(self.named_parameters())
-            for name in ("weight_ih_l0", "weight_hh_l0"):
-                parameters[name].normal_(0.0, 1 / math.sqrt(parameters[name].shape[1]), generator=generator)
-            for name in ("bias_ih_l0", "bias_hh_l0"):
-                parameters[name].zero_()
-            parameters["bias_ih_l0"][memory // 2 : memory] = FORGET_BIAS  # gates: input, forget, cell, output
+            *weights, bias, recurrent_bias = self.parameters()
+            for weight in weights:
+                weight.normal_(0.0, 1 / math.sqrt(weight.shape[1]), generator=generator)
+            recurrent_bias.zero_()
+            bias.zero_()[memory // 2 : memory] = FORGET_BIAS  # gates: input, forget, cell, output
 
     def through(self, hidden_BU: Tensor, layout: Layout, memory_QM: Tensor) -> tuple[Tensor, Tensor]:
         """Processes sequences.
@@ -113,11 +108,9 @@ class Recurrent(nn.Module):
 
     Args:
         trunk: maps features [B, F] to the sums of the last hidden layer, [B, U].
-        units: U.
-        memory: M.
         output_gains: O factors on the initial weights of each output.
+        settings: with U, M and the distribution of the outputs' initial weights.
         generator: random source of the initial weights.
-        initialization: distribution of the outputs' initial weights.
 
     Attributes:
         output: name of the layer of outputs.
@@ -127,21 +120,18 @@ class Recurrent(nn.Module):
     def __init__(
         self,
         trunk: Perceptron | ConditionedLayers,
-        units: int,
-        memory: int,
         output_gains: Sequence[float],
+        settings: NetworkSettings,
         generator: torch.Generator,
-        initialization: Initialization = "he_normal",
     ) -> None:
         super().__init__()
+        assert settings.memory is not None
+        memory = settings.memory.memory_size
         self.trunk = trunk
         self.activation = trunk.activation
         self.output = "head"
-        self.head = nn.Linear(memory // 2, len(output_gains))
-        initialize_weights(self.head, 1.0, generator, initialization)
-        with torch.no_grad():
-            self.head.weight.mul_(torch.tensor(output_gains).unsqueeze(1))
-        self.lstm = Memory(units, memory, generator)
+        self.head = output_layer(memory // 2, output_gains, settings, generator)
+        self.lstm = Memory(settings.hidden_units, memory, generator)
 
     def forward(self, rows_BF: Tensor, layout: Layout, memory_QM: Tensor) -> Tensor:
         """Returns outputs [B, O]; the arguments are those of `run`."""
@@ -169,17 +159,10 @@ class Recurrent(nn.Module):
         """
         cell = [parameter.detach().clone() for parameter in self.lstm.parameters()]
         head = self.head.bias[:outputs].detach().clone(), self.head.weight[:outputs].detach().clone().t()
-        return partial(_step, self.trunk.frozen(), FUNCTIONS[self.activation].forward, cell, head)
+        trunk, activate = self.trunk.frozen(), FUNCTIONS[self.activation].forward
 
+        def step(rows_BF: Tensor, memory_BM: Tensor) -> tuple[Tensor, Tensor]:
+            after = torch.lstm_cell(activate(trunk(rows_BF)), memory_BM.chunk(2, 1), *cell)
+            return torch.addmm(head[0], after[0], head[1]), torch.cat(after, 1)
 
-def _step(
-    trunk: Callable[[Tensor], Tensor],
-    activate: Callable[[Tensor], Tensor],
-    cell: list[Tensor],
-    head: tuple[Tensor, Tensor],
-    rows_BF: Tensor,
-    memory_BM: Tensor,
-) -> tuple[Tensor, Tensor]:
-    before = memory_BM.chunk(2, 1)
-    after = torch.lstm_cell(activate(trunk(rows_BF)), before, *cell)
-    return torch.addmm(head[0], after[0], head[1]), torch.cat(after, 1)
+        return step

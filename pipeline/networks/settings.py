@@ -1,18 +1,42 @@
-"""This module defines the settings of a network: encoders, body and memory, in ML-Agents' terms."""
+"""This module defines the settings of a network, in ML-Agents' terms, and checks what networks can be built for.
+
+The check builds none, because stepping makes it at a simulator's Hello.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sparring.pipeline.networks.actions import LIMIT
-from sparring.pipeline.specs import ActionSpec
+from sparring.pipeline.errors import ExplainedError, SettingsError
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec
 
 VisualEncoder = Literal["simple", "nature_cnn", "resnet", "match3", "fully_connected"]
 GoalConditioning = Literal["hyper", "none"]
 Activation = Literal["silu", "tanh"]
 Initialization = Literal["he_normal", "orthogonal"]
+
+ACTION_LIMIT: Final = 3.0
+"""Default of `network_settings.action_limit` (ML-Agents)."""
+
+HEADS: Final = 4
+"""Heads of the attention over entities and over group members."""
+
+SMALLEST: Final[dict[VisualEncoder, int]] = {
+    "simple": 20,
+    "nature_cnn": 36,
+    "resnet": 15,
+    "match3": 5,
+    "fully_connected": 1,
+}
+"""Fewest pixels of an image's height and width, so that something is left after the last convolution (ML-Agents)."""
+
+_STRICT: Final = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Unsupported(ExplainedError, SettingsError):
+    """Reports that the settings or a behavior's spec need what cannot be built."""
 
 
 class MemorySettings(BaseModel):
@@ -23,7 +47,7 @@ class MemorySettings(BaseModel):
         memory_size: values in an agent's memory: hidden and cell state, half each.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = _STRICT
 
     sequence_length: int = Field(default=64, ge=1)
     memory_size: int = Field(default=128, ge=2, multiple_of=2)
@@ -49,7 +73,7 @@ class NetworkSettings(BaseModel):
             hypernetworks and recurrent layers keep their own.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = _STRICT
 
     normalize: bool = False
     hidden_units: int = Field(default=128, ge=1)
@@ -60,7 +84,7 @@ class NetworkSettings(BaseModel):
     deterministic: bool = False
     previous_action: bool = False
     activation: Activation = "silu"
-    action_limit: float = Field(default=LIMIT, gt=0)
+    action_limit: float = Field(default=ACTION_LIMIT, gt=0)
     initialization: Initialization = "he_normal"
 
     @property
@@ -75,3 +99,33 @@ class NetworkSettings(BaseModel):
     def previous_size(self, actions: ActionSpec) -> int:
         """Returns the number of features of the previous action; 0 if networks do not read it."""
         return actions.continuous + actions.mask_size if self.previous_action else 0
+
+
+def refuse_unsupported(spec: BehaviorSpec, settings: NetworkSettings) -> None:
+    """Refuses a spec and settings for which no network can be built.
+
+    Raises:
+        Unsupported: names the observation or setting.
+    """
+    smallest, units = SMALLEST[settings.vis_encode_type], settings.hidden_units
+    for one in spec.observations:
+        if one.kind == "image" and (pixels := min(one.shape[1:])) < smallest:
+            raise Unsupported(
+                got=f"image {one.name!r} of {one.shape[1]} x {one.shape[2]} pixels with vis_encode_type "
+                f"{settings.vis_encode_type!r}",
+                expected=f"at least {smallest} x {smallest}",
+                remedy="send a larger image, or set network_settings.vis_encode_type to one of "
+                f"{[kind for kind, size in SMALLEST.items() if size <= pixels]}",
+            )
+        if one.kind == "entities" and units % HEADS:
+            raise Unsupported(
+                got=f"hidden_units {units} with entities {one.name!r}",
+                expected=f"a multiple of {HEADS}, one part for each attention head",
+                remedy=f"set network_settings.hidden_units to {-(-units // HEADS) * HEADS}",
+            )
+    if all(one.kind == "goal" for one in spec.observations) and settings.goal_conditioning_type == "hyper":
+        raise Unsupported(
+            got="goal observations alone, with goal_conditioning_type 'hyper'",
+            expected="another observation, whose processing the goal can condition",
+            remedy="set network_settings.goal_conditioning_type to none, so that goals are read as vectors",
+        )

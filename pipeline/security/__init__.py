@@ -1,4 +1,4 @@
-"""Reads the folder of keys of a run on several machines.
+"""Reads the folder of keys of a run on several machines, and makes TLS contexts from it.
 
     DIR/                          mode 700, its files 600
         allowed.yaml              permitted clients of each endpoint
@@ -10,34 +10,252 @@
         token                     for simulators that cannot present a certificate
 
 A machine needs only the files of its own services and simulators: `docs/security.md` lists them. Reading requires the
-standard library only (and PyYAML for `allowed`), so that a simulator's machine can do it; `making` requires more.
+standard library only (and PyYAML for `allowed`), so that a simulator's machine can do it; `making` requires more. Files
+that others could read or change are rejected, and no message contains a key.
 """
 
-from sparring.pipeline.security.folder import (
-    CONNECTIONS,
-    ROLES,
-    SIMULATORS,
-    CurveKeys,
-    allowed,
-    endpoint_role,
-    owner,
-    public_key,
-    read_curve,
-    token,
-)
-from sparring.pipeline.security.tls import client_tls, server_tls
+from __future__ import annotations
 
-__all__ = [
-    "CONNECTIONS",
-    "ROLES",
-    "SIMULATORS",
-    "CurveKeys",
-    "allowed",
-    "client_tls",
-    "endpoint_role",
-    "owner",
-    "public_key",
-    "read_curve",
-    "server_tls",
-    "token",
-]
+import os
+import re
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sparring.pipeline.errors import SettingsError
+
+ROLES: Final = ("stepping", "assembly", "coordination", "learning", "monitor", "supervisor")
+"""Holders of a CURVE pair: all processes of a stage share one, and so do all supervisors of a run."""
+
+CONNECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "steps": ("stepping",),
+    "segments": ("assembly",),
+    "matches": ("stepping",),
+    "topic:stepping": ("coordination", "monitor", "supervisor"),
+    "topic:assembly": ("coordination", "monitor", "supervisor"),
+    "topic:coordination": ("stepping", "assembly", "learning", "monitor", "supervisor"),
+    "topic:ghosts": ("stepping",),
+    "topic:learning": ("coordination", "monitor", "supervisor"),
+    "topic:policy": ("stepping", "coordination"),
+    "topic:monitor": ("supervisor",),
+    "topic:supervisor": ("stepping", "coordination", "monitor", "supervisor"),
+    "topic:host": ("supervisor",),
+}
+"""Client roles in the graph by kind of queue or topic."""
+
+_OWNERS: Final = {
+    "steps": "assembly",
+    "segments": "learning",
+    "matches": "coordination",
+    "topic:ghosts": "coordination",
+    "topic:policy": "learning",
+    "topic:host": "supervisor",
+}
+"""Roles that listen; a topic without an entry has its owner's name."""
+
+SIMULATORS: Final = "simulators"
+"""Kind of endpoint whose list holds names of simulators, as in their certificates."""
+
+_KEY: Final = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """Holds a CURVE pair.
+
+    Attributes:
+        public: in Z85, 40 characters.
+        secret: in Z85, 40 characters; not in the repr.
+    """
+
+    public: str
+    secret: str = field(repr=False)
+
+
+def read_curve(directory: Path, role: str) -> CurveKeys:
+    """Returns the pair of a role.
+
+    Raises:
+        SettingsError: a file is missing, holds no key, or is readable by others.
+    """
+    secret = _key(directory / "curve" / f"{role}.secret", secret=True)
+    return CurveKeys(public=public_key(directory, role), secret=secret)
+
+
+def public_key(directory: Path, role: str) -> str:
+    """Returns the public key of a role, in Z85. Raises as `read_curve`."""
+    return _key(directory / "curve" / f"{role}.public", secret=False)
+
+
+def endpoint_role(name: str) -> str:
+    """Returns the kind of a queue or topic: "segments" of "segments:Ball", "topic:stepping" of "topic:stepping-0".
+
+    Raises:
+        KeyError: the kind is unknown.
+    """
+    kind, _, rest = name.partition(":")
+    kind = f"topic:{rest.partition('-')[0]}" if kind == "topic" else kind
+    if kind not in CONNECTIONS:
+        raise KeyError(name)
+    return kind
+
+
+def owner(kind: str) -> str:
+    """Returns the role that listens at queues or topics of a kind."""
+    return _OWNERS.get(kind, kind.removeprefix("topic:"))
+
+
+def allowed(directory: Path, role: str) -> frozenset[str]:
+    """Returns the permitted clients of a kind of endpoint: roles, or names of simulators.
+
+    Args:
+        directory: folder of the keys.
+        role: kind of endpoint, a key of `CONNECTIONS` or `SIMULATORS`.
+
+    Raises:
+        SettingsError: the list is missing, is no list of names, or is writable by others.
+    """
+    import yaml  # a simulator's machine may lack it, but reads no list
+
+    path = directory / "allowed.yaml"
+    try:
+        lists = yaml.safe_load(read_text(path, secret=False))
+    except yaml.YAMLError:
+        lists = None
+    names = lists.get(role) if isinstance(lists, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SettingsError(
+            f"got {path}, which has no list of names for {role!r}; expected the names that may connect there; "
+            f"write `{role}: [...]`, or make new keys with `sparring keys`"
+        )
+    return frozenset(names)
+
+
+def token(directory: Path) -> str:
+    """Returns the token of simulators without a certificate. Raises as `read_curve`."""
+    path = directory / "token"
+    text = read_text(path, secret=True).strip()
+    if len(text) < 32 or not text.isascii():
+        raise _no_key(path, "a token of at least 32 characters")
+    return text
+
+
+def _key(path: Path, *, secret: bool) -> str:
+    text = read_text(path, secret=secret).strip()
+    if not _KEY.fullmatch(text):
+        raise _no_key(path, "a CURVE key of 40 characters")
+    return text
+
+
+def read_text(path: Path, *, secret: bool) -> str:
+    """Returns the text of a file of keys, and checks the permissions of the opened file.
+
+    Args:
+        path: path of the file.
+        secret: whether others must not read it.
+
+    Raises:
+        SettingsError: the file is missing, or others can read or change it.
+    """
+    try:
+        with path.open("rb") as file:
+            refuse_open(path, os.fstat(file.fileno()).st_mode, secret=secret)
+            return file.read(2**20).decode("ascii")
+    except OSError as error:
+        raise SettingsError(
+            f"got {path}, which cannot be read ({error.strerror}); expected a file of keys; "
+            "make them with `sparring keys`, or copy this one from the machine on which they were made"
+        ) from None
+    except UnicodeDecodeError:
+        raise _no_key(path, "text in ASCII") from None
+
+
+def refuse_open(path: Path, mode: int, *, secret: bool) -> None:
+    """Rejects a file that others than its owner can change, or read if it is secret.
+
+    Raises:
+        SettingsError: others can do so.
+    """
+    others = 0o077 if secret else 0o022
+    if os.name == "posix" and mode & others:
+        can = "read" if secret else "change"
+        raise SettingsError(
+            f"got {path} with mode {mode & 0o777:o}, which others can {can}; expected mode 600; "
+            f"run `chmod 600 {path}`, and make new keys if another user may have done so"
+        )
+
+
+def _no_key(path: Path, expected: str) -> SettingsError:
+    return SettingsError(
+        f"got {path}, whose content is something else; expected {expected}; make new keys with `sparring keys`"
+    )
+
+
+def server_tls(directory: Path) -> ssl.SSLContext:
+    """Returns the context of the simulators' endpoint. A client may present a certificate of this folder's authority.
+
+    A client without a certificate has to send the token, which the conversation checks.
+
+    Raises:
+        SettingsError: a file is missing, is no certificate or key, or is readable by others.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # all game engines support at least this version
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.options |= ssl.OP_NO_COMPRESSION | getattr(ssl, "OP_NO_RENEGOTIATION", 0)
+    context.num_tickets = 0  # each connection presents its certificate
+    _trust(context, directory)
+    _show(context, directory, "server")
+    return context
+
+
+def client_tls(directory: Path, name: str = "") -> ssl.SSLContext:
+    """Returns the context of a simulator.
+
+    Args:
+        directory: folder of the keys.
+        name: name of the simulator whose certificate is presented; "" presents none.
+
+    Raises:
+        SettingsError: as `server_tls`.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _trust(context, directory)
+    if name:
+        _show(context, directory, name)
+    return context
+
+
+def _trust(context: ssl.SSLContext, directory: Path) -> None:
+    path = directory / "tls" / "authority.pem"
+    with _usable(path):
+        refuse_open(path, path.stat().st_mode, secret=False)
+        context.load_verify_locations(cafile=path)
+
+
+def _show(context: ssl.SSLContext, directory: Path, name: str) -> None:
+    certificate, key = (directory / "tls" / f"{name}.{ending}" for ending in ("pem", "key"))
+    with _usable(certificate):
+        refuse_open(certificate, certificate.stat().st_mode, secret=False)
+        refuse_open(key, key.stat().st_mode, secret=True)
+        context.load_cert_chain(certificate, key, password=_refuse_password)
+
+
+def _refuse_password() -> str:
+    raise SettingsError("got a key with a password; expected one without; make new keys with `sparring keys`")
+
+
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # SSLError too
+        reason = getattr(error, "reason", None) or error.strerror
+        raise SettingsError(
+            f"got {path} or its key, which cannot be used ({reason}); expected a certificate and its key; "
+            "make them with `sparring keys`, or copy both from the machine on which they were made"
+        ) from None

@@ -1,23 +1,31 @@
-"""Makes the folder of keys, and adds simulators to one."""
+"""Makes the folder of keys, and adds simulators to one.
+
+Certificates of simulators and their endpoint are signed by the folder's authority (X.509, P-256, SHA-256).
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import ipaddress
 import re
 import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.queues.zmq import new_curve_pair
-from sparring.pipeline.security import certificates
-from sparring.pipeline.security.certificates import Identity
-from sparring.pipeline.security.folder import CONNECTIONS, ROLES, SIMULATORS, allowed, read_text
+from sparring.pipeline.security import CONNECTIONS, ROLES, SIMULATORS, allowed, read_text
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -27,6 +35,23 @@ _HEAD: Final = b"""\
 # Permitted clients: roles by the kind of queue or topic, and names of simulators by their certificates.
 # Remove a name to lock it out. Services read this file when they start.
 """
+
+LIFETIME: Final = dt.timedelta(days=5 * 365)
+_SKEW: Final = dt.timedelta(days=1)
+"""Certificates are valid from a day before their making, because clocks of machines differ."""
+
+_USAGES: Final = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+"""Uses of a key that a certificate allows or forbids (RFC 5280, 4.2.1.3)."""
 
 
 def make(directory: Path, simulators: Sequence[str], hosts: Sequence[str] = ()) -> None:
@@ -77,14 +102,15 @@ def add(directory: Path, simulators: Sequence[str]) -> None:
     _check_names(simulators)
     known = allowed(directory, SIMULATORS)
     tls = directory / "tls"
-    if there := [name for name in simulators if name in known or any((tls / f"{name}.{e}").exists() for e in _ENDINGS)]:
+    known |= {path.stem for path in tls.glob("*")}
+    if there := [name for name in simulators if name in known]:
         raise SettingsError(
             f"got the simulator {there[0]!r}, which has a certificate; expected new names: keys are never overwritten; "
             "choose another"
         )
     signer = _signer(tls)
     for name in simulators:
-        _write_identity(tls, name, certificates.client(signer, name))
+        _write_identity(tls, name, _client(signer, name))
     lists = yaml.safe_load(read_text(directory / "allowed.yaml", secret=False))
     _write_lists(directory, {**lists, SIMULATORS: [*lists[SIMULATORS], *simulators]})
 
@@ -96,9 +122,6 @@ def numbered(count: int, directory: Path | None = None) -> list[str]:
     return [name for _, name in zip(range(count), free, strict=False)]
 
 
-_ENDINGS: Final = ("pem", "key")
-
-
 def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> None:
     curve, tls = directory / "curve", directory / "tls"
     for folder in (curve, tls):
@@ -107,11 +130,11 @@ def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> N
         public, secret = new_curve_pair()
         write_atomically(curve / f"{role}.public", f"{public}\n".encode())
         write_atomically(curve / f"{role}.secret", f"{secret}\n".encode())
-    signer = certificates.authority()
+    signer = _authority()
     _write_identity(tls, "authority", signer)
-    _write_identity(tls, "server", certificates.server(signer, list(dict.fromkeys(hosts))))
+    _write_identity(tls, "server", _signed(signer, "server", ExtendedKeyUsageOID.SERVER_AUTH, hosts))
     for name in simulators:
-        _write_identity(tls, name, certificates.client(signer, name))
+        _write_identity(tls, name, _client(signer, name))
     write_atomically(directory / "token", f"{secrets.token_urlsafe(32)}\n".encode())
     _write_lists(directory, {**{kind: list(roles) for kind, roles in CONNECTIONS.items()}, SIMULATORS: [*simulators]})
 
@@ -130,12 +153,16 @@ def _signer(tls: Path) -> Identity:
     pem = read_text(tls / "authority.pem", secret=False).encode()
     key = read_text(tls / "authority.key", secret=True).encode()
     try:
-        return certificates.load(pem, key)
+        private = serialization.load_pem_private_key(key, password=None)
+        certificate = x509.load_pem_x509_certificate(pem)
     except ValueError:
+        private = None
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise SettingsError(
             f"got {tls / 'authority.pem'} or its key, which cannot be used; expected the authority of these keys; "
             "copy both from the machine on which they were made"
-        ) from None
+        )
+    return Identity(certificate=certificate, key=private)
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -156,3 +183,81 @@ def _check_hosts(hosts: Sequence[str]) -> None:
                 f"got the host {host!r}; expected a name or an address at which simulators connect; "
                 "write it without a port"
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """Holds a certificate with its private key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @property
+    def pem(self) -> bytes:
+        """Returns the certificate in PEM."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        """Returns the private key in PEM, not encrypted."""
+        return self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+
+def _authority() -> Identity:
+    """Makes an authority, which signs the other certificates but no further authority."""
+    usage = _usage("key_cert_sign", "crl_sign")
+    return _issued(None, "sparring keys", [x509.BasicConstraints(ca=True, path_length=0), usage], [])
+
+
+def _client(signer: Identity, name: str) -> Identity:
+    """Makes the identity of the simulator `name`."""
+    return _signed(signer, name, ExtendedKeyUsageOID.CLIENT_AUTH, [name])
+
+
+def _signed(signer: Identity, name: str, purpose: x509.ObjectIdentifier, hosts: Sequence[str]) -> Identity:
+    """Makes an identity for one purpose, valid under the names and addresses of `hosts`."""
+    return _issued(
+        signer,
+        name,
+        [x509.BasicConstraints(ca=False, path_length=None), _usage("digital_signature")],
+        [
+            x509.ExtendedKeyUsage([purpose]),
+            x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)]),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key()),
+        ],
+    )
+
+
+def _issued(
+    signer: Identity | None, name: str, critical: Sequence[x509.ExtensionType], others: Sequence[x509.ExtensionType]
+) -> Identity:
+    """Makes a key and its certificate, signed by `signer` or, without one, by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if signer is None else signer.certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    for extension in (*critical, *others):
+        builder = builder.add_extension(extension, critical=extension in critical)
+    return Identity(certificate=builder.sign(key if signer is None else signer.key, hashes.SHA256()), key=key)
+
+
+def _usage(*names: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{name: name in names for name in _USAGES})
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

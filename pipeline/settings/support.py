@@ -10,8 +10,7 @@ from typing import Final
 
 from sparring.pipeline.bridges.unity.build import find_build
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.networks.limits import Unsupported
-from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.settings import NetworkSettings, Unsupported
 from sparring.pipeline.settings.hosts import main, place
 from sparring.pipeline.settings.model import Settings
 

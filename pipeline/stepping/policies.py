@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from sparring.pipeline.messages.state import PolicyWeights
-from sparring.pipeline.networks.actions import to_environment
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import to_environment
+from sparring.pipeline.networks.device import load_arrays
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec
 from sparring.pipeline.stepping.acting import Carried, Masks
 from sparring.pipeline.stepping.steps import SampledActions

@@ -34,7 +34,7 @@ from sparring.pipeline.learning.settings import Coefficients, Hyperparameters, T
 from sparring.pipeline.messages.codec import encode
 from sparring.pipeline.messages.segments import Segments, TeammateSegments
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported
-from sparring.pipeline.networks.actions import previous_features
+from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.attention import attend
 from sparring.pipeline.networks.group_critic import GroupCritic
 from sparring.pipeline.networks.settings import NetworkSettings

@@ -37,8 +37,8 @@ from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import load_arrays
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(observations=(ObservationSpec(name="state", shape=(8,)),), actions=ActionSpec(continuous=2))

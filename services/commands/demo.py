@@ -11,9 +11,8 @@ from typing import Final, get_args
 from rich.console import Console
 from rich.table import Column, Table
 
-from sparring.pipeline.demonstrations.episodes import RecordingError
+from sparring.pipeline.demonstrations.episodes import ActionsOf, DemoActions, RecordingError
 from sparring.pipeline.demonstrations.library import describe, files_of, read_any
-from sparring.pipeline.demonstrations.pairing import ActionsOf, DemoActions
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json
 from sparring.services.commands.runs import add_json, print_json, spread

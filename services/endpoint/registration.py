@@ -7,7 +7,7 @@ from typing import Final
 
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import VERSION, Hello
-from sparring.pipeline.networks.limits import Unsupported, refuse_unsupported
+from sparring.pipeline.networks.settings import Unsupported, refuse_unsupported
 from sparring.pipeline.settings.model import BehaviorSettings
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_unnamed

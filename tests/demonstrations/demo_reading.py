@@ -11,8 +11,7 @@ import pytest
 
 import tests.demonstrations.demo_writer as writer
 from sparring.pipeline.demonstrations import unity
-from sparring.pipeline.demonstrations.episodes import Recording, RecordingError
-from sparring.pipeline.demonstrations.pairing import ActionsOf
+from sparring.pipeline.demonstrations.episodes import ActionsOf, Recording, RecordingError
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.demonstrations.demo_writer import Episode
 from tests.unity.protobuf_writer import NONE, TRANSLATION

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.demonstrations.pairing import ActionsOf
+from sparring.pipeline.demonstrations.episodes import ActionsOf
 from tests.unity.protobuf_writer import (
     NONE,
     block,

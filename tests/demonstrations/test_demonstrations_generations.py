@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import tests.demonstrations.demo_writer as writer
-from sparring.pipeline.demonstrations.episodes import RecordingError
+from sparring.pipeline.demonstrations.episodes import ActionsOf, Pairing, RecordingError
 from sparring.pipeline.demonstrations.library import load
-from sparring.pipeline.demonstrations.pairing import FORCED, ActionsOf, Pairing
+from sparring.pipeline.demonstrations.unity import FORCED
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import BehavioralCloningSettings, GailSettings, RewardSignals, TrainerSettings
 from sparring.pipeline.networks.settings import NetworkSettings

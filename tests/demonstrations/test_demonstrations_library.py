@@ -66,14 +66,10 @@ def test_files_of_a_folder_are_joined_by_name(tmp_path: Path) -> None:
     assert (found.episodes, found.steps) == (3, 6)
     assert found.episode.tolist() == [0, 0, 1, 1, 1, 2]
     assert found.ended.tolist() == [False, True, False, False, True, True]
-    for name in ("continuous", "discrete", "rewards", "terminated"):
+    for name in ("continuous", "discrete", "terminated"):
         np.testing.assert_array_equal(getattr(found, name), np.concatenate([first[name], second[name]]))
     assert found.masks is not None
     np.testing.assert_array_equal(found.masks, np.concatenate([np.zeros((5, 5), bool), second["masks"]]))
-    rewards = first["rewards"]
-    np.testing.assert_allclose(
-        found.returns, [rewards[:2].sum(), rewards[2:].sum(), second["rewards"].sum()], rtol=1e-6
-    )
 
 
 def test_the_next_observation_is_the_following_one_or_the_final_one(tmp_path: Path) -> None:
@@ -118,7 +114,7 @@ def key(part: Demonstrations, number: int) -> bytes:
     assert part.masks is not None
     assert len(part.terminated) == part.episodes
     assert part.ended[rows].tolist() == [False] * (int(rows.sum()) - 1) + [True]
-    stepwise = [*part.observations, *part.next_observations, part.continuous, part.discrete, part.masks, part.rewards]
+    stepwise = [*part.observations, *part.next_observations, part.continuous, part.discrete, part.masks]
     return b"".join([*(column[rows].tobytes() for column in stepwise), part.terminated[number].tobytes()])
 
 

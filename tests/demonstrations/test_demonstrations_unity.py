@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tests.demonstrations.demo_writer as writer
 from sparring.pipeline.demonstrations import episodes
-from sparring.pipeline.demonstrations.pairing import ActionsOf, Pairing
+from sparring.pipeline.demonstrations.episodes import ActionsOf, Pairing
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.demonstrations.demo_reading import (
     CHOSEN,

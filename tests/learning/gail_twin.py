@@ -126,12 +126,8 @@ def inputs_of(spec: BehaviorSpec, steps: Steps, use_actions: bool) -> np.ndarray
 
 def learned_of(made: Gail, use_actions: bool) -> np.ndarray:
     """Returns the demonstrations to train on as inputs of the discriminator."""
-    demonstrations = made._expert
-    columns = (
-        [demonstrations.inputs[0]] if demonstrations.more is None else [demonstrations.inputs[0], demonstrations.more]
-    )
-    assert (demonstrations.more is not None) == use_actions
-    return torch.cat(columns, 1).double().numpy()
+    assert len(made._expert) == 1 + use_actions
+    return torch.cat(made._expert, 1).double().numpy()
 
 
 def samples_of(generator: torch.Generator, rows: int, use_vail: bool) -> dict[str, np.ndarray]:

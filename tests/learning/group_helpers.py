@@ -14,8 +14,8 @@ from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
-from sparring.pipeline.networks.actions import previous_features
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.group_critic import GroupTimesteps
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec

@@ -12,10 +12,10 @@ from sparring.pipeline.learning.algorithm import build
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import Episodes, Segments
-from sparring.pipeline.networks.actions import to_environment
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import to_environment
+from sparring.pipeline.networks.device import load_arrays
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 HYBRID = BehaviorSpec(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparring.pipeline.learning import optimizer
-from sparring.pipeline.learning.signals import rnd
+from sparring.pipeline.learning.signals import novelty
 
 OTHER_DEVICE: Final = torch.device("meta")
 """The only device besides the CPU on which every PyTorch supports autograd."""
@@ -59,7 +59,7 @@ class _ForwardingMode(TorchDispatchMode):
 def other_device() -> Iterator[torch.device]:
     """Makes the simulated device available."""
     with pytest.MonkeyPatch.context() as patch, _ForwardingMode():
-        for module in (optimizer, rnd):
+        for module in (optimizer, novelty):
             patch.setattr(module, "place", _place)
         patch.setattr(torch.nn.modules.rnn, "weakref", SimpleNamespace(ref=lambda one: lambda: one))  # see `_place`
         yield OTHER_DEVICE

@@ -8,7 +8,7 @@ import torch
 
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
-from sparring.pipeline.networks.actions import previous_features
+from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.learning_helpers import algorithm_of

@@ -177,7 +177,6 @@ def demonstrations_of(spec: BehaviorSpec, columns: dict[str, np.ndarray]) -> Dem
         masks=columns.get("masks"),
         ended=np.array(ended),
         terminated=columns["terminated"],
-        rewards=columns["rewards"],
         episode=np.array(episode, np.int64),
         episodes=len(columns["lengths"]),
     )

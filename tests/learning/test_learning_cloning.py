@@ -201,7 +201,8 @@ def test_loss_of_sequences_equals_that_of_the_twin(previous: bool, monkeypatch: 
         num_epoch=1,
     )
     acting, head = actor.frozen(), []
-    plain = acting._body
+    plain = acting._step
+    assert plain is not None
     start, before = 0, np.zeros((1, 7), np.float32)
     for length in lengths:
         memory = torch.zeros(1, MEMORY)

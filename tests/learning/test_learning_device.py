@@ -16,7 +16,7 @@ from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks import device as border
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import CPU, back, over, usable
-from sparring.pipeline.networks.limits import Unsupported
+from sparring.pipeline.networks.settings import Unsupported
 from sparring.pipeline.specs import BehaviorSpec
 from tests.learning.group_helpers import LENGTH, poca_settings, record
 from tests.learning.learning_helpers import algorithm_of

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from sparring.pipeline.errors import CheckpointError
-from sparring.pipeline.export import layers as export_layers
+from sparring.pipeline.export import onnx as export_onnx
 from sparring.pipeline.export import packages as export_packages
 from sparring.pipeline.export import program as export_program
 from sparring.pipeline.export.check import random_inputs
 from sparring.pipeline.export.checkpoints import SUFFIXES, ExportError, export, load_onnx
 from sparring.pipeline.export.policy import trained_policy
-from sparring.pipeline.networks.actions import to_environment
-from sparring.pipeline.networks.activations import FUNCTIONS
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import to_environment
+from sparring.pipeline.networks.device import load_arrays
+from sparring.pipeline.networks.perceptron import FUNCTIONS
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays
 from sparring.pipeline.specs import read_spec
 from tests.learning.export_helpers import HYBRID, KINDS, MEMORY, VECTOR, checkpoint_of
 
@@ -263,7 +263,7 @@ def test_memory_continues_from_step_to_step_as_in_stepping(exported):
 
 
 def test_wrong_export_writes_no_file_and_keeps_an_earlier_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_layers, "activate", lambda graph, activation, sums: graph.add("Sigmoid", sums))
+    monkeypatch.setattr(export_onnx, "activate", lambda graph, activation, sums: graph.add("Sigmoid", sums))
     earlier = tmp_path / "Goal.onnx"
     earlier.write_bytes(b"earlier")
     with pytest.raises(ExportError, match="deterministic_continuous_actions that differ by"):
@@ -274,14 +274,14 @@ def test_wrong_export_writes_no_file_and_keeps_an_earlier_one(tmp_path, monkeypa
 
 def replace_operator(monkeypatch, operator: str, other) -> None:
     """Replaces an operator in exported models."""
-    add = export_layers.Graph.add
+    add = export_onnx.Graph.add
 
     def changed(graph, kind, *inputs, output="", **attributes):
         if kind != operator:
             return add(graph, kind, *inputs, output=output, **attributes)
         return add(graph, kind, *other(functools.partial(add, graph), inputs), output=output, **attributes)
 
-    monkeypatch.setattr(export_layers.Graph, "add", changed)
+    monkeypatch.setattr(export_onnx.Graph, "add", changed)
 
 
 def test_model_that_samples_nan_is_refused(tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from sparring.pipeline.learning.minibatches import Minibatch, minibatches
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import load_arrays, to_arrays
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays, to_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.learning_helpers import algorithm_of
 

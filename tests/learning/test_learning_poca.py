@@ -14,7 +14,7 @@ from sparring.pipeline.learning import group_networks, losses
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.poca import shuffled
 from sparring.pipeline.learning.settings import Coefficients
-from sparring.pipeline.networks.weights import to_arrays
+from sparring.pipeline.networks.device import to_arrays
 from tests.learning.group_helpers import (
     GAMMA,
     LAMBDA,

@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import Coefficients
-from sparring.pipeline.networks.weights import to_arrays
+from sparring.pipeline.networks.device import to_arrays
 from tests.learning.group_helpers import (
     LENGTH,
     MEMORY,

@@ -14,8 +14,8 @@ from sparring.pipeline.learning import policy_gradient, proximal
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.report import Losses, diagnostics
 from sparring.pipeline.networks import distributions
+from sparring.pipeline.networks.device import to_arrays
 from sparring.pipeline.networks.recurrent import Layout
-from sparring.pipeline.networks.weights import to_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.group_helpers import LENGTH, batch_of
 from tests.learning.group_helpers import learning as group_learning

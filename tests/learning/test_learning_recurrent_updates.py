@@ -13,7 +13,7 @@ from torch.nn.functional import linear, silu
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning import losses
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.networks.weights import to_arrays
+from sparring.pipeline.networks.device import to_arrays
 from tests.learning.learning_helpers import segments
 from tests.learning.recurrent_helpers import (
     ALL,

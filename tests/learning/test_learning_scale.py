@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import ExtrinsicSettings, RewardSignals, TrainerSettings
-from sparring.pipeline.learning.signals.scale import RewardScale
+from sparring.pipeline.learning.signals import RewardScale
 from tests.learning.group_helpers import poca_settings, record
 from tests.learning.learning_helpers import HYBRID, segments, small_settings
 from tests.learning.random_groups import OWN, PLAIN, World, specs_of

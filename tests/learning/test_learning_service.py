@@ -22,7 +22,7 @@ from sparring.pipeline.messages.channels import EPISODES, POLICY_WEIGHTS, RUN, s
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
 from sparring.pipeline.messages.state import LearnerState, PolicyWeights, RunState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
-from sparring.pipeline.networks.limits import Unsupported
+from sparring.pipeline.networks.settings import Unsupported
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.services.process.runtime import Context, Run, inline

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.pipeline.learning.memories import MOST_AGENTS
-from sparring.pipeline.learning.signals import EpisodeSums, Signals, by_series
-from sparring.pipeline.learning.signals.episode_starts import EpisodeStarts
+from sparring.pipeline.learning.signals import EpisodeStarts, EpisodeSums, Signals, by_series
 from sparring.pipeline.learning.signals.steps import Features, Steps
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -64,7 +63,6 @@ def test_steps_of_segments(segments: list[tuple[int, bool, int]]) -> None:
     assert steps.observations[0][:rows, 0].tolist() == list(range(rows))
     assert steps.observations[0][steps.following, 0].tolist() == followed
     assert steps.ended.tolist() == over
-    assert steps.flags[:, 0].tolist() == [float(one) for one in over]
     assert steps.agent_episodes.tolist() == episode
     np.testing.assert_allclose(steps.continuous, np.clip(raw, -3, 3) / 3, rtol=1e-6)
     assert steps.done.shape == (rows, 7)
@@ -228,7 +226,7 @@ def test_mean_rewards_of_episodes_that_ended(demo: Path) -> None:
 def test_no_steps_are_prepared_without_reward_networks() -> None:
     """The extrinsic signal alone needs no `Steps`."""
     signals = Signals(signals_of(["extrinsic"]), {})
-    assert not signals
+    assert not signals.sources
     assert signals.moments == {}
     assert not signals.modules.state_dict()
 

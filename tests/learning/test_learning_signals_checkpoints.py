@@ -132,5 +132,5 @@ def test_resumed_gail_normalizes_new_demonstrations_by_its_checkpoint(tmp_path: 
     batch = fed(other, 0)._buffer.take()
     other._algorithm.update(batch, 1, 0)
     np.testing.assert_allclose(
-        gail._expert.inputs[0][:, :3].numpy(), np.clip((raw - mean) / deviation, -5, 5), rtol=1e-4, atol=1e-5
+        gail._expert[0][:, :3].numpy(), np.clip((raw - mean) / deviation, -5, 5), rtol=1e-4, atol=1e-5
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.pipeline.learning.signals.ends import EndCounts
+from sparring.pipeline.learning.signals.gail import EndCounts
 
 
 def test_fraction_is_0_if_demonstrations_never_end() -> None:

@@ -57,8 +57,7 @@ def test_inputs_contain_actions_and_ends() -> None:
     """Observations are followed by executed continuous actions, one-hot branches and the end."""
     made, steps = gail(use_actions=True), steps_of(HYBRID)
     assert (np.abs(steps.continuous) == 1).any()  # some raw samples exceed the range
-    more = made.module.prepare(steps).more
-    assert more is not None
+    _, more = made.module.prepare(steps)
     assert more.shape == (len(steps), 2 + 3 + 2 + 1)
     expected = np.concatenate(
         [actions_by_hand(HYBRID.actions, steps.continuous, steps.discrete), steps.ended[:, None]], 1
@@ -84,8 +83,7 @@ def test_demonstrated_actions_are_not_rescaled() -> None:
     demonstrations = demonstrations_of(HYBRID, columns)
     steps = Steps.of_demonstrations(HYBRID.actions, demonstrations)
     made = gail(use_actions=True)
-    more = made.module.prepare(steps).more
-    assert more is not None
+    _, more = made.module.prepare(steps)
     ended = np.concatenate([[0.0] * (length - 1) + [1.0] for length in EPISODES])[:, None]
     expected = np.concatenate([actions_by_hand(HYBRID.actions, columns["continuous"], columns["discrete"]), ended], 1)
     np.testing.assert_allclose(more.numpy(), expected, rtol=1e-6)
@@ -101,7 +99,7 @@ def test_without_use_actions_the_discriminator_ignores_actions_and_ends(use_vail
         if parts[0][2]:
             steps.continuous[:] = -steps.continuous
             steps.discrete[:] = 0
-        assert made.module.prepare(steps).more is None
+        assert len(made.module.prepare(steps)) == 1
         rewards = made.begin(steps)
         made.learn(torch.arange(9))
         results.append((rewards.tobytes(), state(made.module)))
@@ -302,7 +300,7 @@ def test_step_has_equally_many_rows_of_both_sides(rows: int, monkeypatch: pytest
     monkeypatch.setattr(
         made,
         "step",
-        lambda policy, expert: seen.append((len(policy.inputs[0]), len(expert.inputs[0]))) or plain(policy, expert),
+        lambda policy, expert: seen.append((len(policy[0]), len(expert[0]))) or plain(policy, expert),
     )
     made.begin(steps)
     made.learn(torch.arange(rows))

@@ -142,7 +142,7 @@ def test_both_sides_are_normalized_by_the_demonstrations() -> None:
     np.testing.assert_allclose(normalizer.mean.numpy(), mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(normalizer.variance.numpy(), variance, rtol=1e-4)
     expected = np.clip((seen - mean) / np.sqrt(variance), -5, 5)
-    np.testing.assert_allclose(made._expert.inputs[0].numpy(), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(made._expert[0].numpy(), expected, rtol=1e-3, atol=1e-4)
     steps = steps_of(HYBRID)
     weights, x = weights_of(made.module), inputs_of(HYBRID, steps, False)
     d = sigmoid(logits(weights, np.clip((x - mean) / np.sqrt(variance), -5, 5))[0])
@@ -164,15 +164,15 @@ def test_held_out_accuracy_is_of_episodes_that_are_not_trained_on(episodes: int)
     columns["observation.0"][:, 0] = np.repeat(np.arange(episodes), lengths)
     made = gail(columns=columns)
     assert made._held_out is not None
-    learned = made._expert.inputs[0][:, 0].numpy()
-    held_out_rows = made._held_out.inputs[0][:, 0].numpy()
+    learned = made._expert[0][:, 0].numpy()
+    held_out_rows = made._held_out[0][:, 0].numpy()
     assert set(learned.tolist()).isdisjoint(held_out_rows.tolist())
     assert sorted([*learned.tolist(), *held_out_rows.tolist()]) == columns["observation.0"][:, 0].tolist()
     assert len(set(held_out_rows.tolist())) == round(0.2 * episodes)
     made.begin(steps_of(HYBRID))
     for _ in range(10):
         made.learn(torch.arange(8))
-    d = sigmoid(logits(weights_of(made.module), made._held_out.inputs[0].double().numpy())[0])
+    d = sigmoid(logits(weights_of(made.module), made._held_out[0].double().numpy())[0])
     assert made.statistics()["Policy/GAIL Held-Out Accuracy"] == pytest.approx((d > 0.5).mean())
 
 
@@ -181,7 +181,7 @@ def test_held_out_accuracy_reveals_overfitting() -> None:
     columns = recorded(HYBRID, [1] * 5)
     made, steps = gail(columns=columns, shake=False), steps_of(HYBRID)
     assert made._held_out is not None
-    held_out = made._held_out.inputs[0].numpy()[0]
+    held_out = made._held_out[0].numpy()[0]
     for column in (steps.observations[0], steps.observations[1]):
         column[:] = held_out[:3] if column.shape[1] == 3 else held_out[3:]
     made.begin(steps)  # the policy acts like the held-out episode

@@ -10,8 +10,7 @@ from torch.nn.functional import silu
 
 from sparring.pipeline.networks.encoders import Encoder
 from sparring.pipeline.networks.group_critic import GroupCritic, GroupTimesteps
-from sparring.pipeline.networks.limits import HEADS
-from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.settings import HEADS, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPECS = {

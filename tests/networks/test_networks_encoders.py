@@ -10,14 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.critic import Critic
-from sparring.pipeline.networks.encoders import Encoder
-from sparring.pipeline.networks.entities import EntityEncoder
-from sparring.pipeline.networks.goals import ConditionedLayers
-from sparring.pipeline.networks.images import ImageEncoder
-from sparring.pipeline.networks.limits import HEADS, SMALLEST, Unsupported
-from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.actor import Actor, Critic
+from sparring.pipeline.networks.attention import EntityEncoder
+from sparring.pipeline.networks.encoders import Encoder, ImageEncoder
+from sparring.pipeline.networks.perceptron import ConditionedLayers
+from sparring.pipeline.networks.settings import HEADS, SMALLEST, NetworkSettings, Unsupported
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 MIXED = BehaviorSpec(
@@ -187,7 +184,7 @@ def test_empty_list_of_entities_gives_zero_features():
 @settings(max_examples=20, deadline=None)
 def test_goal_generates_the_last_hidden_layer(name, activate, seed, layers):
     """The output of the hypernetwork has the weights and biases of an ordinary layer, row by row."""
-    body = randomized(ConditionedLayers(3, 2, [4] * layers, [1.0, 1.0], seeded(), name))
+    body = randomized(ConditionedLayers(3, 2, [4] * layers, [1.0, 1.0], NetworkSettings(activation=name), seeded()))
     rows = torch.randn(5, 5, generator=seeded(seed), dtype=torch.float64)
     slow = []
     for row in rows:
@@ -202,7 +199,7 @@ def test_goal_generates_the_last_hidden_layer(name, activate, seed, layers):
 
 
 def test_gradients_of_a_conditioned_body_equal_differences():
-    body = randomized(ConditionedLayers(2, 1, [3, 3], [1.0], seeded()))
+    body = randomized(ConditionedLayers(2, 1, [3, 3], [1.0], NetworkSettings(), seeded()))
     names = [name for name, _ in body.named_parameters()]
     values = tuple(parameter.detach().requires_grad_() for parameter in body.parameters())
     rows = torch.randn(2, 3, generator=seeded(3), dtype=torch.float64, requires_grad=True)

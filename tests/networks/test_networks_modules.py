@@ -13,15 +13,12 @@ from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.messages import codec
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks import distributions
-from sparring.pipeline.networks.actions import to_environment
-from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.arrays import non_finite, weights_sha256
-from sparring.pipeline.networks.critic import Critic
-from sparring.pipeline.networks.limits import Unsupported
-from sparring.pipeline.networks.normalizer import Normalizer
+from sparring.pipeline.networks.actor import Actor, Critic
+from sparring.pipeline.networks.arrays import non_finite, to_environment, weights_sha256
+from sparring.pipeline.networks.device import load_arrays, to_arrays
+from sparring.pipeline.networks.encoders import Normalizer
 from sparring.pipeline.networks.perceptron import Perceptron
-from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays, to_arrays
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings, Unsupported
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
@@ -91,7 +88,7 @@ def plain_twin(perceptron: Perceptron) -> nn.Sequential:
 @ACTIVATIONS
 @pytest.mark.parametrize("layers", [0, 1, 3])
 def test_perceptron_and_its_gradient_equal_those_of_torch_layers(layers, activation):
-    perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], seeded(), activation).double()
+    perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], NetworkSettings(activation=activation), seeded()).double()
     twin = plain_twin(perceptron)
     rows = torch.randn(5, 4, generator=seeded(1), dtype=torch.float64, requires_grad=True)
     twin_rows = rows.detach().clone().requires_grad_(True)
@@ -111,7 +108,7 @@ def test_perceptron_and_its_gradient_equal_those_of_torch_layers(layers, activat
 @ACTIVATIONS
 @pytest.mark.parametrize("layers", [0, 1, 3])
 def test_outputs_and_gradients_without_autograd_are_the_same_bit_for_bit(layers, activation):
-    perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], seeded(), activation)
+    perceptron = Perceptron(4, [6] * layers, [1.0, 0.2], NetworkSettings(activation=activation), seeded())
     rows, gradient = torch.randn(5, 4, generator=seeded(1)), torch.randn(5, 2, generator=seeded(2))
     expected = perceptron(rows)
     torch.autograd.backward(perceptron(rows), gradient)
@@ -127,13 +124,13 @@ def test_outputs_and_gradients_without_autograd_are_the_same_bit_for_bit(layers,
 
 def test_second_derivative_is_refused():
     rows = torch.ones(1, 2, requires_grad=True)
-    outputs = Perceptron(2, [3], [1.0], seeded())(rows)
+    outputs = Perceptron(2, [3], [1.0], SMALL, seeded())(rows)
     with pytest.raises(RuntimeError, match="create_graph"):
         torch.autograd.grad(outputs.sum(), rows, create_graph=True)
 
 
 def test_initial_weights_are_he_normal_with_a_linear_gain():
-    first, second = Perceptron(400, [300], [0.2] * 50, seeded()).layers
+    first, second = Perceptron(400, [300], [0.2] * 50, SMALL, seeded()).layers
     assert first.weight.std().item() == pytest.approx(1 / 20, rel=0.02)
     assert second.weight.std().item() == pytest.approx(0.2 / 300**0.5, rel=0.05)
     assert not first.bias.any()
@@ -141,7 +138,8 @@ def test_initial_weights_are_he_normal_with_a_linear_gain():
 
 @pytest.mark.parametrize(("inputs", "units"), [(3, 8), (8, 3)])
 def test_orthogonal_weights_scale_lengths_by_their_gain(inputs, units):
-    first, last = Perceptron(inputs, [units], [0.5, 2.0], seeded(), "tanh", "orthogonal").layers
+    settings = NetworkSettings(activation="tanh", initialization="orthogonal")
+    first, last = Perceptron(inputs, [units], [0.5, 2.0], settings, seeded()).layers
     narrow = first.weight.T if inputs < units else first.weight
     torch.testing.assert_close(narrow @ narrow.T, 2 * torch.eye(3))
     torch.testing.assert_close(last.weight @ last.weight.T, torch.diag(torch.tensor([0.25, 4.0])))

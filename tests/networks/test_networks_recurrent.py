@@ -10,12 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.networks.goals import ConditionedLayers
-from sparring.pipeline.networks.perceptron import Perceptron
+from sparring.pipeline.networks.device import to_arrays
+from sparring.pipeline.networks.perceptron import ConditionedLayers, Perceptron
 from sparring.pipeline.networks.recurrent import FORGET_BIAS, Layout, Recurrent
-from sparring.pipeline.networks.weights import to_arrays
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 
 FEATURES, UNITS, MEMORY, OUTPUTS = 3, 4, 6, 2
+SETTINGS = NetworkSettings(hidden_units=UNITS, memory=MemorySettings(memory_size=MEMORY))
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=6)
 TRUNKS = pytest.mark.parametrize("kind", ["perceptron", "conditioned"])
 
@@ -27,11 +28,11 @@ def seeded(seed=0):
 def recurrent(kind="perceptron", seed=0):
     """Returns a small body in float64 with random parameters, so that no zero hides an error."""
     trunk = (
-        Perceptron(FEATURES, [5], [1.0] * UNITS, seeded())
+        Perceptron(FEATURES, [5], [1.0] * UNITS, SETTINGS, seeded())
         if kind == "perceptron"
-        else ConditionedLayers(FEATURES - 1, 1, [5, UNITS], None, seeded())
+        else ConditionedLayers(FEATURES - 1, 1, [5, UNITS], None, SETTINGS, seeded())
     )
-    body = Recurrent(trunk, UNITS, MEMORY, [1.0] * OUTPUTS, seeded())
+    body = Recurrent(trunk, [1.0] * OUTPUTS, SETTINGS, seeded())
     random = seeded(seed)
     with torch.no_grad():
         for parameter in body.parameters():
@@ -154,7 +155,8 @@ def test_gradients_of_parameters_equal_differences(kind):
 
 def test_new_memory_has_forget_biases_of_1():
     """Biases of forget gates are 1, all others 0; weights are scaled by their number of inputs."""
-    body = Recurrent(Perceptron(3, [], [1.0] * 100, seeded()), 100, 128, [1.0, 0.1], seeded())
+    settings = NetworkSettings(hidden_units=100, memory=MemorySettings(memory_size=128))
+    body = Recurrent(Perceptron(3, [], [1.0] * 100, settings, seeded()), [1.0, 0.1], settings, seeded())
     bias = body.lstm.bias_ih_l0 + body.lstm.bias_hh_l0
     assert bias.tolist() == [0.0] * 64 + [FORGET_BIAS] * 64 + [0.0] * 128
     assert body.lstm.weight_ih_l0.std().item() == pytest.approx(1 / 10, rel=0.03)

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.networks import distributions
-from sparring.pipeline.networks.actions import previous_features, to_environment
-from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.critic import Critic
+from sparring.pipeline.networks.actor import Actor, Critic
+from sparring.pipeline.networks.arrays import previous_features, to_environment
+from sparring.pipeline.networks.device import load_arrays, to_arrays
 from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
-from sparring.pipeline.networks.weights import load_arrays, to_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 ACTIONS = {

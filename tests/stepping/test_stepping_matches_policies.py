@@ -14,8 +14,8 @@ from sparring.pipeline.messages.matches import Matchup, MatchupAssignment
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from sparring.pipeline.messages.state import PolicyWeights, StepAllowance
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.device import to_arrays
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
-from sparring.pipeline.networks.weights import to_arrays
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from sparring.pipeline.stepping.policies import NetworkPolicy, Policies
 from sparring.pipeline.stepping.stepper import Stepper

@@ -1,58 +1,49 @@
 # ruff: noqa: N803 (names end in their shape)
 """Reward signals give each step one reward per signal; some of them train networks of their own.
 
-r steps of a batch, B of these in a minibatch, s segments.
+**Starts.** Novelty rewards ignore the end of an episode: an observation is novel or not whatever the episode (Burda et
+al. 2018, arXiv 1810.12894, section 2.3: non-episodic returns). The end of one episode leads to the start of another, so
+the value after an end is that of an episode start. (ML-Agents uses the value of the last observation, where no agent
+ever acts: it is never trained and can diverge.)
+
+**Scale.** Rewards are scaled to about one size, whatever unit a simulator uses.
+
+1. Each reward is divided by the running standard deviation of the discounted sum `R_t = r_t + gamma R_{t-1}` of an
+   agent's rewards so far, then clipped to +-10 (Engstrom et al. 2020, arXiv 2005.12729, section 3, "reward scaling").
+   The mean is not subtracted: that would change what is optimal.
+2. The sum starts at 0 with each agent episode, or group, and continues from one of its segments to the next, across
+   batches. It omits steps that were dropped as stale, and after a checkpoint is restored all sums restart at 0.
+3. The sums of a batch enter the statistics before its rewards are divided, so that the first batch is scaled too. The
+   statistics start as one sum of variance 1, and are part of the weights in a checkpoint.
+
+r steps of a batch, B of these in a minibatch, s segments, one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.learning import returns
 from sparring.pipeline.learning.memories import Memories
-from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.settings import RewardSignals
-from sparring.pipeline.learning.signals.scale import RewardScale
-from sparring.pipeline.learning.signals.steps import Floats, Steps
+from sparring.pipeline.learning.signals.steps import Floats, RewardNetwork, Steps
+from sparring.pipeline.networks.encoders import Normalizer
 from sparring.pipeline.specs import Array
 
 EXTRINSIC: Final = "extrinsic"
 
+CLIP: Final = np.float32(10.0)
+"""Largest absolute value of a scaled reward."""
 
-class RewardNetwork(Protocol):
-    """Computes a reward signal with networks of its own."""
-
-    @property
-    def module(self) -> nn.Module:
-        """Returns all weights that a checkpoint saves."""
-
-    @property
-    def optimizer(self) -> Adam:
-        """Returns the optimizer of the trained weights."""
-
-    def begin(self, steps: Steps) -> Floats:
-        """Starts a batch and returns its rewards [r]; `learn` then trains on its minibatches."""
-
-    def learn(self, at_B: Tensor) -> None:
-        """Takes one optimizer step on the rows `at_B` of the batch; the row numbers are on the CPU."""
-
-    def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
-        """Returns the fraction, 0 to 1, of the mean value of episode starts that bootstraps a terminated episode.
-
-        Args:
-            ends: number of terminated episodes in the batch; interrupted ones do not count.
-            steps: number of steps in the batch.
-        """
-
-    def restored(self) -> None:
-        """Discards what was computed with the previous weights, after others were loaded."""
-
-    def statistics(self) -> dict[str, float]:
-        """Ends the batch and returns its statistics since `begin`, by ML-Agents' names."""
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 class Signals:
@@ -81,21 +72,8 @@ class Signals:
     def __bool__(self) -> bool:
         return bool(self.sources)
 
-    def scaled(
-        self,
-        extrinsic_r: Floats,
-        lengths_s: Array,
-        episodes_s: NDArray[np.int64],
-        ended_s: NDArray[np.bool_],
-    ) -> Floats:
-        """Returns the simulator's rewards [r], normalized if the settings enable it; it is called once for each batch.
-
-        Args:
-            extrinsic_r: reward of each step.
-            lengths_s: steps of each segment.
-            episodes_s: number of each segment's agent episode, or of its group.
-            ended_s: the agent episode, or the group, ended with the segment.
-        """
+    def scaled(self, extrinsic_r: Floats, lengths_s: Array, episodes_s: Numbers, ended_s: Flags) -> Floats:
+        """Returns the simulator's rewards [r], scaled if the settings enable it; call it once a batch."""
         return extrinsic_r if self._scale is None else self._scale.divide(extrinsic_r, lengths_s, episodes_s, ended_s)
 
     def begin(self, extrinsic: Floats, steps: Callable[[], Steps]) -> dict[str, Floats]:
@@ -155,6 +133,39 @@ class Signals:
         }
 
 
+class EpisodeStarts:
+    """Tracks the agent episodes under way, and the mean value of their starts by reward signal."""
+
+    def __init__(self) -> None:
+        self._under_way = Memories(1)  # 1 for each of them
+        self._means: dict[str, np.float32] = {}
+
+    def find(self, episodes_s: Numbers, ended_s: Flags) -> Flags:
+        """Returns [s] which segments are the first of their episodes; segments of one episode are in order.
+
+        Args:
+            episodes_s: number of each segment's agent episode.
+            ended_s: the agent episode ended with the segment.
+        """
+        agent_episodes, at = np.unique(episodes_s, return_index=True)
+        first = np.zeros(len(episodes_s), bool)
+        first[at] = self._under_way.recall(agent_episodes)[:, 0] == 0
+        over = np.isin(agent_episodes, episodes_s[ended_s])
+        self._under_way.keep(agent_episodes, np.ones((len(agent_episodes), 1), np.float32), over)
+        return first
+
+    def value(self, signal: str, values_b: Floats) -> np.float32:
+        """Returns the mean value of the episode starts of this batch, or of the last batch that had any.
+
+        Args:
+            signal: name of the reward signal.
+            values_b: value of each start in the batch; if one is not finite, the batch counts as having none.
+        """
+        if values_b.size and np.isfinite(mean := values_b.mean()):
+            self._means[signal] = mean
+        return self._means.get(signal, np.float32(0.0))
+
+
 class EpisodeSums:
     """Sums rewards over episodes, which may span several batches."""
 
@@ -162,7 +173,7 @@ class EpisodeSums:
         self._sums = Memories(1)
         self._ended: list[Floats] = []
 
-    def add(self, episodes_r: NDArray[np.int64], rewards_r: Floats, ended_r: NDArray[np.bool_]) -> None:
+    def add(self, episodes_r: Numbers, rewards_r: Floats, ended_r: Flags) -> None:
         """Adds the rewards of steps to the sums of their episodes, and closes those that ended."""
         agent_episodes, at = np.unique(episodes_r, return_inverse=True)
         sums = self._sums.recall(agent_episodes)
@@ -178,7 +189,52 @@ class EpisodeSums:
         return np.concatenate(ended) if ended else np.empty(0, np.float32)
 
 
-def by_series(rewards_r: Floats, timesteps_r: NDArray[np.int64], in_series_T: NDArray[np.int64]) -> Floats:
+class RewardScale:
+    """Scales the rewards of one signal.
+
+    Attributes:
+        module: the statistics.
+
+    Args:
+        gamma: discount of the signal.
+    """
+
+    def __init__(self, gamma: float) -> None:
+        self.module = Normalizer(1)
+        self._gamma = gamma
+        self._sums = Memories(1)
+
+    def divide(self, rewards_r: Floats, lengths_s: Array, episodes_s: Numbers, ended_s: Flags) -> Floats:
+        """Returns the rewards [r] of a batch, divided and clipped.
+
+        Args:
+            rewards_r: reward of each step.
+            lengths_s: steps of each segment, at least 1; segments of one episode are in order.
+            episodes_s: number of each segment's agent episode, or of its group.
+            ended_s: the agent episode, or the group, ended with the segment.
+        """
+        sums_r = self._discounted(rewards_r, lengths_s, episodes_s, ended_s)
+        self.module.update(torch.from_numpy(sums_r).unsqueeze(1))
+        divided: Floats = rewards_r / self.module.variance.sqrt().numpy()
+        return np.clip(divided, -CLIP, CLIP, out=divided)
+
+    def _discounted(self, rewards_r: Floats, lengths_s: Array, episodes_s: Numbers, ended_s: Flags) -> Floats:
+        """Returns [r] discounted sums so far, episode by episode: advantages of value 0, in reverse order."""
+        by_episode_s = np.argsort(episodes_s, kind="stable")
+        agent_episodes, first = np.unique(episodes_s[by_episode_s], return_index=True)
+        steps = np.add.reduceat(lengths_s[by_episode_s], first)
+        rows = sequences.rows_of((np.cumsum(lengths_s) - lengths_s)[by_episode_s], lengths_s[by_episode_s])
+        back = rewards_r[rows][::-1].copy()
+        before = self._sums.recall(agent_episodes)[::-1, 0]
+        sums_back = returns.advantages(back, np.zeros_like(back), before, steps[::-1], self._gamma, 1.0)
+        sums_r: Floats = sums_back[::-1].copy()
+        last = sums_r[np.cumsum(steps) - 1, None]
+        over = np.isin(agent_episodes, episodes_s[ended_s])
+        self._sums.keep(agent_episodes, np.where(np.isfinite(last), last, np.float32(0)), over)
+        return sums_r
+
+
+def by_series(rewards_r: Floats, timesteps_r: Numbers, in_series_T: Numbers) -> Floats:
     """Returns [T] what the members of groups earned together, at the timesteps of their decisions.
 
     Args:

@@ -14,30 +14,41 @@ discriminator takes for demonstrations.
 5. VAIL: D reads a code z ~ N(mu(h), sigma^2) of 128 numbers; its reward reads mu. The loss gains `beta (KL - 0.5)` with
    KL = sum over the code of KL(expert) + KL(policy) from N(0, I), mean over rows; after each step `beta = max(0, beta +
    0.0005 (KL - 0.5))`, from 0. sigma is one learned vector, from 1.
-6. Adam takes one step on each minibatch of the policy, with constant learning rate (ML-Agents).
-7. A fifth of the demonstrated episodes is held out if there are five or more: how much less often D takes these for
+6. A fifth of the demonstrated episodes is held out if there are five or more: how much less often D takes these for
    demonstrations than those it learns from measures how far it overfits.
-8. If `normalize` is set, the observations of both sides are normalized by the statistics of the demonstrations.
+7. If `normalize` is set, the observations of both sides are normalized by the statistics of the demonstrations.
+8. An episode end bootstraps with a fraction of an episode start's value, by how often demonstrations end.
+
+   The reward is above 0 at every step. If the value after an end were 0, the policy would learn to survive, whether the
+   demonstrations do or not; if it were that of an episode start, ends would hardly matter. Kostrikov et al. (2019,
+   arXiv 1809.02925, section 4.2) continue an episode in an absorbing state, which the discriminator classifies like any
+   other. In a state without content it can learn only how often either side is there, and its optimum is known
+   (Goodfellow et al. 2014, arXiv 1406.2661, proposition 1): D = e / (e + p), with e ends per step of the demonstrations
+   and p of the policy. So no network is needed. The reward there is -log(1 - D), and log 2 at a step where the sides
+   cannot be distinguished: the value after an end is log2(1 + e / p) times that after a start, at most all of it. (More
+   would let values grow without bound, because each start leads to an end. A separate value is far from all others
+   until these are learned, and the policy first learns to end in any way.)
 
 B rows of a minibatch, A action features, Z numbers of a code, r steps of a batch.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import math
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid
 
 from sparring.pipeline.demonstrations.library import Demonstrations
-from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.settings import ExtrinsicSettings, GailSettings
-from sparring.pipeline.learning.signals.ends import EndCounts
-from sparring.pipeline.learning.signals.steps import Features, Floats, Steps, linear, select_rows
+from sparring.pipeline.learning.signals.steps import Features, Floats, RewardNetwork, Steps, blocks, select_rows
 from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.encoders import Inputs
+from sparring.pipeline.networks.perceptron import linear
 from sparring.pipeline.specs import BehaviorSpec
 
 PENALTY: Final = 10.0
@@ -48,29 +59,42 @@ _SAFE: Final = 1e-7
 _HEAD_GAIN: Final = 0.2
 _CODE_GAIN: Final = 0.1
 _HELD_OUT: Final = 0.2
-_ROWS_AT_ONCE: Final = 4096
+_HORIZON: Final = 2000
+"""Steps over which the policy's ends are counted; a larger batch counts as a whole."""
 
 
-class DiscriminatorRows(NamedTuple):
-    """Holds rows of one side, on the CPU.
+class EndCounts:
+    """Counts the episode ends of demonstrations and policy.
 
-    Attributes:
-        inputs: prepared observations.
-        more: [B, A + 1] action features, and whether the episode ended; None without `use_actions`.
+    Args:
+        ends: number of demonstrated episodes that terminated; interrupted ones do not count.
+        steps: number of demonstrated steps.
     """
 
-    inputs: Inputs
-    more: Tensor | None
+    def __init__(self, ends: int, steps: int) -> None:
+        self._demonstrated = ends / max(steps, 1)
+        self._ends = 0.0
+        self._steps = 0.0
 
-    def rows(self, at_B: Tensor) -> DiscriminatorRows:
-        """Returns some of the rows."""
-        return DiscriminatorRows(
-            select_rows(self.inputs, at_B), None if self.more is None else self.more.index_select(0, at_B)
-        )
+    def count(self, ends: int, steps: int) -> None:
+        """Adds a batch of the policy's steps, and forgets as many earlier ones beyond the horizon."""
+        kept = 0.0 if steps >= _HORIZON else min(1.0, (_HORIZON - steps) / max(self._steps, 1.0))
+        self._ends = kept * self._ends + ends
+        self._steps = kept * self._steps + steps
+
+    @property
+    def share(self) -> float:
+        """Returns the fraction, 0 to 1, of an episode start's value that bootstraps an end."""
+        if not self._ends:
+            return 1.0
+        return min(1.0, math.log2(1.0 + self._demonstrated * self._steps / self._ends))
 
 
 class Discriminator(nn.Module):
     """Distinguishes demonstrations from steps of the policy.
+
+    It reads columns of rows: prepared observations and, with `use_actions`, [B, A + 1] action features and whether the
+    episode ended.
 
     Args:
         spec: observations and actions of the behavior.
@@ -93,20 +117,21 @@ class Discriminator(nn.Module):
             self.register_buffer("beta", torch.zeros(()))
         self.head = linear(CODE if settings.use_vail else self.features.size, 1, _HEAD_GAIN, generator)
 
-    def prepare(self, steps: Steps) -> DiscriminatorRows:
-        """Returns steps as this network reads them."""
+    def prepare(self, steps: Steps) -> Inputs:
+        """Returns steps as this network reads them, on the CPU."""
         encoder = self.features.encoder
         inputs = encoder.prepare(encoder.join([column[: len(steps)] for column in steps.observations]))
-        return DiscriminatorRows(inputs, torch.cat((steps.done, steps.flags), 1) if self.uses_actions else None)
+        ended_r1 = torch.from_numpy(steps.ended.astype(np.float32)[:, None])
+        return (*inputs, torch.cat((steps.done, ended_r1), 1)) if self.uses_actions else inputs
 
-    def forward(self, rows: DiscriminatorRows, noise: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, rows: Inputs, noise: bool) -> tuple[Tensor, Tensor | None]:
         """Returns logits [B], and the mean code [B, Z] if there is one.
 
         Args:
             rows: prepared steps.
             noise: sample the code instead of using its mean.
         """
-        features_BU = self.features(rows.inputs, rows.more)
+        features_BU = self.features(rows[:-1], rows[-1]) if self.uses_actions else self.features(rows)
         if self.code is None:
             return self.head(features_BU).squeeze(1), None
         mean_BZ: Tensor = self.code(features_BU)
@@ -117,12 +142,8 @@ class Discriminator(nn.Module):
         return self.head(code_BZ).squeeze(1), mean_BZ
 
 
-class Gail:
+class Gail(RewardNetwork):
     """Trains the discriminator of one behavior on its demonstrations, and computes rewards with it.
-
-    Attributes:
-        module: all trained weights.
-        optimizer: changes its parameters.
 
     Args:
         spec: observations and actions of the behavior.
@@ -132,6 +153,8 @@ class Gail:
         device: device of the discriminator.
     """
 
+    module: Discriminator
+
     def __init__(
         self,
         spec: BehaviorSpec,
@@ -140,10 +163,9 @@ class Gail:
         generator: torch.Generator,
         device: torch.device = CPU,
     ) -> None:
-        self.module = Discriminator(spec, settings, generator)
-        self.optimizer = Adam(self.module, settings.learning_rate, device)
+        discriminator = Discriminator(spec, settings, generator)
+        super().__init__(discriminator, discriminator, settings.learning_rate, device)
         self._generator = generator
-        self._taken: list[dict[str, Tensor]] = []
         if demonstrations is not None:
             self._end_counts = EndCounts(int(demonstrations.terminated.sum()), demonstrations.steps)
             learned, held_out = demonstrations.split(_HELD_OUT, seed=0)
@@ -160,42 +182,41 @@ class Gail:
         self._policy = self._expert
 
     def begin(self, steps: Steps) -> Floats:
-        """Starts a batch and returns its rewards [r]; `learn` then trains on its minibatches."""
         self._policy = self.module.prepare(steps)
-        self._taken = []
-        logits_r = torch.cat([self._logits(self._policy, rows) for rows in _blocks(len(steps))]).cpu()
+        self._measures = []
+        logits_r = torch.cat([self._logits(self._policy, rows) for rows in blocks(len(steps))]).cpu()
         rewards: Floats = -torch.log1p(-logits_r.double().sigmoid() * (1 - _SAFE)).float().numpy()
         return rewards
 
     def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
-        """Returns the fraction that `ends` computes from how often demonstrations and policy end."""
+        """Returns the fraction (8), by how often demonstrations and policy end."""
         self._end_counts.count(ends, steps)
         return self._end_counts.share
 
     def learn(self, at_B: Tensor) -> None:
         """Takes one optimizer step on some rows of the batch, and as many of the demonstrations."""
         which_B = torch.randint(len(self._learned), (len(at_B),), generator=self._generator)
-        sides = self._policy.rows(at_B), self._expert.rows(which_B)
-        self._taken += self.step(*over(sides, self.optimizer.device))
+        sides = select_rows(self._policy, at_B), select_rows(self._expert, which_B)
+        self.step(*over(sides, self.optimizer.device))
 
     def statistics(self) -> dict[str, float]:
         """Returns the mean measures of the steps since `begin`, and the accuracy on held-out demonstrations."""
-        found = {name: torch.stack([one[name] for one in self._taken]).mean().item() for name in self._names()}
+        found = super().statistics()
         if self._held_out is not None:
-            logits = self._logits(self._held_out, torch.arange(len(self._held_out.inputs[0])))
+            logits = self._logits(self._held_out, torch.arange(len(self._held_out[0])))
             found["Policy/GAIL Held-Out Accuracy"] = (logits > 0).float().mean().item()
         return found
 
-    def step(self, policy: DiscriminatorRows, expert: DiscriminatorRows) -> list[dict[str, Tensor]]:
-        """Takes one optimizer step on as many rows of both sides; returns its measures, none if it was skipped.
+    def step(self, policy: Inputs, expert: Inputs) -> None:
+        """Takes one optimizer step on as many rows of both sides.
 
         Args:
             policy: rows, on the discriminator's device.
             expert: rows, on the discriminator's device.
         """
-        rows = len(expert.inputs[0])
-        logits_2B, mean_2BZ = self.module(_both(policy, expert), True)
-        policy_B, expert_B = logits_2B.split(rows)
+        both = tuple(map(torch.cat, zip(policy, expert, strict=True)))
+        logits_2B, mean_2BZ = self.module(both, True)
+        policy_B, expert_B = logits_2B.chunk(2)
         loss = -(logsigmoid(expert_B) + logsigmoid(-policy_B)).mean()
         report = {
             "Policy/GAIL Policy Estimate": policy_B.detach().sigmoid().mean(),
@@ -212,38 +233,27 @@ class Gail:
         penalty = PENALTY * self._penalty(policy, expert)
         loss = loss + penalty
         report["Policy/GAIL Grad Mag Loss"] = penalty.detach()
-        if not self.optimizer.step((loss,), (torch.ones_like(loss),)):
-            return []
-        if divergence is not None:
+        if self.take_step(loss, report) and divergence is not None:
             self.module.beta.add_(BETA_STEP * (divergence.detach().cpu() - INFORMATION)).clamp_(min=0)
             report["Policy/GAIL Beta"] = self.module.beta.clone()
-        return [report]
 
     # ---------------------------------------------------------------- inside
 
-    def _penalty(self, policy: DiscriminatorRows, expert: DiscriminatorRows) -> Tensor:
+    def _penalty(self, policy: Inputs, expert: Inputs) -> Tensor:
         """Returns the gradient penalty (4), without its weight."""
-        share_B = over(torch.rand(len(expert.inputs[0]), generator=self._generator), self.optimizer.device)
-        pairs = zip(policy.inputs, expert.inputs, strict=True)
-        columns = [_between(one, other, share_B).requires_grad_() for one, other in pairs]
-        more = None
-        if policy.more is not None and expert.more is not None:
-            more = _between(policy.more, expert.more, share_B).requires_grad_()
+        share_B = over(torch.rand(len(expert[0]), generator=self._generator), self.optimizer.device)
+        pairs = zip(policy, expert, strict=True)
+        columns = tuple(_between(one, other, share_B).requires_grad_() for one, other in pairs)
         with sdpa_kernel(SDPBackend.MATH):  # the other kernels can be differentiated only once
-            logits_B, _ = self.module(DiscriminatorRows(tuple(columns), more), True)
-            wanted = columns if more is None else [*columns, more]
-            gradients = torch.autograd.grad(logits_B.sigmoid().sum(), wanted, create_graph=True, allow_unused=True)
-        squares_B = sum(one.square().flatten(1).sum(1) for one in gradients if one is not None)
-        assert isinstance(squares_B, Tensor)
-        return (torch.sqrt(squares_B + _SAFE) - 1).square().mean()
+            logits_B, _ = self.module(columns, True)
+            gradients = torch.autograd.grad(logits_B.sigmoid().sum(), columns, create_graph=True, allow_unused=True)
+        squares = [one.square().flatten(1).sum(1) for one in gradients if one is not None]
+        return (torch.sqrt(sum(squares[1:], squares[0]) + _SAFE) - 1).square().mean()
 
     @torch.no_grad()
-    def _logits(self, side: DiscriminatorRows, rows: Tensor) -> Tensor:
-        logits_B: Tensor = self.module(over(side.rows(rows), self.optimizer.device), False)[0]
+    def _logits(self, side: Inputs, rows: Tensor) -> Tensor:
+        logits_B: Tensor = self.module(over(select_rows(side, rows), self.optimizer.device), False)[0]
         return logits_B
-
-    def _names(self) -> list[str]:
-        return list(self._taken[0]) if self._taken else []
 
 
 def kl(mean_2BZ: Tensor, sigma_Z: Tensor) -> Tensor:
@@ -265,19 +275,9 @@ def biased(extrinsic: ExtrinsicSettings | None) -> bool:
     return extrinsic is None or not extrinsic.strength
 
 
-def _both(one: DiscriminatorRows, other: DiscriminatorRows) -> DiscriminatorRows:
-    inputs = tuple(torch.cat(columns) for columns in zip(one.inputs, other.inputs, strict=True))
-    more = None if one.more is None or other.more is None else torch.cat((one.more, other.more))
-    return DiscriminatorRows(inputs, more)
-
-
 def _between(one: Tensor, other: Tensor, share_B: Tensor) -> Tensor:
     """Interpolates: `share` of one plus the rest of the other; image bytes become floats 0..1."""
     if one.dtype == torch.uint8:
         one, other = one.float() / 255, other.float() / 255
     share = share_B.view(-1, *[1] * (one.dim() - 1))
     return share * one + (1 - share) * other
-
-
-def _blocks(rows: int) -> list[Tensor]:
-    return list(torch.split(torch.arange(rows), _ROWS_AT_ONCE))

@@ -1,14 +1,17 @@
-"""This module holds single steps as reward networks read them: observation, action and next observation.
+# ruff: noqa: N803 (names end in their shape)
+"""This module holds what all reward networks are made of: the steps that they read, their layers and their training.
 
-r steps of s segments, one segment after the other; C continuous actions, D branches.
+B rows of a minibatch, r steps of s segments, one segment after the other; C continuous actions, D branches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,12 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparring.pipeline.demonstrations.library import Demonstrations
-from sparring.pipeline.networks.actions import LIMIT, action_features, to_environment
+from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.networks.arrays import action_features, to_environment
 from sparring.pipeline.networks.encoders import Encoder, Inputs
-from sparring.pipeline.networks.initialization import HIDDEN_GAINS, initialize_weights
-from sparring.pipeline.networks.perceptron import unset_linear
-from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.networks.perceptron import hidden_layer
+from sparring.pipeline.networks.settings import ACTION_LIMIT, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec
+
+_ROWS_AT_ONCE: Final = 4096
 
 Floats = NDArray[np.float32]
 
@@ -59,7 +64,7 @@ class Steps:
         discrete: NDArray[np.int32],
         ended_s: NDArray[np.bool_],
         episodes_s: NDArray[np.int64],
-        action_limit: float = LIMIT,
+        action_limit: float = ACTION_LIMIT,
     ) -> Steps:
         """Builds the steps of segments; `continuous` are raw samples, and a segment may have no step at all."""
         rows, stepped = int(lengths_s.sum()), np.flatnonzero(lengths_s)
@@ -81,18 +86,17 @@ class Steps:
     @classmethod
     def of_demonstrations(cls, actions: ActionSpec, demonstrations: Demonstrations) -> Steps:
         """Builds the steps of demonstrations."""
-        rows, last = len(demonstrations.ended), np.flatnonzero(demonstrations.ended)
-        following = np.arange(1, rows + 1)
-        following[last] = rows + np.arange(len(last))
-        both = zip(demonstrations.observations, demonstrations.next_observations, strict=True)
-        return cls(
-            actions=actions,
-            observations=tuple(np.concatenate([column, after[last]]) for column, after in both),
-            following=following,
-            continuous=demonstrations.continuous,
-            discrete=demonstrations.discrete,
-            ended=demonstrations.ended,
-            agent_episodes=demonstrations.episode.astype(np.int64),
+        last = np.flatnonzero(demonstrations.ended)
+        return cls.of_segments(
+            actions,
+            np.diff(last, prepend=-1),
+            demonstrations.observations,
+            [after[last] for after in demonstrations.next_observations],
+            demonstrations.continuous,
+            demonstrations.discrete,
+            np.ones(len(last), bool),
+            np.arange(len(last)),
+            action_limit=1.0,
         )
 
     def __len__(self) -> int:
@@ -102,11 +106,6 @@ class Steps:
     def done(self) -> Tensor:
         """Returns [r, A] the action features: continuous actions, then one 1 for each branch."""
         return torch.from_numpy(action_features(self.actions, self.continuous, self.discrete))
-
-    @cached_property
-    def flags(self) -> Tensor:
-        """Returns [r, 1] 1 if the episode ended with the step."""
-        return torch.from_numpy(self.ended.astype(np.float32)[:, None])
 
 
 class Features(nn.Module):
@@ -130,9 +129,8 @@ class Features(nn.Module):
         super().__init__()
         plain = {"memory": None, "previous_action": False, "goal_conditioning_type": "none"}
         self.encoder = Encoder(spec, settings.model_copy(update=plain), generator)
-        units = settings.hidden_units
-        self.layers = dense([self.encoder.size + more, *[units] * settings.num_layers], settings, generator)
-        self.size = units
+        self.size = settings.hidden_units
+        self.layers = dense([self.encoder.size + more, *[self.size] * settings.num_layers], settings, generator)
 
     def forward(self, inputs: Inputs, more: Tensor | None = None) -> Tensor:
         """Returns features [B, size] of observations from `encoder.prepare`."""
@@ -145,19 +143,73 @@ def dense(sizes: Sequence[int], settings: NetworkSettings, generator: torch.Gene
     """Builds layers of hidden units; `sizes` begins with the number of inputs."""
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
-        layer = unset_linear(before, after)
-        initialize_weights(layer, HIDDEN_GAINS[settings.initialization], generator, settings.initialization)
-        layers += [layer, nn.Tanh() if settings.activation == "tanh" else nn.SiLU()]
+        layers.append(hidden_layer(before, after, settings, generator))
+        layers.append(nn.Tanh() if settings.activation == "tanh" else nn.SiLU())
     return nn.Sequential(*layers)
-
-
-def linear(before: int, after: int, gain: float, generator: torch.Generator | None) -> nn.Linear:
-    """Builds a linear layer: weights of variance gain^2 / inputs, biases 0."""
-    layer = unset_linear(before, after)
-    initialize_weights(layer, gain, generator)
-    return layer
 
 
 def select_rows(inputs: Inputs, rows: Tensor) -> Inputs:
     """Returns some rows of each column."""
     return tuple(column.index_select(0, rows) for column in inputs)
+
+
+def blocks(rows: int) -> Iterator[Tensor]:
+    """Yields the numbers of rows, as many at a time as networks evaluate together."""
+    return iter(torch.split(torch.arange(rows), _ROWS_AT_ONCE))
+
+
+class RewardNetwork(ABC):
+    """Computes a reward signal with networks of its own.
+
+    Adam takes one step on each minibatch of the policy, with constant learning rate (ML-Agents).
+
+    Attributes:
+        module: all weights that a checkpoint saves.
+        optimizer: changes the trained weights.
+
+    Args:
+        module: the networks.
+        trained: the part of them that the optimizer changes.
+        learning_rate: of the optimizer.
+        device: device of the networks.
+    """
+
+    def __init__(self, module: nn.Module, trained: nn.Module, learning_rate: float, device: torch.device) -> None:
+        self.module = module
+        self.optimizer = Adam(trained, learning_rate, device)
+        self._measures: list[dict[str, Tensor]] = []
+
+    @abstractmethod
+    def begin(self, steps: Steps) -> Floats:
+        """Starts a batch and returns its rewards [r]; `learn` then trains on its minibatches."""
+
+    @abstractmethod
+    def learn(self, at_B: Tensor) -> None:
+        """Takes one optimizer step on the rows `at_B` of the batch; the row numbers are on the CPU."""
+
+    def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
+        """Returns the fraction, 0 to 1, of the mean value of episode starts that bootstraps a terminated episode.
+
+        By default it is 1: novelty does not depend on the episode, so the next one counts as the rest of this one.
+
+        Args:
+            ends: number of terminated episodes in the batch; interrupted ones do not count.
+            steps: number of steps in the batch.
+        """
+        del ends, steps
+        return 1.0
+
+    def restored(self) -> None:  # noqa: B027 (most networks store no result of their weights)
+        """Discards what was computed with the previous weights, after others were loaded."""
+
+    def statistics(self) -> dict[str, float]:
+        """Ends the batch and returns the means of its measures since `begin`, by ML-Agents' names."""
+        names = self._measures[0] if self._measures else ()
+        return {name: torch.stack([one[name] for one in self._measures]).mean().item() for name in names}
+
+    def take_step(self, loss: Tensor, measures: dict[str, Tensor]) -> bool:
+        """Takes one optimizer step and stores its measures; returns False if it was skipped."""
+        if not self.optimizer.step((loss,), (torch.ones_like(loss),)):
+            return False
+        self._measures.append(measures)
+        return True
