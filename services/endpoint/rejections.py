@@ -5,13 +5,16 @@ A peer that could cause a log line with each attempt would fill the disk and hid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.monitoring.metrics import Registry
+
+Fact = str | float | Sequence[str] | None
+"""A value of a log line."""
 
 INTERVAL_S: Final = 60.0
 PEERS: Final = 1024
@@ -38,7 +41,7 @@ class _EventLog:
     since: float
     logged: int = 0
     suppressed: int = 0
-    facts: dict[str, object] = field(default_factory=dict)
+    facts: dict[str, Fact] = field(default_factory=dict)
 
 
 class RejectionLog:
@@ -69,7 +72,7 @@ class RejectionLog:
         self.log_event("simulator_rejected", peer, kind, most=1, level="warning", **facts)
 
     def log_event(
-        self, event: str, peer: str, kind: str = "", *, most: int = 1, level: str = "warning", **facts: object
+        self, event: str, peer: str, kind: str = "", *, most: int = 1, level: str = "warning", **facts: Fact
     ) -> None:
         """Logs an event, unless `most` of its kind and peer were logged in this interval.
 

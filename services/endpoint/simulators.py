@@ -44,7 +44,7 @@ from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.players import Event, PlayerConnection, PlayerEvent
 from sparring.services.endpoint.registration import OWN_NUMBERS, add_names, check_known, check_number, check_version
-from sparring.services.endpoint.rejections import RejectionLog, clip
+from sparring.services.endpoint.rejections import Fact, RejectionLog, clip
 from sparring.services.endpoint.statistics import SimulatorStatistics
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
@@ -176,7 +176,7 @@ class Simulators:
             self._context.arrived()
 
     def _log_event(
-        self, event: str, peer: SimulatorPeer, kind: str = "", *, level: str = "warning", **facts: object
+        self, event: str, peer: SimulatorPeer, kind: str = "", *, level: str = "warning", **facts: Fact
     ) -> None:
         """Logs an event of a simulator, a limited number of times per interval so that none can fill the log."""
         facts = {"simulator": peer.name, "number": peer.number, "connection": peer.key, **facts}
