@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from sparring.pipeline.coordination.coordinator import Coordinator
+from sparring.pipeline.messages.channels import RESULTS
 from sparring.pipeline.messages.matches import Results
 from sparring.pipeline.messages.state import BehaviorSpecs, SteppingState
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ProgressTracker
 from sparring.pipeline.queues.interface import Capacity, Delivery
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
-from sparring.services.process.runtime import MATCHES
 from sparring.services.stages.match_outbox import MatchOutbox
 
 SOURCE = "stepping-0.1"
@@ -76,14 +76,14 @@ class Scene:
         self.disk: list[int] = []
         self.received: list[int] = []  # by the present coordination
         self.first = 0  # number of the result that it receives first
-        self._unsaved: list[Delivery] = []
+        self._unsaved: list[Delivery[Results]] = []
         self._tasks = tasks
         self._incarnations = 0
 
     async def begin(self, transport: MemoryTransport) -> None:
         progress = ProgressTracker(Registry("stepping-0", SOURCE), anyio.current_time)
         context: Any = SimpleNamespace(start=SOURCE, progress=progress)
-        self.outbox = MatchOutbox(context, self.matches, await transport.sender(MATCHES))
+        self.outbox = MatchOutbox(context, self.matches, await transport.sender(RESULTS))
         self._tasks.start_soon(self.outbox.send)
         await self.restart()
 
@@ -100,7 +100,7 @@ class Scene:
     async def _coordinate(self, *, task_status: TaskStatus[None]) -> None:
         """Holds the receiving end of one incarnation of coordination until its death."""
         async with MemoryTransport(self.hub, start=f"coordination.{self._incarnations}") as transport:
-            self.receiver, self.death = await transport.receiver(MATCHES, self.capacity), anyio.Event()
+            self.receiver, self.death = await transport.receiver(RESULTS, self.capacity), anyio.Event()
             task_status.started()
             await self.death.wait()
             transport.abandon()
@@ -240,7 +240,7 @@ def test_results_that_die_unread_with_stepping_are_counted() -> None:
     ghosts: Any = SimpleNamespace(
         received=lambda source: counted.get(source, 0), stepped=lambda *_: None, ratings=dict, rules=None
     )
-    coordinator = Coordinator("coordination.1", {}, ghosts=ghosts)
+    coordinator = Coordinator("coordination.1", ghosts=ghosts)
     nothing = BehaviorSpecs(behaviors={}, teams={})
     coordinator.on_stepping_state(nothing, reported(SOURCE, 7))
     assert coordinator.state().matches_lost == 0
