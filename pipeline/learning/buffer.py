@@ -323,8 +323,8 @@ def _concatenate_groups(chunks: Sequence[GroupSegments]) -> GroupSegments:
     teammates = []
     for name in sorted({name for one in named for name in one}):
         like = next(one[name] for one in named if name in one)
-        nobody = _of_groups(like, np.zeros(len(like.members), bool))
-        absent = (replace(nobody, members=np.zeros(len(chunk.numbers), np.int32)) for chunk in chunks)
+        empty = _of_groups(like, np.zeros(len(like.members), bool))
+        absent = (replace(empty, members=np.zeros(len(chunk.numbers), np.int32)) for chunk in chunks)
         teammates.append(_joined([one.get(name, none) for one, none in zip(named, absent, strict=True)]))
     return replace(_joined(chunks), teammates=tuple(teammates))
 

@@ -390,8 +390,8 @@ class GroupNetworks(ActorCritic):
             if there.any():  # stores no memory, because the next segment begins there
                 at, memory = following[there], torch.from_numpy(groups[ending[there]])
                 state = GroupRecurrentState(Layout(np.ones(len(at), np.int64)), memory, len(at))
-                nobody = np.empty(0, np.int64)
-                inputs = CriticInputs(at, nobody, prepared.gather(at, nobody), state)
+                no_rows = np.empty(0, np.int64)
+                inputs = CriticInputs(at, no_rows, prepared.gather(at, no_rows), state)
                 values[at] = back(self.evaluate(over(inputs, self.actor.device))[0])
         values[index.counts == 0] = 0.0
         groups.keep()

@@ -214,9 +214,9 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
             series: segments of agents or groups.
             rewards: [T] by signal.
             values_TS: estimates before the update.
-            next_values_gS: those of what follows each segment; replaced where nobody is left.
-            terminated_g: nobody is left after the segment.
-            occupied_g: somebody is there at its first step.
+            next_values_gS: those of what follows each segment; replaced where no member is left.
+            terminated_g: no member is left after the segment.
+            occupied_g: a member is there at its first step.
         """
         begun = (np.cumsum(series.lengths) - series.lengths)[
             self._episode_starts.find(series.numbers, series.ended) & occupied_g

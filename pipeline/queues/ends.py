@@ -20,7 +20,7 @@ from sparring.pipeline.queues.wire import Message, Payload, Timing
 T = TypeVar("T")
 
 
-class Link(Protocol):
+class EndLink(Protocol):
     """Connects an end to those on the other side."""
 
     def pack(self, record: T) -> Payload:
@@ -57,10 +57,10 @@ class End(ABC):
         self.timer = Timer(clock, lambda: self._deadline, self._tick)
         self._timing = timing
         self._clock = clock
-        self._link: Link
+        self._link: EndLink
         self._changed = anyio.Event()  # wakes the callers that wait
 
-    def open(self, link: Link) -> None:
+    def open(self, link: EndLink) -> None:
         """Begins to use a link."""
         self._link = link
         self.settle()

@@ -23,13 +23,13 @@ from typing import Self, TypeVar
 import anyio
 
 from sparring.pipeline.messages.channels import Queue
-from sparring.pipeline.queues.ends import End, Link
-from sparring.pipeline.queues.receiving import Capacity, ReceiverStatistics
+from sparring.pipeline.queues.ends import End, EndLink
+from sparring.pipeline.queues.receiving import ReceiverStatistics
 from sparring.pipeline.queues.receiving_end import Delivery, Receiver
 from sparring.pipeline.queues.sending import SenderStatistics
 from sparring.pipeline.queues.sending_end import Sender
 from sparring.pipeline.queues.topic_ends import Publisher, Subscription
-from sparring.pipeline.queues.wire import Timing, make_id
+from sparring.pipeline.queues.wire import Capacity, Timing, make_id
 
 __all__ = [
     "Capacity",
@@ -144,15 +144,15 @@ class Transport(ABC):
     def _id(self, index: int = 0) -> str:
         return make_id(self.start, self._opened(), index)
 
-    def _open(self, end: End, link: Link) -> None:
+    def _open(self, end: End, link: EndLink) -> None:
         self._ends = [one for one in self._ends if not one.closed] + [end]
         end.open(link)
         self._tasks.start_soon(end.timer.run)
 
     @abstractmethod
-    def _connect(self, end: End) -> Link:
+    def _connect(self, end: End) -> EndLink:
         """Returns a link from a sender or subscription to the end that listens under its name."""
 
     @abstractmethod
-    async def _listen(self, end: End) -> Link:
+    async def _listen(self, end: End) -> EndLink:
         """Returns a link from a receiver or publisher to all ends that connect to its name."""

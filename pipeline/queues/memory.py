@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import anyio
 
 from sparring.pipeline.errors import QueueError
-from sparring.pipeline.queues.ends import End, Link
+from sparring.pipeline.queues.ends import End, EndLink
 from sparring.pipeline.queues.frames import of_kind
 from sparring.pipeline.queues.interface import Transport
 from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Timing
@@ -138,7 +138,7 @@ class MemoryTransport(Transport):
 
         return MemoryLink(self.hub, end, release)
 
-    def _open(self, end: End, link: Link) -> None:
+    def _open(self, end: End, link: EndLink) -> None:
         super()._open(end, link)
         if self.hub.listening.get(end.name) is end:
             for peer in [*self.hub.connected.get(end.name, ())]:

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from sparring.pipeline.errors import CodecError, Empty, QueueError
-from sparring.pipeline.queues.wire import Data, EndId, Grant, Payload, SenderBye, SenderHello, Timing, parse_id
+from sparring.pipeline.queues.wire import (
+    Capacity,
+    Data,
+    EndId,
+    Grant,
+    Payload,
+    SenderBye,
+    SenderHello,
+    Timing,
+    parse_id,
+)
 
 REMEMBERED: Final = 64
 """Departed senders that are remembered: one may have been silent only, or its messages may arrive late."""
@@ -17,26 +27,6 @@ READINGS: Final = 3
 """Unreadable copies of a message after which the error is logged, and only Hellos cause further copies."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Capacity:
-    """Bounds what a receiving queue holds.
-
-    Attributes:
-        messages: from all senders together.
-        steps: agent-steps in them.
-        senders: most senders that share the capacity; each gets an equal share.
-    """
-
-    messages: int
-    steps: int
-    senders: int = 1
-
-    @property
-    def largest(self) -> int:
-        """Returns the steps of the largest message: a quarter of the queue, or a sender's share if that is less."""
-        return max(1, min(self.steps // 4, self.steps // self.senders))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -199,9 +189,7 @@ class ReceiverState(Generic[T]):
         if peer.gone:
             self._reject(route, superseded=True)
             return
-        peer.present = True
-        peer.last_seen_at = now
-        peer.route = route
+        peer.present, peer.last_seen_at, peer.route = True, now, route
         if hello.receiver == self.receiver:
             peer.introduced = True
             peer.expected = max(peer.expected, hello.oldest)
@@ -227,8 +215,8 @@ class ReceiverState(Generic[T]):
         departed = [peer.id for peer in self._peers.values() if not (peer.present or peer.pending)]
         for id_ in departed[:-REMEMBERED]:
             del self._peers[id_]
-        peer = self._peers[hello.sender] = KnownSender(hello.sender, end_id, route, now)
-        return peer
+        self._peers[hello.sender] = KnownSender(hello.sender, end_id, route, now)
+        return self._peers[hello.sender]
 
     def on_data(self, now: float, data: Data, route: Hashable) -> bool:
         """Handles a message; returns whether it was new and in sequence, and is now held here."""

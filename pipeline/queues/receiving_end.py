@@ -12,8 +12,8 @@ import structlog
 
 from sparring.pipeline.errors import CodecError, QueueClosed
 from sparring.pipeline.queues.ends import End
-from sparring.pipeline.queues.receiving import Capacity, ReceivedMessage, ReceiverState, ReceiverStatistics
-from sparring.pipeline.queues.wire import Data, Message, SenderBye, SenderHello, Timing, misdirected
+from sparring.pipeline.queues.receiving import ReceivedMessage, ReceiverState, ReceiverStatistics
+from sparring.pipeline.queues.wire import Capacity, Data, Message, SenderBye, SenderHello, Timing, misdirected
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

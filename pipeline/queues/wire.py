@@ -242,3 +242,23 @@ def misdirected(message: Message) -> CodecError:
         expected="one for this end",
         remedy="connect each kind of end to the endpoint of its counterpart",
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """Bounds what a receiving queue holds.
+
+    Attributes:
+        messages: from all senders together.
+        steps: agent-steps in them.
+        senders: most senders that share the capacity; each gets an equal share.
+    """
+
+    messages: int
+    steps: int
+    senders: int = 1
+
+    @property
+    def largest(self) -> int:
+        """Returns the steps of the largest message: a quarter of the queue, or a sender's share if that is less."""
+        return max(1, min(self.steps // 4, self.steps // self.senders))

@@ -29,7 +29,8 @@ from sparring.pipeline.learning.algorithm import build
 from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
 from sparring.pipeline.learning.minibatches import Minibatch
 from sparring.pipeline.learning.optimizer import Adam
-from sparring.pipeline.learning.poca import BASELINE_WEIGHT, POCA, VALUE_WEIGHT
+from sparring.pipeline.learning.poca import BASELINE_WEIGHT, POCA
+from sparring.pipeline.learning.policy_gradient import VALUE_WEIGHT
 from sparring.pipeline.learning.settings import Coefficients, Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.codec import encode
 from sparring.pipeline.messages.segments import Segments, TeammateSegments

@@ -18,11 +18,12 @@ from sparring.pipeline.messages.codec import Buffer, decode
 from sparring.pipeline.messages.schema import TAGS
 from sparring.pipeline.messages.simulator import Ping
 from sparring.pipeline.queues import frames as framing
-from sparring.pipeline.queues.receiving import Capacity, ReceiverState
+from sparring.pipeline.queues.receiving import ReceiverState
 from sparring.pipeline.queues.sending import SenderState
 from sparring.pipeline.queues.topic import PublisherState, SubscriberState
 from sparring.pipeline.queues.wire import (
     DEFAULT_TIMING,
+    Capacity,
     Data,
     Grant,
     Message,

@@ -8,9 +8,9 @@ import pytest
 
 from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.queues.memory import Reference
-from sparring.pipeline.queues.receiving import READINGS, Capacity, ReceiverState
+from sparring.pipeline.queues.receiving import READINGS, ReceiverState
 from sparring.pipeline.queues.sending import SenderState
-from sparring.pipeline.queues.wire import Data, SenderBye, SenderHello, Timing, make_id, parse_id
+from sparring.pipeline.queues.wire import Capacity, Data, SenderBye, SenderHello, Timing, make_id, parse_id
 
 TIMING = Timing(heartbeat=1.0, retry=0.25, peer_timeout=4.0, acknowledge=0.01)
 EIGHT = Capacity(messages=8, steps=80)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.errors import Empty
 from sparring.pipeline.queues.memory import Reference
-from sparring.pipeline.queues.receiving import Capacity, ReceivedMessage, ReceiverState
+from sparring.pipeline.queues.receiving import ReceivedMessage, ReceiverState
 from sparring.pipeline.queues.sending import SenderState
-from sparring.pipeline.queues.wire import Data, Grant, SenderBye, SenderHello, Timing, make_id
+from sparring.pipeline.queues.wire import Capacity, Data, Grant, SenderBye, SenderHello, Timing, make_id
 
 TIMING = Timing(heartbeat=1.0, retry=0.25, peer_timeout=4.0, acknowledge=0.01)
 

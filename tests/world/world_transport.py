@@ -11,7 +11,7 @@ import trio
 from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages.codec import Buffer
 from sparring.pipeline.queues import frames as framing
-from sparring.pipeline.queues.ends import End, Link
+from sparring.pipeline.queues.ends import End, EndLink
 from sparring.pipeline.queues.interface import Transport
 from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message
 from tests.world.world_links import Lane, Network
@@ -109,7 +109,7 @@ class WorldTransport(Transport):
         self._created(name, end)
         return link
 
-    def _open(self, end: End, link: Link) -> None:
+    def _open(self, end: End, link: EndLink) -> None:
         super()._open(end, link)
         if self.network.listening.get(end.name) is link:
             self.network.opened(end.name)
