@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.learning.memories import MOST_AGENTS
 from sparring.pipeline.learning.signals import EpisodeStarts, EpisodeSums, Signals, by_series
+from sparring.pipeline.learning.signals.gail import of_demonstrations
 from sparring.pipeline.learning.signals.steps import Features, Steps
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -74,7 +75,7 @@ def test_steps_of_demonstrations(lengths: list[int], seed: int) -> None:
     spec = SPECS["bytes"]
     columns = recorded(spec, lengths, seed=seed)
     demonstrations = demonstrations_of(spec, columns)
-    steps = Steps.of_demonstrations(spec.actions, demonstrations)
+    steps = of_demonstrations(spec.actions, demonstrations)
     assert len(steps) == sum(lengths)
     for at, after in enumerate(demonstrations.next_observations):
         np.testing.assert_array_equal(steps.observations[at][: len(steps)], columns[f"observation.{at}"])

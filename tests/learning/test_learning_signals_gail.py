@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparring.pipeline.learning.signals.gail import of_demonstrations
 from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.gail_twin import (
@@ -81,7 +82,7 @@ def test_demonstrated_actions_are_not_rescaled() -> None:
     """Demonstrated actions are in [-1, 1] already and are not divided again."""
     columns = recorded(HYBRID, EPISODES)
     demonstrations = demonstrations_of(HYBRID, columns)
-    steps = Steps.of_demonstrations(HYBRID.actions, demonstrations)
+    steps = of_demonstrations(HYBRID.actions, demonstrations)
     made = gail(use_actions=True)
     _, more = made.module.prepare(steps)
     ended = np.concatenate([[0.0] * (length - 1) + [1.0] for length in EPISODES])[:, None]

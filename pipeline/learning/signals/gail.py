@@ -49,7 +49,7 @@ from sparring.pipeline.learning.signals.steps import Features, Floats, RewardNet
 from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import linear
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec
 
 PENALTY: Final = 10.0
 CODE: Final = 128
@@ -169,8 +169,8 @@ class Gail(RewardNetwork):
         if demonstrations is not None:
             self._end_counts = EndCounts(int(demonstrations.terminated.sum()), demonstrations.steps)
             learned, held_out = demonstrations.split(_HELD_OUT, seed=0)
-            self._learned = Steps.of_demonstrations(spec.actions, learned)
-            self._kept = Steps.of_demonstrations(spec.actions, held_out) if held_out.episodes else None
+            self._learned = of_demonstrations(spec.actions, learned)
+            self._kept = of_demonstrations(spec.actions, held_out) if held_out.episodes else None
             encoder = self.module.features.encoder
             encoder.update(encoder.join([column[: len(self._learned)] for column in self._learned.observations]))
             self.restored()
@@ -281,3 +281,19 @@ def _between(one: Tensor, other: Tensor, share_B: Tensor) -> Tensor:
         one, other = one.float() / 255, other.float() / 255
     share = share_B.view(-1, *[1] * (one.dim() - 1))
     return share * one + (1 - share) * other
+
+
+def of_demonstrations(actions: ActionSpec, demonstrations: Demonstrations) -> Steps:
+    """Returns demonstrations as reward networks read them."""
+    last = np.flatnonzero(demonstrations.ended)
+    return Steps.of_segments(
+        actions,
+        np.diff(last, prepend=-1),
+        demonstrations.observations,
+        [after[last] for after in demonstrations.next_observations],
+        demonstrations.continuous,
+        demonstrations.discrete,
+        np.ones(len(last), bool),
+        np.arange(len(last)),
+        action_limit=1.0,
+    )

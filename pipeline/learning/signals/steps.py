@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sparring.pipeline.demonstrations.library import Demonstrations
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.networks.arrays import action_features, to_environment
 from sparring.pipeline.networks.encoders import Encoder, Inputs
@@ -81,22 +80,6 @@ class Steps:
             discrete=discrete,
             ended=ended,
             agent_episodes=np.repeat(episodes_s, lengths_s),
-        )
-
-    @classmethod
-    def of_demonstrations(cls, actions: ActionSpec, demonstrations: Demonstrations) -> Steps:
-        """Builds the steps of demonstrations."""
-        last = np.flatnonzero(demonstrations.ended)
-        return cls.of_segments(
-            actions,
-            np.diff(last, prepend=-1),
-            demonstrations.observations,
-            [after[last] for after in demonstrations.next_observations],
-            demonstrations.continuous,
-            demonstrations.discrete,
-            np.ones(len(last), bool),
-            np.arange(len(last)),
-            action_limit=1.0,
         )
 
     def __len__(self) -> int:
