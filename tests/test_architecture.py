@@ -108,6 +108,6 @@ def test_supervisor_does_not_load_torch() -> None:
 
 def test_ppo_loads_few_modules() -> None:
     """A reader who opens all of them has seen PPO whole: no sockets, no settings of a run, no demonstrations' files."""
-    code = "import sys, sparring.pipeline.learning.ppo; print(sum(name.startswith('sparring.') for name in sys.modules))"
+    code = "import sys, sparring.pipeline.learning.ppo; print(sum(one.startswith('sparring.') for one in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout) <= 35
