@@ -8,8 +8,8 @@ SIGSTOP for up to ten seconds, some beyond the deadline of their heartbeat. At t
     once          no decision is trained twice in the lineage of the final weights, and none that no simulator made
     trained       the lineage holds as many decisions as the run reports as trained
     accounting    produced = trained + ghost + stale + lost + open; the losses by cause sum to lost
-    unaccounted   0: the simulators count as many steps as the run (a long pause of stepping restarts them, and then only
-                  what they have told stepping of their steps is left to compare)
+    unaccounted   0: the simulators count as many steps as the run (after a long pause of stepping they are restarted,
+                  and only what they have told stepping is left to compare)
 
 Prints what was done and lost, and exits with status 1 where a condition is broken.
 """
