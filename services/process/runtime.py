@@ -35,7 +35,7 @@ Clock = Callable[[], float]
 
 METRICS_INTERVAL_S = 1.0
 SUPERVISOR: Final = "supervisor"
-"""Topic of the supervisor, in runs that may get behaviors or other machines."""
+"""Service name under which the supervisor publishes, in runs that may get behaviors or other machines."""
 MATCHES = RESULTS.name
 """Queue of the results of matches, from stepping to coordination."""
 

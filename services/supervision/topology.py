@@ -1,7 +1,9 @@
 """The process graph of a run, as data made by one function.
 
-    simulators -> stepping-0.. -> assembly -> coordination -> learning-NAME
-                      ^ allowances, weights <-------'--------------'      monitor reads all topics
+    simulators -> stepping-0.. -> assembly -> learning-NAME
+                      ^  ^                        |  weights
+                      |  '------------------------'
+                      '-- coordination: allowances, from what all publish;      the monitor reads all topics
 
 The same graph runs as processes over ZeroMQ and in one process over memory queues.
 """
