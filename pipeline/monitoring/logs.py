@@ -2,7 +2,8 @@
 
 Every line has timestamp (UTC), level, event, run_id, service and logger; most have more. Warnings, errors and
 events with `notice=True` also go to the console in one readable line. The standard library's logging and
-warnings go to the same places.
+warnings go to the same places. A thread of each place writes, so that neither a slow disk nor a console that nothing
+reads blocks the program; lines that find its queue full are dropped and counted.
 
     logs.configure(run_dir, "balance-1", "learning-Balance", console=True)
     log = logs.get(behavior="Balance")
@@ -11,10 +12,14 @@ warnings go to the same places.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
 import math
-import sys
+import os
+import queue
+import re
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -30,6 +35,9 @@ from sparring.pipeline.files import Json
 MASK: Final = "***"
 _SECRETS: Final = ("credential", "token", "secret", "key", "password")
 _DEEP: Final = 6
+_WAITING_LINES: Final = 10_000
+_CLOSE_S: Final = 2.0
+"""The time for waiting lines at the end of a process."""
 _HANDLERS: list[logging.Handler] = []
 
 
@@ -64,9 +72,9 @@ def configure(
     path.parent.mkdir(parents=True, exist_ok=True)
     common = _common(run_id, service, wall_clock)
     file = logging.handlers.RotatingFileHandler(path, maxBytes=most_bytes, backupCount=kept, encoding="utf-8")
-    _install(file, common, structlog.processors.JSONRenderer(default=_readable))
+    _install(LineWriter(file), common, structlog.processors.JSONRenderer(default=_readable))
     if console:
-        terminal = logging.StreamHandler(stream or sys.stderr)
+        terminal = LineWriter(_Terminal() if stream is None else logging.StreamHandler(stream))
         terminal.addFilter(_matters)
         _install(terminal, common, _line)
     logging.getLogger().setLevel(logging.INFO)
@@ -78,6 +86,80 @@ def configure(
         cache_logger_on_first_use=False,
     )
     return path
+
+
+class LineWriter(logging.handlers.QueueHandler):
+    """A LineWriter formats records at once and lets a thread of its own pass them to another handler.
+
+    A record that finds the queue full, or that the other handler cannot write, is dropped; the next line that can be
+    written follows the number of dropped ones.
+
+    Args:
+        target: writes the lines, and may block.
+        waiting: the largest number of lines that wait for it.
+
+    Attributes:
+        dropped: number of lines that were dropped since the last one that was written.
+    """
+
+    def __init__(self, target: logging.Handler, waiting: int = _WAITING_LINES) -> None:
+        self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(waiting)
+        super().__init__(self._lines)
+        self._target = target
+        self._target.handleError = self.handleError  # type: ignore[method-assign]
+        self._failed = False
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._write, name="log lines", daemon=True)
+        self._thread.start()
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Puts a formatted record into the queue, or drops it."""
+        try:
+            self._lines.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name of the standard library)
+        """Notes that a record cannot be written, in place of a traceback on standard error."""
+        self._failed = True
+
+    def _write(self) -> None:
+        while (record := self._lines.get()) is not None:
+            if (dropped := self.dropped) and self._writes(self.prepare(_dropped_lines(dropped))):
+                self.dropped -= dropped
+            if not self._writes(record):
+                self.dropped += 1
+
+    def _writes(self, record: logging.LogRecord) -> bool:
+        self._failed = False
+        self._target.handle(record)
+        return not self._failed
+
+    def close(self) -> None:
+        """Writes the waiting lines, unless that takes too long."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=_CLOSE_S)
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():  # otherwise it still uses its target
+            self._target.close()
+        super().close()
+
+
+def _dropped_lines(count: int) -> logging.LogRecord:
+    content = {"name": "sparring", "levelno": logging.WARNING, "levelname": "WARNING", "msg": "log_lines_dropped"}
+    return logging.makeLogRecord({**content, "lines": count})
+
+
+class _Terminal(logging.Handler):
+    """Writes to standard error past its buffer, whose lock a blocked thread would hold at the end of the process."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = memoryview(f"{self.format(record)}\n".encode())
+            while line:
+                line = line[os.write(2, line) :]
+        except OSError:
+            self.handleError(record)
 
 
 def get(**bound: str | int) -> FilteringBoundLogger:
@@ -167,7 +249,15 @@ def _line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     rest = {name: value for name, value in event.items() if name not in _PLACED}
     parts = [str(event["timestamp"])[11:19], f"{event['level']:<7}", str(event["service"]), str(event["event"])]
     text = "  ".join(parts + [f"{name}={value}" for name, value in rest.items()])
-    return f"{text}\n{event['exception']}" if "exception" in event else text
+    return printable(f"{text}\n{event['exception']}" if "exception" in event else text)
+
+
+def printable(text: str) -> str:
+    """Returns `text` with control characters, which could command a terminal, as escape sequences of Python."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 _PLACED: Final = {"timestamp", "level", "service", "event", "run_id", "logger", "notice", "exception"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ def path(folder: Path, stream: io.StringIO) -> Iterator[Path]:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
+    """Ends the logs, so that all lines are written, and returns those of a file."""
+    logs.close()
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -55,11 +58,11 @@ def test_console_shows_warnings_and_notices_only(path: Path, stream: io.StringIO
     log.info("routine")
     log.info("listening", notice=True, address="tcp://127.0.0.1:5005")
     log.warning("queue is full", queue="segments")
+    assert [line["event"] for line in lines(path)] == ["routine", "listening", "queue is full"]
     assert stream.getvalue().splitlines() == [
         "00:00:00  info     learning-Ball  listening  address=tcp://127.0.0.1:5005",
         "00:00:00  warning  learning-Ball  queue is full  queue=segments",
     ]
-    assert [line["event"] for line in lines(path)] == ["routine", "listening", "queue is full"]
 
 
 def test_standard_logging_and_warnings_go_to_the_same_file(path: Path) -> None:
@@ -104,8 +107,69 @@ def test_every_value_is_valid_json(path: Path) -> None:
 def test_second_configuration_replaces_the_first(path: Path, folder: Path) -> None:
     second = logs.configure(folder, "run-1", "assembly")
     logs.get().info("hello")
-    assert lines(path) == []
     assert len(lines(second)) == 1
+    assert lines(path) == []
+
+
+def test_console_shows_control_characters_as_text(path: Path, stream: io.StringIO) -> None:
+    logs.get().warning("refused", name="\x1b]0;owned\x07\x9b2J")
+    assert lines(path)[0]["name"] == "\x1b]0;owned\x07\x9b2J"
+    assert stream.getvalue() == "00:00:00  warning  learning-Ball  refused  name=\\x1b]0;owned\\x07\\x9b2J\n"
+
+
+class Stuck(logging.Handler):
+    """A Stuck handler blocks until it is released, like a terminal that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released, self.written = threading.Event(), list[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.released.wait()
+        self.written.append(record.getMessage())
+
+
+def test_blocked_console_blocks_no_caller_and_dropped_lines_are_counted() -> None:
+    stuck = Stuck()
+    writer = logs.LineWriter(stuck, waiting=2)
+    logger = logging.Logger("own")
+    logger.addHandler(writer)
+    while writer.queue.empty():  # the thread holds the first line or has not begun
+        logger.info("first")
+    for number in range(10):
+        logger.info("line %d", number)
+    stuck.released.set()
+    logger.info("last")
+    while len(stuck.written) < 3:
+        logger.info("later")
+    writer.close()
+    dropped = [line for line in stuck.written if "log_lines_dropped" in line]
+    assert dropped
+    assert not [line for line in stuck.written if line == "line 9"]
+
+
+def test_disk_without_room_costs_counted_lines_and_prints_no_traceback(
+    path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = threading.Event()
+    original = logging.FileHandler.emit
+
+    def emit(self: logging.FileHandler, record: logging.LogRecord) -> None:
+        self.handleError(record) if full.is_set() else original(self, record)
+
+    monkeypatch.setattr(logging.FileHandler, "emit", emit)
+    full.set()
+    logs.get().info("lost")
+    logs.get().info("lost too")
+    (writer,) = [one for one in logging.getLogger().handlers if isinstance(one, logs.LineWriter) and not one.filters]
+    while writer.dropped < 2:
+        pass
+    full.clear()
+    logs.get().info("written")
+    found = lines(path)
+    assert [line["event"] for line in found] == ["log_lines_dropped", "written"]
+    assert found[0]["lines"] == 2
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), unique=True))
