@@ -14,8 +14,8 @@ from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation import run
 from tests.world.world_game import NumberedGame, Rules
 
-EACH = 2**22
-"""Most numbers of one process."""
+EACH = 2**19
+"""Most numbers of one process: those of 32 processes stay below 2**24, up to which float32 is exact."""
 
 
 class SlowGame(NumberedGame):
