@@ -26,6 +26,7 @@ from sparring.services.commands.runs import add_in_process, add_insecure
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
+from sparring.services.supervision.lock import LOCK_FILE, locked
 from sparring.services.supervision.ports import Ports
 from sparring.services.supervision.topology import Topology, build, load_run
 
@@ -99,7 +100,27 @@ def run(args: argparse.Namespace) -> int:
     if kept.inference:
         return STATUSES[_infer(args, settings, notes)]
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    directory = _prepare(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
+    directory = _folder(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
+    with locked(directory):
+        try:
+            status = _train(args, settings, notes, run_id, directory)
+        except SettingsError:
+            if not (directory / "run.json").exists():  # the run has not begun: a port was in use
+                shutil.rmtree(directory)
+            raise
+    if status == "stopped":
+        logs.get().info("go_on_with", command=going_on(args, run_id), notice=True)
+    return STATUSES[status]
+
+
+def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_id: str, directory: Path) -> Status:
+    """Prepares the folder of a run, which this process has locked, and trains."""
+    kept = settings.checkpoint_settings
+    if kept.force:
+        _empty(directory)
+    if kept.resume:
+        (directory / "summary.json").unlink(missing_ok=True)
+    (directory / "logs").mkdir(exist_ok=True)
     seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
     shutil.copyfile(args.config, directory / "config.yaml")
     added: tuple[str, ...] = ()
@@ -124,11 +145,8 @@ def run(args: argparse.Namespace) -> int:
             added=added,
         )
 
-    notes += prepare(settings, settings.behaviors)
-    status = launch(settings, plan, notes, in_process=args.in_process, prepare=prepare)
-    if status == "stopped":
-        logs.get().info("go_on_with", command=going_on(args, run_id), notice=True)
-    return STATUSES[status]
+    notes = [*notes, *prepare(settings, settings.behaviors)]
+    return launch(settings, plan, notes, in_process=args.in_process, prepare=prepare)
 
 
 def _with_known(settings: Settings, directory: Path) -> tuple[Settings, tuple[str, ...]]:
@@ -198,10 +216,14 @@ def _refuse(settings: Settings, *, insecure: bool) -> None:
         raise SettingsError(f"got settings that cannot be run here:\n  {listed}\nexpected none; mend each")
 
 
-def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
-    """Returns the folder of the run, which is new, emptied or kept."""
+def _folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
+    """Returns the folder of the run, which exists afterwards.
+
+    Raises:
+        SettingsError: the folder holds a run that is not to be continued or replaced, or none to continue.
+    """
     directory = (results / run_id).absolute()
-    exists = directory.exists() and any(directory.iterdir())
+    exists = directory.exists() and any(path.name != LOCK_FILE for path in directory.iterdir())
     if resume and not exists:
         there = ", ".join(sorted(path.parent.name for path in results.glob("*/run.json")))
         raise SettingsError(
@@ -213,12 +235,23 @@ def _prepare(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
             f"got run id {run_id!r}, which exists in {results}; expected a new one; "
             "choose another with --run-id, go on with --resume, or remove it with --force"
         )
-    if exists and force:
-        shutil.rmtree(directory)
-    if resume:
-        (directory / "summary.json").unlink(missing_ok=True)
-    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"got the folder {directory}, which cannot be made ({error.strerror}); expected one that can be written; "
+            "choose another with --results-dir, or make room on the disk"
+        ) from error
     return directory
+
+
+def _empty(directory: Path) -> None:
+    """Removes all that the folder of a run holds, except its lock."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK_FILE:
+            path.unlink()
 
 
 def going_on(args: argparse.Namespace, run_id: str) -> str:
