@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -30,6 +32,7 @@ COMMANDS: Final = {
 }
 
 
+_UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 _MODULES: Final = {"simulator": "sparring.services.stages.simulator"}
 """Modules of commands that are also stages of a run."""
 
@@ -51,8 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(given)
     try:
         return int(args.handler(args))
+    except KeyboardInterrupt:  # before the command handles signals itself, or after
+        return 128 + signal.SIGINT
     except Exception as failure:
         error = first_failure(failure)
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            sys.stderr.write(
+                f"sparring: got {error}; expected a folder with room, and with permission to write; mend it\n"
+            )
+            return FAILED
         if not isinstance(error, SparringError):
             raise
         bad_input = isinstance(error, SettingsError)

@@ -112,12 +112,23 @@ def peer_address(descriptor: int) -> str:
         return "unknown"
 
 
+def refuse_used_path(path: Path) -> None:
+    """Refuses a path at which a socket would replace a file of another kind, or the socket of a living process.
+
+    Raises:
+        OSError: with EADDRINUSE.
+    """
+    if path.is_symlink() or (path.exists() and _answers(path)):
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
+
+
 def _bind(listener: socket.socket, path: Path) -> None:
     try:
         listener.bind(str(path))
     except OSError as error:
-        if error.errno != errno.EADDRINUSE or _answers(path):
+        if error.errno != errno.EADDRINUSE:
             raise
+        refuse_used_path(path)
         with suppress(FileNotFoundError):
             path.unlink()
         listener.bind(str(path))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import secrets
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         error = first_failure(failure)
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=str(error), exc_info=None if known else failure)
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        with contextlib.suppress(OSError):  # standard error may be a file on a full disk, and must not hide the status
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
         if isinstance(error, DiskFull):
             return DISK_FULL
         return UNUSABLE if known else FAILED

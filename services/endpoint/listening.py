@@ -12,6 +12,7 @@ import anyio
 from anyio.abc import Listener, SocketListener, SocketStream, TaskGroup
 
 from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.queues.endpoints import refuse_used_path
 
 ACCEPTS_PER_S: Final = 500
 """Connections accepted per second: each costs the time of an action or two. Further ones wait in the system's queue,
@@ -94,7 +95,7 @@ async def listen(address: str) -> Listener[SocketStream]:
     try:
         if parts.scheme == "unix":
             path = Path(parts.path)
-            path.unlink(missing_ok=True)  # noqa: ASYNC240 (one system call, before anything else runs)
+            refuse_used_path(path)  # anyio replaces the socket of a dead predecessor
             return PacedListener(await anyio.create_unix_listener(path, mode=0o600))
         several = await anyio.create_tcp_listener(
             local_host=parts.hostname, local_port=parts.port or 0, reuse_port=False
@@ -103,6 +104,6 @@ async def listen(address: str) -> Listener[SocketStream]:
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
         raise ServiceError(
-            f"got {address!r} for simulators, which {'is in use' if in_use else f'cannot be bound ({error})'}; "
+            f"got {address!r} for simulators, which {'is in use, or a file of another kind' if in_use else f'cannot be bound ({error})'}; "
             "expected a free address; stop what uses it, or set pipeline.address to another (port 0 chooses one)"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -125,7 +126,7 @@ def test_console_that_nothing_reads_holds_nothing_up(tmp_path: Path, closed: boo
         os.close(reader)
     else:
         os.set_blocking(writer, False)
-        with pytest.raises(BlockingIOError):
+        with contextlib.suppress(BlockingIOError):
             while True:
                 os.write(writer, bytes(4096))
         os.set_blocking(writer, True)
