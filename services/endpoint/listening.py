@@ -102,8 +102,8 @@ async def listen(address: str) -> Listener[SocketStream]:
         )
         return PacedListener(*(one for one in several.listeners if isinstance(one, SocketListener)))
     except OSError as error:
-        in_use = error.errno == errno.EADDRINUSE
+        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound ({error})"
         raise ServiceError(
-            f"got {address!r} for simulators, which {'is in use, or a file of another kind' if in_use else f'cannot be bound ({error})'}; "
-            "expected a free address; stop what uses it, or set pipeline.address to another (port 0 chooses one)"
+            f"got {address!r} for simulators, which {reason}; expected a free address; stop what uses it, or "
+            "set pipeline.address to another (port 0 chooses one)"
         ) from error
