@@ -26,8 +26,8 @@ from sparring.services.commands.runs import add_in_process, add_insecure
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
-from sparring.services.supervision.ports import Ports
-from sparring.services.supervision.topology import Topology, build, load_run
+from sparring.services.supervision.ports import open_ports
+from sparring.services.supervision.topology import build, load_run
 
 _RUN: Final[Sequence[tuple[str, type | bool, str]]] = (
     ("run_id", str, "name of the run (default: the configuration's name and the time)"),
@@ -113,9 +113,10 @@ def run(args: argparse.Namespace) -> int:
         (directory / "configuration.yaml").write_text(yaml.safe_dump(grown.used, sort_keys=False))
         return initial
 
-    def plan(sockets: Path | None, ports: Ports) -> Topology:
-        return build(
-            *(settings, sockets, ports),
+    notes += prepare(settings, settings.behaviors)
+    with open_ports(settings, in_process=args.in_process) as ports:
+        topology = build(
+            *(settings, ports),
             run_id=run_id,
             directory=directory,
             seed=seed,
@@ -123,9 +124,7 @@ def run(args: argparse.Namespace) -> int:
             insecure=args.insecure,
             added=added,
         )
-
-    notes += prepare(settings, settings.behaviors)
-    status = launch(settings, plan, notes, in_process=args.in_process, prepare=prepare)
+        status = launch(topology, ports, notes, in_process=args.in_process, prepare=prepare)
     if status == "stopped":
         logs.get().info("go_on_with", command=going_on(args, run_id), notice=True)
     return STATUSES[status]
