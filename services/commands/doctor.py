@@ -221,7 +221,7 @@ def _numbered(settings: Settings) -> list[tuple[str, int]]:
             del host
             return wanted
 
-    made = build(settings, None, FreePortProbe(), run_id="doctor", directory=Path(), seed=0)
+    made = build(settings, FreePortProbe(), run_id="doctor", directory=Path(), seed=0)
     parts = [urlsplit(address) for address in (*made.run.addresses.values(), *made.endpoints.values())]
     return [(one.hostname, one.port) for one in parts if one.scheme == "tcp" and one.hostname and one.port]
 

@@ -193,9 +193,8 @@ class HostSession:
         self._processes = Processes(topology, processes)
         self._session = session
         self._log = logs.get()
-        wanted = topology.run.settings.pipeline.export and topology.run.playing is None
         self._learners: dict[str, Subscription] = {}  # on this machine
-        self._exports = Exports(topology.run.directory, log=self._log, topics=self._learners) if wanted else None
+        self._exports = Exports(topology, self._learners, self._log)
 
     async def serve(self, transport: Transport) -> int | None:
         """Executes orders until the run is over; returns its exit status, or None where the main machine was lost."""
@@ -205,12 +204,11 @@ class HostSession:
             supervisor = await transport.subscribe(SUPERVISOR)
             executor = OrderExecutor(self._session, self._start, partial(topic.publish, HOST_STATE), tasks)
             for name in (f"learning-{behavior}" for behavior in self._topology.run.learners):
-                if self._exports is not None and self._topology.place(name) == self._topology.host:
+                if self._topology.place(name) == self._topology.host:
                     self._learners[name] = await transport.subscribe(name, _TOPIC_PACE_S)
-            if self._exports is not None:
-                tasks.start_soon(self._exports.run)
+            tasks.start_soon(self._exports.run)
             status = await self.follow(supervisor, executor)
-            if status is not None and self._exports is not None:
+            if status is not None:
                 await self._exports.finish(_EXPORT_S)
             tasks.cancel_scope.cancel()
             return status
@@ -243,7 +241,7 @@ class HostSession:
             hosted = self._processes.service(plan, order.start, first=order.first)
         else:
             simulator = next(plan for plan in self._topology.simulators if plan.name == name)
-            hosted = self._processes.watched(name, simulator.command, simulator.environment)
+            hosted = self._processes.simulator(simulator)
         self._log.info("started", part=name, start=order.number, pid=hosted.pid)
         return hosted
 

@@ -27,8 +27,8 @@ from sparring.services.process.encryption import exposed, keys_missing, keys_unu
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
 from sparring.services.supervision.lock import LOCK_FILE, locked
-from sparring.services.supervision.ports import Ports
-from sparring.services.supervision.topology import Topology, build, load_run
+from sparring.services.supervision.ports import open_ports
+from sparring.services.supervision.topology import build, load_run
 
 _RUN: Final[Sequence[tuple[str, type | bool, str]]] = (
     ("run_id", str, "name of the run (default: the configuration's name and the time)"),
@@ -134,9 +134,10 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
         (directory / "configuration.yaml").write_text(yaml.safe_dump(grown.used, sort_keys=False))
         return initial
 
-    def plan(sockets: Path | None, ports: Ports) -> Topology:
-        return build(
-            *(settings, sockets, ports),
+    notes += prepare(settings, settings.behaviors)
+    with open_ports(settings, in_process=args.in_process) as ports:
+        topology = build(
+            *(settings, ports),
             run_id=run_id,
             directory=directory,
             seed=seed,
@@ -144,9 +145,7 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
             insecure=args.insecure,
             added=added,
         )
-
-    notes = [*notes, *prepare(settings, settings.behaviors)]
-    return launch(settings, plan, notes, in_process=args.in_process, prepare=prepare)
+        return launch(topology, ports, notes, in_process=args.in_process, prepare=prepare)
 
 
 def _with_known(settings: Settings, directory: Path) -> tuple[Settings, tuple[str, ...]]:

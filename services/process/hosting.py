@@ -18,8 +18,6 @@ from typing import IO, Final, Protocol
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
-from anyio.lowlevel import RunVar
 
 from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, first_failure
 from sparring.pipeline.monitoring import logs
@@ -85,18 +83,14 @@ class Process:
         return self.process.pid
 
     @property
-    def status(self) -> int:
-        """Returns the exit status of a process that has ended, as `subprocess` has it."""
-        return int(self.process.returncode)
-
-    @property
     def hopeless(self) -> bool:
         """Returns whether its exit status says that a restart would not help."""
         return self.process.returncode in (UNUSABLE, DISK_FULL, CANNOT_START)
 
     async def wait(self) -> str:
         """Waits for its end; returns "" where it ended in order, else what went wrong."""
-        return await anyio.to_thread.run_sync(self.join, abandon_on_cancel=True, limiter=_waiters()) or ""
+        own = anyio.CapacityLimiter(1)  # so that waiting for processes does not use up the threads of others
+        return await anyio.to_thread.run_sync(self.join, abandon_on_cancel=True, limiter=own) or ""
 
     def join(self, timeout_s: float | None = None) -> str | None:
         """Waits in this thread and returns the same as `wait`; None where it still runs after `timeout_s`."""
@@ -205,25 +199,18 @@ class Task:
     Attributes:
         name: of the service, for its log.
         hopeless: it failed with an error of this package, which a restart would repeat.
+        pid: None, because it has no process of its own.
         stopping: its stop signal.
+        ended: set at its end.
     """
 
     name: str
     hopeless: bool = field(default=False, init=False)
+    pid: None = field(default=None, init=False)
     stopping: anyio.Event = field(default_factory=anyio.Event, init=False)
+    ended: anyio.Event = field(default_factory=anyio.Event, init=False)
     _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope, init=False)
-    _ended: anyio.Event = field(default_factory=anyio.Event, init=False)
     _failure: str = field(default="", init=False)
-
-    @property
-    def pid(self) -> int | None:
-        """Returns None: a task has no process."""
-        return None
-
-    @property
-    def over(self) -> bool:
-        """Returns whether it has ended."""
-        return self._ended.is_set()
 
     async def run(self, work: Callable[[anyio.Event], Awaitable[None]]) -> None:
         """Runs `work` and stores how it ended."""
@@ -239,11 +226,11 @@ class Task:
             if not self.hopeless:  # the supervisor logs those of ours in one line
                 logs.get(service=self.name).error("failed", error=str(first), exc_info=first)
         finally:
-            self._ended.set()
+            self.ended.set()
 
     async def wait(self) -> str:
         """Waits for its end; returns "" where it ended in order, else what went wrong."""
-        await self._ended.wait()
+        await self.ended.wait()
         return self._failure
 
     def stop(self) -> None:
@@ -253,20 +240,3 @@ class Task:
     def kill(self) -> None:
         """Cancels it."""
         self._scope.cancel()
-
-
-def start_task(tasks: TaskGroup, name: str, work: Callable[[anyio.Event], Awaitable[None]]) -> Task:
-    """Starts `work`, of the service `name`, as a task of `tasks`."""
-    task = Task(name)
-    tasks.start_soon(task.run, work)
-    return task
-
-
-_LIMITER: Final[RunVar[anyio.CapacityLimiter | None]] = RunVar("_LIMITER", None)
-
-
-def _waiters() -> anyio.CapacityLimiter:
-    """Returns a limiter of the event loop, so that waiting for processes does not use up the threads of others."""
-    limiter = _LIMITER.get() or anyio.CapacityLimiter(1000)
-    _LIMITER.set(limiter)
-    return limiter

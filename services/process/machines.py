@@ -36,12 +36,13 @@ class RemotePart:
         order: what its machine is to do.
         changed: called when the order has changed.
         ordered: the order was published.
+        ended: set at its end.
     """
 
     order: PartOrder
     changed: Callable[[], None]
     ordered: bool = field(default=False, init=False)
-    _ended: anyio.Event = field(default_factory=anyio.Event, init=False)
+    ended: anyio.Event = field(default_factory=anyio.Event, init=False)
 
     def __post_init__(self) -> None:
         self._state = PartState(number=self.order.number)
@@ -56,14 +57,9 @@ class RemotePart:
         """Returns whether it ended in a way that a restart cannot repair."""
         return self._state.hopeless
 
-    @property
-    def ended(self) -> bool:
-        """Returns whether it has ended."""
-        return self._ended.is_set()
-
     async def wait(self) -> str:
         """Waits for its end; returns "" where it ended in order, else what went wrong."""
-        await self._ended.wait()
+        await self.ended.wait()
         return self._state.failure
 
     def stop(self) -> None:
@@ -78,17 +74,17 @@ class RemotePart:
 
     def update(self, state: PartState) -> None:
         """Adopts the state that its machine reports."""
-        if state.number == self.order.number and not self.ended:
+        if state.number == self.order.number and not self.ended.is_set():
             self._state = state
             if state.ended:
-                self._ended.set()
+                self.ended.set()
 
     def fail(self, failure: str, *, hopeless: bool = False) -> None:
         """Marks it as failed because its machine is away."""
         self.update(dataclasses.replace(self._state, ended=True, failure=failure, hopeless=hopeless))
 
     def _change_order(self, order: PartOrder) -> None:
-        if order != self.order and not self.ended:
+        if order != self.order and not self.ended.is_set():
             self.order = order
             self.changed()
 
@@ -155,7 +151,7 @@ class Machine:
             self._away_since = now
             self._fail_ordered(f"{self.name} was silent for {silent_s:.0f} s")
             return "away"
-        waiting = [part for part in self._parts.values() if not part.ended]
+        waiting = [part for part in self._parts.values() if not part.ended.is_set()]
         if not self.session and waiting and now - self._away_since > self.host_timeout_s:
             for part in waiting:
                 part.fail(
@@ -182,7 +178,7 @@ class Machine:
     def _publish_orders(self) -> None:
         if not self.session:
             return
-        running = {name: part for name, part in self._parts.items() if not part.ended}
+        running = {name: part for name, part in self._parts.items() if not part.ended.is_set()}
         for part in running.values():
             part.ordered = True
         orders = {name: part.order for name, part in running.items()}

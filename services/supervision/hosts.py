@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,9 +30,10 @@ from sparring.pipeline.messages.hosts import HostRun
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.pipeline.specs import Array
-from sparring.services.process.hosting import SPARRING, HostedService, ProcessHost, Task, start_task
+from sparring.services.process.hosting import SPARRING, HostedService, ProcessHost, Task
 from sparring.services.process.machines import Machine
 from sparring.services.process.runtime import SUPERVISOR, Context
+from sparring.services.supervision.simulators import SimulatorPlan
 from sparring.services.supervision.topology import RUN_FILE, ServicePlan, Topology
 
 LOOK_S: Final = 0.5
@@ -41,20 +42,19 @@ RELEASE_S: Final = 5.0
 
 
 class Host(Protocol):
-    """Starts services, as processes or tasks."""
+    """Starts services, as processes or tasks, and simulators.
+
+    Attributes:
+        topology: of the run; services that start later read it.
+    """
+
+    topology: Topology
 
     def service(self, plan: ServicePlan, incarnation: str, /, *, first: bool) -> HostedService:
         """Starts one service."""
 
-    def adopt(self, topology: Topology) -> None:
-        """Starts services of another topology from now on."""
-
-
-class Launcher(Protocol):
-    """Starts simulators."""
-
-    def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> HostedService:
-        """Starts a foreign program that ends with this process."""
+    def simulator(self, plan: SimulatorPlan, /) -> HostedService:
+        """Starts one simulator, which ends with this process."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Processes:
     """Starts services and simulators as processes, each on its machine.
 
     Attributes:
-        topology: of the run; saved in its folder.
+        topology: of the run; saved in its folder. With other machines it never changes.
         host: starts the processes of this machine.
         others: the other machines by name.
     """
@@ -70,10 +70,6 @@ class Processes:
     topology: Topology
     host: ProcessHost
     others: Mapping[str, Machine] = field(default_factory=dict)
-
-    def adopt(self, topology: Topology) -> None:
-        """Starts services of another topology from now on; with other machines a topology never changes."""
-        self.topology = topology
 
     def service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a service."""
@@ -87,10 +83,11 @@ class Processes:
         output = sys.stdout.buffer if plan.name == "monitor" else None
         return self.host.start(plan.name, command, threads, output)
 
-    def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> HostedService:
+    def simulator(self, plan: SimulatorPlan) -> HostedService:
         """Starts a simulator."""
-        other = self.others.get(self.topology.place(name))
-        return self.host.watched(name, command, environment) if other is None else other.start(name)
+        if other := self.others.get(plan.host):
+            return other.start(plan.name)
+        return self.host.watched(plan.name, plan.command, plan.environment)
 
     async def release(self, status: str) -> None:
         """Orders the other machines to end the run, and waits up to `RELEASE_S` until they have received that."""
@@ -102,9 +99,7 @@ class Processes:
 
 
 @asynccontextmanager
-async def machines(
-    topology: Topology, processes: ProcessHost, transport: Transport, clock: Callable[[], float]
-) -> AsyncIterator[Processes]:
+async def machines(topology: Topology, processes: ProcessHost, transport: Transport) -> AsyncIterator[Processes]:
     """Opens the machines of a run, until its end; without others just this one."""
     names = [name for name in topology.run.hosts if name != topology.host]
     if not names:
@@ -113,7 +108,9 @@ async def machines(
     topic = await transport.publisher(SUPERVISOR)
     topic.publish(HOST_RUN, _description(topology))
     timeout_s = topology.run.settings.pipeline.host_timeout_s
-    others = {name: Machine(name, partial(topic.publish, orders_topic(name)), clock, timeout_s) for name in names}
+    others = {
+        name: Machine(name, partial(topic.publish, orders_topic(name)), time.monotonic, timeout_s) for name in names
+    }
     async with anyio.create_task_group() as tasks:
         for name, other in others.items():
             tasks.start_soon(_follow, other, await transport.subscribe(f"host-{name}"))
@@ -159,23 +156,25 @@ class Tasks:
 
     Attributes:
         topology: of the run.
-        tasks: group that they run in.
+        processes: starts the simulators.
+        tasks: group that the services run in.
         transport: opens one for each incarnation.
     """
 
     topology: Topology
+    processes: ProcessHost
     tasks: TaskGroup
     transport: Callable[[str], AbstractAsyncContextManager[Transport]]
     _started: dict[str, Task] = field(default_factory=dict, init=False)
 
-    def adopt(self, topology: Topology) -> None:
-        """Starts services of another topology from now on."""
-        self.topology = topology
-
     @property
     def hanging(self) -> list[str]:
         """Returns the services that have not ended: a thread of theirs may hang, which only ends with this process."""
-        return [name for name, task in self._started.items() if not task.over]
+        return [name for name, task in self._started.items() if not task.ended.is_set()]
+
+    def simulator(self, plan: SimulatorPlan) -> HostedService:
+        """Starts a simulator as a process."""
+        return self.processes.watched(plan.name, plan.command, plan.environment)
 
     def service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a service as a task."""
@@ -195,5 +194,6 @@ class Tasks:
                 )
                 await plan.load()(context)
 
-        self._started[plan.name] = start_task(self.tasks, plan.name, work)
-        return self._started[plan.name]
+        task = self._started[plan.name] = Task(plan.name)
+        self.tasks.start_soon(task.run, work)
+        return task

@@ -9,7 +9,6 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
@@ -24,8 +23,8 @@ from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost
 from sparring.services.process.protection import protection
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision.hosts import Tasks, machines
-from sparring.services.supervision.ports import Ports, sockets_folder
-from sparring.services.supervision.supervisor import Supervisor
+from sparring.services.supervision.ports import Ports, open_ports
+from sparring.services.supervision.supervisor import Grow, Supervisor
 from sparring.services.supervision.topology import Topology, build, load_run
 
 
@@ -35,8 +34,8 @@ def new_seed() -> int:
 
 
 def launch(
-    settings: Settings,
-    plan: Callable[[Path | None, Ports], Topology],
+    topology: Topology,
+    ports: Ports,
     notes: Sequence[str] = (),
     *,
     in_process: bool,
@@ -45,40 +44,32 @@ def launch(
     """Runs a run to its end.
 
     Args:
-        settings: of the run.
-        plan: makes its topology, given a folder for sockets and what reserves its ports.
+        topology: of the run.
+        ports: reserves the ports of further behaviors.
         notes: for the user, printed first; those on access without keys and on games to start follow.
         in_process: all services run as tasks of this process.
         prepare: puts into the run's folder what further behaviors need, given the settings with them, and their names;
             returns notes for the user.
 
     Raises:
-        SettingsError: an address or port is not free.
+        SettingsError: one process is to run what is placed on several machines.
     """
-    if in_process and settings.pipeline.hosts:
+    run, settings = topology.run, topology.run.settings
+    if in_process and run.hosts:
         raise SettingsError("got --in-process with pipeline.hosts; expected one machine; leave one of the two out")
-    sockets = None if in_process else sockets_folder(settings)
-    with ExitStack() as stack:
-        if sockets is not None:
-            stack.callback(shutil.rmtree, sockets, ignore_errors=True)
-        ports = stack.enter_context(Ports())
-        topology = plan(sockets, ports)
-        topology.save()
-        bounds, run = settings.pipeline.logs, topology.run
-        logs.configure(
-            run.directory, run.id, "supervisor", console=True, most_bytes=bounds.most_bytes, kept=bounds.kept
-        )
-        _show([*notes, *unprotected(settings, insecure=run.insecure), *started_by_hand(settings)])
-        logs.get().info("seed", seed=topology.run.seed, notice=True)
+    topology.save()
+    bounds = settings.pipeline.logs
+    logs.configure(run.directory, run.id, "supervisor", console=True, most_bytes=bounds.most_bytes, kept=bounds.kept)
+    _show([*notes, *unprotected(settings, insecure=run.insecure), *started_by_hand(settings)])
+    logs.get().info("seed", seed=run.seed, notice=True)
 
-        def grow(before: Topology, names: Sequence[str]) -> Topology:
-            after = before.with_behaviors(names, sockets, ports)
-            _show(prepare(after.run.settings, names))
-            after.save()
-            return after
+    def grow(before: Topology, names: Sequence[str]) -> Topology:
+        after = before.with_behaviors(names, ports)
+        _show(prepare(after.run.settings, names))
+        after.save()
+        return after
 
-        growing = grow if settings.unnamed is not None and run.playing is None else None
-        return anyio.run(_supervise, topology, in_process, growing, backend_options=LOOP_OPTIONS)
+    return anyio.run(_supervise, topology, grow, in_process, backend_options=LOOP_OPTIONS)
 
 
 def _show(notes: Sequence[str]) -> None:
@@ -124,11 +115,10 @@ def play(
     copies = {name: directory / "checkpoints" / name / Path(path).name for name, path in playing.checkpoints.items()}
     own = dataclasses.replace(playing, checkpoints={name: str(path) for name, path in copies.items()})
 
-    def plan(sockets: Path | None, ports: Ports) -> Topology:
-        """Builds the topology before the folder, so that no folder is made where a port is not free."""
-        run_id = f"{trained.name}-{directory.name}"
-        topology = build(
-            settings, sockets, ports, run_id=run_id, directory=directory, seed=seed, playing=own, insecure=insecure
+    run_id = f"{trained.name}-{directory.name}"
+    with open_ports(settings, in_process=in_process) as ports:
+        topology = build(  # before the folder, so that no folder is made where a port is not free
+            settings, ports, run_id=run_id, directory=directory, seed=seed, playing=own, insecure=insecure
         )
         (directory / "logs").mkdir(parents=True)
         try:
@@ -139,9 +129,7 @@ def play(
         except (OSError, CheckpointError) as error:
             shutil.rmtree(directory)
             raise SettingsError(f"got checkpoints of {trained}, which cannot be played: {error}") from error
-        return topology
-
-    return launch(settings, plan, notes, in_process=in_process), directory, seed
+        return launch(topology, ports, notes, in_process=in_process), directory, seed
 
 
 def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) -> Settings:
@@ -238,45 +226,42 @@ def load_player(path: Path) -> Checkpoint:
         raise SettingsError(f"got the checkpoint {path}, which cannot be played: {error}") from error
 
 
-Growing = Callable[[Topology, Sequence[str]], Topology] | None
-
-
-async def _supervise(topology: Topology, in_process: bool, grow: Growing) -> Status:
+async def _supervise(topology: Topology, grow: Grow, in_process: bool) -> Status:
     processes = ProcessHost(topology.run.directory / "logs")
     try:
-        if in_process:
-            return await _as_tasks(topology, processes, grow)
-        from sparring.pipeline.queues.zmq import ZmqTransport
-
-        incarnation = f"supervisor.{secrets.token_hex(3)}"
-        protected = protection(topology.run, topology.endpoints, "supervisor")
-        async with (
-            ZmqTransport(topology.endpoints, incarnation, protection=protected) as transport,
-            machines(topology, processes, transport, time.monotonic) as here,
-        ):
-
-            def growing(before: Topology, names: Sequence[str]) -> Topology:
-                assert grow is not None
-                after = grow(before, names)
-                transport.extend(after.endpoints, protection(after.run, after.endpoints, "supervisor"))
-                return after
-
-            more = None if grow is None else growing
-            status = await Supervisor(topology, here, here, transport, grow=more).supervise()
-            await here.release(status)
-            return status
+        return await (_as_tasks if in_process else _as_processes)(topology, grow, processes)
     finally:
         processes.close()
 
 
-async def _as_tasks(topology: Topology, processes: ProcessHost, grow: Growing) -> Status:
+async def _as_processes(topology: Topology, grow: Grow, processes: ProcessHost) -> Status:
+    from sparring.pipeline.queues.zmq import ZmqTransport
+
+    incarnation = f"supervisor.{secrets.token_hex(3)}"
+    protected = protection(topology.run, topology.endpoints, "supervisor")
+    async with (
+        ZmqTransport(topology.endpoints, incarnation, protection=protected) as transport,
+        machines(topology, processes, transport) as host,
+    ):
+
+        def grow_and_connect(before: Topology, names: Sequence[str]) -> Topology:
+            after = grow(before, names)
+            transport.extend(after.endpoints, protection(after.run, after.endpoints, "supervisor"))
+            return after
+
+        status = await Supervisor(topology, host, transport, grow_and_connect).supervise()
+        await host.release(status)
+        return status
+
+
+async def _as_tasks(topology: Topology, grow: Grow, processes: ProcessHost) -> Status:
     from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 
     hub = MemoryHub()
     async with anyio.create_task_group() as tasks:
-        host = Tasks(topology, tasks, lambda start: MemoryTransport(hub, start=start))
+        host = Tasks(topology, processes, tasks, lambda start: MemoryTransport(hub, start=start))
         async with MemoryTransport(hub, start=f"supervisor.{secrets.token_hex(3)}") as transport:
-            status = await Supervisor(topology, host, processes, transport, grow=grow).supervise()
+            status = await Supervisor(topology, host, transport, grow).supervise()
         if hanging := host.hanging:  # the interpreter would wait for their threads forever
             logs.get().error("services_hung", services=hanging, notice=True)
             logs.close()

@@ -24,7 +24,12 @@ class Ports(ExitStack):
     that port to any program that asks for one, as each connection does. On Linux a socket that is bound and does not
     listen prevents this, and a service that names the port can still listen there. Elsewhere such a socket would keep
     the service from listening, so nothing is reserved.
+
+    Attributes:
+        sockets: folder for the Unix sockets between services; None for loopback ports.
     """
+
+    sockets: Path | None = None
 
     def find(self, host: str, wanted: int = 0) -> int:
         """Returns the wanted port, or any free one for 0.
@@ -47,12 +52,13 @@ class Ports(ExitStack):
             return int(probe.getsockname()[1])
 
 
-def sockets_folder(settings: Settings) -> Path | None:
-    """Makes a private folder with a short path for Unix sockets; None where loopback ports are wanted or needed."""
-    wanted = settings.pipeline.transport
-    if wanted == "tcp" or settings.pipeline.hosts or (wanted == "auto" and os.name != "posix"):
-        return None
-    return Path(tempfile.mkdtemp(prefix="sparring-"))
+def open_ports(settings: Settings, *, in_process: bool) -> Ports:
+    """Returns the ports of a run, with a private folder of a short path for Unix sockets where these are used."""
+    ports, wanted = Ports(), settings.pipeline.transport
+    if not (in_process or settings.pipeline.hosts or wanted == "tcp" or (wanted == "auto" and os.name != "posix")):
+        folder = tempfile.TemporaryDirectory(prefix="sparring-", ignore_cleanup_errors=True)
+        ports.sockets = Path(ports.enter_context(folder))
+    return ports
 
 
 def addresses_of(settings: Settings, stepping: list[str], ports: Ports) -> dict[str, str]:
@@ -77,15 +83,12 @@ def _at(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def endpoints_of(
-    settings: Settings, names: list[str], sockets: Path | None, ports: Ports, first: int = 0
-) -> dict[str, str]:
+def endpoints_of(settings: Settings, names: list[str], ports: Ports, first: int = 0) -> dict[str, str]:
     """Returns the addresses of queues and topics.
 
     Args:
         settings: of the run.
         names: of the queues, and of the topics as "topic:NAME".
-        sockets: folder for Unix sockets, or None for loopback ports.
         ports: finds free ports.
         first: number of the first socket.
 
@@ -94,8 +97,8 @@ def endpoints_of(
     """
     if settings.pipeline.hosts:
         return _between_machines(settings, names, ports)
-    if sockets is not None:
-        return {name: f"ipc://{sockets}/{index}" for index, name in enumerate(names, first)}
+    if ports.sockets is not None:
+        return {name: f"ipc://{ports.sockets}/{index}" for index, name in enumerate(names, first)}
     return {name: f"tcp://127.0.0.1:{ports.find('127.0.0.1')}" for name in names}
 
 

@@ -12,7 +12,21 @@ from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.hosts import main, place
 from sparring.services.process.encryption import keys_folder
 from sparring.services.process.hosting import SPARRING
-from sparring.services.supervision.parts import Restarts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restarts:
+    """How often a part may be restarted before the run ends.
+
+    Attributes:
+        budget: times within `period_s`.
+        period_s: seconds.
+        lifetime: times in all.
+    """
+
+    budget: float
+    period_s: float
+    lifetime: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

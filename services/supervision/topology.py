@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.files import write_atomically
@@ -38,20 +39,19 @@ class ServicePlan:
 
     Attributes:
         name: as "learning-Ball".
-        entry: module and function of its loop.
+        stage: module of its loop in `services/stages`.
         threads: torch threads, 0 where it uses no torch.
         niceness: above 0 for services whose results are not needed at once.
     """
 
     name: str
-    entry: str
+    stage: str
     threads: int = 0
     niceness: int = 0
 
     def load(self) -> Callable[[Context], Awaitable[None]]:
         """Imports the service's `run` function."""
-        module, _, function = self.entry.partition(":")
-        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+        return importlib.import_module(f"sparring.services.stages.{self.stage}").run  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,75 +63,58 @@ class Topology:
         endpoints: of queues ("segments:Ball") and topics ("topic:stepping-0").
         services: in the order of the flow.
         simulators: launched after the services.
-        cores: CPU cores that a service may run on, by its name; a service that is not in it may run on all.
         host: this machine; "" where there is no other.
-        has_grown: behaviors were added to it since the run started.
+        origin: random text that identifies the run over all its sessions and machines.
     """
 
     run: Run
     endpoints: Mapping[str, str]
     services: tuple[ServicePlan, ...]
     simulators: tuple[SimulatorPlan, ...]
-    cores: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     host: str = ""
-    has_grown: bool = False
+    origin: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def place(self, name: str) -> str:
-        """Returns the host of a service or simulator."""
-        simulator = next((plan for plan in self.simulators if plan.name == name), None)
-        return place(self.run.hosts, name) if simulator is None else simulator.host
+    def place(self, service: str) -> str:
+        """Returns the host of a service."""
+        return place(self.run.hosts, service)
 
-    def with_behaviors(self, names: Sequence[str], sockets: Path | None, ports: Ports) -> Topology:
+    @property
+    def cores(self) -> dict[str, tuple[int, ...]]:
+        """Returns the CPU cores of this machine that a service may run on, by its name; others may run on all."""
+        here = [plan for plan in self.services if self.place(plan.name) == self.host]
+        return cores_beside_learners(self.run.settings, here, usable_cores())
+
+    def with_behaviors(self, names: Sequence[str], ports: Ports) -> Topology:
         """Returns a topology with learners for further behaviors, and all that they need.
-
-        Args:
-            names: of the behaviors.
-            sockets: as in `build`.
-            ports: as in `build`.
 
         Raises:
             SettingsError: a port is not free.
         """
         settings = self.run.settings.naming(names)
-        run = dataclasses.replace(
-            self.run,
-            settings=settings,
-            added=(*self.run.added, *names),
-        )
+        run = dataclasses.replace(self.run, settings=settings, added=(*self.run.added, *names))
         plans = service_plans(run)
         further = [name for name in _channels(run, plans) if name not in self.endpoints]
-        return dataclasses.replace(
-            self,
-            run=run,
-            endpoints={**self.endpoints, **endpoints_of(settings, further, sockets, ports, len(self.endpoints))},
-            services=plans,
-            cores=_cores(settings, plans, self.host),
-            has_grown=True,
-        )
+        endpoints = {**self.endpoints, **endpoints_of(settings, further, ports, len(self.endpoints))}
+        return dataclasses.replace(self, run=run, endpoints=endpoints, services=plans)
 
     def save(self) -> None:
         """Writes what `load_run` reads, so that a service can be started alone."""
         run = self.run
-        origin = (origin_of(run.directory) if run.resumed or self.has_grown else "") or secrets.token_hex(8)
-        plain = {
-            "origin": origin,
-            "id": run.id,
-            "seed": run.seed,
-            "resumed": run.resumed,
+        plain = {name: getattr(run, name) for name in _PLAIN} | {
+            "origin": self.origin,
             "playing": None if run.playing is None else dataclasses.asdict(run.playing),
-            "addresses": dict(run.addresses),
-            "simulators": dict(run.simulators),
-            "endpoints": dict(self.endpoints),
-            "insecure": run.insecure,
-            "added": run.added,
+            "endpoints": self.endpoints,
             "settings": run.settings.written,
         }
         write_atomically(run.directory / RUN_FILE, json.dumps(plain, indent=2).encode())
 
 
+_PLAIN: Final = ("id", "seed", "resumed", "addresses", "simulators", "insecure", "added")
+"""Fields of a run that its file holds as they are; those of older versions lack some that have a default."""
+
+
 def build(
     settings: Settings,
-    sockets: Path | None = None,
     ports: Ports | None = None,
     *,
     run_id: str,
@@ -146,7 +129,6 @@ def build(
 
     Args:
         settings: of the run.
-        sockets: folder for Unix sockets, or None for loopback ports.
         ports: reserves the ports that it finds free; None: they are free now, but not reserved.
         run_id: of the run.
         directory: run folder.
@@ -164,16 +146,14 @@ def build(
         stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
         addresses = addresses_of(settings, stepping, ports)
         simulators = simulator_plans(settings, seed, addresses, directory, learns=playing is None)
+        called = [plan.environment["SPARRING_ADDRESS"] for plan in simulators]
         run = Run(
             id=run_id,
             directory=directory,
             settings=settings,
             seed=seed,
             addresses=addresses,
-            simulators={
-                name: sum(plan.environment["SPARRING_ADDRESS"] == address for plan in simulators)
-                for name, address in addresses.items()
-            },
+            simulators={name: called.count(address) for name, address in addresses.items()},
             resumed=resumed,
             playing=playing,
             keys=keys_folder(settings),
@@ -183,11 +163,11 @@ def build(
         plans = service_plans(run)
         return Topology(
             run=run,
-            endpoints=endpoints_of(settings, _channels(run, plans), sockets, ports),
+            endpoints=endpoints_of(settings, _channels(run, plans), ports),
             services=plans,
             simulators=tuple(simulators),
-            cores=_cores(settings, plans, main(settings.pipeline.hosts)),
-            host=main(settings.pipeline.hosts),
+            host=main(run.hosts),
+            origin=(origin_of(directory) if resumed else "") or secrets.token_hex(8),
         )
 
 
@@ -202,15 +182,9 @@ def load_topology(directory: Path, host: str) -> Topology:
         ServiceError: as in `load_run`.
     """
     run, endpoints = load_run(directory)
+    simulators = simulator_plans(run.settings, run.seed, run.addresses, directory, learns=run.playing is None)
     plans = service_plans(run)
-    return Topology(
-        run=run,
-        endpoints=endpoints,
-        services=plans,
-        simulators=tuple(simulator_plans(run.settings, run.seed, run.addresses, directory, learns=run.playing is None)),
-        cores=_cores(run.settings, plans, host),
-        host=host,
-    )
+    return Topology(run=run, endpoints=endpoints, services=plans, simulators=tuple(simulators), host=host)
 
 
 def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
@@ -224,24 +198,18 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
         plain = json.loads(path.read_text())
         settings = Settings.model_validate_json(json.dumps(plain["settings"]))
         run = Run(
-            id=plain["id"],
+            **{name: plain[name] for name in _PLAIN if name in plain} | {"added": tuple(plain.get("added", ()))},
             directory=directory,
             settings=settings,
-            seed=plain["seed"],
-            addresses=plain["addresses"],
-            simulators=plain["simulators"],
-            resumed=plain["resumed"],
-            playing=Playback(**plain["playing"]) if plain.get("playing") else None,  # files of older versions lack it
+            playing=Playback(**plain["playing"]) if plain.get("playing") else None,
             keys=keys_folder(settings),
-            insecure=plain.get("insecure", False),
-            added=tuple(plain.get("added", ())),
         )
+        return run, plain["endpoints"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ServiceError(
             f"got {path}, which cannot be read ({error}); expected the file that `sparring train` writes; "
             "name the folder of a run that was started"
         ) from error
-    return run, plain["endpoints"]
 
 
 def origin_of(directory: Path) -> str:
@@ -279,31 +247,23 @@ def _channels(run: Run, plans: Sequence[ServicePlan]) -> list[str]:
 def service_plans(run: Run) -> tuple[ServicePlan, ...]:
     """Returns all services of a run in the order of the flow."""
     threads = run.settings.pipeline.torch_threads
-    learner = "sparring.services.stages.learning:run" if run.playing is None else "sparring.services.stages.playing:run"
+    learner = "learning" if run.playing is None else "playing"
     return (
-        *(
-            ServicePlan(name=name, entry="sparring.services.stages.stepping:run", threads=threads.stepping)
-            for name in run.stepping
-        ),
-        ServicePlan(name="assembly", entry="sparring.services.stages.assembly:run", niceness=5),
-        ServicePlan(name="coordination", entry="sparring.services.stages.coordination:run", niceness=5),
+        *(ServicePlan(name=name, stage="stepping", threads=threads.stepping) for name in run.stepping),
+        ServicePlan(name="assembly", stage="assembly", niceness=5),
+        ServicePlan(name="coordination", stage="coordination", niceness=5),
         *(
             # A simulator waits for stepping at each of its messages; weights are needed only once in a buffer.
-            ServicePlan(name=f"learning-{name}", entry=learner, threads=threads.learning, niceness=3)
+            ServicePlan(name=f"learning-{name}", stage=learner, threads=threads.learning, niceness=3)
             for name in run.learners
         ),
-        ServicePlan(name="monitor", entry="sparring.services.stages.monitor:run", niceness=10),
+        ServicePlan(name="monitor", stage="monitor", niceness=10),
     )
 
 
 def usable_cores() -> tuple[int, ...]:
     """Returns the CPU cores that this process may run on; none where the system cannot report them."""
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-
-
-def _cores(settings: Settings, plans: Sequence[ServicePlan], host: str) -> dict[str, tuple[int, ...]]:
-    here = [plan for plan in plans if place(settings.pipeline.hosts, plan.name) == host]
-    return cores_beside_learners(settings, here, usable_cores())
 
 
 def cores_beside_learners(

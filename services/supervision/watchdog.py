@@ -8,25 +8,21 @@ unblocked by   time alone
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
+from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.monitoring.rotation import full, trim
 from sparring.pipeline.monitoring.stalls import Stall, StallHistory, Stalls
-from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.monitoring.writing import COUNTER
 from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.settings import started_by_hand
 from sparring.services.process.machines import RemotePart
-from sparring.services.supervision.outcome import FinalReports
-from sparring.services.supervision.parts import Part, Parts
-from sparring.services.supervision.topology import Topology
+from sparring.services.supervision.active_run import ActiveRun, Part
 
 HANG_S = 9.0
 """A service that has answered and then stays silent for this long is killed, so that a hang is found within 10 s."""
@@ -48,66 +44,41 @@ _TRIM_S = 2.0
 
 
 class Watchdog:
-    """Watches the parts of one run.
+    """Watches the parts of a run."""
 
-    Args:
-        topology: of the run.
-        parts: that are kept running.
-        topics: of the services, by name; the caller adds those of services that join later.
-        end: ends the run with a status and an error.
-        clock: seconds, only rising.
-        log: of the supervisor.
-    """
-
-    def __init__(
-        self,
-        topology: Topology,
-        parts: Parts,
-        topics: Mapping[str, Subscription],
-        end: Callable[[Status, str | None], None],
-        clock: Callable[[], float],
-        log: FilteringBoundLogger,
-    ) -> None:
-        self._parts = parts
-        self._topics = topics
-        self._reports = FinalReports(topics)
-        self._end = end
-        self._clock = clock
-        self._log = log
-        self._settings = topology.run.settings.pipeline
+    def __init__(self, active: ActiveRun) -> None:
+        run, self._settings = active.topology.run, active.settings
+        self._active = active
         self._abandoned: dict[tuple[str, str], int] = {}  # times, by incarnation of stepping and simulator
         self._reported_writes: dict[str, tuple[float, float]] = {}  # by service: failed writes reported, and when
-        by_hand = len(started_by_hand(topology.run.settings))
-        self._launches = len(topology.simulators) > by_hand  # a simulator that others start may connect at any time
+        # A simulator that others start may connect at any time.
+        self._launches = len(active.topology.simulators) > len(started_by_hand(run.settings))
+        self._stalls = Stalls(run.sinks, self._settings.stall_timeout_s)
         self._history = StallHistory(self._settings.stall_timeout_s, self._settings.stalls.period_s)
-        self.adopt(topology)
-
-    def adopt(self, topology: Topology) -> None:
-        """Takes over a topology that has more behaviors than before."""
-        self._run = topology.run
-        self._stalls = Stalls(self._run.sinks, self._settings.stall_timeout_s)
 
     async def watch(self) -> None:
         """Kills services that do not answer and handles stalls, until it is cancelled."""
-        looked = awake = self._clock()
+        active = self._active
+        looked = awake = active.clock()
         while True:
             await anyio.sleep(LOOK_S)
-            now = self._clock()
+            now = active.clock()
             if now - looked > _PAUSE_S:  # after a pause of our own, what arrived meanwhile is still to be read
                 awake = now
             looked = now
-            for name, topic in self._topics.items():
-                self._check_answers(self._parts[name], topic, now, awake)
-                self._check_writes(name, topic, now)
-                metrics = topic.latest(METRICS)
-                if metrics is not None and name in self._run.services:
-                    self._stalls.update(metrics, now)
+            for name, topic in active.topics.items():
+                self._check_answers(active.parts[name], topic, now, awake)
+                if (metrics := topic.latest(METRICS)) is not None:
+                    self._check_writes(metrics, now)
+                    if name in active.topology.run.services:
+                        self._stalls.update(metrics, now)
             self._check_simulators(now)
+            self._stalls.sinks = active.topology.run.sinks
             self._check_progress(self._stalls.look(now), now)
 
     async def trim(self) -> None:
         """Bounds the files that other programs write: standard error of all parts, and logs of Unity players."""
-        bounds, folder = self._settings.logs, self._run.directory
+        bounds, folder = self._settings.logs, self._active.topology.run.directory
         while True:
             await anyio.sleep(_TRIM_S)
             for path in (*folder.glob("logs/*.stderr"), *folder.glob("run_logs/*.log")):
@@ -118,59 +89,62 @@ class Watchdog:
         try:
             lost = await anyio.to_thread.run_sync(trim, path, kept)
         except OSError as error:
-            self._log.warning("log_rotation_failed", file=str(path), error=str(error))
+            self._active.log.warning("log_rotation_failed", file=str(path), error=str(error))
         else:
-            self._log.info("log_rotated", file=str(path), lost_bytes=lost)
+            self._active.log.info("log_rotated", file=str(path), lost_bytes=lost)
 
     def _check_answers(self, part: Part, topic: Subscription, now: float, awake: float) -> None:
         if isinstance(part.hosted, RemotePart) and not part.hosted.ordered:
             part.started_at = now  # its machine has not joined yet, which has a deadline of its own
             return
         since = min(topic.heartbeat_age, now - part.started_at, now - awake)
-        usual = HANG_S if part.name in self._run.services else MONITOR_HANG_S
+        usual = HANG_S if part.name in self._active.topology.run.services else MONITOR_HANG_S
         starting = topic.heartbeat_age >= now - part.started_at
         # A machine too busy for one start is hardly faster at the next one: each gets twice the time.
         limit = START_S * 2**part.slow if starting else usual
         part.slow = part.slow if starting else 0
         if part.hosted is not None and since > limit and not part.stopping:
-            self._log.warning("heartbeat_missed", part=part.name, seconds=round(since, 1), notice=True)
             part.started_at = now
             part.slow += starting
-            part.hosted.kill()
+            self._kill_silent(part, since)
+
+    def _kill_silent(self, part: Part, silent_s: float) -> None:
+        self._active.log.warning("heartbeat_missed", part=part.name, seconds=round(silent_s, 1), notice=True)
+        part.kill()
 
     def _check_simulators(self, now: float) -> None:
         """Kills simulators that the run has started and stepping has given up: a hanging one never reconnects."""
-        for name in self._run.stepping:
-            state = self._reports.of(name, STEPPING_STATE)
+        for name in self._active.topology.run.stepping:
+            state = self._active.latest(name, STEPPING_STATE)
             if state is None:
                 continue
             for number, times in state.given_up.items():
                 key = (state.source, number)
                 fresh, self._abandoned[key] = times > self._abandoned.get(key, 0), times
-                part = self._parts.get(f"simulator-{number}")  # None where it was started by hand
+                part = self._active.parts.get(f"simulator-{number}")  # None where it was started by hand
                 limit_s = self._settings.simulator_timeout_s
                 if fresh and part is not None and part.hosted is not None and now - part.started_at > limit_s:
-                    self._log.warning("heartbeat_missed", part=part.name, seconds=limit_s, notice=True)
-                    part.hosted.kill()
+                    self._kill_silent(part, limit_s)
 
-    def _check_writes(self, name: str, topic: Subscription, now: float) -> None:
+    def _check_writes(self, metrics: Metrics, now: float) -> None:
         """Reports a service that cannot write: on a full disk it cannot write its own log either."""
-        metrics = topic.latest(METRICS)
-        count = metrics.counters.get(COUNTER, 0) if metrics is not None else 0
+        name, count = metrics.service, metrics.counters.get(COUNTER, 0)
         reported, at = self._reported_writes.get(name, (0, -WRITES_S))
         if count > reported and now - at >= WRITES_S:
             self._reported_writes[name] = count, now
-            self._log.warning("not_written", part=name, times=count, folder=str(self._run.directory), notice=True)
+            folder = str(self._active.topology.run.directory)
+            self._active.log.warning("not_written", part=name, times=count, folder=folder, notice=True)
 
     def _check_progress(self, stalls: list[Stall], now: float) -> None:
         """Reports stalls, kills a service that is stuck, and ends a run with too many stalls."""
+        log = self._active.log
         for root in self._history.over(stalls):
-            self._log.info("stall_resolved", root=root, notice=True)
+            log.info("stall_resolved", root=root, notice=True)
         for stall in self._history.news(stalls, now):
             count = self._history.count(now) if stall.root != SIMULATORS or self._launches else 0
-            self._log.warning("stalled", root=stall.root, cause=stall.text, count=count, notice=True)
+            log.warning("stalled", root=stall.root, cause=stall.text, count=count, notice=True)
             if count > self._settings.stalls.budget:
-                self._log.error("run_stalled", error=stall.text, notice=True)
-                self._end("stalled", stall.text)
-            elif stall.kind == "stuck" and (hosted := self._parts[stall.root].hosted) is not None:
-                hosted.kill()
+                log.error("run_stalled", error=stall.text, notice=True)
+                self._active.end("stalled", stall.text)
+            elif stall.kind == "stuck":
+                self._active.parts[stall.root].kill()

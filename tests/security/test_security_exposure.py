@@ -134,7 +134,7 @@ def test_evaluating_an_insecure_run_needs_its_own_insecure_option(
     monkeypatch.delenv("SPARRING_KEYS", raising=False)
     configured = parse_settings(f"behaviors: {{Ball: }}\npipeline: {{{pipeline}}}\n", "test").settings
     run = Run(id="r", directory=tmp_path, settings=configured, seed=0, addresses={}, simulators={})
-    Topology(run=run, endpoints={}, services=(), simulators=(), cores={}, host=None).save()
+    Topology(run=run, endpoints={}, services=(), simulators=()).save()
     assert main([command, str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert f"got {what}" in error

@@ -289,7 +289,7 @@ def test_no_order_is_carried_out_twice_and_one_process_of_a_service_runs_at_a_ti
         part: Any = None
         seen: list[HostOrders] = []
         for number, event in enumerate(events):
-            if event == "start" and (part is None or part.ended):
+            if event == "start" and (part is None or part.ended.is_set()):
                 part = pair.machine.start("a", f"a.{number}")
             elif event in ("stop", "kill") and part is not None:
                 getattr(part, event)()

@@ -97,7 +97,7 @@ def test_simulators_connect_to_stepping_on_their_machine_or_to_all_in_turn() -> 
     assert list(addresses.values()) == ["tcp://127.0.0.1:26997", "tcp://10.9.9.2:26998", "tcp://10.9.9.2:26999"]
     order = [list(addresses.values()).index(plan.environment["SPARRING_ADDRESS"]) for plan in found.simulators]
     assert order == [1, 2, 1, 0, 0, 1]
-    assert [found.place(f"simulator-{number}") for number in range(6)] == ["rack"] * 3 + ["desk"] + ["tower"] * 2
+    assert [plan.host for plan in found.simulators] == ["rack"] * 3 + ["desk"] + ["tower"] * 2
     assert found.run.simulators == {"stepping-0": 2, "stepping-1": 3, "stepping-2": 1}
 
 

@@ -19,7 +19,7 @@ from sparring.pipeline.monitoring.stalls import Stalls
 from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
-from sparring.services.process.hosting import HostedService, Task, start_task
+from sparring.services.process.hosting import HostedService, Task
 from sparring.services.process.runtime import Context
 from sparring.services.supervision.supervisor import Supervisor
 from sparring.services.supervision.topology import ServicePlan, Topology, build
@@ -70,7 +70,8 @@ class TaskHost:
                     transport.abandon()
                     raise
 
-        task = start_task(self.tasks, plan.name, work)
+        task = Task(plan.name)
+        self.tasks.start_soon(task.run, work)
         self.started.setdefault(plan.name, []).append(task)
         return task
 
@@ -90,7 +91,7 @@ async def supervised(
     made, hub = topology(folder, **values), MemoryHub()
     host = TaskHost(made, tasks, hub, compute)
     transport = await stack.enter_async_context(MemoryTransport(hub, start="supervisor.1"))
-    return Supervisor(made, host, None, transport, clock=anyio.current_time), host  # type: ignore[arg-type]
+    return Supervisor(made, host, transport, None, clock=anyio.current_time), host  # type: ignore[arg-type]
 
 
 async def stalls_after(stalls: Stalls, topics: Mapping[str, Subscription], seconds: float) -> list[Any]:

@@ -23,7 +23,8 @@ from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from sparring.services.supervision import supervisor as supervisors
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.ports import Ports
-from sparring.services.supervision.supervisor import EXPORT_S, Supervisor
+from sparring.services.supervision.simulators import SimulatorPlan
+from sparring.services.supervision.supervisor import EXPORT_S, Grow, Supervisor
 from sparring.services.supervision.topology import ServicePlan, Topology, build
 from sparring.services.supervision.watchdog import START_S
 from tests.services.services_graph import settings_text
@@ -66,9 +67,6 @@ class FakeHost:
 
     topology: Topology | None = None
 
-    def adopt(self, topology: Topology) -> None:
-        self.topology = topology
-
     def __init__(self, failures: dict[str, str]) -> None:
         self.starts: dict[str, list[float]] = {}
         self.latest: dict[str, FakeService] = {}
@@ -77,8 +75,8 @@ class FakeHost:
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> FakeService:
         return self._started(plan.name)
 
-    def watched(self, name: str, command: object, environment: object) -> FakeService:
-        return self._started(name)
+    def simulator(self, plan: SimulatorPlan) -> FakeService:
+        return self._started(plan.name)
 
     def _started(self, name: str) -> FakeService:
         self.starts.setdefault(name, []).append(anyio.current_time())
@@ -93,11 +91,10 @@ def topology_of(folder: Path, text: str = "") -> Topology:
 
 
 def supervisor_of(
-    topology: Topology, host: FakeHost, transport: MemoryTransport, *, simulators: bool = False, **values: Any
+    topology: Topology, host: FakeHost, transport: MemoryTransport, grow: Grow | None = None
 ) -> Supervisor:
-    """Returns a supervisor under the virtual clock; with `simulators`, the host starts those of the run, too."""
-    own: Any = host
-    return Supervisor(topology, own, own if simulators else None, transport, clock=anyio.current_time, **values)
+    """Returns a supervisor under the virtual clock."""
+    return Supervisor(topology, host, transport, grow, clock=anyio.current_time)  # type: ignore[arg-type]
 
 
 async def ended(folder: Path, failures: dict[str, str]) -> tuple[str, dict[str, Any] | None]:
@@ -245,7 +242,7 @@ async def test_service_that_is_dead_when_the_run_ends_is_restarted_once(tmp_path
         MemoryTransport(hub, start="supervisor.1") as transport,
     ):
         topic = await own.publisher("coordination")
-        supervisor = supervisor_of(topology, host, transport, simulators=True)
+        supervisor = supervisor_of(topology, host, transport)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
             await anyio.sleep(5)
@@ -268,7 +265,7 @@ async def test_simulator_that_was_given_up_is_restarted(tmp_path: Path) -> None:
         MemoryTransport(hub, start="supervisor.1") as transport,
     ):
         topic = await own.publisher("stepping-0")
-        supervisor = supervisor_of(topology, host, transport, simulators=True)
+        supervisor = supervisor_of(topology, host, transport)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
             for after_s, given_up in (
@@ -301,7 +298,7 @@ async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Pat
         requests.append(list(names))
         if refused:
             raise SettingsError("no checkpoint")
-        return before.with_behaviors(names, None, ports)
+        return before.with_behaviors(names, ports)
 
     both = BehaviorSpecs(behaviors={"Late": SPEC, "Goal": SPEC}, teams={"Goal": (0,), "Late": (0,)})
     async with (

@@ -168,16 +168,16 @@ class World:
         async with transport:
             supervisor = Supervisor(
                 topology,
-                self,
-                None,  # type: ignore[arg-type]
+                self,  # type: ignore[arg-type]
                 transport,
+                None,  # type: ignore[arg-type]
                 trio.current_time,
                 session="s",
                 log=Log(self, "supervisor"),
                 handles_signals=False,
             )
             self.status = await supervisor.supervise()
-            self.died = {part.name for part in supervisor.parts if part.died}
+            self.died = {part.name for part in supervisor.active.parts.values() if part.died}
 
     def service(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
         """Starts a service for the supervisor."""

@@ -33,7 +33,7 @@ WATCHED: Final = {
     "pipeline/queues/topic_ends.py Subscription.changed": SILENCE,
     "services/endpoint/simulators.py Simulators.read": SILENCE,
     "services/endpoint/outgoing.py Outgoing.run": SILENCE,
-    "services/supervision/parts.py Parts._run": CHILD,
+    "services/supervision/active_run.py ActiveRun._keep_running": CHILD,
     "services/supervision/supervisor.py Supervisor.supervise": ORDER,
     "pipeline/queues/timer.py Timer._sleep": ORDER,
     "services/process/runtime.py cancel_at_stop": ORDER,

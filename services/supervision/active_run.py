@@ -1,0 +1,196 @@
+"""A run under way, as all see it that start, watch and stop its parts; a part is restarted until it fails too often."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+from structlog.typing import FilteringBoundLogger
+
+from sparring.pipeline.messages.channels import Topic
+from sparring.pipeline.monitoring.summary import Status
+from sparring.pipeline.queues.interface import Subscription
+from sparring.pipeline.settings.pipeline import PipelineSettings
+from sparring.services.process.hosting import HostedService
+from sparring.services.supervision.simulators import Restarts
+from sparring.services.supervision.topology import Topology
+
+T = TypeVar("T")
+
+
+@dataclass
+class Part:
+    """A service or simulator that is kept running.
+
+    Attributes:
+        name: as "learning-Ball".
+        start: starts an incarnation, given its number from 1.
+        restarts: how often it may fail.
+        hosted: the present incarnation.
+        starts: number of the present incarnation.
+        failures: times of its failures within the period.
+        slow: incarnations in a row that took too long to answer.
+        stopping: it is being ended, so that its end is no failure.
+        failure: what went wrong while it was being ended; "" for nothing.
+        died: an incarnation failed, or ended without a request, while the run ended.
+        down: it has failed, and its next incarnation has not begun.
+        ended: set when it is not started any more.
+    """
+
+    name: str
+    start: Callable[[int], HostedService]
+    restarts: Restarts
+    hosted: HostedService | None = None
+    starts: int = 0
+    started_at: float = 0.0
+    failures: deque[float] = field(default_factory=deque)
+    slow: int = 0
+    stopping: bool = False
+    failure: str = ""
+    died: bool = False
+    down: bool = False
+    ended: anyio.Event = field(default_factory=anyio.Event)
+
+    def kill(self) -> None:
+        """Ends its present incarnation at once."""
+        if self.hosted is not None:
+            self.hosted.kill()
+
+
+@dataclass
+class ActiveRun:
+    """A run under way.
+
+    Attributes:
+        topology: of the run; a later one has more behaviors.
+        clock: seconds, only rising.
+        log: of the supervisor.
+        session: distinguishes the incarnations of this run's services from those of an earlier session.
+        topics: of the services, by name.
+        parts: that are kept running, by name.
+        over: set when the run ends; pauses before restarts end then.
+        hurried: a second signal came: nothing is restarted any more, and what fails is not reported.
+        status: how the run ended, once `over` is set.
+        error: why it failed.
+    """
+
+    topology: Topology
+    clock: Callable[[], float]
+    log: FilteringBoundLogger
+    session: str
+    topics: dict[str, Subscription] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    over: anyio.Event = field(default_factory=anyio.Event)
+    hurried: bool = False
+    status: Status = "completed"
+    error: str | None = None
+
+    @property
+    def settings(self) -> PipelineSettings:
+        """Returns the settings of the pipeline."""
+        return self.topology.run.settings.pipeline
+
+    def latest(self, service: str, topic: Topic[T]) -> T | None:
+        """Returns the latest record that a service has published on a topic; None before the first."""
+        subscription = self.topics.get(service)  # a tournament has no learners
+        return None if subscription is None else subscription.latest(topic)
+
+    def incarnation(self, service: str, number: int) -> str:
+        """Returns the name of an incarnation of a service, given its number from 1."""
+        return f"{service}.{self.session}-{number}"
+
+    # ---------------------------------------------------------------- its end
+
+    def end(self, status: Status, error: str | None = None) -> None:
+        """Ends the run; does nothing where it ends already."""
+        if not self.over.is_set():
+            self.status, self.error = status, error
+            self.over.set()
+
+    def fail(self, error: str) -> None:
+        """Ends the run with a failure that a restart cannot repair."""
+        self.log.error("run_failed", error=error, notice=True)
+        self.end("failed", error)
+
+    def fail_late(self, error: str) -> None:
+        """Fails a run whose end went wrong, so that something may not have been saved."""
+        self.log.error("end_failed", error=error, notice=True)
+        if self.status != "failed":
+            self.status, self.error = "failed", error
+
+    # ---------------------------------------------------------------- its parts
+
+    def keep(
+        self, tasks: TaskGroup, name: str, start: Callable[[int], HostedService], restarts: Restarts | None = None
+    ) -> None:
+        """Keeps a part running.
+
+        Args:
+            tasks: group that keeps it running.
+            name: of the part.
+            start: starts an incarnation, given its number from 1.
+            restarts: how often it may fail; None for the usual limits.
+        """
+        usual = self.settings.restarts
+        part = Part(name, start, restarts or Restarts(budget=usual.budget, period_s=usual.period_s))
+        self.parts[name] = part
+        tasks.start_soon(self._keep_running, part)
+
+    def is_wanted(self, part: Part) -> bool:
+        """Returns whether a part is to run: at the end of a run, a service is until its turn to stop has come.
+
+        What a service held when it died is counted once its next incarnation is known.
+        """
+        if part.stopping:
+            return False
+        in_order = self.status in ("completed", "stopped") and not self.hurried
+        return not self.over.is_set() or (in_order and part.name in self.topology.run.services)
+
+    async def _keep_running(self, part: Part) -> None:
+        """Restarts a part until it is stopped or fails too often."""
+        try:
+            while self.is_wanted(part):
+                part.starts += 1
+                part.started_at = self.clock()
+                try:
+                    part.hosted = part.start(part.starts)
+                except OSError as error:
+                    self.fail(f"{part.name} cannot be started: {error}")
+                    return
+                part.down = False
+                self.log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)
+                failure = await part.hosted.wait()
+                part.died |= self.over.is_set() and (bool(failure) or not part.stopping)
+                if part.stopping:
+                    part.failure = failure
+                    return
+                part.down = True
+                hopeless = part.hosted.hopeless
+                if not self.is_wanted(part) or not await self._may_restart(part, failure, hopeless=hopeless):
+                    return
+        finally:
+            part.ended.set()
+
+    async def _may_restart(self, part: Part, failure: str, *, hopeless: bool) -> bool:
+        """Waits before a restart; returns False where there is none."""
+        limits, usual = part.restarts, self.settings.restarts
+        error = failure or "ended without a request to stop"
+        now = self.clock()
+        part.failures.append(now)
+        while now - part.failures[0] > limits.period_s:
+            part.failures.popleft()
+        count = len(part.failures)
+        self.log.warning("failed", part=part.name, error=error, failures=count, notice=True)
+        if hopeless or count > limits.budget or part.starts > limits.lifetime:
+            within = count <= limits.budget
+            times = f" {part.starts} times" if within else f" {count} times in {limits.period_s:g} s"
+            part.died = True
+            self.fail(f"{part.name} failed{'' if hopeless else times}: {error}")
+            return False
+        with anyio.move_on_after(min(usual.backoff_max_s, usual.backoff_s * 2 ** (count - 1))):
+            await self.over.wait()
+        return self.is_wanted(part)
