@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.games.base import Bools, BuiltInGame, Ints, one_vector
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
-from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
 
 MOVES: Final = ((-1, 0), (1, 0), (0, -1), (0, 1))
@@ -94,6 +93,7 @@ class KeyDoor(BuiltInGame):
     """
 
     name = "key-door"
+    DEFAULTS: ClassVar = {"step_cost": 0.0}
 
     def __init__(
         self, areas: int = 1, behavior: str = "KeyDoor", size: int = 4, rooms: int = 4, limit: int = 150
@@ -109,13 +109,11 @@ class KeyDoor(BuiltInGame):
                 f"got limit={limit}; expected {longest} or more, the longest way; raise limit, or lower size or rooms"
             )
         self._name = behavior
-        self._id = str(BehaviorId(name=behavior))
         self._limit = limit
         spec = one_vector("view", self._maze.seen.shape[1], ActionSpec(discrete=(len(MOVES),)))
-        super().__init__(areas, {self._id: spec})
+        super().__init__(areas, {str(BehaviorId(name=behavior)): spec})
         self._states = np.zeros(areas, np.int64)
         self._script_random = np.random.default_rng()
-        self._step_cost = 0.0
         self._ended, self._reached = 0, np.zeros(len(_SHARES), np.int64)
 
     def scripts(self) -> Mapping[str, tuple[str, ...]]:
@@ -123,33 +121,21 @@ class KeyDoor(BuiltInGame):
         return {self._name: SCRIPTS}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
-        """Begins new episodes in all areas. Parameter: `step_cost` (0)."""
-        self._step_cost = parameters.get("step_cost", 0.0)
+        """Begins new episodes in all areas."""
         if seed is not None:
             self._script_random = np.random.default_rng((seed, 1))  # so that scripts do not change where episodes begin
         return super().reset(parameters, seed)
 
-    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves every agent by one place."""
-        moves, did = self._moves(actions[self._id])
+        moves, is_scripted = self._moves(actions[self._ids[0]])
         self._states = self._maze.following[self._states, moves]
         self._ages += 1
         won = self._maze.goals[self._states]
-        rewards = won - self._step_cost
-        over = (won | (self._ages >= self._limit)).nonzero()[0]
-        last = None
-        if over.size:
-            last = ends(
-                over,
-                self._maze.seen[self._states[over]],
-                rewards=rewards[over],
-                interrupted=~won[over],
-                did_discrete=None if did is None else did[over],
-            )
-            self._count(over)
-            self._begin(over)
-            rewards[over] = 0
-        return self._report(decisions(self._areas, self._observe(), rewards=rewards, did_discrete=did), last)
+        over = won | (self._ages >= self._limit)
+        self._count(self._states[over])
+        did = moves[:, None, None] if is_scripted else None
+        return self._play_on(over, won - self._constants["step_cost"], interrupted=~won, did_discrete=did)
 
     def statistics(self) -> tuple[Statistic, ...]:
         """Returns how far episodes came, once as many episodes as areas have ended.
@@ -163,29 +149,25 @@ class KeyDoor(BuiltInGame):
         names = (f"{self._name}/{word}" for word in _SHARES)
         return tuple(Statistic(name=name, value=float(share)) for name, share in zip(names, shares, strict=True))
 
-    def _observe(self) -> Array:
-        return self._maze.seen[self._states]
+    def _observe(self) -> list[list[Array]]:
+        return [[self._maze.seen[self._states][:, None]]]
 
     def _begin(self, areas: Ints) -> None:
         self._states[areas] = self._random.choice(self._maze.starts, areas.size)
-        self._ages[areas] = 0
 
-    def _moves(self, actions: BehaviorActions) -> tuple[Array, Array | None]:
-        """Returns the move of each agent, [areas], and the same as actions to report, [areas, 1], if a script plays any
-        agent.
-        """
+    def _moves(self, actions: BehaviorActions) -> tuple[Array, bool]:
+        """Returns the move of each agent, [areas], and whether a script plays any agent."""
         chosen = actions.discrete[:, 0]
         if actions.scripts is None or not actions.scripts.any():
-            return chosen, None
+            return chosen, False
         random = self._script_random.random((self._areas.size, len(MOVES)))
         expert = (random + self._maze.best[self._states]).argmax(1)
-        moves = np.choose(actions.scripts, (chosen, expert, random.argmax(1)))
-        return moves, moves[:, None]
+        return np.choose(actions.scripts, (chosen, expert, random.argmax(1))), True
 
-    def _count(self, over: Ints) -> None:
-        states = self._states[over]
+    def _count(self, states: Ints) -> None:
+        """Counts episodes, which ended in these states."""
         phases = self._maze.phases[states]
-        self._ended += over.size
+        self._ended += states.size
         self._reached += [np.sum(phases >= _CARRYING), np.sum(phases == _PASSED), np.sum(self._maze.goals[states])]
 
 
