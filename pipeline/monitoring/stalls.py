@@ -143,25 +143,23 @@ class Stalls:
         if stage is None:
             return  # it has not published yet; the supervisor watches for that
         wait = stage.wait_of(what, behavior)
-        chain = tuple(map(_sentence, links))
-        if wait is None:
-            seconds = now - stage.last_moved()
-            yield Stall(root=service, kind="stuck", seconds=seconds, chain=(*chain, _stuck(service, stage.queued)))
-            return
         before = [(name, one.activity) for name, one in links]
-        if (service, wait.activity) in before:
+        kind: Kind
+        if wait is None:
+            root, kind, moved, last = service, "stuck", stage.last_moved(), _stuck(service, stage.queued)
+        elif (service, wait.activity) in before:
             names = list(dict.fromkeys(name for name, _ in before[before.index((service, wait.activity)) :]))
-            seconds = now - max(self._stages[name].last_moved() for name in names)
-            yield Stall(root=", ".join(names), kind="ring", seconds=seconds, chain=(*chain, "which closes the ring"))
+            moved = max(self._stages[name].last_moved() for name in names)
+            root, kind, last = ", ".join(names), "ring", "which closes the ring"
+        elif wait.sources in ((SIMULATORS,), (DISK,)):
+            moved = stage.last_moved((wait.activity, what))
+            root, kind, last = wait.sources[0], "outside", _sentence((service, wait))
+        else:
+            for source in wait.sources:
+                named = wait.what.partition("/")[2] or behavior
+                yield from self._ends(now, source, wait.what.removeprefix(CREDIT), named, (*links, (service, wait)))
             return
-        link = service, wait
-        if wait.sources in ((SIMULATORS,), (DISK,)):
-            seconds = now - stage.last_moved((wait.activity, what))
-            yield Stall(root=wait.sources[0], kind="outside", seconds=seconds, chain=(*chain, _sentence(link)))
-            return
-        for source in wait.sources:
-            named = wait.what.partition("/")[2] or behavior
-            yield from self._ends(now, source, wait.what.removeprefix(CREDIT), named, (*links, link))
+        yield Stall(root=root, kind=kind, seconds=now - moved, chain=(*map(_sentence, links), last))
 
 
 class StallHistory:
