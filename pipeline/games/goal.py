@@ -80,11 +80,7 @@ class Goal(BuiltInGame):
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves every position."""
-        chosen = actions[self._ids[0]]
-        moves = np.concatenate(
-            [chosen.continuous.clip(-STEP_SIZE, STEP_SIZE), np.where(chosen.discrete == 1, STEP_SIZE, -STEP_SIZE)], 1
-        )
-        self._positions += moves
+        self._positions += moves(actions[self._ids[0]])
         self._positions.clip(-1, 1, out=self._positions)
         self._ages += 1
         over = np.abs(self._positions).min(1) >= 1
@@ -122,6 +118,12 @@ class Goal(BuiltInGame):
     def _begin(self, areas: Ints) -> None:
         self._positions[areas] = 0
         self._goals[areas] = self._random.integers(0, 2, areas.size) * 2 - 1
+
+
+def moves(chosen: BehaviorActions) -> Float:
+    """Returns how far each action moves, [n, actions]."""
+    sides = np.where(chosen.discrete == 1, STEP_SIZE, -STEP_SIZE)
+    return np.concatenate([chosen.continuous.clip(-STEP_SIZE, STEP_SIZE), sides], 1)
 
 
 def _side(goals: Float) -> Array:

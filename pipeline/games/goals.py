@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.games.base import Bools, BuiltInGame, Float, Ints
-from sparring.pipeline.games.goal import STEP_SIZE, SUCCESS, TIME_PENALTY
+from sparring.pipeline.games.base import Bools, BuiltInGame, Ints
+from sparring.pipeline.games.goal import SUCCESS, TIME_PENALTY, moves
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec
 
@@ -63,9 +63,9 @@ class Goals(BuiltInGame):
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves all present members; a behavior without present members has no report."""
-        for (key, spec), side in zip(self._specs.items(), self._sides, strict=True):
+        for key, side in zip(self._ids, self._sides, strict=True):
             if (chosen := actions.get(key)) is not None:
-                self._positions[:, side][self._here[:, side]] += _moves(chosen, spec.actions)
+                self._positions[:, side][self._here[:, side]] += moves(chosen)[:, 0]
         self._positions.clip(-1, 1, out=self._positions)
         arrived = self._here & (np.abs(self._positions) >= 1)
         self._here &= ~arrived
@@ -87,10 +87,3 @@ class Goals(BuiltInGame):
         self._positions[areas] = 0
         self._goals[areas] = self._random.integers(0, 2, (areas.size, self._here.shape[1])) * 2 - 1
         self._here[areas] = True
-
-
-def _moves(chosen: BehaviorActions, spec: ActionSpec) -> Float:
-    """Returns how far each action moves, [n]."""
-    if spec == _CONTINUOUS:
-        return chosen.continuous[:, 0].clip(-STEP_SIZE, STEP_SIZE)
-    return np.where(chosen.discrete[:, 0] == 1, STEP_SIZE, -STEP_SIZE)

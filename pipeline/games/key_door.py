@@ -7,7 +7,6 @@ record them from. The maze is small enough to be a table: every transition is lo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
@@ -35,9 +34,12 @@ _PHASES: Final = 3
 _FAR: Final = np.iinfo(np.int32).max
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Maze:
-    """Holds the maze as a table over its states: place of the key, phase, column and row of the agent.
+    """Holds a maze as a table over its states: place of the key, phase, column and row of the agent.
+
+    Args:
+        size: places along the side of a room.
+        rooms: number of rooms in a row.
 
     Attributes:
         following: [states, moves] state after each move.
@@ -49,13 +51,17 @@ class Maze:
         starts: [keys x places of the starting room] states in which an episode begins.
     """
 
-    following: Ints
-    seen: NDArray[np.float32]
-    phases: Ints
-    goals: Bools
-    away: Ints
-    best: Bools
-    starts: Ints
+    def __init__(self, size: int, rooms: int) -> None:
+        key, phase, column, row = np.indices((_KEYS, _PHASES, rooms * size, size))
+        after = [_after(key, phase, column, row, move) for move in MOVES]
+        self.following: Ints = np.stack(after, -1).reshape(-1, len(MOVES))
+        self.seen = _views(key, phase, column, row)
+        self.phases: Ints = phase.ravel()
+        self.goals: Bools = ((phase == _PASSED) & (column == 0) & (row == 0)).ravel()
+        self.away = _distances(self.following, self.goals)
+        reached = self.away[self.following]
+        self.best: Bools = reached == reached.min(1, keepdims=True)
+        self.starts: Ints = ((phase == _SEARCHING) & (column // size == 1)).ravel().nonzero()[0]
 
 
 class KeyDoor(BuiltInGame):
@@ -102,7 +108,7 @@ class KeyDoor(BuiltInGame):
             if value not in allowed:
                 expected = f"{allowed[0]} to {allowed[-1]}"
                 raise SettingsError(f"got {option}={value}; expected {expected}; correct option {option!r}")
-        self._maze = build_maze(size, rooms)
+        self._maze = Maze(size, rooms)
         longest = int(self._maze.away[self._maze.starts].max())
         if limit < longest:
             raise SettingsError(
@@ -169,25 +175,6 @@ class KeyDoor(BuiltInGame):
         phases = self._maze.phases[states]
         self._ended += states.size
         self._reached += [np.sum(phases >= _CARRYING), np.sum(phases == _PASSED), np.sum(self._maze.goals[states])]
-
-
-def build_maze(size: int, rooms: int) -> Maze:
-    """Returns the maze with `rooms` rooms of `size` x `size` places."""
-    shape = (_KEYS, _PHASES, rooms * size, size)
-    key, phase, column, row = np.indices(shape)
-    following = np.stack([_after(key, phase, column, row, move) for move in MOVES], -1).reshape(-1, len(MOVES))
-    goals = ((phase == _PASSED) & (column == 0) & (row == 0)).ravel()
-    away = _distances(following, goals)
-    reached = away[following]
-    return Maze(
-        following=following,
-        seen=_views(key, phase, column, row),
-        phases=phase.ravel(),
-        goals=goals,
-        away=away,
-        best=reached == reached.min(1, keepdims=True),
-        starts=((phase == _SEARCHING) & (column // size == 1)).ravel().nonzero()[0],
-    )
 
 
 def _after(key: Ints, phase: Ints, column: Ints, row: Ints, move: tuple[int, int]) -> Ints:

@@ -145,7 +145,8 @@ class Scramble(BuiltInGame):
         return taken
 
     def _observe(self) -> list[list[Array]]:
-        place, leads = self._places[:, :, None], np.clip(self._leads() / LEAD, -1, 1)
+        place = self._places[:, :, None]
+        leads = np.clip((self._taken[:, :, None] - self._taken[:, self._rivals]) / LEAD, -1, 1)  # over each rival
         alone = np.concatenate([-place / ARENA, self._velocities[:, :, None] / SPEED], 2)
         pellets = _nearest_first(self._pellets[:, None] - place)
         away = self._places[:, self._rivals] - place
@@ -161,11 +162,6 @@ class Scramble(BuiltInGame):
             rivals[..., 4],
         ]
         return [[np.concatenate(parts, -1)]] * len(self._ids)
-
-    def _leads(self) -> Ints:
-        """Returns the lead over each rival in pellets, [areas, teams, rivals]."""
-        leads: Ints = self._taken[:, :, None] - self._taken[:, self._rivals]
-        return leads
 
 
 def _outcomes(taken: Ints) -> Float:
