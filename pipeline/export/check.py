@@ -71,13 +71,11 @@ def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator)
     observations = [_observation(one, rows, random) for one in policy.spec.observations]
     normalizer = policy.actor.encoder.normalizer
     if normalizer is not None:
-        kinds = ("vector",) if policy.actor.encoder.goal else ("vector", "goal")
         mean, deviation = normalizer.mean.numpy(), normalizer.variance.sqrt().numpy()
         first = 0
-        for at, one in enumerate(policy.spec.observations):
-            if one.kind in kinds:
-                part = slice(first, first := first + one.shape[0])
-                observations[at] = observations[at] * deviation[part] + mean[part]
+        for at in policy.vectors:
+            part = slice(first, first := first + observations[at].shape[1])
+            observations[at] = observations[at] * deviation[part] + mean[part]
     given = {
         layout.observation_name(at): one.astype(np.float32) / np.float32(255) if one.dtype == np.uint8 else one
         for at, one in enumerate(observations)
@@ -128,9 +126,8 @@ def _network(policy: TrainedPolicy, observations: list[Array], memory_B1M: Array
 
 def _check_layout(policy: TrainedPolicy, got: Tensors, rows: int) -> None:
     facts = policy.facts
-    shapes = {name: (rows, *shape) for name, shape in policy.outputs.items()}
-    shapes |= {name: values.shape for name, values in facts.items()}
-    expected = {name: shapes[name] for name in layout.OUTPUTS if name in shapes}
+    expected = {name: (rows, *shape) for name, shape in policy.outputs.items()}
+    expected |= {name: values.shape for name, values in facts.items()}
     if (found := {name: values.shape for name, values in got.items()}) != expected:
         raise _wrong(policy, f"outputs {found}", f"{expected}")
     for name, values in facts.items():

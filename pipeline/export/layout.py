@@ -71,6 +71,12 @@ class TrainedPolicy:
         return 0 if self.network.memory is None else self.network.memory.memory_size
 
     @property
+    def vectors(self) -> list[int]:
+        """Returns the positions of the observations that are joined and normalized; goals may condition the body."""
+        kinds = ("vector",) if self.actor.encoder.goal else ("vector", "goal")
+        return [at for at, one in enumerate(self.spec.observations) if one.kind in kinds]
+
+    @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """Returns the shape of each input for one agent, by name and in order; all are float32."""
         actions = self.spec.actions

@@ -43,8 +43,8 @@ class Program(nn.Module):
         self.actor = policy.actor
         self._actions = policy.spec.actions
         self._observations = len(policy.spec.observations)
-        vectors = {"vector"} if policy.actor.encoder.goal else {"vector", "goal"}
-        self._others = [at for at, one in enumerate(policy.spec.observations) if one.kind not in vectors]
+        self._vectors = policy.vectors
+        self._others = [at for at in range(self._observations) if at not in self._vectors]
         self._facts = list(policy.facts)
         for name, values in policy.facts.items():
             self.register_buffer(name, torch.from_numpy(values))
@@ -65,7 +65,7 @@ class Program(nn.Module):
     def _head(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Returns means and logits, and the memory after them."""
         given = [inputs[layout.observation_name(at)] for at in range(self._observations)]
-        vectors = [one for at, one in enumerate(given) if at not in self._others]
+        vectors = [given[at] for at in self._vectors]
         joined = torch.cat(vectors, 1) if vectors else given[0].new_empty((given[0].shape[0], 0))
         encoder, body = self.actor.encoder, self.actor.recurrent
         rows = encoder(encoder.prepare((joined, *(given[at] for at in self._others))))

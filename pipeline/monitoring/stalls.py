@@ -10,7 +10,6 @@ cause, and a stage that no other waits for is not considered.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -174,7 +173,7 @@ class StallHistory:
         self._again_s = again_s
         self._period_s = period_s
         self._reported: dict[str, float] = {}  # time of the last report by root
-        self._counted: deque[float] = deque()
+        self._counted: list[float] = []
 
     def news(self, stalls: Sequence[Stall], now: float) -> list[Stall]:
         """Returns those of the present stalls that must be reported now."""
@@ -191,9 +190,7 @@ class StallHistory:
 
     def count(self, now: float) -> int:
         """Counts one stall; returns the number within the period."""
-        self._counted.append(now)
-        while now - self._counted[0] > self._period_s:
-            self._counted.popleft()
+        self._counted = [at for at in (*self._counted, now) if now - at <= self._period_s]
         return len(self._counted)
 
 
