@@ -14,16 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparring.pipeline.export.policy import (
-    MASKS,
-    MEMORY_IN,
-    MEMORY_OUT,
-    OUTPUTS,
-    ExportError,
-    Tensors,
-    TrainedPolicy,
-    observation_name,
-)
+from sparring.pipeline.export import layout
+from sparring.pipeline.export.layout import ExportError, Tensors, TrainedPolicy
 from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.distributions import FORBIDDEN
 from sparring.pipeline.networks.recurrent import Layout
@@ -58,10 +50,10 @@ def compare(policy: TrainedPolicy, model: Model) -> float:
         given, observations = random_inputs(policy, rows, np.random.default_rng(rows))
         got = model(given)
         _check_layout(policy, got, rows)
-        head_BH, after_BM = _network(policy, observations, given.get(MEMORY_IN))
-        found = _continuous(policy, got, head_BH) | _discrete(policy, got, head_BH, given.get(MASKS))
+        head_BH, after_BM = _network(policy, observations, given.get(layout.MEMORY_IN))
+        found = _continuous(policy, got, head_BH) | _discrete(policy, got, head_BH, given.get(layout.MASKS))
         if after_BM is not None:
-            found[MEMORY_OUT] = float(np.abs(got[MEMORY_OUT][:, 0] - after_BM).max())
+            found[layout.MEMORY_OUT] = float(np.abs(got[layout.MEMORY_OUT][:, 0] - after_BM).max())
         for name, one in found.items():
             differences[name] = max(one if math.isfinite(one) else math.inf, differences.get(name, 0.0))
     worst = max(differences, key=differences.__getitem__)
@@ -79,21 +71,19 @@ def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator)
     observations = [_observation(one, rows, random) for one in policy.spec.observations]
     normalizer = policy.actor.encoder.normalizer
     if normalizer is not None:
-        kinds = ("vector",) if policy.actor.encoder.goal else ("vector", "goal")
         mean, deviation = normalizer.mean.numpy(), normalizer.variance.sqrt().numpy()
         first = 0
-        for at, one in enumerate(policy.spec.observations):
-            if one.kind in kinds:
-                part = slice(first, first := first + one.shape[0])
-                observations[at] = observations[at] * deviation[part] + mean[part]
+        for at in policy.vectors:
+            part = slice(first, first := first + observations[at].shape[1])
+            observations[at] = observations[at] * deviation[part] + mean[part]
     given = {
-        observation_name(at): one.astype(np.float32) / np.float32(255) if one.dtype == np.uint8 else one
+        layout.observation_name(at): one.astype(np.float32) / np.float32(255) if one.dtype == np.uint8 else one
         for at, one in enumerate(observations)
     }
     if policy.spec.actions.discrete:
-        given[MASKS] = _masks(policy.spec.actions.discrete, rows, random)
+        given[layout.MASKS] = _masks(policy.spec.actions.discrete, rows, random)
     if policy.memory:
-        given[MEMORY_IN] = random.uniform(-1, 1, (rows, 1, policy.memory)).astype(np.float32)
+        given[layout.MEMORY_IN] = random.uniform(-1, 1, (rows, 1, policy.memory)).astype(np.float32)
     return given, observations
 
 
@@ -136,9 +126,8 @@ def _network(policy: TrainedPolicy, observations: list[Array], memory_B1M: Array
 
 def _check_layout(policy: TrainedPolicy, got: Tensors, rows: int) -> None:
     facts = policy.facts
-    shapes = {name: (rows, *shape) for name, shape in policy.outputs.items()}
-    shapes |= {name: values.shape for name, values in facts.items()}
-    expected = {name: shapes[name] for name in OUTPUTS if name in shapes}
+    expected = {name: (rows, *shape) for name, shape in policy.outputs.items()}
+    expected |= {name: values.shape for name, values in facts.items()}
     if (found := {name: values.shape for name, values in got.items()}) != expected:
         raise _wrong(policy, f"outputs {found}", f"{expected}")
     for name, values in facts.items():

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from sparring.pipeline.export import program as program
+from sparring.pipeline.export import program
 from sparring.pipeline.export.check import Model, compare
-from sparring.pipeline.export.policy import ExportError, Tensors, TrainedPolicy, require_packages, trained_policy
+from sparring.pipeline.export.layout import ExportError, Tensors, TrainedPolicy, require_packages, trained_policy
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint
 
@@ -69,6 +69,7 @@ def export(checkpoint: Checkpoint, paths: Sequence[Path], kind: Format = "onnx")
     if kind == "safetensors":
         content = program.weights_file(policy)
     else:
+        _refuse_previous_action(policy)
         content, model = _WRITERS[kind](policy)
         difference = compare(policy, model)
     for path in paths:
@@ -77,6 +78,16 @@ def export(checkpoint: Checkpoint, paths: Sequence[Path], kind: Format = "onnx")
     return ExportResult(
         paths=tuple(paths), size=len(content), difference=difference, seconds=time.perf_counter() - began
     )
+
+
+def _refuse_previous_action(policy: TrainedPolicy) -> None:
+    """Refuses a policy that needs an input that games do not provide."""
+    if policy.network.previous_action:
+        raise ExportError(
+            got=f"{policy.behavior}, trained with network_settings.previous_action",
+            expected="a policy that reads only observations, masks and memory, which are all that a game provides",
+            remedy="train it with network_settings.memory instead, or export its weights as safetensors",
+        )
 
 
 def load_onnx(content: bytes) -> Model:
@@ -114,18 +125,8 @@ def _onnx(policy: TrainedPolicy) -> tuple[bytes, Model]:
     return content, load_onnx(content)
 
 
-def _torchscript(policy: TrainedPolicy) -> tuple[bytes, Model]:
-    content = program.torchscript(policy)
-    return content, program.load_torchscript(content)
-
-
-def _program(policy: TrainedPolicy) -> tuple[bytes, Model]:
-    content = program.torch_program(policy)
-    return content, program.load_program(content)
-
-
 _WRITERS: Final[dict[Format, Callable[[TrainedPolicy], tuple[bytes, Model]]]] = {
     "onnx": _onnx,
-    "torchscript": _torchscript,
-    "torch_export": _program,
+    "torchscript": program.torchscript,
+    "torch_export": program.torch_program,
 }

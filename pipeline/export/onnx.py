@@ -13,7 +13,7 @@ B rows, F features, N most entities, E features of an entity, U units, C x H x W
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -21,17 +21,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from sparring.pipeline.export.policy import (
-    MASKS,
-    MEMORY_IN,
-    MEMORY_OUT,
-    OUTPUTS,
-    ExportError,
-    TrainedPolicy,
-    observation_name,
-    refuse_previous_action,
-    require_packages,
-)
+from sparring.pipeline.export import layout
+from sparring.pipeline.export.layout import ExportError, TrainedPolicy
 from sparring.pipeline.networks.attention import EntityEncoder, ResidualAttention
 from sparring.pipeline.networks.distributions import FORBIDDEN
 from sparring.pipeline.networks.encoders import CLIP, ImageEncoder, Normalizer
@@ -50,13 +41,7 @@ _ABSENT: Final = -1e9
 
 
 def onnx_model(policy: TrainedPolicy) -> bytes:
-    """Returns the content of an ONNX file.
-
-    Raises:
-        ExportError: a package is missing, or the policy needs an input that games do not provide.
-    """
-    require_packages()
-    refuse_previous_action(policy)
+    """Returns the content of an ONNX file."""
     graph = Graph()
     head = _network(graph, policy)
     _act(graph, policy.spec.actions, policy, head)
@@ -82,13 +67,10 @@ def _network(graph: Graph, policy: TrainedPolicy) -> str:
     actor = policy.actor
     rows, goal = _encode(graph, policy)
     if actor.recurrent is not None:
-        head, memory = recurrent(graph, actor.recurrent, rows, goal, MEMORY_IN, actor.outputs)
-        graph.add("Unsqueeze", memory, axes=[1], output=MEMORY_OUT)
+        head, memory = recurrent(graph, actor.recurrent, rows, goal, layout.MEMORY_IN, actor.outputs)
+        graph.add("Unsqueeze", memory, axes=[1], output=layout.MEMORY_OUT)
         return head
-    if isinstance(actor.body, ConditionedLayers):
-        return conditioned(graph, actor.body, rows, goal, actor.outputs)
-    assert isinstance(actor.body, Perceptron)
-    return perceptron(graph, actor.body, rows, actor.outputs)
+    return layers(graph, actor.body, rows, goal, actor.outputs)
 
 
 def _encode(graph: Graph, policy: TrainedPolicy) -> tuple[str, str]:
@@ -98,7 +80,7 @@ def _encode(graph: Graph, policy: TrainedPolicy) -> tuple[str, str]:
     sizes = []
     for at, one in enumerate(policy.spec.observations):
         kind = "vector" if one.kind == "goal" and not encoder.goal else one.kind
-        names[kind].append(observation_name(at))
+        names[kind].append(layout.observation_name(at))
         sizes += [one.shape[1]] if kind == "entities" else []
     features = [graph.concatenate(names["vector"])] if names["vector"] else []
     if encoder.normalizer is not None:
@@ -134,9 +116,9 @@ def _executed(graph: Graph, raw: str, limit: float, output: str) -> None:
 
 def _choose(graph: Graph, actions: ActionSpec, logits: str) -> None:
     """Adds a choice of each branch among those that the masks allow."""
-    forbidden = graph.add("Sub", graph.constant(1.0), MASKS)
+    forbidden = graph.add("Sub", graph.constant(1.0), layout.MASKS)
     far_below = graph.add("Mul", forbidden, graph.constant(FORBIDDEN))
-    masked = graph.add("Add", graph.add("Mul", logits, MASKS), far_below)
+    masked = graph.add("Add", graph.add("Mul", logits, layout.MASKS), far_below)
     ends = np.cumsum(actions.discrete).tolist()
     branches = [graph.slice(masked, end - size, end) for end, size in zip(ends, actions.discrete, strict=True)]
     sampled = [graph.add("Multinomial", one, sample_size=1, dtype=_INT64) for one in branches]
@@ -154,7 +136,7 @@ def _outputs(policy: TrainedPolicy) -> list[onnx.ValueInfoProto]:
     for name, shape in policy.outputs.items():
         kind = TensorProto.INT64 if "discrete" in name else TensorProto.FLOAT
         found[name] = helper.make_tensor_value_info(name, kind, ("batch", *shape))
-    return [found[name] for name in OUTPUTS if name in found]
+    return [found[name] for name in layout.OUTPUTS if name in found]
 
 
 class Graph:
@@ -187,6 +169,10 @@ class Graph:
         self.nodes.append(node)
         return name
 
+    def gemm(self, rows_BF: str, weight_UF: Tensor, bias_U: Tensor) -> str:
+        """Returns rows [B, U] of a linear layer."""
+        return self.add("Gemm", rows_BF, self.constant(weight_UF), self.constant(bias_U), transB=1)
+
     def reshape(self, name: str, *shape: int) -> str:
         """Reshapes the values of a result; 0 keeps a dimension."""
         return self.add("Reshape", name, self.constant(shape))
@@ -209,8 +195,7 @@ def normalize(graph: Graph, normalizer: Normalizer, rows_BF: str) -> str:
 
 def linear(graph: Graph, layer: nn.Linear, rows_BF: str, outputs: int | None = None) -> str:
     """Returns the first `outputs`, or all, of a linear layer, [B, U]."""
-    weight, bias = graph.constant(layer.weight[:outputs]), graph.constant(layer.bias[:outputs])
-    return graph.add("Gemm", rows_BF, weight, bias, transB=1)
+    return graph.gemm(rows_BF, layer.weight[:outputs], layer.bias[:outputs])
 
 
 def activate(graph: Graph, activation: Activation, sums: str) -> str:
@@ -220,18 +205,24 @@ def activate(graph: Graph, activation: Activation, sums: str) -> str:
     return graph.add("Mul", sums, graph.add("Sigmoid", sums))
 
 
-def perceptron(graph: Graph, body: Perceptron, rows_BF: str, outputs: int | None = None) -> str:
+def layers(graph: Graph, body: nn.Module, rows_BF: str, goal_BG: str, outputs: int | None = None) -> str:
     """Returns the first `outputs`, or all, of layers of hidden units."""
+    if isinstance(body, ConditionedLayers):
+        return _conditioned(graph, body, rows_BF, goal_BG, outputs)
+    assert isinstance(body, Perceptron)
     *hidden, last = body.layers
+    return linear(graph, _linear(last), _hidden(graph, body.activation, hidden, rows_BF), outputs)
+
+
+def _hidden(graph: Graph, activation: Activation, hidden: Iterable[nn.Module], rows_BF: str) -> str:
     for layer in hidden:
-        rows_BF = activate(graph, body.activation, linear(graph, _linear(layer), rows_BF))
-    return linear(graph, _linear(last), rows_BF, outputs)
+        rows_BF = activate(graph, activation, linear(graph, _linear(layer), rows_BF))
+    return rows_BF
 
 
-def conditioned(graph: Graph, body: ConditionedLayers, rows_BF: str, goal_BG: str, outputs: int | None = None) -> str:
+def _conditioned(graph: Graph, body: ConditionedLayers, rows_BF: str, goal_BG: str, outputs: int | None) -> str:
     """Returns the first `outputs`, or all, of a body whose last hidden layer is generated from the goal."""
-    for layer in body.layers:
-        rows_BF = activate(graph, body.activation, linear(graph, _linear(layer), rows_BF))
+    rows_BF = _hidden(graph, body.activation, body.layers, rows_BF)
     hyper = body.hyper
     code_BU = activate(graph, body.activation, linear(graph, hyper.code, goal_BG))
     units = hyper.biases.out_features
@@ -245,21 +236,12 @@ def recurrent(
     graph: Graph, body: Recurrent, rows_BF: str, goal_BG: str, memory_B1M: str, outputs: int | None = None
 ) -> tuple[str, str]:
     """Returns the first `outputs`, or all, of one step, and the memory after it, [B, M]."""
-    trunk = body.trunk
-    made = (
-        conditioned(graph, trunk, rows_BF, goal_BG)
-        if isinstance(trunk, ConditionedLayers)
-        else perceptron(graph, trunk, rows_BF)
-    )
+    made = activate(graph, body.activation, layers(graph, body.trunk, rows_BF, goal_BG))
     units = body.lstm.hidden_size
     memory = graph.reshape(memory_B1M, 0, 2 * units)
     hidden, cell = graph.slice(memory, 0, units), graph.slice(memory, units, 2 * units)
-    arriving, recalled, arriving_bias, recalled_bias = (graph.constant(one) for one in body.lstm.parameters())
-    gates = graph.add(
-        "Add",
-        graph.add("Gemm", activate(graph, body.activation, made), arriving, arriving_bias, transB=1),
-        graph.add("Gemm", hidden, recalled, recalled_bias, transB=1),
-    )
+    arriving, recalled, arriving_bias, recalled_bias = body.lstm.parameters()
+    gates = graph.add("Add", graph.gemm(made, arriving, arriving_bias), graph.gemm(hidden, recalled, recalled_bias))
     entering, kept, new, leaving = (graph.slice(gates, at * units, (at + 1) * units) for at in range(4))
     remembered = graph.add("Mul", graph.add("Sigmoid", kept), cell)
     learned = graph.add("Mul", graph.add("Sigmoid", entering), graph.add("Tanh", new))
@@ -334,7 +316,7 @@ def _embed(graph: Graph, layer: nn.Linear, list_BNE: str, size: int, own_BS: str
     if own_BS is None:
         return _each(graph, layer.weight, layer.bias, list_BNE)
     parts = graph.add("MatMul", list_BNE, graph.constant(layer.weight[:, :size].t()))
-    own = graph.add("Gemm", own_BS, graph.constant(layer.weight[:, size:]), graph.constant(layer.bias), transB=1)
+    own = graph.gemm(own_BS, layer.weight[:, size:], layer.bias)
     return graph.add("Add", parts, graph.add("Unsqueeze", own, axes=[1]))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -21,17 +21,9 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 from torch import Tensor, nn
 
-from sparring.pipeline.export.policy import (
-    MASKS,
-    MEMORY_IN,
-    MEMORY_OUT,
-    OUTPUTS,
-    ExportError,
-    Tensors,
-    TrainedPolicy,
-    observation_name,
-    refuse_previous_action,
-)
+from sparring.pipeline.export import layout
+from sparring.pipeline.export.check import Model
+from sparring.pipeline.export.layout import ExportError, Tensors, TrainedPolicy
 from sparring.pipeline.networks.distributions import FORBIDDEN
 from sparring.pipeline.networks.perceptron import FUNCTIONS
 
@@ -51,8 +43,8 @@ class Program(nn.Module):
         self.actor = policy.actor
         self._actions = policy.spec.actions
         self._observations = len(policy.spec.observations)
-        vectors = {"vector"} if policy.actor.encoder.goal else {"vector", "goal"}
-        self._others = [at for at, one in enumerate(policy.spec.observations) if one.kind not in vectors]
+        self._vectors = policy.vectors
+        self._others = [at for at in range(self._observations) if at not in self._vectors]
         self._facts = list(policy.facts)
         for name, values in policy.facts.items():
             self.register_buffer(name, torch.from_numpy(values))
@@ -65,21 +57,21 @@ class Program(nn.Module):
         if count:
             found |= self._continuous(head[:, :count])
         if self._actions.discrete:
-            found |= self._discrete(head[:, count : self.actor.outputs], inputs[MASKS])
+            found |= self._discrete(head[:, count : self.actor.outputs], inputs[layout.MASKS])
         if memory is not None:
-            found[MEMORY_OUT] = memory
-        return {name: found[name] for name in OUTPUTS if name in found}
+            found[layout.MEMORY_OUT] = memory
+        return {name: found[name] for name in layout.OUTPUTS if name in found}
 
     def _head(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Returns means and logits, and the memory after them."""
-        given = [inputs[observation_name(at)] for at in range(self._observations)]
-        vectors = [one for at, one in enumerate(given) if at not in self._others]
+        given = [inputs[layout.observation_name(at)] for at in range(self._observations)]
+        vectors = [given[at] for at in self._vectors]
         joined = torch.cat(vectors, 1) if vectors else given[0].new_empty((given[0].shape[0], 0))
         encoder, body = self.actor.encoder, self.actor.recurrent
         rows = encoder(encoder.prepare((joined, *(given[at] for at in self._others))))
         if body is None:
             return self.actor.body(rows), None
-        before = inputs[MEMORY_IN][:, 0].chunk(2, 1)
+        before = inputs[layout.MEMORY_IN][:, 0].chunk(2, 1)
         hidden = FUNCTIONS[body.activation].forward(body.trunk(rows))
         after = torch.lstm_cell(hidden, before, *body.lstm.parameters())
         return body.head(after[0]), torch.cat(after, 1).unsqueeze(1)
@@ -101,13 +93,8 @@ class Program(nn.Module):
         }
 
 
-def torchscript(policy: TrainedPolicy) -> bytes:
-    """Returns the content of a TorchScript file (`.pt`).
-
-    Raises:
-        ExportError: the policy needs an input that games do not provide.
-    """
-    refuse_previous_action(policy)
+def torchscript(policy: TrainedPolicy) -> tuple[bytes, Model]:
+    """Returns the content of a TorchScript file (`.pt`), and the model that is in it."""
     content = io.BytesIO()
     with _deprecated(), torch.no_grad():
         # Not strict, because it returns a dictionary; not checked by PyTorch, which would compare sampled actions.
@@ -115,18 +102,8 @@ def torchscript(policy: TrainedPolicy) -> bytes:
             Program(policy).eval(), (_example(policy),), strict=False, check_trace=False
         )
         torch.jit.save(traced, content)
-    return content.getvalue()
-
-
-def load_torchscript(content: bytes) -> Callable[[Tensors], Tensors]:
-    """Returns the TorchScript in a file as a function of inputs by name."""
-    with _deprecated():
-        return partial(_run, torch.jit.load(io.BytesIO(content)))  # type: ignore[no-untyped-call]
-
-
-def load_program(content: bytes) -> Callable[[Tensors], Tensors]:
-    """Returns the program in a file of `torch.export` as a function of inputs by name."""
-    return partial(_run, torch.export.load(io.BytesIO(content)).module())
+        loaded = torch.jit.load(io.BytesIO(content.getvalue()))  # type: ignore[no-untyped-call]
+    return content.getvalue(), partial(_run, loaded)
 
 
 def _run(module: nn.Module, inputs: Tensors) -> Tensors:
@@ -147,13 +124,8 @@ def _example(policy: TrainedPolicy) -> dict[str, Tensor]:
     return {name: torch.zeros(_ROWS, *shape) for name, shape in policy.inputs.items()}
 
 
-def torch_program(policy: TrainedPolicy) -> bytes:
-    """Returns the content of a `torch.export` file (`.pt2`).
-
-    Raises:
-        ExportError: the policy needs an input that games do not provide.
-    """
-    refuse_previous_action(policy)
+def torch_program(policy: TrainedPolicy) -> tuple[bytes, Model]:
+    """Returns the content of a `torch.export` file (`.pt2`), and the model that is in it."""
     example = _example(policy)
     batch = torch.export.Dim("batch")
     with torch.no_grad():
@@ -163,7 +135,7 @@ def torch_program(policy: TrainedPolicy) -> bytes:
     program.example_inputs = None  # otherwise the file would contain them pickled
     content = io.BytesIO()
     torch.export.save(program, content)
-    return content.getvalue()
+    return content.getvalue(), partial(_run, torch.export.load(io.BytesIO(content.getvalue())).module())
 
 
 def weights_file(policy: TrainedPolicy) -> bytes:

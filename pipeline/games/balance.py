@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.games.base import BuiltInGame, one_vector
-from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
+from sparring.pipeline.games.base import BuiltInGame, Ints, one_vector
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
 
 STEP_S: Final = 0.05
@@ -55,28 +55,19 @@ class Balance(BuiltInGame):
     name = "balance"
 
     def __init__(self, areas: int = 12, behavior: str = "Balance") -> None:
-        self._id = str(BehaviorId(name=behavior))
-        super().__init__(areas, {self._id: one_vector("state", 8, ActionSpec(continuous=2))})
+        super().__init__(areas, {str(BehaviorId(name=behavior)): one_vector("state", 8, ActionSpec(continuous=2))})
         self._state = np.zeros((8, areas), np.float32)  # row by row: numpy is twice as fast along areas
         self._change = np.empty((2, areas), np.float32)
         self._pull = np.empty(areas, np.float32)  # meters per second that a step adds on a slope of 1
 
-    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Turns the plates and lets the balls roll for `STEP_S`."""
-        self._roll(actions[self._id].continuous.T)
+        self._roll(actions[self._ids[0]].continuous.T)
         self._ages += 1
         position = self._state[_POSITION]
         fallen = np.einsum("ij,ij->j", position, position) > RADIUS**2
-        over = fallen | (self._ages >= MAX_STEPS)
-        rewards = np.full(over.size, REWARD, np.float32)
-        ended = over.nonzero()[0]
-        ends = None
-        if ended.size:
-            ends = self._ends(ended, fallen[ended])
-            self._begin(ended)
-            rewards[ended] = 0
-        following = Decisions(agents=self._areas, observations=(self._observe(),), rewards=rewards)
-        return self._report(following, ends)
+        rewards = np.where(fallen, FALL_REWARD, REWARD)
+        return self._play_on(fallen | (self._ages >= MAX_STEPS), rewards, interrupted=~fallen)
 
     def _roll(self, actions: NDArray[np.float32]) -> None:
         """Rolls the balls for one step with actions [2, areas]."""
@@ -99,24 +90,15 @@ class Balance(BuiltInGame):
         state[_CLIMB] /= STEP_S
         state[_HEIGHT] = height
 
-    def _begin(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: Ints) -> None:
         started = self._random.uniform(-1, 1, (6, areas.size)).astype(np.float32)
         started *= _SPREAD
         self._state[_FREE[:, None], areas] = started
         slope = np.sin(started[0:2])
         self._state[_HEIGHT, areas] = (slope * started[2:4]).sum(0)
         self._state[_CLIMB, areas] = (slope * started[4:6]).sum(0)
-        self._ages[areas] = 0
         for area in areas:  # a positive tilt raises the positive side
             self._pull[area] = -5 / 7 * self._parameters.get("gravity", GRAVITY) * STEP_S
 
-    def _observe(self) -> Array:
-        return self._state.T.copy()
-
-    def _ends(self, areas: NDArray[np.int64], fallen: NDArray[np.bool_]) -> Ends:
-        return Ends(
-            agents=areas,
-            observations=(self._state.T[areas],),
-            rewards=np.where(fallen, np.float32(FALL_REWARD), np.float32(REWARD)),
-            interrupted=~fallen,
-        )
+    def _observe(self) -> list[list[Array]]:
+        return [[self._state.T[:, None]]]

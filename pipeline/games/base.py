@@ -1,21 +1,22 @@
-"""Holds what the built-in games share: areas side by side, their random source, and reports of their agents."""
+"""Holds what the built-in games share: areas side by side, their random source, reports, and plane geometry."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends
+from sparring.pipeline.messages.simulator import BehaviorReport, Ends
 from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec, ObservationSpec
 
+T = TypeVar("T")
 Bools = NDArray[np.bool_]
 Float = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Seen = Array | Sequence[Array]
-"""An observation of n agents [n, ...], or one for each observation of their spec."""
 
 
 def one_vector(name: str, size: int, actions: ActionSpec) -> BehaviorSpec:
@@ -23,31 +24,52 @@ def one_vector(name: str, size: int, actions: ActionSpec) -> BehaviorSpec:
     return BehaviorSpec(observations=(ObservationSpec(name=name, shape=(size,)),), actions=actions)
 
 
-def lengths(vectors: Float) -> Float:
-    """Returns the lengths of vectors [..., 2]."""
-    found: Float = np.sqrt((vectors * vectors).sum(-1))
-    return found
-
-
 class BuiltInGame:
-    """Simulates areas side by side; this class itself has one agent of one behavior in each.
+    """Simulates areas side by side, each with the same players.
+
+    A column of players is [areas, players, ...] here, or [areas] or [areas, 1, ...] where the players of an area are
+    alike.
 
     Args:
         areas: number of areas.
         specs: spec of each behavior id.
+        players: number of players in an area.
+        sides: the players of each behavior; those of none are not reported.
 
     Attributes:
+        _ids: behavior ids.
         _areas: [areas] numbers of the areas.
         _ages: [areas] steps since the area's episode began.
-        _parameters: of the last reset.
+        _agents: [areas, players] ids of the agents.
+        _here: [areas, players] players that are present.
+        _groups: column of the ids of groups; None: the agents have no group.
+        _matches: [areas] ids of matches; None: an episode is no match.
+        _parameters: environment parameters of the last reset.
+        _constants: those of `DEFAULTS`, as the last reset gave them.
     """
 
-    def __init__(self, areas: int, specs: Mapping[str, BehaviorSpec]) -> None:
+    DEFAULTS: ClassVar[Mapping[str, float]] = {}
+    """Environment parameters that are read at a reset, with their defaults."""
+
+    def __init__(
+        self,
+        areas: int,
+        specs: Mapping[str, BehaviorSpec],
+        players: int = 1,
+        sides: Sequence[slice] = (slice(None),),
+    ) -> None:
         self._specs = specs
+        self._ids = list(specs)
+        self._sides = sides
         self._areas: Ints = np.arange(areas, dtype=np.int64)
         self._ages = np.zeros(areas, np.int64)
+        self._agents = np.arange(areas * players, dtype=np.int64).reshape(areas, players)
+        self._here = np.ones(self._agents.shape, bool)
+        self._groups: Ints | None = None
+        self._matches: Ints | None = None
         self._random = np.random.default_rng()
         self._parameters: Mapping[str, float] = {}
+        self._constants = dict(self.DEFAULTS)
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """Returns the spec of each behavior id."""
@@ -56,160 +78,133 @@ class BuiltInGame:
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
         """Begins new episodes in all areas."""
         self._parameters = parameters
+        self._constants = {name: parameters.get(name, default) for name, default in self.DEFAULTS.items()}
         if seed is not None:
             self._random = np.random.default_rng(seed)
-        self._begin(self._areas)
-        return self._first_reports()
+        self._start(self._areas)
+        return self._reports(group_rewards=None if self._groups is None else np.zeros(self._areas.size))
 
     def close(self) -> None:
         """Does nothing: the game holds no resources."""
 
     def _begin(self, areas: Ints) -> None:
+        """Sets the state of some areas to that of a new episode."""
+        raise NotImplementedError
+
+    def _observe(self) -> Sequence[Sequence[Array]]:
+        """Returns the observations of each behavior, as columns of all players."""
+        raise NotImplementedError
+
+    def _start(self, areas: Ints) -> None:
         """Begins new episodes in some areas."""
-        raise NotImplementedError
-
-    def _observe(self) -> Seen:
-        """Returns the observations of all agents."""
-        raise NotImplementedError
-
-    def _first_reports(self) -> tuple[BehaviorReport, ...]:
-        """Returns the reports of episodes that have just begun."""
-        return self._report(decisions(self._areas, self._observe()))
-
-    def _report(self, following: Decisions | None, last: Ends | None = None) -> tuple[BehaviorReport]:
-        """Returns the report of a game with one behavior."""
-        return (BehaviorReport(behavior=next(iter(self._specs)), decisions=following, ends=last),)
-
-
-class GroupGame(BuiltInGame):
-    """Simulates areas with one group each, whose members may be absent.
-
-    Args:
-        areas: number of areas.
-        members: size of each group.
-        specs: spec of each behavior id.
-
-    Attributes:
-        _here: [areas, members] members that are present.
-    """
-
-    def __init__(self, areas: int, members: int, specs: Mapping[str, BehaviorSpec]) -> None:
-        super().__init__(areas, specs)
-        self._agents = np.arange(areas * members, dtype=np.int64).reshape(areas, members)
-        self._groups = np.repeat(1 + self._areas, members).reshape(areas, members)
-        self._here = np.ones((areas, members), bool)
-
-    def _decisions(self, rows: Bools, seen: Seen, earned: Array | None) -> Decisions | None:
-        """Returns the decisions of some members; None if there are none.
-
-        Args:
-            rows: [areas, members] with n members.
-            seen: [n, ...] their observations.
-            earned: [areas, 1 or members] group rewards.
-        """
-        if not rows.any():
-            return None
-        shared = None if earned is None else np.broadcast_to(earned, rows.shape)[rows]
-        return decisions(self._agents[rows], seen, groups=self._groups[rows], group_rewards=shared)
-
-    def _ends(self, rows: Bools, seen: Seen, earned: Array, interrupted: Bools | None = None) -> Ends | None:
-        """Returns the ends of some members; None if there are none. `interrupted` is [areas, members], or None."""
-        if not rows.any():
-            return None
-        cut = None if interrupted is None else interrupted[rows]
-        shared = np.broadcast_to(earned, rows.shape)[rows]
-        return ends(self._agents[rows], seen, interrupted=cut, group_rewards=shared)
-
-
-class MatchGame(BuiltInGame):
-    """Simulates areas with a match of teams each; all agents of an area begin and end together.
-
-    Args:
-        areas: number of areas.
-        specs: spec of each behavior id, one for each team that is reported.
-        agents: [areas, players] ids, team by team.
-        members: players in a team.
-
-    Attributes:
-        _groups: [areas, players] ids of the teams' groups; None: the agents have no group.
-    """
-
-    def __init__(self, areas: int, specs: Mapping[str, BehaviorSpec], agents: Ints, members: int = 1) -> None:
-        super().__init__(areas, specs)
-        self._agents = agents
-        self._members = members
-        self._groups: Ints | None = None
-        self._matches = self._areas.copy()
-
-    def _observe_teams(self) -> Sequence[Sequence[Array]]:
-        """Returns the observations of each team, each [areas, members, ...]."""
-        raise NotImplementedError
-
-    def _first_reports(self) -> tuple[BehaviorReport, ...]:
-        nothing = np.zeros(self._agents.shape, np.float32)
-        return self._team_reports(nothing, None if self._groups is None else nothing)
-
-    def _next_match(self, areas: Ints) -> None:
         self._ages[areas] = 0
-        self._matches[areas] += self._areas.size  # a match id is never used twice
+        if self._matches is not None:
+            self._matches[areas] += self._areas.size  # a match id is never used twice
+        self._begin(areas)
 
     def _play_on(
-        self, over: Ints, rewards: Float, outcomes: Float, interrupted: Bools, group_rewards: Float | None = None
+        self,
+        over: Bools,
+        rewards: Array,
+        group_rewards: Array | None = None,
+        did_discrete: Array | None = None,
+        **ended: Array | None,
     ) -> tuple[BehaviorReport, ...]:
-        """Ends the matches of some areas, begins their next ones, and returns the reports of all.
+        """Ends the episodes of all players of some areas, begins the next ones, and returns the reports of all.
 
         Args:
-            over: [n] areas whose match is over.
-            rewards: [areas, players].
-            outcomes: [n, players] 1 won, 0.5 drawn, 0 lost.
-            interrupted: [n] matches that a limit has ended.
-            group_rewards: [areas, players].
+            over: [areas] areas whose episode is over.
+            rewards: column of the agents' own rewards.
+            group_rewards: column of the rewards of their groups.
+            did_discrete: column of actions, as for `decisions`.
+            ended: further columns of the ends, as for `ends`.
         """
-        if not over.size:
-            return self._team_reports(rewards, group_rewards)
-        seen, last = self._observe_teams(), []
-        for team in range(len(self._specs)):
-            side = self._side(team)
-            shared = None if group_rewards is None else group_rewards[over, side].ravel()
-            last.append(
-                ends(
-                    self._agents[over, side].ravel(),
-                    [_rows(one[over]) for one in seen[team]],
-                    rewards=rewards[over, side].ravel(),
-                    interrupted=np.repeat(interrupted, self._members),
-                    group_rewards=shared,
-                    outcomes=outcomes[:, side].ravel(),
-                    matches=np.repeat(self._matches[over], self._members),
-                )
-            )
-        self._begin(over)
-        rewards[over] = 0
-        if group_rewards is not None:
-            group_rewards[over] = 0
-        return self._team_reports(rewards, group_rewards, last)
+        if not over.any():
+            return self._reports(rewards=rewards, group_rewards=group_rewards, did_discrete=did_discrete)
+        last = self._end(over, rewards=rewards, group_rewards=group_rewards, did_discrete=did_discrete, **ended)
+        self._start(over.nonzero()[0])
+        earned, shared = (
+            None if column is None else np.where(self._wide(over), 0, self._wide(column))
+            for column in (rewards, group_rewards)
+        )
+        return self._reports(last, rewards=earned, group_rewards=shared, did_discrete=did_discrete)
 
-    def _team_reports(
-        self, rewards: Array, group_rewards: Array | None, last: Sequence[Ends] | None = None
+    def _end(self, rows: Bools, **columns: Array | None) -> list[Ends | None]:
+        """Returns the ends of some players for each behavior.
+
+        Args:
+            rows: column of the players that end.
+            columns: columns as for `ends`.
+        """
+        return self._records(ends, rows, matches=self._matches, **columns)
+
+    def _reports(
+        self, last: Sequence[Ends | None] = (), deciding: Bools | None = None, **columns: Array | None
     ) -> tuple[BehaviorReport, ...]:
-        seen, matches = self._observe_teams(), np.repeat(self._matches, self._members)
-        reports = []
-        for team, key in enumerate(self._specs):
-            side = self._side(team)
-            following = decisions(
-                self._agents[:, side].ravel(),
-                [_rows(one) for one in seen[team]],
-                rewards=rewards[:, side].ravel(),
-                groups=None if self._groups is None else self._groups[:, side].ravel(),
-                group_rewards=None if group_rewards is None else group_rewards[:, side].ravel(),
-                matches=matches,
-            )
-            reports.append(BehaviorReport(behavior=key, decisions=following, ends=last[team] if last else None))
-        return tuple(reports)
+        """Returns the reports of all behaviors that have any.
 
-    def _side(self, team: int) -> slice:
-        return slice(team * self._members, (team + 1) * self._members)
+        Args:
+            last: ends of each behavior; empty for none.
+            deciding: column of the players that want an action, by default all that are present.
+            columns: columns as for `decisions`.
+        """
+        rows = self._here if deciding is None else deciding
+        following = self._records(decisions, rows, groups=self._groups, matches=self._matches, **columns)
+        reports = (
+            BehaviorReport(behavior=key, decisions=one, ends=ended)
+            for key, one, ended in zip(self._ids, following, last or [None] * len(self._ids), strict=True)
+        )
+        return tuple(one for one in reports if one.decisions is not None or one.ends is not None)
+
+    def _records(self, build: Callable[..., T], rows: Bools, **columns: Array | None) -> list[T | None]:
+        """Returns what `build` makes of some players for each behavior, None for no players."""
+        found: list[T | None] = [None] * len(self._ids)
+        if not np.count_nonzero(rows):
+            return found
+        given = {name: column for name, column in columns.items() if column is not None}
+        for number, (side, seen) in enumerate(zip(self._sides, self._observe(), strict=True)):
+            own = self._wide(rows)[:, side].ravel()
+            if count := np.count_nonzero(own):
+                select = partial(self._select, side, None if count == own.size else own.nonzero()[0])
+                parts = {name: select(column) for name, column in given.items()}
+                found[number] = build(select(self._agents), [select(one) for one in seen], **parts)
+        return found
+
+    def _select(self, side: slice, chosen: Ints | None, column: Array) -> Array:
+        """Returns a new column of one side's players, [n, ...]: all, or the chosen ones of them."""
+        own = self._wide(column)[:, side]
+        rows = own.reshape(-1, *own.shape[2:])
+        return rows.copy() if chosen is None else rows[chosen]
+
+    def _wide(self, column: Array) -> Array:
+        """Returns a column with an entry for each player, [areas, players, ...]."""
+        column = column[:, None] if column.ndim == 1 else column
+        if column.shape[1] == self._agents.shape[1]:
+            return column
+        return np.repeat(column, self._agents.shape[1], 1)
 
 
-def _rows(column: Array) -> Array:
-    """Returns a column [areas, members, ...] as one row for each agent, [n, ...]."""
-    return column.reshape(-1, *column.shape[2:])
+def lengths(vectors: Float) -> Float:
+    """Returns the lengths of vectors [..., 2]."""
+    found: Float = np.sqrt((vectors * vectors).sum(-1))
+    return found
+
+
+def directions(angles: Float) -> Float:
+    """Returns unit vectors, [..., 2], of angles in radians."""
+    return np.stack([np.cos(angles), np.sin(angles)], -1)
+
+
+def half_turn(angles: Float) -> Float:
+    """Returns the same directions as angles from -pi to pi."""
+    found: Float = angles - 2 * np.pi * np.round(angles / (2 * np.pi))
+    return found
+
+
+def in_own_frame(vectors: Float, headings: Float) -> Float:
+    """Turns vectors [areas, players, n, 2] to [areas, players, 2n]: ahead and to the left of each player's heading."""
+    cosine, sine = np.cos(headings)[..., None], np.sin(headings)[..., None]
+    ahead = vectors[..., 0] * cosine + vectors[..., 1] * sine
+    aside = vectors[..., 1] * cosine - vectors[..., 0] * sine
+    turned: Float = np.stack([ahead, aside], -1).reshape(*vectors.shape[:2], -1)
+    return turned

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.games.base import Bools, GroupGame, Ints, one_vector
-from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Ends
-from sparring.pipeline.specs import ActionSpec, BehaviorId
+from sparring.pipeline.games.base import Bools, BuiltInGame, Ints, one_vector
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
 
 PLATE: Final = 0
 GATE: Final = 4
@@ -31,7 +30,7 @@ OBSERVATION_SIZE: Final = 2 * PLACES + 3
 _STRIDES: Final = np.array([-1, 0, 1])
 
 
-class Crowd(GroupGame):
+class Crowd(BuiltInGame):
     """Simulates `areas` corridors of 8 places; in each a group of up to `members` that come and go.
 
     The plate is at place 0, the gate between 4 and 5, the exit at 7. Members choose to go left, stay or go right; any
@@ -65,9 +64,9 @@ class Crowd(GroupGame):
         if every < 1:
             raise SettingsError(f"got every={every}; expected 1 or more steps; correct every")
         shape = (areas, members)
-        self._id = str(BehaviorId(name=behavior))
         spec = one_vector("corridor", OBSERVATION_SIZE, ActionSpec(discrete=(len(_STRIDES),)))
-        super().__init__(areas, members, {self._id: spec})
+        super().__init__(areas, {str(BehaviorId(name=behavior)): spec}, members)
+        self._groups = 1 + self._areas
         self._every = np.where(np.arange(members) % 2 == 1, every, 1)
         self._places = np.zeros(shape, np.int64)
         self._held = np.zeros(shape, np.int64)  # consecutive steps on the plate
@@ -85,14 +84,16 @@ class Crowd(GroupGame):
         self._earned += delivered.sum(1, keepdims=True) / before.shape[1]
         self._ages += 1
         over = self._ages >= LIMIT
-        ended, last = leaving | (before & over[:, None]), None
-        if ended.any():
-            last = self._ends(ended, self._observe()[ended], self._earned, ~leaving)
+        ended = leaving | (before & over[:, None])
+        last = self._end(ended, group_rewards=self._earned, interrupted=~leaving)
         self._pauses -= 1
         self._pauses[leaving] = self._random.integers(1, LONGEST_PAUSE + 1, int(leaving.sum()))
         self._appear(~before & (self._pauses <= 0))
-        self._begin(np.flatnonzero(over))
-        return self._reports(last)
+        self._start(over.nonzero()[0])
+        deciding = self._deciding()
+        reports = self._reports(last, deciding, group_rewards=self._earned)
+        self._earned[deciding] = 0
+        return reports
 
     def _deciding(self) -> Bools:
         """Returns which members decide, [areas, members]."""
@@ -106,7 +107,7 @@ class Crowd(GroupGame):
         lowest = np.where(shut & beyond, GATE + 1, PLATE)
         highest = np.where(shut & ~beyond, GATE, EXIT)
         if deciding.any():
-            self._places[deciding] += _STRIDES[actions[self._id].discrete[:, 0]]
+            self._places[deciding] += _STRIDES[actions[self._ids[0]].discrete[:, 0]]
         self._places.clip(lowest, highest, out=self._places)
         self._held = np.where(self._places == PLATE, np.minimum(self._held + 1, PLATE_LIMIT), 0)
 
@@ -130,23 +131,11 @@ class Crowd(GroupGame):
         pauses = self._random.integers(0, LONGEST_PAUSE + 1, (len(areas), self._agents.shape[1]))
         self._pauses[areas] = pauses - pauses.min(1, keepdims=True)  # at least one member is present at once
         self._here[areas] = False
-        self._ages[areas] = 0
         anew = np.zeros_like(self._here)
         anew[areas] = self._pauses[areas] == 0
         self._appear(anew)
 
-    def _first_reports(self) -> tuple[BehaviorReport, ...]:
-        return self._reports(None)
-
-    def _reports(self, last: Ends | None) -> tuple[BehaviorReport, ...]:
-        deciding, following = self._deciding(), None
-        if deciding.any():
-            following = self._decisions(deciding, self._observe()[deciding], self._earned)
-            self._earned[deciding] = 0
-        return self._report(following, last) if following is not None or last is not None else ()
-
-    def _observe(self) -> NDArray[np.float32]:
-        """Returns the observations, [areas, members, 19]."""
+    def _observe(self) -> list[list[Array]]:
         areas, members = self._agents.shape
         own = self._places[:, :, None] == np.arange(PLACES)
         crowd = (own & self._here[:, :, None]).sum(1, keepdims=True) / members
@@ -155,4 +144,4 @@ class Crowd(GroupGame):
         slow = self._every > 1
         rest = np.stack(np.broadcast_arrays(held, longest, slow), 2)
         crowd = np.broadcast_to(crowd, (areas, members, PLACES))
-        return np.concatenate([own, crowd, rest], 2).astype(np.float32)
+        return [[np.concatenate([own, crowd, rest], 2)]]

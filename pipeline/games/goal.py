@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.games.base import BuiltInGame
+from sparring.pipeline.games.base import BuiltInGame, Float, Ints
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
-from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec
+from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationKind, ObservationSpec
 
 STEP_SIZE: Final = 0.2
 TIME_PENALTY: Final = 0.01
@@ -21,7 +19,7 @@ SUCCESS: Final = 1 + FEWEST_STEPS * TIME_PENALTY
 SHOWN_STEPS: Final = 2
 MOST_ENTITIES: Final = 4
 
-_KINDS: Final = ("vector", "image", "entities", "goal")
+_KINDS: Final[tuple[ObservationKind, ...]] = ("vector", "image", "entities", "goal")
 
 
 class Goal(BuiltInGame):
@@ -63,67 +61,52 @@ class Goal(BuiltInGame):
         pixels: int = 20,
         team: int = 0,
     ) -> None:
-        self._kinds = observe.split("+")
-        if unknown := [kind for kind in self._kinds if kind not in _KINDS]:
+        wanted = observe.split("+")
+        if unknown := [kind for kind in wanted if kind not in _KINDS]:
             raise SettingsError(f"got observe={observe!r}; expected {' + '.join(_KINDS)}; correct {unknown[0]!r}")
         if discrete and hybrid:
             raise SettingsError("got discrete and hybrid; expected one of them; leave one out")
-        self._continuous = 0 if discrete else actions
-        self._branches = actions if discrete or hybrid else 0
+        self._kinds = [kind for word in wanted for kind in _KINDS if kind == word]
         self._pixels = pixels
         self._shown = SHOWN_STEPS if memory else None
-        self._id = str(BehaviorId(name=behavior, team=team))
-        branches = ActionSpec(continuous=self._continuous, discrete=(2,) * self._branches)
-        alone = len(self._kinds) == 1
-        seen = (self._spec(kind, "goal" if alone else f"{kind}-{at}") for at, kind in enumerate(self._kinds))
-        super().__init__(areas, {self._id: BehaviorSpec(observations=tuple(seen), actions=branches)})
-        self._positions = np.zeros((areas, self._continuous + self._branches))
+        names = ["goal"] if len(wanted) == 1 else [f"{kind}-{at}" for at, kind in enumerate(wanted)]
+        seen = tuple(self._spec(kind, name) for kind, name in zip(self._kinds, names, strict=True))
+        branches = (2,) * (actions if discrete or hybrid else 0)
+        spec = ActionSpec(continuous=0 if discrete else actions, discrete=branches)
+        behavior_id = str(BehaviorId(name=behavior, team=team))
+        super().__init__(areas, {behavior_id: BehaviorSpec(observations=seen, actions=spec)})
+        self._positions = np.zeros((areas, spec.parts))
         self._goals = np.ones(areas)
 
-    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves every position."""
-        chosen = actions[self._id]
-        moves = np.concatenate(
-            [chosen.continuous.clip(-STEP_SIZE, STEP_SIZE), np.where(chosen.discrete == 1, STEP_SIZE, -STEP_SIZE)], 1
-        )
-        self._positions += moves
+        self._positions += moves(actions[self._ids[0]])
         self._positions.clip(-1, 1, out=self._positions)
         self._ages += 1
         over = np.abs(self._positions).min(1) >= 1
-        ended = over.nonzero()[0]
-        finished = None
-        if ended.size:
-            reached = SUCCESS * self._positions[ended].mean(1) * self._goals[ended]
-            finished = ends(ended, [column[ended] for column in self._observe()], rewards=reached)
-            self._begin(ended)
-        following = decisions(self._areas, self._observe(), rewards=np.where(over, 0, -TIME_PENALTY))
-        return self._report(following, finished)
+        reached = SUCCESS * self._positions.mean(1) * self._goals
+        return self._play_on(over, np.where(over, reached, -TIME_PENALTY))
 
-    def _spec(self, kind: str, name: str) -> ObservationSpec:
-        if kind == "image":
-            return ObservationSpec(name=name, shape=(3, self._pixels, self._pixels), dtype="uint8", kind="image")
-        if kind == "entities":
-            return ObservationSpec(name=name, shape=(MOST_ENTITIES, 2), kind="entities")
-        if kind == "goal":
-            return ObservationSpec(name=name, shape=(2,), kind="goal")
-        return ObservationSpec(name=name, shape=(1,))
+    def _spec(self, kind: ObservationKind, name: str) -> ObservationSpec:
+        image = (3, self._pixels, self._pixels)
+        shape = {"vector": (1,), "image": image, "entities": (MOST_ENTITIES, 2), "goal": (2,)}[kind]
+        return ObservationSpec(name=name, shape=shape, dtype="uint8" if kind == "image" else "float32", kind=kind)
 
-    def _observe(self) -> list[Array]:
+    def _observe(self) -> list[list[Array]]:
         goals = self._goals if self._shown is None else np.where(self._ages < self._shown, self._goals, 0)
-        seen = {"image": self._image, "entities": self._entities, "goal": _side}
-        return [seen.get(kind, self._vector)(goals) for kind in self._kinds]
+        seen = {"vector": self._vector, "image": self._image, "entities": self._entities, "goal": _side}
+        return [[seen[kind](goals)[:, None] for kind in self._kinds]]
 
-    def _vector(self, goals: NDArray[np.float64]) -> Array:
-        shown = self._positions.mean(1) if "goal" in self._kinds else goals
-        return shown.astype(np.float32)[:, None]
+    def _vector(self, goals: Float) -> Array:
+        return (self._positions.mean(1) if "goal" in self._kinds else goals)[:, None]
 
-    def _image(self, goals: NDArray[np.float64]) -> Array:
+    def _image(self, goals: Float) -> Array:
         images = np.zeros((len(goals), 3, self._pixels, self._pixels), np.uint8)
         images[goals < 0, 0] = 255
         images[goals > 0, 1] = 255
         return images
 
-    def _entities(self, goals: NDArray[np.float64]) -> Array:
+    def _entities(self, goals: Float) -> Array:
         areas = len(goals)
         sides = self._random.choice([-1.0, 1.0], (areas, MOST_ENTITIES))
         seen = np.stack([np.full_like(sides, -1.0), sides], 2)
@@ -132,11 +115,16 @@ class Goal(BuiltInGame):
         order = self._random.random((areas, MOST_ENTITIES)).argsort(1)
         return np.take_along_axis(seen, order[:, :, None], 1)
 
-    def _begin(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: Ints) -> None:
         self._positions[areas] = 0
         self._goals[areas] = self._random.integers(0, 2, areas.size) * 2 - 1
-        self._ages[areas] = 0
 
 
-def _side(goals: NDArray[np.float64]) -> Array:
-    return np.stack([goals < 0, goals > 0], 1).astype(np.float32)
+def moves(chosen: BehaviorActions) -> Float:
+    """Returns how far each action moves, [n, actions]."""
+    sides = np.where(chosen.discrete == 1, STEP_SIZE, -STEP_SIZE)
+    return np.concatenate([chosen.continuous.clip(-STEP_SIZE, STEP_SIZE), sides], 1)
+
+
+def _side(goals: Float) -> Array:
+    return np.stack([goals < 0, goals > 0], 1)

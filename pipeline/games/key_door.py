@@ -7,8 +7,7 @@ record them from. The maze is small enough to be a table: every transition is lo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.games.base import Bools, BuiltInGame, Ints, one_vector
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
-from sparring.pipeline.simulation.game import decisions, ends
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
 
 MOVES: Final = ((-1, 0), (1, 0), (0, -1), (0, 1))
@@ -36,9 +34,12 @@ _PHASES: Final = 3
 _FAR: Final = np.iinfo(np.int32).max
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Maze:
-    """Holds the maze as a table over its states: place of the key, phase, column and row of the agent.
+    """Holds a maze as a table over its states: place of the key, phase, column and row of the agent.
+
+    Args:
+        size: places along the side of a room.
+        rooms: number of rooms in a row.
 
     Attributes:
         following: [states, moves] state after each move.
@@ -50,13 +51,17 @@ class Maze:
         starts: [keys x places of the starting room] states in which an episode begins.
     """
 
-    following: Ints
-    seen: NDArray[np.float32]
-    phases: Ints
-    goals: Bools
-    away: Ints
-    best: Bools
-    starts: Ints
+    def __init__(self, size: int, rooms: int) -> None:
+        key, phase, column, row = np.indices((_KEYS, _PHASES, rooms * size, size))
+        after = [_after(key, phase, column, row, move) for move in MOVES]
+        self.following: Ints = np.stack(after, -1).reshape(-1, len(MOVES))
+        self.seen = _views(key, phase, column, row)
+        self.phases: Ints = phase.ravel()
+        self.goals: Bools = ((phase == _PASSED) & (column == 0) & (row == 0)).ravel()
+        self.away = _distances(self.following, self.goals)
+        reached = self.away[self.following]
+        self.best: Bools = reached == reached.min(1, keepdims=True)
+        self.starts: Ints = ((phase == _SEARCHING) & (column // size == 1)).ravel().nonzero()[0]
 
 
 class KeyDoor(BuiltInGame):
@@ -94,6 +99,7 @@ class KeyDoor(BuiltInGame):
     """
 
     name = "key-door"
+    DEFAULTS: ClassVar = {"step_cost": 0.0}
 
     def __init__(
         self, areas: int = 1, behavior: str = "KeyDoor", size: int = 4, rooms: int = 4, limit: int = 150
@@ -102,20 +108,18 @@ class KeyDoor(BuiltInGame):
             if value not in allowed:
                 expected = f"{allowed[0]} to {allowed[-1]}"
                 raise SettingsError(f"got {option}={value}; expected {expected}; correct option {option!r}")
-        self._maze = build_maze(size, rooms)
+        self._maze = Maze(size, rooms)
         longest = int(self._maze.away[self._maze.starts].max())
         if limit < longest:
             raise SettingsError(
                 f"got limit={limit}; expected {longest} or more, the longest way; raise limit, or lower size or rooms"
             )
         self._name = behavior
-        self._id = str(BehaviorId(name=behavior))
         self._limit = limit
         spec = one_vector("view", self._maze.seen.shape[1], ActionSpec(discrete=(len(MOVES),)))
-        super().__init__(areas, {self._id: spec})
+        super().__init__(areas, {str(BehaviorId(name=behavior)): spec})
         self._states = np.zeros(areas, np.int64)
         self._script_random = np.random.default_rng()
-        self._step_cost = 0.0
         self._ended, self._reached = 0, np.zeros(len(_SHARES), np.int64)
 
     def scripts(self) -> Mapping[str, tuple[str, ...]]:
@@ -123,33 +127,21 @@ class KeyDoor(BuiltInGame):
         return {self._name: SCRIPTS}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
-        """Begins new episodes in all areas. Parameter: `step_cost` (0)."""
-        self._step_cost = parameters.get("step_cost", 0.0)
+        """Begins new episodes in all areas."""
         if seed is not None:
             self._script_random = np.random.default_rng((seed, 1))  # so that scripts do not change where episodes begin
         return super().reset(parameters, seed)
 
-    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport]:
+    def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves every agent by one place."""
-        moves, did = self._moves(actions[self._id])
+        moves, is_scripted = self._moves(actions[self._ids[0]])
         self._states = self._maze.following[self._states, moves]
         self._ages += 1
         won = self._maze.goals[self._states]
-        rewards = won - self._step_cost
-        over = (won | (self._ages >= self._limit)).nonzero()[0]
-        last = None
-        if over.size:
-            last = ends(
-                over,
-                self._maze.seen[self._states[over]],
-                rewards=rewards[over],
-                interrupted=~won[over],
-                did_discrete=None if did is None else did[over],
-            )
-            self._count(over)
-            self._begin(over)
-            rewards[over] = 0
-        return self._report(decisions(self._areas, self._observe(), rewards=rewards, did_discrete=did), last)
+        over = won | (self._ages >= self._limit)
+        self._count(self._states[over])
+        did = moves[:, None, None] if is_scripted else None
+        return self._play_on(over, won - self._constants["step_cost"], interrupted=~won, did_discrete=did)
 
     def statistics(self) -> tuple[Statistic, ...]:
         """Returns how far episodes came, once as many episodes as areas have ended.
@@ -163,49 +155,26 @@ class KeyDoor(BuiltInGame):
         names = (f"{self._name}/{word}" for word in _SHARES)
         return tuple(Statistic(name=name, value=float(share)) for name, share in zip(names, shares, strict=True))
 
-    def _observe(self) -> Array:
-        return self._maze.seen[self._states]
+    def _observe(self) -> list[list[Array]]:
+        return [[self._maze.seen[self._states][:, None]]]
 
     def _begin(self, areas: Ints) -> None:
         self._states[areas] = self._random.choice(self._maze.starts, areas.size)
-        self._ages[areas] = 0
 
-    def _moves(self, actions: BehaviorActions) -> tuple[Array, Array | None]:
-        """Returns the move of each agent, [areas], and the same as actions to report, [areas, 1], if a script plays any
-        agent.
-        """
+    def _moves(self, actions: BehaviorActions) -> tuple[Array, bool]:
+        """Returns the move of each agent, [areas], and whether a script plays any agent."""
         chosen = actions.discrete[:, 0]
         if actions.scripts is None or not actions.scripts.any():
-            return chosen, None
+            return chosen, False
         random = self._script_random.random((self._areas.size, len(MOVES)))
         expert = (random + self._maze.best[self._states]).argmax(1)
-        moves = np.choose(actions.scripts, (chosen, expert, random.argmax(1)))
-        return moves, moves[:, None]
+        return np.choose(actions.scripts, (chosen, expert, random.argmax(1))), True
 
-    def _count(self, over: Ints) -> None:
-        states = self._states[over]
+    def _count(self, states: Ints) -> None:
+        """Counts episodes, which ended in these states."""
         phases = self._maze.phases[states]
-        self._ended += over.size
+        self._ended += states.size
         self._reached += [np.sum(phases >= _CARRYING), np.sum(phases == _PASSED), np.sum(self._maze.goals[states])]
-
-
-def build_maze(size: int, rooms: int) -> Maze:
-    """Returns the maze with `rooms` rooms of `size` x `size` places."""
-    shape = (_KEYS, _PHASES, rooms * size, size)
-    key, phase, column, row = np.indices(shape)
-    following = np.stack([_after(key, phase, column, row, move) for move in MOVES], -1).reshape(-1, len(MOVES))
-    goals = ((phase == _PASSED) & (column == 0) & (row == 0)).ravel()
-    away = _distances(following, goals)
-    reached = away[following]
-    return Maze(
-        following=following,
-        seen=_views(key, phase, column, row),
-        phases=phase.ravel(),
-        goals=goals,
-        away=away,
-        best=reached == reached.min(1, keepdims=True),
-        starts=((phase == _SEARCHING) & (column // size == 1)).ravel().nonzero()[0],
-    )
 
 
 def _after(key: Ints, phase: Ints, column: Ints, row: Ints, move: tuple[int, int]) -> Ints:

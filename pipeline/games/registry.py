@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -13,21 +13,22 @@ from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.simulation.game import Game
 
-_MAKERS: Final[Mapping[str, tuple[str, str]]] = {
-    "balance": ("sparring.pipeline.games.balance", "Balance"),
-    "crowd": ("sparring.pipeline.games.crowd", "Crowd"),
-    "goal": ("sparring.pipeline.games.goal", "Goal"),
-    "goals": ("sparring.pipeline.games.goals", "Goals"),
-    "key-door": ("sparring.pipeline.games.key_door", "KeyDoor"),
-    "rooms": ("sparring.pipeline.games.rooms", "Rooms"),
-    "scramble": ("sparring.pipeline.games.scramble", "Scramble"),
-    "soccer": ("sparring.pipeline.games.soccer", "Soccer"),
-    "tag": ("sparring.pipeline.games.tag", "Tag"),
-    "gymnasium": ("sparring.pipeline.bridges.gymnasium", "make_gymnasium"),
-    "unity": ("sparring.pipeline.bridges.unity.game", "make_unity"),
-    "pettingzoo": ("sparring.pipeline.bridges.pettingzoo", "make_pettingzoo"),
-    "godot": ("sparring.pipeline.bridges.godot.game", "make_godot"),
+_MAKERS: Final[Mapping[str, str]] = {
+    "balance": "games.balance:Balance",
+    "crowd": "games.crowd:Crowd",
+    "goal": "games.goal:Goal",
+    "goals": "games.goals:Goals",
+    "key-door": "games.key_door:KeyDoor",
+    "rooms": "games.rooms:Rooms",
+    "scramble": "games.scramble:Scramble",
+    "soccer": "games.soccer:Soccer",
+    "tag": "games.tag:Tag",
+    "gymnasium": "bridges.gymnasium:make_gymnasium",
+    "unity": "bridges.unity.game:make_unity",
+    "pettingzoo": "bridges.pettingzoo:make_pettingzoo",
+    "godot": "bridges.godot.game:make_godot",
 }
+"""Module of `sparring.pipeline` and function or class that makes each simulator."""
 NAMES: Final = tuple(_MAKERS)
 
 _TYPES: Final[Mapping[str, type[Option]]] = {"bool": bool, "int": int, "float": float, "str": str}
@@ -109,9 +110,8 @@ def required_options(name: str) -> list[str]:
 def _maker(name: str) -> Callable[..., Game]:
     if name not in _MAKERS:
         raise _unknown(f"simulator {name!r}", name, NAMES)
-    module, maker = _MAKERS[name]
-    found: Callable[..., Game] = getattr(importlib.import_module(module), maker)
-    return found
+    maker: Callable[..., Game] = pkgutil.resolve_name(f"sparring.pipeline.{_MAKERS[name]}")
+    return maker
 
 
 def _convert(key: str, value: str, wanted: tuple[type[Option], ...]) -> Option:

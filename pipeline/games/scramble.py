@@ -12,7 +12,16 @@ from typing import Final
 import numpy as np
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.games.base import Float, Ints, MatchGame, lengths, one_vector
+from sparring.pipeline.games.base import (
+    BuiltInGame,
+    Float,
+    Ints,
+    directions,
+    half_turn,
+    in_own_frame,
+    lengths,
+    one_vector,
+)
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
 
@@ -41,7 +50,7 @@ _ALONE: Final = 6
 _PER_RIVAL: Final = 5
 
 
-class Scramble(MatchGame):
+class Scramble(BuiltInGame):
     """Simulates `areas` round arenas, each with `teams` teams of one agent and `pellets` pellets.
 
     Observation `view` [6 + 2 x pellets + 5 x (teams - 1)], in the agent's own frame (x ahead, y to the left; lengths
@@ -70,11 +79,12 @@ class Scramble(MatchGame):
     def __init__(self, areas: int = 1, behavior: str = "Scramble", teams: int = 3, pellets: int = 4) -> None:
         if teams < 2 or pellets < 1:
             raise SettingsError(f"got {teams}, {pellets}; expected 2 or more teams and 1 or more pellets; correct both")
-        self._ids = [str(BehaviorId(name=behavior, team=team)) for team in range(teams)]
+        behavior_ids = [str(BehaviorId(name=behavior, team=team)) for team in range(teams)]
         size = _ALONE + 2 * pellets + _PER_RIVAL * (teams - 1)
         spec = one_vector("view", size, ActionSpec(discrete=BRANCHES))
-        agents = np.arange(areas * teams, dtype=np.int64).reshape(areas, teams)
-        super().__init__(areas, dict.fromkeys(self._ids, spec), agents)
+        sides = [slice(team, team + 1) for team in range(teams)]
+        super().__init__(areas, dict.fromkeys(behavior_ids, spec), teams, sides)
+        self._matches = self._areas.copy()
         self._rivals = (np.arange(teams)[:, None] + np.arange(1, teams)) % teams  # [teams, rivals]
         self._places: Float = np.zeros((areas, teams, 2))
         self._velocities: Float = np.zeros((areas, teams, 2))
@@ -87,35 +97,33 @@ class Scramble(MatchGame):
         self._move(_COMMANDS[np.stack([actions[key].discrete for key in self._ids], 1)])
         rewards: Float = PELLET_REWARD * self._take().astype(np.float64)
         self._ages += 1
-        over = (self._ages >= MAX_STEPS).nonzero()[0]
-        outcomes = _outcomes(self._taken[over])
-        rewards[over] += 2 * outcomes - 1
-        return self._play_on(over, rewards, outcomes, np.zeros(over.size, bool))
+        over = self._ages >= MAX_STEPS
+        outcomes = _outcomes(self._taken)
+        rewards[over] += 2 * outcomes[over] - 1
+        return self._play_on(over, rewards, outcomes=outcomes)
 
     def _begin(self, areas: Ints) -> None:
         """Places agents around the center, at even angles and random distances and headings."""
         teams = len(self._ids)
         angles = self._random.uniform(0, 2 * np.pi, (areas.size, 1)) + 2 * np.pi * np.arange(teams) / teams
         radii = self._random.uniform(0.3 * ARENA, 0.7 * ARENA, angles.shape)
-        self._places[areas] = _ahead(angles) * radii[..., None]
+        self._places[areas] = directions(angles) * radii[..., None]
         self._headings[areas] = self._random.uniform(-np.pi, np.pi, (areas.size, teams))
         self._velocities[areas] = 0
         self._pellets[areas] = self._somewhere(areas.size, self._pellets.shape[1])
         self._taken[areas] = 0
-        self._next_match(areas)
 
     def _somewhere(self, *shape: int) -> Float:
         """Returns uniformly random places that an agent can reach, [*shape, 2]."""
         angles, shares = self._random.uniform(0, 2 * np.pi, shape), self._random.uniform(0, 1, shape)
-        return _ahead(angles) * ((ARENA - BODY) * np.sqrt(shares))[..., None]
+        return directions(angles) * ((ARENA - BODY) * np.sqrt(shares))[..., None]
 
     def _move(self, commands: Float) -> None:
         """Moves agents by one step, with commands [areas, teams, 2] in -1, 0, 1: forward, to the left; separates
         overlapping agents.
         """
-        self._headings += TURN * commands[..., 1]
-        self._headings -= 2 * np.pi * np.round(self._headings / (2 * np.pi))
-        wanted = _ahead(self._headings) * (SPEED * commands[..., :1])
+        self._headings = half_turn(self._headings + TURN * commands[..., 1])
+        wanted = directions(self._headings) * (SPEED * commands[..., :1])
         self._velocities += GRIP * (wanted - self._velocities)
         moved = self._places + STEP_S * self._velocities
         apart = moved[:, :, None] - moved[:, self._rivals]  # [areas, teams, rivals, 2]
@@ -136,8 +144,9 @@ class Scramble(MatchGame):
         self._pellets[gone] = self._somewhere(int(gone.sum()))
         return taken
 
-    def _observe_teams(self) -> list[tuple[Array]]:
-        place, leads = self._places[:, :, None], np.clip(self._leads() / LEAD, -1, 1)
+    def _observe(self) -> list[list[Array]]:
+        place = self._places[:, :, None]
+        leads = np.clip((self._taken[:, :, None] - self._taken[:, self._rivals]) / LEAD, -1, 1)  # over each rival
         alone = np.concatenate([-place / ARENA, self._velocities[:, :, None] / SPEED], 2)
         pellets = _nearest_first(self._pellets[:, None] - place)
         away = self._places[:, self._rivals] - place
@@ -145,28 +154,14 @@ class Scramble(MatchGame):
         rivals = _nearest_first(away, moving, leads[..., None])
         left = np.repeat(1 - self._ages[:, None] / MAX_STEPS, len(self._ids), 1)
         parts = [
-            self._turned(alone),
+            in_own_frame(alone, self._headings),
             np.stack([left, leads.min(2)], -1),
-            self._turned(pellets / ARENA),
-            self._turned(rivals[..., :2] / ARENA),
-            self._turned(rivals[..., 2:4]),
+            in_own_frame(pellets / ARENA, self._headings),
+            in_own_frame(rivals[..., :2] / ARENA, self._headings),
+            in_own_frame(rivals[..., 2:4], self._headings),
             rivals[..., 4],
         ]
-        seen = np.concatenate(parts, -1).astype(np.float32)  # [areas, teams, numbers]
-        return [(seen[:, team : team + 1],) for team in range(len(self._ids))]
-
-    def _turned(self, vectors: Float) -> Float:
-        """Turns vectors [areas, teams, n, 2] in the arena's frame to [areas, teams, 2n] in each agent's own."""
-        cosine, sine = np.cos(self._headings)[..., None], np.sin(self._headings)[..., None]
-        ahead = vectors[..., 0] * cosine + vectors[..., 1] * sine
-        aside = vectors[..., 1] * cosine - vectors[..., 0] * sine
-        turned: Float = np.stack([ahead, aside], -1).reshape(*vectors.shape[:2], -1)
-        return turned
-
-    def _leads(self) -> Ints:
-        """Returns the lead over each rival in pellets, [areas, teams, rivals]."""
-        leads: Ints = self._taken[:, :, None] - self._taken[:, self._rivals]
-        return leads
+        return [[np.concatenate(parts, -1)]] * len(self._ids)
 
 
 def _outcomes(taken: Ints) -> Float:
@@ -181,8 +176,3 @@ def _nearest_first(away: Float, *others: Float) -> Float:
     order = lengths(away).argsort(2, kind="stable")[..., None]
     columns: Float = np.take_along_axis(np.concatenate([away, *others], -1), order, 2)
     return columns
-
-
-def _ahead(angles: Float) -> Float:
-    """Returns unit vectors, [..., 2]."""
-    return np.stack([np.cos(angles), np.sin(angles)], -1)

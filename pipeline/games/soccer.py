@@ -7,14 +7,13 @@ Rules and reports are here, the motion is in `soccer_physics.py`, a scripted tea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.games.base import MatchGame, one_vector
-from sparring.pipeline.games.soccer_physics import GOAL_X, MAX_BALL_SPEED, PLAYERS, Float, Pitch
+from sparring.pipeline.games.base import Bools, BuiltInGame, Float, Ints, in_own_frame, lengths, one_vector
+from sparring.pipeline.games.soccer_physics import GOAL_X, MAX_BALL_SPEED, PLAYERS, Pitch
 from sparring.pipeline.games.soccer_script import scripted, still
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId
@@ -27,16 +26,16 @@ BEHIND: Final = 1.0
 BRANCHES: Final = (3, 3, 3)
 OBSERVATION_SIZE: Final = 27
 
-_TEAMS: Final = (0, 1)
+_SIDES: Final = (slice(0, 2), slice(2, 4))
 _SCRIPTS: Final[Mapping[str, Callable[[Pitch, int], Float]]] = {"scripted": scripted, "still": still}
 _RIVALS_ARE: Final = ("learning", *_SCRIPTS)
 _TEAMMATES: Final = np.array([1, 0, 3, 2])
-_RIVALS: Final = np.array([[2, 3], [3, 2], [0, 1], [1, 0]])
+_RIVALS: Final = np.array([[2, 3, 0, 1], [3, 2, 1, 0]])
 _ATTACKS: Final = np.array([1.0, 1.0, -1.0, -1.0])
 _LEFT_RIGHT: Final = np.array([0.0, 1.0, -1.0])
 
 
-class Soccer(MatchGame):
+class Soccer(BuiltInGame):
     """Simulates `areas` pitches with 4 agents each: players 0 and 1 of team 0, players 2 and 3 of team 1.
 
     Observation `view` [27], in the agent's own frame (x ahead, y to the left; lengths divided by half the pitch's
@@ -64,6 +63,7 @@ class Soccer(MatchGame):
     """
 
     name = "soccer"
+    DEFAULTS: ClassVar = {"ball_touch": 0.0, "ball_progress": 0.0, "ball_approach": 0.0}
 
     def __init__(self, areas: int = 1, behavior: str = "Soccer", rivals: str = "learning", every: int = 1) -> None:
         if rivals not in _RIVALS_ARE:
@@ -72,25 +72,17 @@ class Soccer(MatchGame):
             raise SettingsError(f"got every={every}; expected a divisor of {MAX_STEPS}; give 1, 2, 4, 5 or 10")
         self._rivals = _SCRIPTS.get(rivals)
         self._every = every
-        teams = _TEAMS if self._rivals is None else _TEAMS[:1]
-        self._ids = [str(BehaviorId(name=behavior, team=team)) for team in teams]
+        teams = (0, 1) if self._rivals is None else (0,)
+        behavior_ids = [str(BehaviorId(name=behavior, team=team)) for team in teams]
         spec = one_vector("view", OBSERVATION_SIZE, ActionSpec(discrete=BRANCHES))
-        agents = np.arange(areas * PLAYERS, dtype=np.int64).reshape(areas, PLAYERS)
-        super().__init__(areas, dict.fromkeys(self._ids, spec), agents, members=2)
+        super().__init__(areas, dict.fromkeys(behavior_ids, spec), PLAYERS, _SIDES[: len(teams)])
         self._groups = 1 + 2 * self._areas[:, None] + np.array([0, 0, 1, 1])
+        self._matches = self._areas.copy()
         self._pitch = Pitch(areas)
-        self._touch_reward = self._progress_reward = self._approach_reward = 0.0
 
     def scripts(self) -> Mapping[str, tuple[str, ...]]:
         """Returns the scripts that can play either team."""
         return {BehaviorId.parse(self._ids[0]).name: tuple(_SCRIPTS)}
-
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
-        """Begins new matches on all pitches. Parameters: `ball_touch`, `ball_progress` and `ball_approach` (all 0)."""
-        self._touch_reward = parameters.get("ball_touch", 0.0)
-        self._progress_reward = parameters.get("ball_progress", 0.0)
-        self._approach_reward = parameters.get("ball_approach", 0.0)
-        return super().reset(parameters, seed)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Plays on to the next decision on all pitches."""
@@ -98,31 +90,25 @@ class Soccer(MatchGame):
         touched, progress, scored = self._advance(actions)
         self._ages += self._every
         share = self._ages / MAX_STEPS
-        own = np.where(touched, self._touch_reward, 0.0) + EXISTENCE * self._every
-        own += self._progress_reward * progress[:, None] * _ATTACKS / (2 * GOAL_X)
-        own += self._approach_reward * (away - self._to_place()) / (2 * GOAL_X)
+        own = np.where(touched, self._constants["ball_touch"], 0.0) + EXISTENCE * self._every
+        own += self._constants["ball_progress"] * progress[:, None] * _ATTACKS / (2 * GOAL_X)
+        own += self._constants["ball_approach"] * (away - self._to_place()) / (2 * GOAL_X)
         won = scored[:, None] * _ATTACKS  # [areas, players] 1 scored, -1 conceded, 0 neither
         group = np.where(won > 0, 1 - share[:, None], won)
-        ended = ((scored != 0) | (self._ages >= MAX_STEPS)).nonzero()[0]
-        outcomes = won[ended] / 2 + 0.5
-        return self._play_on(ended, own, outcomes, scored[ended] == 0, group)
+        over = (scored != 0) | (self._ages >= MAX_STEPS)
+        return self._play_on(over, own, interrupted=scored == 0, outcomes=won / 2 + 0.5, group_rewards=group)
 
-    def _begin(self, areas: NDArray[np.int64]) -> None:
+    def _begin(self, areas: Ints) -> None:
         self._pitch.place(areas, self._random)
-        self._next_match(areas)
 
-    def _to_place(self) -> NDArray[np.float64]:
+    def _to_place(self) -> Float:
         """Returns the meters to the place behind the ball, as seen from the rival goal, [areas, players]."""
         ball = self._pitch.ball[:, None]
         to_goal = np.stack([_ATTACKS, np.zeros(PLAYERS)], -1) * GOAL_X - ball
-        to_goal /= np.maximum(np.sqrt((to_goal * to_goal).sum(-1, keepdims=True)), 1e-6)
-        away = ball - BEHIND * to_goal - self._pitch.positions
-        found: NDArray[np.float64] = np.sqrt((away * away).sum(-1))
-        return found
+        to_goal /= np.maximum(lengths(to_goal), 1e-6)[..., None]
+        return lengths(ball - BEHIND * to_goal - self._pitch.positions)
 
-    def _advance(
-        self, actions: Mapping[str, BehaviorActions]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]:
+    def _advance(self, actions: Mapping[str, BehaviorActions]) -> tuple[Bools, Float, Float]:
         """Moves everything; after a goal, later steps of the decision do not count.
 
         Returns:
@@ -139,7 +125,7 @@ class Soccer(MatchGame):
             scored = np.where(undecided, goal, scored)
         return touched, progress, scored
 
-    def _commands(self, actions: Mapping[str, BehaviorActions]) -> tuple[NDArray[np.float64], ...]:
+    def _commands(self, actions: Mapping[str, BehaviorActions]) -> tuple[Float, ...]:
         """Returns the commands forward, left and turn to the left, each [areas, players] in -1, 0, 1."""
         teams = [self._moves(team, actions[key]) for team, key in enumerate(self._ids)]
         if self._rivals is not None:
@@ -147,7 +133,7 @@ class Soccer(MatchGame):
         moves = np.concatenate(teams, 1)
         return moves[..., 0], moves[..., 1], moves[..., 2]
 
-    def _moves(self, team: int, actions: BehaviorActions) -> NDArray[np.float64]:
+    def _moves(self, team: int, actions: BehaviorActions) -> Float:
         """Returns the commands of both players of a team, [areas, 2, 3]: the trainer's, or those of the script that it
         requests.
         """
@@ -159,26 +145,17 @@ class Soccer(MatchGame):
                     moves = np.where((asked == number)[..., None], script(self._pitch, team), moves)
         return moves
 
-    def _observe_teams(self) -> list[tuple[Array]]:
-        pitch = self._pitch
+    def _observe(self) -> list[list[Array]]:
+        pitch, seen_by = self._pitch, (_TEAMMATES, *_RIVALS)
         place, speed, heading = pitch.positions, pitch.velocities, pitch.headings
         goals = np.stack([_ATTACKS, np.zeros(PLAYERS)], -1) * GOAL_X
-        away = [pitch.ball[:, None] - place, place[:, _TEAMMATES] - place]
-        away += [place[:, _RIVALS[:, index]] - place for index in (0, 1)]
+        away = [pitch.ball[:, None] - place, *(place[:, others] - place for others in seen_by)]
         away += [goals - place, -goals - place]
-        moving = [pitch.ball_velocity[:, None] + np.zeros_like(speed), speed]
-        moving += [speed[:, _TEAMMATES], speed[:, _RIVALS[:, 0]], speed[:, _RIVALS[:, 1]]]
-        seen = np.concatenate(
-            [np.stack(away, 2) / GOAL_X, np.stack(moving, 2) / MAX_BALL_SPEED], 2
-        )  # [areas, players, 11, 2] in the pitch's frame
-        cosine, sine = np.cos(heading)[..., None], np.sin(heading)[..., None]
-        turned = np.empty((*seen.shape[:2], OBSERVATION_SIZE), np.float32)
-        turned[..., 0:22:2] = seen[..., 0] * cosine + seen[..., 1] * sine
-        turned[..., 1:22:2] = seen[..., 1] * cosine - seen[..., 0] * sine
-        turned[..., 22] = cosine[..., 0] * _ATTACKS
-        turned[..., 23] = sine[..., 0] * _ATTACKS
+        ball_speed = pitch.ball_velocity[:, None] + np.zeros_like(speed)
+        moving = [ball_speed, speed, *(speed[:, others] for others in seen_by)]
+        vectors = [np.stack(away, 2) / GOAL_X, np.stack(moving, 2) / MAX_BALL_SPEED]  # in the pitch's frame
         facing = heading[:, _TEAMMATES] - heading
-        turned[..., 24] = np.cos(facing)
-        turned[..., 25] = np.sin(facing)
-        turned[..., 26] = self._ages[:, None] / MAX_STEPS
-        return [(turned[:, self._side(team)],) for team in range(len(self._ids))]
+        share = np.broadcast_to(self._ages[:, None] / MAX_STEPS, heading.shape)
+        rest = [np.cos(heading) * _ATTACKS, np.sin(heading) * _ATTACKS, np.cos(facing), np.sin(facing), share]
+        seen = np.concatenate([in_own_frame(np.concatenate(vectors, 2), heading), np.stack(rest, -1)], -1)
+        return [[seen]] * len(self._ids)

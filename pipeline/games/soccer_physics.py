@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Float = NDArray[np.float64]
+from sparring.pipeline.games.base import Bools, Float, Ints, directions, half_turn, lengths
 
 STEP_S: Final = 0.1
 PLAYERS: Final = 4
@@ -62,7 +61,7 @@ class Pitch:
         self.ball: Float = np.zeros((areas, 2))
         self.ball_velocity: Float = np.zeros((areas, 2))
 
-    def place(self, areas: NDArray[np.int64], random: np.random.Generator) -> None:
+    def place(self, areas: Ints, random: np.random.Generator) -> None:
         """Places players near their kick-off places, facing the rivals, and the ball near the center, at rest."""
         shape = (areas.size, PLAYERS)
         self.positions[areas] = _KICK_OFF + random.uniform(-0.8, 0.8, (*shape, 2))
@@ -71,7 +70,7 @@ class Pitch:
         self.ball[areas] = random.uniform(-0.5, 0.5, (areas.size, 2))
         self.ball_velocity[areas] = 0
 
-    def advance(self, forward: Float, left: Float, turn: Float) -> tuple[NDArray[np.bool_], Float]:
+    def advance(self, forward: Float, left: Float, turn: Float) -> tuple[Bools, Float]:
         """Moves everything by `STEP_S`.
 
         Args:
@@ -83,9 +82,8 @@ class Pitch:
             touched [areas, players]: players that touched the ball; scored [areas]: 1 where team 0 scored, -1
             where team 1 did, else 0.
         """
-        self.headings += TURN * turn
-        self.headings -= 2 * np.pi * np.round(self.headings / (2 * np.pi))
-        ahead = np.stack([np.cos(self.headings), np.sin(self.headings)], -1)
+        self.headings = half_turn(self.headings + TURN * turn)
+        ahead = directions(self.headings)
         self._run(forward, left, ahead)
         self._part()
         touched = self._strike(forward, ahead)
@@ -94,21 +92,21 @@ class Pitch:
     def _run(self, forward: Float, left: Float, ahead: Float) -> None:
         across = np.stack([-ahead[..., 1], ahead[..., 0]], -1)
         wanted = ahead * forward[..., None] + across * left[..., None]
-        size = np.maximum(np.sqrt((wanted * wanted).sum(-1, keepdims=True)), 1)
+        size = np.maximum(lengths(wanted), 1)[..., None]
         self.velocities += GRIP * (wanted * (MAX_PLAYER_SPEED / size) - self.velocities)
         self.positions += STEP_S * self.velocities
 
     def _part(self) -> None:
         apart = self.positions[:, _PAIRS[:, 0]] - self.positions[:, _PAIRS[:, 1]]
-        distance = np.maximum(np.sqrt((apart * apart).sum(-1, keepdims=True)), 1e-6)
+        distance = np.maximum(lengths(apart), 1e-6)[..., None]
         overlap = np.maximum(2 * PLAYER_RADIUS - distance, 0)
         self.positions += _PUSH @ (apart * (overlap / distance))
         np.clip(self.positions, -_PLAYER_LIMITS, _PLAYER_LIMITS, out=self.positions)
 
-    def _strike(self, forward: Float, ahead: Float) -> NDArray[np.bool_]:
+    def _strike(self, forward: Float, ahead: Float) -> Bools:
         away = self.ball[:, None] - self.positions
-        distance = np.maximum(np.sqrt((away * away).sum(-1)), 1e-6)
-        touched: NDArray[np.bool_] = distance < _REACH
+        distance = np.maximum(lengths(away), 1e-6)
+        touched: Bools = distance < _REACH
         normal = away / distance[..., None]
         closing = ((self.velocities - self.ball_velocity[:, None]) * normal).sum(-1)
         kick = KICK_SPEED * np.maximum(forward, 0) * np.maximum((ahead * normal).sum(-1), 0)
@@ -116,8 +114,8 @@ class Pitch:
         self.ball_velocity += (normal * push[..., None]).sum(1)
         overlap = np.where(touched, _REACH - distance, 0)
         self.ball += (normal * overlap[..., None]).sum(1)
-        speed = np.sqrt((self.ball_velocity * self.ball_velocity).sum(-1, keepdims=True))
-        self.ball_velocity *= np.minimum(MAX_BALL_SPEED / np.maximum(speed, 1e-6), 1)
+        speed = np.maximum(lengths(self.ball_velocity), 1e-6)
+        self.ball_velocity *= np.minimum(MAX_BALL_SPEED / speed, 1)[:, None]
         return touched
 
     def _roll(self) -> Float:

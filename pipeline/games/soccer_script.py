@@ -9,7 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from sparring.pipeline.games.soccer_physics import GOAL_X, Float, Pitch
+from sparring.pipeline.games.base import Float, half_turn
+from sparring.pipeline.games.soccer_physics import GOAL_X, Pitch
 
 _BEHIND: Final = 1.0
 """Distance behind the ball, on the line of the shot, from which a player runs at it, in meters."""
@@ -40,8 +41,7 @@ def scripted(pitch: Pitch, team: int) -> Float:
     keeping = (own_goal + _KEEPING * (pitch.ball - own_goal))[:, None] - place
     arrived = ~attacks & ((keeping * keeping).sum(-1, keepdims=True) < _THERE**2)
     way = np.where(attacks, _attack(place, to_ball, -own_goal), np.where(arrived, to_ball, keeping))
-    off = np.arctan2(way[..., 1], way[..., 0]) - heading
-    off -= 2 * np.pi * np.round(off / (2 * np.pi))
+    off = half_turn(np.arctan2(way[..., 1], way[..., 0]) - heading)
     forward = (np.abs(off) < _RUN) & ~arrived[..., 0]
     turn = np.where(np.abs(off) > _AIM, np.sign(off), 0)
     return np.stack([forward, np.zeros_like(turn), turn], -1)

@@ -7,12 +7,12 @@ stamina lasts. They also have different observations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.games.base import Float, Ints, MatchGame, lengths
+from sparring.pipeline.games.base import BuiltInGame, Float, Ints, directions, lengths
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec
 
@@ -49,7 +49,7 @@ _START: Final = 2.5
 _OTHER: Final = np.array([1, 0])
 
 
-class Tag(MatchGame):
+class Tag(BuiltInGame):
     """Simulates `areas` squares with a chaser (team 0) and a runner (team 1) in each.
 
     Both observe `view` [9]: own place, own velocity, the other's place and velocity relative to their own, two numbers
@@ -75,6 +75,7 @@ class Tag(MatchGame):
     """
 
     name = "tag"
+    DEFAULTS: ClassVar = {"approach": 0.0}
 
     def __init__(self, areas: int = 1, chaser: str = "Chaser", runner: str = "Runner") -> None:
         if chaser == runner:
@@ -85,18 +86,13 @@ class Tag(MatchGame):
             BehaviorSpec(observations=(view,), actions=ActionSpec(continuous=2)),
             BehaviorSpec(observations=(view, surroundings), actions=ActionSpec(continuous=2, discrete=(2,))),
         )
-        self._ids = [str(BehaviorId(name=name, team=team)) for team, name in enumerate((chaser, runner))]
-        agents = np.repeat(np.arange(areas, dtype=np.int64)[:, None], 2, 1)
-        super().__init__(areas, dict(zip(self._ids, specs, strict=True)), agents)
-        self._approach = 0.0
+        behavior_ids = [str(BehaviorId(name=name, team=team)) for team, name in enumerate((chaser, runner))]
+        super().__init__(areas, dict(zip(behavior_ids, specs, strict=True)), 2, (slice(0, 1), slice(1, 2)))
+        self._agents = np.repeat(self._areas[:, None], 2, 1)
+        self._matches = self._areas.copy()
         self._places: Float = np.zeros((areas, 2, 2))  # areas, players, x and y
         self._velocities: Float = np.zeros((areas, 2, 2))
         self._stamina = np.full(areas, RESTED)
-
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> tuple[BehaviorReport, ...]:
-        """Begins new matches in all squares. Parameter: `approach` (0)."""
-        self._approach = parameters.get("approach", 0.0)
-        return super().reset(parameters, seed)
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> tuple[BehaviorReport, ...]:
         """Moves both players and decides who has won."""
@@ -105,21 +101,20 @@ class Tag(MatchGame):
         self._ages += 1
         apart = self._apart()
         tagged = apart < TAG_REACH
-        over = (tagged | (self._ages >= MAX_STEPS)).nonzero()[0]
-        gain = self._approach * (before - apart) - STEP_COST  # the chaser's; the runner loses it
+        over = tagged | (self._ages >= MAX_STEPS)
+        gain = self._constants["approach"] * (before - apart) - STEP_COST  # the chaser's; the runner loses it
         gain[over] += np.where(tagged[over], 1, -1)
-        outcomes = np.stack([tagged[over], ~tagged[over]], 1).astype(np.float64)
-        return self._play_on(over, np.stack([gain, -gain], 1), outcomes, np.zeros(over.size, bool))
+        outcomes = np.stack([tagged, ~tagged], 1).astype(np.float64)
+        return self._play_on(over, np.stack([gain, -gain], 1), outcomes=outcomes)
 
     def _begin(self, areas: Ints) -> None:
         """Places both at random around the pillar, at least an eighth of a turn apart."""
         turn, away = self._random.uniform(0, 2 * np.pi, areas.size), self._random.uniform(0.25, 1.75, areas.size)
         angles = np.stack([turn, turn + np.pi * away], -1)
         radii = self._random.uniform(_RING, _START, (areas.size, 2))
-        self._places[areas] = np.stack([np.cos(angles), np.sin(angles)], -1) * radii[..., None]
+        self._places[areas] = directions(angles) * radii[..., None]
         self._velocities[areas] = 0
         self._stamina[areas] = RESTED
-        self._next_match(areas)
 
     def _move(self, actions: Mapping[str, BehaviorActions]) -> None:
         """Moves the players by one step; they cannot pass a wall or the pillar."""
@@ -140,13 +135,13 @@ class Tag(MatchGame):
         """Returns the distance between the two in meters, [areas]."""
         return lengths(self._places[:, 1] - self._places[:, 0])
 
-    def _observe_teams(self) -> tuple[tuple[Array, ...], ...]:
+    def _observe(self) -> list[list[Array]]:
         place, speed = self._places / HALF, self._velocities / (SPEEDS[1] * SPRINT)
         left = np.broadcast_to((1 - self._ages / MAX_STEPS)[:, None, None], (self._areas.size, 2, 1))
         parts = [place, speed, place[:, _OTHER] - place, speed[:, _OTHER] - speed, left]
-        view = np.concatenate(parts, -1).astype(np.float32)
+        view = np.concatenate(parts, -1)
         limit, ring = _LIMIT / HALF, _RING / HALF
         own = place[:, 1]
         free = [limit + own[:, 0], limit - own[:, 0], limit + own[:, 1], limit - own[:, 1], lengths(own) - ring]
-        around = np.stack([*free, self._stamina / RESTED], -1).astype(np.float32)
-        return (view[:, :1],), (view[:, 1:], around[:, None])
+        around = np.stack([*free, self._stamina / RESTED], -1)  # of the runner
+        return [[view], [view, around[:, None]]]

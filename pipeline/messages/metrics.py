@@ -24,14 +24,12 @@ class Wait:
         activity: what it produces, such as "segments/Walk"; "*" for the whole service.
         what: what it waits for, such as "steps/Walk", or "credit.segments/Walk" for space in that queue.
         sources: services that provide it, or "simulators"; none where no other stage can be the cause.
-        seconds: time waited so far.
         who: which of the sources, where the service knows; else "".
     """
 
     activity: str
     what: str
     sources: tuple[str, ...] = ()
-    seconds: float = 0.0
     who: str = ""
 
 

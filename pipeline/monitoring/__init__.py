@@ -3,5 +3,5 @@
     Metrics of all services -> Overview -> Intervals -> console line, TensorBoard events, JSON lines
                                        `-> status, Prometheus text, BehaviorSummary -> summary.json
 
-All of it is computed from arguments; only `files.py` and `rotation.py` touch a disk, and only `writing.py` waits.
+All of it is computed from arguments; only `files.py` touches a disk, and only `writing.py` waits.
 """

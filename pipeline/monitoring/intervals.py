@@ -118,8 +118,7 @@ class IntervalStart:
 
     step: int
     time_s: float
-    counters: dict[str, float] = field(default_factory=dict)
-    lag: Histogram | None = None
+    numbers: Numbers = field(default_factory=Numbers)
 
 
 class Intervals:
@@ -130,19 +129,15 @@ class Intervals:
 
     Args:
         overview: numbers of all services, updated by the caller.
-        frequencies: `summary_freq` by behavior, in steps; `SUMMARY_FREQ` for others.
-        max_steps: step at which the run ends, by behavior, until the learner has published it.
+        frequencies: `summary_freq` by behavior, in steps; `SUMMARY_FREQ` for others. The caller may replace it.
+        max_steps: step at which the run ends, by behavior, until the learner has published it; likewise.
     """
 
     def __init__(self, overview: Overview, frequencies: Mapping[str, int], max_steps: Mapping[str, int]) -> None:
         self.starts: dict[str, IntervalStart] = {}
         self._overview = overview
-        self._frequencies = frequencies
-        self._max_steps = max_steps
-
-    def adopt(self, frequencies: Mapping[str, int], max_steps: Mapping[str, int]) -> None:
-        """Takes over `summary_freq` and the last step of all behaviors, after further ones were added."""
-        self._frequencies, self._max_steps = frequencies, max_steps
+        self.frequencies = frequencies
+        self.max_steps = max_steps
 
     def track(self, behavior: str, time_s: float) -> None:
         """Follows a behavior; must be called whenever its numbers may have changed.
@@ -160,27 +155,24 @@ class Intervals:
     def due(self, behavior: str) -> bool:
         """Returns whether the steps have passed a multiple of `summary_freq` since the interval began."""
         step, begun = self._overview.step(behavior), self.starts[behavior].step
-        frequency = max(1, self._frequencies.get(behavior, SUMMARY_FREQ))
+        frequency = max(1, self.frequencies.get(behavior, SUMMARY_FREQ))
         return step // frequency > begun // frequency and self.progressed(behavior)
 
     def progressed(self, behavior: str) -> bool:
         """Returns whether any step was trained since the interval began."""
         name = "trained" if self._overview.training else "steps"
-        return self._overview.trained(behavior) > self.starts[behavior].counters.get(name, 0.0)
+        return self._overview.trained(behavior) > self.starts[behavior].numbers.counters.get(name, 0.0)
 
     def close(self, behavior: str, time_s: float) -> Interval:
         """Ends the interval, begins the next, and returns the ended one."""
         interval, numbers = self.peek(behavior, time_s), self._overview.numbers.of(behavior)
-        self.starts[behavior] = IntervalStart(
-            step=interval.step, time_s=time_s, counters=numbers.counters, lag=numbers.histograms.get("lag")
-        )
+        self.starts[behavior] = IntervalStart(step=interval.step, time_s=time_s, numbers=numbers)
         return interval
 
     def peek(self, behavior: str, time_s: float) -> Interval:
         """Returns the interval as if it ended now."""
         start = self.starts[behavior]
-        lags = {} if start.lag is None else {"lag": start.lag}
-        numbers = self._overview.numbers.of(behavior).since(Numbers(counters=start.counters, histograms=lags))
+        numbers = self._overview.numbers.of(behavior).since(start.numbers)
         counters, gauges, lag = numbers.counters, numbers.gauges, numbers.histograms.get("lag")
         means = _means(numbers)
         return Interval(
@@ -188,7 +180,7 @@ class Intervals:
             time_s=time_s,
             seconds=max(0.0, time_s - start.time_s),
             step=self._overview.step(behavior),
-            max_steps=int(gauges["max_steps"]) if "max_steps" in gauges else self._max_steps.get(behavior),
+            max_steps=int(gauges["max_steps"]) if "max_steps" in gauges else self.max_steps.get(behavior),
             trained=int(counters.get("trained", 0)),
             produced=int(counters.get("steps", 0)),
             updates=int(counters.get("updates", 0)),

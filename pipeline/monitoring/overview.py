@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from sparring.pipeline.messages.metrics import Histogram, Metrics
@@ -89,13 +89,12 @@ class Totals:
     """Adds the numbers of one service over all its incarnations: counters and histograms never fall.
 
     Attributes:
-        closed: earlier incarnations, whose sums are `counters` and `histograms`.
+        closed: earlier incarnations, whose sums are `past`.
         latest: newest record of the present incarnation.
     """
 
     closed: list[str] = field(default_factory=list)
-    counters: dict[str, float] = field(default_factory=dict)
-    histograms: dict[str, Histogram] = field(default_factory=dict)
+    past: Numbers = field(default_factory=Numbers)
     latest: Metrics | None = None
 
     @property
@@ -106,19 +105,16 @@ class Totals:
     @property
     def numbers(self) -> Numbers:
         """Returns the counters and histograms of all incarnations, and the gauges of the present one."""
-        closed = Numbers(counters=self.counters, histograms=self.histograms)
-        return combined([closed] if self.latest is None else [closed, self.latest])
+        return combined([self.past] if self.latest is None else [self.past, self.latest])
 
     def update(self, metrics: Metrics) -> bool:
         """Adds a record; returns False if it is not newer than the known one."""
         latest = self.latest
-        if metrics.start in self.closed:
+        is_successor = latest is not None and latest.start != metrics.start
+        if metrics.start in self.closed or (latest and not is_successor and latest.sequence >= metrics.sequence):
             return False
-        if latest is not None and latest.start == metrics.start and latest.sequence >= metrics.sequence:
-            return False
-        if latest is not None and latest.start != metrics.start:
-            before = self.numbers
-            self.counters, self.histograms = before.counters, before.histograms
+        if latest and is_successor:
+            self.past = replace(self.numbers, gauges={})
             self.closed = [*self.closed, latest.start][-_INCARNATIONS_KEPT:]
         self.latest = metrics
         return True

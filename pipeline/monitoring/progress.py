@@ -10,7 +10,6 @@ Products and activities are named like numbers: `segments/Walk` are the segments
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from sparring.pipeline.messages.metrics import Wait
@@ -44,7 +43,7 @@ class ProgressTracker:
         self._registry = registry
         self._clock = clock
         self._passed: dict[str, tuple[float, float]] = {}  # by product, the count and when it last rose
-        self._waits: dict[str, tuple[Wait, str, float]] = {}  # by activity, the text for readers and the beginning
+        self._waits: dict[str, tuple[Wait, str]] = {}  # by activity, with the text for readers
 
     def passed(self, product: str, count: float) -> None:
         """Adds `count` to what has been passed on of a product."""
@@ -66,12 +65,8 @@ class ProgressTracker:
             text: description for readers, instead of `what`.
             who: the one of the sources that is missing, for readers.
         """
-        since = self._clock()
-        if activity in self._waits:
-            known, _, begun = self._waits[activity]
-            since = begun if (known.what, known.sources) == (what, sources) else since
         wait = Wait(activity=activity, what=what, sources=sources, who=who)
-        self._waits[activity] = wait, text or readable(what), since
+        self._waits[activity] = wait, text or readable(what)
 
     def works(self, activity: str = ALL) -> None:
         """Records that an activity continues."""
@@ -83,13 +78,13 @@ class ProgressTracker:
         for product, (count, risen_at) in self._passed.items():
             self._registry.reach(PASSED + product, count)
             self._registry.gauge(IDLE + product, now - risen_at)
-        return tuple(replace(wait, seconds=now - since) for wait, _, since in self._waits.values())
+        return tuple(wait for wait, _ in self._waits.values())
 
     @property
     def waiting_for(self) -> str:
         """Returns what the service waits for, for readers; "" while it works."""
         waits = [self._waits[ALL]] if ALL in self._waits else self._waits.values()
-        return ", ".join(dict.fromkeys(text for _, text, _ in waits))
+        return ", ".join(dict.fromkeys(text for _, text in waits))
 
 
 def readable(name: str) -> str:

@@ -10,7 +10,6 @@ cause, and a stage that no other waits for is not considered.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -143,25 +142,23 @@ class Stalls:
         if stage is None:
             return  # it has not published yet; the supervisor watches for that
         wait = stage.wait_of(what, behavior)
-        chain = tuple(map(_sentence, links))
-        if wait is None:
-            seconds = now - stage.last_moved()
-            yield Stall(root=service, kind="stuck", seconds=seconds, chain=(*chain, _stuck(service, stage.queued)))
-            return
         before = [(name, one.activity) for name, one in links]
-        if (service, wait.activity) in before:
+        kind: Kind
+        if wait is None:
+            root, kind, moved, last = service, "stuck", stage.last_moved(), _stuck(service, stage.queued)
+        elif (service, wait.activity) in before:
             names = list(dict.fromkeys(name for name, _ in before[before.index((service, wait.activity)) :]))
-            seconds = now - max(self._stages[name].last_moved() for name in names)
-            yield Stall(root=", ".join(names), kind="ring", seconds=seconds, chain=(*chain, "which closes the ring"))
+            moved = max(self._stages[name].last_moved() for name in names)
+            root, kind, last = ", ".join(names), "ring", "which closes the ring"
+        elif wait.sources in ((SIMULATORS,), (DISK,)):
+            moved = stage.last_moved((wait.activity, what))
+            root, kind, last = wait.sources[0], "outside", _sentence((service, wait))
+        else:
+            for source in wait.sources:
+                named = wait.what.partition("/")[2] or behavior
+                yield from self._ends(now, source, wait.what.removeprefix(CREDIT), named, (*links, (service, wait)))
             return
-        link = service, wait
-        if wait.sources in ((SIMULATORS,), (DISK,)):
-            seconds = now - stage.last_moved((wait.activity, what))
-            yield Stall(root=wait.sources[0], kind="outside", seconds=seconds, chain=(*chain, _sentence(link)))
-            return
-        for source in wait.sources:
-            named = wait.what.partition("/")[2] or behavior
-            yield from self._ends(now, source, wait.what.removeprefix(CREDIT), named, (*links, link))
+        yield Stall(root=root, kind=kind, seconds=now - moved, chain=(*map(_sentence, links), last))
 
 
 class StallHistory:
@@ -176,7 +173,7 @@ class StallHistory:
         self._again_s = again_s
         self._period_s = period_s
         self._reported: dict[str, float] = {}  # time of the last report by root
-        self._counted: deque[float] = deque()
+        self._counted: list[float] = []
 
     def news(self, stalls: Sequence[Stall], now: float) -> list[Stall]:
         """Returns those of the present stalls that must be reported now."""
@@ -193,9 +190,7 @@ class StallHistory:
 
     def count(self, now: float) -> int:
         """Counts one stall; returns the number within the period."""
-        self._counted.append(now)
-        while now - self._counted[0] > self._period_s:
-            self._counted.popleft()
+        self._counted = [at for at in (*self._counted, now) if now - at <= self._period_s]
         return len(self._counted)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sparring.pipeline.files import Json
-from sparring.pipeline.messages.metrics import Histogram
 from sparring.pipeline.monitoring.intervals import Interval, lessons
 from sparring.pipeline.monitoring.metrics import count, highest, mean, quantile
 from sparring.pipeline.monitoring.overview import Numbers, Totals
@@ -65,16 +64,15 @@ def watermarks(numbers: Numbers) -> dict[str, dict[str, float]]:
 
 def spreads(numbers: Numbers) -> dict[str, dict[str, float | None]]:
     """Summarizes each histogram by count, mean, p50, p99 and max, which are None if it is empty."""
-    return {name: _spread(histogram) for name, histogram in numbers.histograms.items()}
-
-
-def _spread(histogram: Histogram) -> dict[str, float | None]:
     return {
-        "count": count(histogram),
-        "mean": mean(histogram),
-        "p50": quantile(histogram, 0.5),
-        "p99": quantile(histogram, 0.99),
-        "max": highest(histogram),
+        name: {
+            "count": count(one),
+            "mean": mean(one),
+            "p50": quantile(one, 0.5),
+            "p99": quantile(one, 0.99),
+            "max": highest(one),
+        }
+        for name, one in numbers.histograms.items()
     }
 
 

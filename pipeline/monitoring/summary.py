@@ -28,7 +28,7 @@ class BehaviorSummary:
         episodes: episodes ended.
         reward_mean_last100: mean return of the last 100 episodes.
         step_counts: steps by column: produced, trained, ghost, stale, lost, open.
-        lag_mean: mean policy lag of all rows trained, `lag_max` the highest.
+        lag: mean and max policy lag of all rows trained.
         losses: lost steps by cause; empty while the run is under way.
         unaccounted: steps that simulators count beyond the produced ones; 0 while the run is under way.
     """
@@ -39,8 +39,7 @@ class BehaviorSummary:
     episodes: int
     reward_mean_last100: float | None
     step_counts: Mapping[str, int]
-    lag_mean: float | None
-    lag_max: float | None
+    lag: Mapping[str, float | None]
     losses: Mapping[str, int] = field(default_factory=dict)
     unaccounted: int = 0
 
@@ -77,13 +76,12 @@ def summarize_behavior(overview: Overview, behavior: str, steps_per_s: float) ->
     lag = numbers.histograms.get("lag")
     return BehaviorSummary(
         steps=overview.step(behavior),
-        steps_per_s=steps_per_s,
+        steps_per_s=round(steps_per_s, 3),
         updates=int(numbers.counters.get("updates", 0)),
         episodes=int(numbers.gauges.get("episodes", numbers.counters.get("episode_length.count", 0))),
         reward_mean_last100=numbers.gauges.get("reward_mean_last100"),
         step_counts=dict.fromkeys(STEP_COUNTS, 0) | step_counts(numbers.gauges),
-        lag_mean=mean(lag) if lag else None,
-        lag_max=highest(lag) if lag else None,
+        lag={"mean": mean(lag) if lag else None, "max": highest(lag) if lag else None},
     )
 
 
@@ -126,14 +124,6 @@ def summary(
         "wall_s": round(wall_s, 3),
         "error": error,
         "behaviors": {
-            name: _entry(one, kept.get(name, CheckpointSummary())) for name, one in sorted(behaviors.items())
+            name: asdict(one) | asdict(kept.get(name, CheckpointSummary())) for name, one in sorted(behaviors.items())
         },
     }
-
-
-def _entry(one: BehaviorSummary, kept: CheckpointSummary) -> dict[str, Json]:
-    entry = asdict(one)
-    entry["steps_per_s"] = round(one.steps_per_s, 3)
-    entry["step_counts"] = {column: one.step_counts[column] for column in STEP_COUNTS}
-    entry["lag"] = {"mean": entry.pop("lag_mean"), "max": entry.pop("lag_max")}
-    return entry | asdict(kept)

@@ -21,7 +21,7 @@ from sparring.services.supervision.launch import load_player
 
 def actor_of(checkpoint: Checkpoint) -> PolicyWeights:
     """Returns the actor of a checkpoint."""
-    from sparring.pipeline.export.policy import trained_policy  # torch: most runs have no external opponents
+    from sparring.pipeline.export.layout import trained_policy  # torch: most runs have no external opponents
 
     return PolicyWeights(
         behavior=checkpoint.behavior,

@@ -180,10 +180,8 @@ class MonitorState:
         run = self._run = self._context.run
         behaviors = run.settings.behaviors.items()
         self._overview.expect(run.services)
-        self._intervals.adopt(
-            frequencies={name: one.summary_freq for name, one in behaviors},
-            max_steps={name: one.max_steps for name, one in behaviors if run.playing is None},
-        )
+        self._intervals.frequencies = {name: one.summary_freq for name, one in behaviors}
+        self._intervals.max_steps = {name: one.max_steps for name, one in behaviors if run.playing is None}
         self._stalls.sinks = run.sinks
 
     def take(self, subscription: Subscription) -> None:

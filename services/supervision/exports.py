@@ -21,7 +21,7 @@ import anyio
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import install_command
-from sparring.pipeline.export.packages import missing_packages
+from sparring.pipeline.export import missing_packages
 from sparring.pipeline.messages.channels import LEARNER_STATE
 from sparring.pipeline.queues.interface import Subscription
 from sparring.services.process.hosting import SPARRING, ProcessHost

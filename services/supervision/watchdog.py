@@ -15,8 +15,8 @@ import anyio.to_thread
 
 from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.messages.metrics import Metrics
+from sparring.pipeline.monitoring.files import full, trim
 from sparring.pipeline.monitoring.progress import SIMULATORS
-from sparring.pipeline.monitoring.rotation import full, trim
 from sparring.pipeline.monitoring.stalls import Stall, StallHistory, Stalls
 from sparring.pipeline.monitoring.writing import COUNTER
 from sparring.pipeline.queues.interface import Subscription

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import zipfile
 
@@ -17,11 +18,10 @@ from safetensors import safe_open
 
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.export import onnx as export_onnx
-from sparring.pipeline.export import packages as export_packages
 from sparring.pipeline.export import program as export_program
 from sparring.pipeline.export.check import random_inputs
 from sparring.pipeline.export.checkpoints import SUFFIXES, ExportError, export, load_onnx
-from sparring.pipeline.export.policy import trained_policy
+from sparring.pipeline.export.layout import trained_policy
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.device import load_arrays
@@ -315,7 +315,7 @@ def test_policy_with_previous_action_is_refused_but_its_weights_are_exported(tmp
 
 
 def test_missing_packages_are_named_with_their_installation_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_packages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ExportError, match=r"onnxruntime.*pip install 'onnx"):
         export(checkpoint_of(KINDS["vector"]), [tmp_path / "Goal.onnx"])
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparring.pipeline.monitoring import curves, logs
-from sparring.pipeline.monitoring.files import RunFiles, to_json
-from sparring.pipeline.monitoring.rotation import RotatingFile, full, trim
+from sparring.pipeline.monitoring.files import RotatingFile, RunFiles, full, to_json, trim
 
 MOST = 10_000
 KEPT = 2

@@ -13,8 +13,8 @@ import anyio
 import onnx
 import pytest
 
+from sparring.pipeline import export
 from sparring.pipeline.errors import install_command
-from sparring.pipeline.export import packages as export_packages
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import TrainerSettings
@@ -127,7 +127,7 @@ def test_unknown_run_behavior_or_checkpoint_is_bad_input_with_suggestions(run, c
 
 
 def test_missing_packages_are_named_with_their_installation_command(run, capsys, monkeypatch):
-    monkeypatch.setattr(export_packages, "ONNX_PACKAGES", ("onnx_is_not_here",))
+    monkeypatch.setattr(export, "ONNX_PACKAGES", ("onnx_is_not_here",))
     assert main(["export", str(run)]) == 1
     assert install_command("onnx") in capsys.readouterr().err
     assert files(run) == []
@@ -283,7 +283,7 @@ async def test_child_is_not_interrupted_with_the_terminal(run, fake_python):
 @pytest.mark.anyio
 @both_loops
 async def test_missing_packages_are_reported_once_and_nothing_is_exported(run, monkeypatch):
-    monkeypatch.setattr(export_packages, "ONNX_PACKAGES", ("onnx_is_not_here",))
+    monkeypatch.setattr(export, "ONNX_PACKAGES", ("onnx_is_not_here",))
     log = Log()
     exports = exports_of(run, log, "/bin/false")
     async with anyio.create_task_group() as tasks:

@@ -11,7 +11,7 @@ import yaml
 
 from sparring.pipeline.export.check import TOLERANCE, compare
 from sparring.pipeline.export.checkpoints import load_onnx
-from sparring.pipeline.export.policy import trained_policy
+from sparring.pipeline.export.layout import trained_policy
 from sparring.pipeline.learning.checkpoints import load
 from tests.services.services_helpers import Training
 

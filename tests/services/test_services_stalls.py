@@ -142,7 +142,7 @@ async def test_learner_whose_thread_hangs_is_restarted_and_the_run_completes(tmp
 async def test_stall_beyond_the_budget_ends_the_run_with_its_cause_and_newest_checkpoint(tmp_path: Path) -> None:
     released = anyio.Event()
     numbers = {"steps": 0, "steps_per_s": 0.0, "updates": 0, "episodes": 0, "reward_mean_last100": None}
-    numbers |= {"step_counts": dict.fromkeys(STEP_COUNTS, 0), "lag_mean": None, "lag_max": None}
+    numbers |= {"step_counts": dict.fromkeys(STEP_COUNTS, 0), "lag": {"mean": None, "max": None}}
     (tmp_path / "status.json").write_text(json.dumps({"behaviors": {"Goal": {"figures": numbers}}}))
     with capture_logs() as lines:
         async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:

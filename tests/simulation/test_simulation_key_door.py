@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.games.key_door import SIGNS, KeyDoor, build_maze
+from sparring.pipeline.games.key_door import SIGNS, KeyDoor, Maze
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation import run
 from sparring.pipeline.simulation.game import StatisticsGame
@@ -100,7 +100,7 @@ def test_every_start_and_both_keys_are_equally_likely() -> None:
 
 def test_observations_lie_in_minus_one_to_one_and_distinguish_all_states() -> None:
     """A policy without memory can solve it; the key's place is observed until the agent has the key."""
-    maze = build_maze(4, 4)
+    maze = Maze(4, 4)
     assert maze.seen.shape == (2 * 3 * 64, 4 + 4 + 4 + 3 + SIGNS)
     assert np.abs(maze.seen).max() == 1
     assert (
@@ -110,7 +110,7 @@ def test_observations_lie_in_minus_one_to_one_and_distinguish_all_states() -> No
 
 def test_signs_are_unique_to_each_place_and_phase_and_never_change() -> None:
     """They do not depend on the key's place, and recorded episodes keep their signs."""
-    signs = build_maze(4, 4).seen[:, -SIGNS:]
+    signs = Maze(4, 4).seen[:, -SIGNS:]
     assert set(signs.ravel().tolist()) == {-1, 1}
     np.testing.assert_array_equal(signs[:192], signs[192:])
     assert len(np.unique(signs, axis=0)) == 192

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparring.pipeline.games.key_door import KeyDoor, Maze, build_maze
+from sparring.pipeline.games.key_door import KeyDoor, Maze
 from sparring.pipeline.simulation.game import ScriptedGame
 from tests.simulation.key_door_twin import (
     DOWN,
@@ -55,7 +55,7 @@ def test_the_expert_takes_a_shortest_way_from_every_start(size: int, rooms: int,
 
 def test_the_expert_needs_35_to_47_moves_with_default_options() -> None:
     """It needs 41 in the mean, of 150."""
-    maze = build_maze(4, 4)
+    maze = Maze(4, 4)
     ways = maze.away[maze.starts]
     assert (ways.min(), ways.mean(), ways.max()) == (35, 41, 47)
 
@@ -119,7 +119,7 @@ def by_chance(maze: Maze, limit: int) -> float:
 
 def test_chance_finds_the_goal_in_two_of_100_000_episodes() -> None:
     """A learner without another reward signal has nothing to learn from."""
-    assert by_chance(build_maze(4, 4), 150) == pytest.approx(1.95e-5, rel=0.05)
+    assert by_chance(Maze(4, 4), 150) == pytest.approx(1.95e-5, rel=0.05)
 
 
 def test_random_episodes_find_the_key_sometimes_and_never_the_goal() -> None:

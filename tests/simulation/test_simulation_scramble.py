@@ -23,7 +23,8 @@ Reports = tuple[BehaviorReport, ...]
 
 def observed_by_all(game: Scramble) -> NDArray[np.float32]:
     """Returns the observations [areas, teams, numbers]."""
-    return np.concatenate([view for (view,) in game._observe_teams()], 1)
+    view: NDArray[np.float64] = game._observe()[0][0]
+    return view.astype(np.float32)
 
 
 def actions(chosen: np.ndarray) -> dict[str, BehaviorActions]:

@@ -251,7 +251,8 @@ def test_both_sides_observe_their_places() -> None:
     """Relative places are opposite; the runner also observes distances to walls and pillar."""
     game = started(1, chaser=[-2, 1], runner=[3, -1])
     game._velocities[0] = [[1, 0], [0, 2]]
-    chaser, runner, around = (one[:, 0] for team in game._observe_teams() for one in team)
+    (view,), (_, surroundings) = game._observe()
+    chaser, runner, around = view[:, 0], view[:, 1], surroundings[:, 0]
     np.testing.assert_allclose(chaser[0, :8], [-0.5, 0.25, 1 / FASTEST, 0, 1.25, -0.5, -1 / FASTEST, 2 / FASTEST])
     np.testing.assert_allclose(runner[0, 4:8], -chaser[0, 4:8])
     limit = HALF - BODY

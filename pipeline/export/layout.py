@@ -1,4 +1,4 @@
-"""This module extracts a policy from a checkpoint for export to any format, and names its tensors."""
+"""This module extracts a policy from a checkpoint for export to any format, and lays out inputs and outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from sparring.pipeline.errors import ExplainedError, install_command
-from sparring.pipeline.export.packages import missing_packages
+from sparring.pipeline.export import missing_packages
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import load_arrays
@@ -71,6 +71,12 @@ class TrainedPolicy:
         return 0 if self.network.memory is None else self.network.memory.memory_size
 
     @property
+    def vectors(self) -> list[int]:
+        """Returns the positions of the observations that are joined and normalized; goals may condition the body."""
+        kinds = ("vector",) if self.actor.encoder.goal else ("vector", "goal")
+        return [at for at, one in enumerate(self.spec.observations) if one.kind in kinds]
+
+    @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """Returns the shape of each input for one agent, by name and in order; all are float32."""
         actions = self.spec.actions
@@ -130,20 +136,6 @@ def trained_policy(checkpoint: Checkpoint) -> TrainedPolicy:
         steps=checkpoint.trained,
         version=checkpoint.version,
     )
-
-
-def refuse_previous_action(policy: TrainedPolicy) -> None:
-    """Refuses a policy that needs an input that games do not provide.
-
-    Raises:
-        ExportError: the policy reads its previous action.
-    """
-    if policy.network.previous_action:
-        raise ExportError(
-            got=f"{policy.behavior}, trained with network_settings.previous_action",
-            expected="a policy that reads only observations, masks and memory, which are all that a game provides",
-            remedy="train it with network_settings.memory instead, or export its weights as safetensors",
-        )
 
 
 def require_packages() -> None:
