@@ -26,7 +26,7 @@ import msgpack
 import numpy as np
 
 from sparring.pipeline.errors import CodecError, LimitExceeded
-from sparring.pipeline.messages.fields import DTYPES, Arrays, FieldError, Hint, Value, compile_record, shorten
+from sparring.pipeline.messages.fields import DTYPES, Arrays, FieldError, Hint, Value, compile_record, describe, shorten
 from sparring.pipeline.messages.schema import TAGS, tag_of
 from sparring.pipeline.specs import Array
 
@@ -90,17 +90,11 @@ def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Value:
         raise _limit_exceeded("bytes in a message", total, limits.total)
     if not frames:
         raise _malformed("no frames", "a header frame")
-    header, described = _parse_header(frames[0], limits)
-    if len(described) != len(frames) - 1:
-        got = f"{len(frames) - 1} array frames for {len(described)} described arrays"
+    header, layouts = _parse_header(frames[0], limits)
+    if len(layouts) != len(frames) - 1:
+        got = f"{len(frames) - 1} array frames for {len(layouts)} described arrays"
         raise _malformed(got, "one frame for each array")
-    arrays: Arrays = []
-    for claim, frame in zip(described, frames[1:], strict=True):
-        layout = _parse_layout(claim, limits)
-        if len(frame) != layout.size:
-            raise _malformed(f"{len(frame)} bytes for an array {layout}", f"{layout.size} bytes")
-        arrays.append(_view(frame, 0, layout))
-    return _decode_record(header, arrays)
+    return _decode_record(header, [_view(frame, layout) for frame, layout in zip(frames[1:], layouts, strict=True)])
 
 
 # ---------------------------------------------------------------- one stream (to simulators)
@@ -136,19 +130,14 @@ def from_bytes(message: Buffer, limits: Limits = SIMULATORS) -> Value:
     if len(message) != total:
         raise _malformed(f"{len(message)} bytes", f"exactly one message of {total}")
     at = PREFIX.size + header_size
-    header, described = _parse_header(memoryview(message)[PREFIX.size : at], limits)
+    header, layouts = _parse_header(memoryview(message)[PREFIX.size : at], limits)
     arrays: Arrays = []
-    for claim in described:
+    for layout in layouts:
         at += -at % 8
-        layout = _parse_layout(claim, limits)
-        if layout.size > total - at:
-            got = f"an array of {layout.size} bytes where {max(0, total - at)} remain"
-            raise _malformed(got, "arrays, padded to 8, that fill the message exactly")
-        arrays.append(_view(message, at, layout))
+        arrays.append(_view(memoryview(message)[at : at + layout.size], layout))
         at += layout.size
     if at + -at % 8 != total:
-        got = f"{total - at} bytes after the last array"
-        raise _malformed(got, "arrays, padded to 8, that fill the message exactly")
+        raise _malformed(f"{total} bytes", f"{at + -at % 8}: the header and its arrays, each padded to 8")
     return _decode_record(header, arrays)
 
 
@@ -214,13 +203,15 @@ class FrameReader:
 # ---------------------------------------------------------------- headers and arrays
 
 
-def _parse_header(header: Buffer, limits: Limits) -> tuple[dict[str, Value], list[Value]]:
-    """Parses a header into its map and its array descriptions."""
+def _parse_header(header: Buffer, limits: Limits) -> tuple[dict[str, Value], list[_ArrayLayout]]:
+    """Parses a header into its map and the layouts of the arrays."""
     if len(header) > limits.header:
         raise _limit_exceeded("bytes in a header", len(header), limits.header)
     try:
-        if len(header) > _SHORT:
-            _check_claims(header)
+        if len(header) > _SHORT:  # decoding allocates a list for all claimed entries: nested ones claim a thousandfold
+            walker = msgpack.Unpacker(read_size=len(header), max_buffer_size=len(header))
+            walker.feed(header)
+            walker.skip()
         opened = msgpack.unpackb(
             header,
             max_str_len=limits.items,
@@ -240,17 +231,7 @@ def _parse_header(header: Buffer, limits: Limits) -> tuple[dict[str, Value], lis
         raise _malformed("arrays that are no list", "a list of [dtype, shape]")
     if len(described) > limits.arrays:
         raise _limit_exceeded("arrays", len(described), limits.arrays)
-    return opened, described
-
-
-def _check_claims(header: Buffer) -> None:
-    """Rejects a header whose lists and maps claim more entries than it holds, before any is allocated.
-
-    Decoding allocates a list for all entries that it claims; nested lists could claim a thousand times the header.
-    """
-    walker = msgpack.Unpacker(read_size=len(header), max_buffer_size=len(header))
-    walker.feed(header)
-    walker.skip()
+    return opened, [_parse_layout(claim, limits) for claim in described]
 
 
 class _ArrayLayout(NamedTuple):
@@ -259,9 +240,6 @@ class _ArrayLayout(NamedTuple):
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
     size: int
-
-    def __str__(self) -> str:
-        return f"{self.dtype.str}{list(self.shape)}"
 
 
 def _parse_layout(claim: Value, limits: Limits) -> _ArrayLayout:
@@ -292,14 +270,13 @@ def _layout(text: str, shape: tuple[int, ...], limits: Limits) -> _ArrayLayout:
     return _ArrayLayout(dtype, shape, full if all(shape) else 0)
 
 
-def _view(source: Buffer, at: int, layout: _ArrayLayout) -> Array:
-    """Returns a read-only array over bytes of `source`."""
-    if not layout.size:
-        array: Array = np.empty(layout.shape, layout.dtype)
-    else:
-        array = np.ndarray(layout.shape, layout.dtype, source, at)
-    if array.flags.writeable:
-        array.flags.writeable = False
+def _view(source: Buffer, layout: _ArrayLayout) -> Array:
+    """Returns a read-only array over the bytes of `source`."""
+    dtype, shape, size = layout
+    if len(source) != size:
+        raise _malformed(f"{len(source)} bytes for an array {describe(dtype, shape)}", f"{size} bytes")
+    array: Array = np.ndarray(shape, dtype, source) if size else np.empty(shape, dtype)
+    array.flags.writeable = False
     return array
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from sparring.pipeline.errors import CodecError, SparringError
-from sparring.pipeline.messages.schema import Columns
+from sparring.pipeline.messages.schema import BESIDE, Columns
 from sparring.pipeline.specs import Array
 
 Arrays = list[Array]
@@ -43,43 +43,34 @@ def shorten(value: Value) -> str:
 def compile_record(cls: Hint) -> tuple[Encode, Decode]:
     """Compiles the functions that turn a record into a map, and a map into a record whose every field is checked."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    parts = {name: _compile(hint) for name, hint in hints.items()}
-    decoders = {name: decode for name, (_, decode) in parts.items()}
-    return _encode_record([(name, encode) for name, (encode, _) in parts.items()]), _decode_record(cls, decoders)
+    fields = [one for one in dataclasses.fields(cls) if one.metadata != BESIDE]
+    parts = {one.name: _compile(hints[one.name]) for one in fields}
+    missing = dataclasses.MISSING
+    required = {one.name for one in fields if one.default is missing and one.default_factory is missing}
+    hidden = {one.name for one in fields if not one.repr}
 
+    def encode(value: Value, arrays: Arrays) -> Value:
+        return {name: part(getattr(value, name), arrays) for name, (part, _) in parts.items()}
 
-def _encode_record(parts: list[tuple[str, Encode]]) -> Encode:
-    return lambda value, arrays: {name: part(getattr(value, name), arrays) for name, part in parts}
-
-
-def _decode_record(cls: Hint, parts: dict[str, Decode]) -> Decode:
-    required = {
-        field.name
-        for field in dataclasses.fields(cls)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    }
-    hidden = {field.name for field in dataclasses.fields(cls) if not field.repr}
-
-    def run(body: Value, arrays: Arrays) -> Value:
+    def decode(body: Value, arrays: Arrays) -> Value:
         if not isinstance(body, dict):
             raise FieldError(body, "a map")
         values: dict[str, Value] = {}
-        name = ""
-        try:
-            for name, plain in body.items():
-                values[name] = parts[name](plain, arrays)
-        except KeyError:
-            raise FieldError(PlainText(f"field {name!r:.60}"), f"one of {sorted(parts)}") from None
-        except FieldError as error:
-            raise (error.hidden() if name in hidden else error).within(f".{name}") from None
-        if len(values) < len(parts) and (missing := required - values.keys()):
-            raise FieldError(PlainText(f"nothing for {sorted(missing)}"), "all fields without a default")
+        for name, plain in body.items():
+            if name not in parts:
+                raise FieldError(PlainText(f"field {name!r:.60}"), f"one of {sorted(parts)}")
+            try:
+                values[name] = parts[name][1](plain, arrays)
+            except FieldError as error:
+                raise (error.hidden() if name in hidden else error).within(f".{name}") from None
+        if len(values) < len(parts) and (absent := required - values.keys()):
+            raise FieldError(PlainText(f"nothing for {sorted(absent)}"), "all fields without a default")
         try:
             return cls(**values)
         except SparringError as error:  # a spec rejects its own values
             raise FieldError(PlainText(str(error)), "a valid record") from error
 
-    return run
+    return encode, decode
 
 
 class PlainText(str):
@@ -116,8 +107,7 @@ def _compile(hint: Hint) -> tuple[Encode, Decode]:
     origin: Hint = typing.get_origin(hint)
     args, is_record = typing.get_args(hint), dataclasses.is_dataclass(hint)
     if origin is typing.Annotated:
-        columns = next(one for one in hint.__metadata__ if isinstance(one, Columns))
-        return _encode_array(columns), _decode_array(columns)
+        return _compile_array(next(one for one in hint.__metadata__ if isinstance(one, Columns)))
     if is_record:
         return compile_record(hint)
     if origin in (types.UnionType, typing.Union):
@@ -135,64 +125,62 @@ def _compile(hint: Hint) -> tuple[Encode, Decode]:
     return lambda value, _arrays: value, _decode_literal(args) if origin is typing.Literal else _decode_plain(hint)
 
 
-def _encode_array(columns: Columns) -> Encode:
+def describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainText:
+    """Describes an array: "<f4[2, 3]"."""
+    return PlainText(f"{dtype.str}{list(shape)}")
+
+
+def _compile_array(columns: Columns) -> tuple[Encode, Decode]:
     dtypes = {DTYPES[text] for text in columns.dtypes}
     ndim = columns.ndim
+    rank = "any shape" if ndim is None else f"{ndim} dimension(s)"
+    expected = f"an array of {' or '.join(columns.dtypes)} with {rank}"
 
-    def run(value: Value, arrays: Arrays) -> int:
-        if not isinstance(value, np.ndarray) or value.dtype not in dtypes or (ndim is not None and value.ndim != ndim):
-            got = f"{value.dtype.str}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise CodecError(got=got, expected=_expected(columns), remedy="convert the array before it is sent")
+    def fits(array: Array) -> bool:
+        return array.dtype in dtypes and (ndim is None or array.ndim == ndim)
+
+    def encode(value: Value, arrays: Arrays) -> int:
+        if not isinstance(value, np.ndarray) or not fits(value):
+            got = describe(value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value).__name__
+            raise CodecError(got=got, expected=expected, remedy="convert the array before it is sent")
         arrays.append(value if value.flags.c_contiguous else np.ascontiguousarray(value))
         return len(arrays) - 1
 
-    return run
-
-
-def _decode_array(columns: Columns) -> Decode:
-    dtypes = {DTYPES[text] for text in columns.dtypes}
-    ndim = columns.ndim
-
-    def run(plain: Value, arrays: Arrays) -> Array:
+    def decode(plain: Value, arrays: Arrays) -> Array:
         if type(plain) is not int or not 0 <= plain < len(arrays):
             raise FieldError(plain, f"an index below {len(arrays)} into arrays")
         array = arrays[plain]
-        if array.dtype not in dtypes or (ndim is not None and array.ndim != ndim):
-            raise FieldError(PlainText(f"{array.dtype.str}{list(array.shape)}"), _expected(columns))
+        if not fits(array):
+            raise FieldError(describe(array.dtype, array.shape), expected)
         return array
 
-    return run
+    return encode, decode
 
 
 def _decode_tuple(item: Decode) -> Decode:
-    def run(plain: Value, arrays: Arrays) -> Value:
+    def decode(plain: Value, arrays: Arrays) -> Value:
         if not isinstance(plain, list):
             raise FieldError(plain, "a list")
-        values: list[Value] = []
-        try:
-            for one in plain:
-                values.append(item(one, arrays))  # noqa: PERF401 (its length is the index of the error)
-        except FieldError as error:
-            raise error.within(f"[{len(values)}]") from None
-        return tuple(values)
+        return tuple(_decode_item(item, index, one, arrays) for index, one in enumerate(plain))
 
-    return run
+    return decode
 
 
 def _decode_dict(entry: Decode) -> Decode:
-    def run(plain: Value, arrays: Arrays) -> Value:
+    def decode(plain: Value, arrays: Arrays) -> Value:
         if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
             raise FieldError(plain, "a map with text keys")
-        values: dict[str, Value] = {}
-        key = ""
-        try:
-            for key, one in plain.items():
-                values[key] = entry(one, arrays)
-        except FieldError as error:
-            raise error.within(f"[{key!r:.40}]") from None
-        return values
+        return {key: _decode_item(entry, key, one, arrays) for key, one in plain.items()}
 
-    return run
+    return decode
+
+
+def _decode_item(decode: Decode, key: int | str, plain: Value, arrays: Arrays) -> Value:
+    """Decodes a value of a list or map, whose errors name its index or key."""
+    try:
+        return decode(plain, arrays)
+    except FieldError as error:
+        raise error.within(f"[{key!r:.40}]") from None
 
 
 def _decode_literal(allowed: tuple[Value, ...]) -> Decode:
@@ -215,8 +203,3 @@ def _decode_plain(hint: Hint) -> Decode:
         raise FieldError(plain, hint.__name__)
 
     return run
-
-
-def _expected(columns: Columns) -> str:
-    rank = "any shape" if columns.ndim is None else f"{columns.ndim} dimension(s)"
-    return f"an array of {' or '.join(columns.dtypes)} with {rank}"

@@ -7,14 +7,15 @@ changes hands: a cancellation can neither lose nor repeat one.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from sparring.pipeline.queues.timer import Timer
 from sparring.pipeline.queues.wire import Message, Payload, Timing
 
 T = TypeVar("T")
@@ -40,6 +41,49 @@ class EndLink(Protocol):
         """Frees what the transport holds for the end."""
 
 
+class Timer:
+    """Calls `fire` whenever the time `due` has come; that time can be advanced meanwhile.
+
+    Args:
+        clock: gives rising seconds: those of the event loop, but also outside any task.
+        due: gives the next time to fire; called again after each firing.
+        fire: is called when due, and must move `due` on.
+    """
+
+    def __init__(self, clock: Callable[[], float], due: Callable[[], float], fire: Callable[[], None]) -> None:
+        self._clock = clock
+        self._due = due
+        self._fire = fire
+        self._scope: anyio.CancelScope | None = None
+        self._stopped = False
+
+    async def run(self) -> None:
+        """Runs the timer until it is stopped."""
+        while not self._stopped:
+            with anyio.CancelScope(deadline=self._due()) as self._scope:
+                await anyio.sleep_forever()
+            if not self._stopped and self._due() <= self._clock():
+                self._fire()
+
+    def advance(self, due: float) -> None:
+        """Fires at `due` if that is earlier than the time that the timer waits for."""
+        if self._scope is not None and due < self._scope.deadline:
+            self._scope.deadline = due
+
+    def stop(self) -> None:
+        """Ends `run`."""
+        self._stopped = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+
+class Waits(Protocol):
+    """Counts how often and how long callers of an end waited."""
+
+    waits: int
+    waited_s: float
+
+
 class End(ABC):
     """Stands for any end of a queue or topic.
 
@@ -58,7 +102,7 @@ class End(ABC):
         self._timing = timing
         self._clock = clock
         self._link: EndLink
-        self._changed = anyio.Event()  # wakes the callers that wait
+        self._changed = anyio.Event()  # wakes the callers that wait, who look again
 
     def open(self, link: EndLink) -> None:
         """Begins to use a link."""
@@ -66,9 +110,9 @@ class End(ABC):
         self.settle()
 
     @property
-    @abstractmethod
     def _deadline(self) -> float:
         """Returns the time at which `_tick` must be called."""
+        return math.inf
 
     def _tick(self) -> None:
         self.settle()
@@ -81,9 +125,15 @@ class End(ABC):
             CodecError: it is not for such an end, or the record in it cannot be read.
         """
 
-    @abstractmethod
     def settle(self) -> None:
-        """Sends what is due, after arrivals."""
+        """Sends what is due, after arrivals and other changes."""
+        if not self.closed:
+            self._send(self._outgoing(self._clock()))
+            self.timer.advance(self._deadline)
+
+    @abstractmethod
+    def _outgoing(self, now: float) -> Iterable[tuple[Hashable, Message]]:
+        """Returns the messages to send now, each with its route."""
 
     def malformed(self) -> None:
         """Handles an arrival that was not a message for this end."""
@@ -112,15 +162,28 @@ class End(ABC):
         self.closed = True
         self.timer.stop()
         self._link.close()
-        self._wake_all()
+        self._changed.set()
 
     @abstractmethod
     def _last_messages(self) -> Iterable[tuple[Hashable, Message]]:
         """Returns what is sent before the end closes in order."""
 
-    def _wake_all(self) -> None:
-        """Wakes the callers that wait, after the end was closed."""
-        self._changed.set()
+    @contextmanager
+    def _waiting(self, counts: Waits) -> Iterator[None]:
+        """Counts a wait, and its time."""
+        counts.waits += 1
+        began = self._clock()
+        try:
+            yield
+        finally:
+            counts.waited_s += self._clock() - began
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Waits until a condition holds, which is true still when this returns."""
+        while not condition():
+            if self._changed.is_set():
+                self._changed = anyio.Event()
+            await self._changed.wait()
 
     async def aclose(self) -> None:
         """Closes this end in order."""

@@ -24,24 +24,12 @@ import anyio
 
 from sparring.pipeline.messages.channels import Queue
 from sparring.pipeline.queues.ends import End, EndLink
-from sparring.pipeline.queues.receiving import ReceiverStatistics
 from sparring.pipeline.queues.receiving_end import Delivery, Receiver
-from sparring.pipeline.queues.sending import SenderStatistics
-from sparring.pipeline.queues.sending_end import Sender
-from sparring.pipeline.queues.topic_ends import Publisher, Subscription
+from sparring.pipeline.queues.sending import Sender
+from sparring.pipeline.queues.topic import Publisher, Subscription
 from sparring.pipeline.queues.wire import Capacity, Timing, make_id
 
-__all__ = [
-    "Capacity",
-    "Delivery",
-    "Publisher",
-    "Receiver",
-    "ReceiverStatistics",
-    "Sender",
-    "SenderStatistics",
-    "Subscription",
-    "Transport",
-]
+__all__ = ["Capacity", "Delivery", "Publisher", "Receiver", "Sender", "Subscription", "Transport"]
 
 T = TypeVar("T")
 

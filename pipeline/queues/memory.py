@@ -15,9 +15,8 @@ import anyio
 
 from sparring.pipeline.errors import QueueError
 from sparring.pipeline.queues.ends import End, EndLink
-from sparring.pipeline.queues.frames import of_kind
 from sparring.pipeline.queues.interface import Transport
-from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Timing
+from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Timing, of_kind
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -9,17 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from sparring.pipeline.errors import CodecError, Empty, QueueError
-from sparring.pipeline.queues.wire import (
-    Capacity,
-    Data,
-    EndId,
-    Grant,
-    Payload,
-    SenderBye,
-    SenderHello,
-    Timing,
-    parse_id,
-)
+from sparring.pipeline.queues.wire import Capacity, Data, EndId, Grant, Payload, SenderHello, Timing, parse_id
 
 REMEMBERED: Final = 64
 """Departed senders that are remembered: one may have been silent only, or its messages may arrive late."""
@@ -81,7 +71,7 @@ class KnownSender(Generic[T]):
         introduced: it has named this receiver in a Hello; earlier messages were sent to a predecessor.
         present: it has sent a message lately.
         gone: it will not return, because it closed or a later incarnation replaced it.
-        echo: serial of its latest Hello, which reported `sent`.
+        echo: serial of its latest Hello.
         share: those whose messages are charged to the same share as its own; the present owner of the share is last.
         pending: messages that arrived and are not acknowledged, in sequence; `queue` holds those not handed out.
         pending_steps: steps in them.
@@ -99,7 +89,6 @@ class KnownSender(Generic[T]):
     present: bool = True
     gone: bool = False
     echo: int = 0
-    sent: int = 0
     ask: bool = False
     share: list[KnownSender[T]] = field(default_factory=list)
     pending: deque[ReceivedMessage[T]] = field(default_factory=deque)
@@ -171,18 +160,18 @@ class ReceiverState(Generic[T]):
     @property
     def deadline(self) -> float:
         """Returns the latest time at which `tick` or `outgoing` has something to do, if nothing else happens."""
+        if self._replies_to_unknown:
+            return -math.inf
         oldest = min((peer.last_seen_at for peer in self._peers.values() if peer.present), default=math.inf)
-        return min(self.next_grant, oldest + self._timing.peer_timeout)
-
-    @property
-    def next_grant(self) -> float:
-        """Returns the latest time at which `outgoing` has a Grant, if nothing else happens."""
-        return -math.inf if self._replies_to_unknown else self._next_due
+        return min(self._next_due, oldest + self._timing.peer_timeout)
 
     # ------------------------------------------------------------ events
 
     def on_hello(self, now: float, hello: SenderHello, route: Hashable) -> None:
-        """Handles a sender's introduction or question."""
+        """Handles a sender's introduction, question or last message."""
+        if hello.leaving:
+            self._on_leaving(now, hello)
+            return
         peer = self._peers.get(hello.sender) or self._register(now, hello, route)
         if peer is None:
             return
@@ -193,8 +182,7 @@ class ReceiverState(Generic[T]):
         if hello.receiver == self.receiver:
             peer.introduced = True
             peer.expected = max(peer.expected, hello.oldest)
-        if hello.serial > peer.echo:
-            peer.echo, peer.sent = hello.serial, hello.sent if peer.introduced else 0
+        peer.echo = max(peer.echo, hello.serial)
         self._assign_shares(now, [peer, *self._peers.values()])
         self._schedule(peer, now)
 
@@ -237,7 +225,7 @@ class ReceiverState(Generic[T]):
 
     def _has_room(self, peer: KnownSender[T], steps: int) -> bool:
         most_messages, most_steps = self._granted(peer)
-        return len(peer.pending) < most_messages and peer.pending_steps + steps <= most_steps
+        return len(peer.pending) < most_messages and 0 <= steps <= most_steps - peer.pending_steps
 
     def _granted(self, peer: KnownSender[T]) -> tuple[int, int]:
         """Returns the messages and steps that a sender may have unacknowledged: what others left of its share."""
@@ -280,9 +268,8 @@ class ReceiverState(Generic[T]):
             peer.ask = True
             self._schedule(peer, now)
 
-    def on_bye(self, now: float, bye: SenderBye) -> None:
-        """Handles the orderly end of a sender."""
-        peer = self._peers.get(bye.sender)
+    def _on_leaving(self, now: float, hello: SenderHello) -> None:
+        peer = self._peers.get(hello.sender)
         if peer is not None:
             self._depart(peer, permanently=True)
             self._assign_shares(now, self._peers.values())
@@ -385,7 +372,6 @@ class ReceiverState(Generic[T]):
             largest=self.capacity.largest,
             received=peer.expected,
             acknowledged=peer.expected - len(peer.pending),
-            missing=peer.expected < peer.sent,
             ask=ask,
         )
 

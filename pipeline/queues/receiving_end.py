@@ -13,7 +13,7 @@ import structlog
 from sparring.pipeline.errors import CodecError, QueueClosed
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.receiving import ReceivedMessage, ReceiverState, ReceiverStatistics
-from sparring.pipeline.queues.wire import Capacity, Data, Message, SenderBye, SenderHello, Timing, misdirected
+from sparring.pipeline.queues.wire import Capacity, Data, Message, SenderHello, Timing, misdirected
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -73,7 +73,6 @@ class Receiver(End, Generic[T]):
     ) -> None:
         super().__init__(name, end_id, timing, clock)
         self._state = ReceiverState(end_id, record, capacity, timing, self._on_discard)
-        self._getters = 0
 
     @property
     def maxlen(self) -> int:
@@ -86,7 +85,7 @@ class Receiver(End, Generic[T]):
 
     def empty(self) -> bool:
         """Returns whether `qsize` is 0."""
-        return not self._state.counts.queued_messages
+        return not self.qsize()
 
     def statistics(self) -> ReceiverStatistics:
         """Returns the counters."""
@@ -128,31 +127,21 @@ class Receiver(End, Generic[T]):
         return self._state.take()
 
     async def _arrival(self) -> None:
-        """Waits until a message is queued."""
-        counts = self._state.counts
-        if self.closed or counts.queued_messages:
-            await anyio.lowlevel.checkpoint()
-        if self.closed or counts.queued_messages:
-            return
-        counts.waits += 1
-        began = self._clock()
-        self._getters += 1
-        try:
-            while not (self.closed or counts.queued_messages):
-                if self._changed.is_set():
-                    self._changed = anyio.Event()
-                await self._changed.wait()
-        finally:
-            self._getters -= 1
-            counts.waited_s += self._clock() - began
+        """Waits until a message is queued, or the end is closed."""
+        await anyio.lowlevel.checkpoint()
+        if not self._is_ready():
+            with self._waiting(self._state.counts):
+                await self._until(self._is_ready)
+
+    def _is_ready(self) -> bool:
+        return self.closed or not self.empty()
 
     def acknowledge(self, entry: ReceivedMessage[T]) -> None:
         """Acknowledges a message, unless it already is or the end is closed."""
         if self.closed or entry.acknowledged:
             return
-        now = self._clock()
-        self._state.acknowledge(now, entry)
-        self._send_grants(now)
+        self._state.acknowledge(self._clock(), entry)
+        self.settle()
 
     # ------------------------------------------------------------ called by the transport
 
@@ -166,18 +155,14 @@ class Receiver(End, Generic[T]):
             self._state.on_data(self._clock(), message, route)
         elif isinstance(message, SenderHello):
             self._state.on_hello(self._clock(), message, route)
-        elif isinstance(message, SenderBye):
-            self._state.on_bye(self._clock(), message)
         else:
             raise misdirected(message)
 
     def settle(self) -> None:
         """Sends due Grants after arrivals, and wakes the callers that wait for a record."""
-        if self._getters and self._state.counts.queued_messages:
+        if not self.empty():
             self._changed.set()
-        now = self._clock()
-        self._send_grants(now)
-        self.timer.advance(now + self._timing.peer_timeout)  # so that the first sender's silence is noticed too
+        super().settle()
 
     def malformed(self) -> None:
         """Counts an arrival that was not a message of a sender."""
@@ -186,16 +171,13 @@ class Receiver(End, Generic[T]):
     def _on_discard(self, sender: str, error: CodecError) -> None:
         log.warning("discarded", queue=self.name, sender=sender, error=str(error))
 
-    def _send_grants(self, now: float) -> None:
-        if self._state.next_grant <= now:
-            self._send(self._state.outgoing(now))
-        self.timer.advance(self._state.next_grant)
-
     def _tick(self) -> None:
         self._link.poll()
-        now = self._clock()
-        self._state.tick(now)
-        self._send_grants(now)
+        self._state.tick(self._clock())
+        self.settle()
+
+    def _outgoing(self, now: float) -> Iterable[tuple[Hashable, Message]]:
+        return self._state.outgoing(now)
 
     def _last_messages(self) -> Iterable[tuple[Hashable, Message]]:
         return self._state.outgoing(float("inf"))

@@ -11,19 +11,30 @@ transit never exceed the capacity together. What a sender that has left leaves t
 share: the next owner gets the rest, and more with each acknowledgement.
 
 A receiver accepts a sender's messages in sequence only. One that arrives early reveals a loss: the
-receiver asks for a Hello, and the Grant that replies to a Hello sent after the lost messages
-(`missing`) makes the sender repeat them. Tying the repetition to that reply prevents messages that
-crossed on the link from being sent twice.
+receiver asks for a Hello, and a Grant that replies to a Hello sent after the lost messages makes the
+sender repeat them. Tying the repetition to that reply prevents messages that crossed on the link from
+being sent twice.
+
+`Sender` is the end of a queue that adds waiting to these rules.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
-from sparring.pipeline.queues.wire import Data, Grant, Payload, SenderHello, Timing
+import anyio
+import anyio.lowlevel
+
+from sparring.pipeline.errors import Full, QueueBroken, QueueClosed, TooLarge
+from sparring.pipeline.queues.ends import End
+from sparring.pipeline.queues.wire import Data, Grant, Message, Payload, SenderHello, Timing, misdirected
+
+Acknowledged = Callable[[int, int], None]
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,16 +75,6 @@ class SenderStatistics:
         """Returns the steps held for the receiver now."""
         return self.put_steps - self.acknowledged_steps - self.dropped_steps
 
-    @property
-    def credit_messages(self) -> int:
-        """Returns the number of messages that may be put now without waiting."""
-        return max(0, self.share_messages - self.unacknowledged_messages)
-
-    @property
-    def credit_steps(self) -> int:
-        """Returns the steps that may be put now without waiting."""
-        return max(0, self.share_steps - self.unacknowledged_steps)
-
 
 class SenderState:
     """Keeps and sends one sender's messages until they are acknowledged, or until their receiver is replaced.
@@ -100,7 +101,7 @@ class SenderState:
         self._serial = 0  # of the last Hello
         self._answered = 0  # highest serial echoed
         self._believed = 0  # another receiver is accepted only if it echoes a later Hello than this
-        self._repaired = 0  # a loss is accepted only if reported for a later Hello than this
+        self._sent_before = 0  # ... after the last message sent before that Hello
         self._asked = False  # a receiver asked for a Hello
         self._hello_at = -math.inf
         self._granted_at = -math.inf
@@ -139,7 +140,7 @@ class SenderState:
     def put(self, steps: int, payload: Payload) -> None:
         """Accepts a message that `fits`."""
         assert self.fits(steps)
-        self._kept.append(Data(self.sender, self.counts.put_messages, steps, payload))
+        self._kept.append(Data(sender=self.sender, sequence=self.counts.put_messages, steps=steps, payload=payload))
         self.counts.put_messages += 1
         self.counts.put_steps += steps
 
@@ -161,8 +162,8 @@ class SenderState:
         self._forget(min(grant.acknowledged, self._farthest))
         self.counts.share_messages, self.counts.share_steps = grant.messages, grant.steps
         self.largest = grant.largest
-        if grant.missing and grant.echo > self._repaired:
-            self._repaired = self._serial
+        if grant.echo == self._serial and grant.received < self._sent_before:
+            self._sent_before = 0  # once for each Hello
             self._rewind(grant.received)
 
     def _believe(self, grant: Grant) -> bool:
@@ -178,7 +179,7 @@ class SenderState:
         counts.dropped_steps += counts.unacknowledged_steps
         counts.share_messages = counts.share_steps = 0
         self._kept.clear()
-        self._sent, self._sent_steps = counts.put_messages, 0
+        self._sent, self._sent_before, self._sent_steps = counts.put_messages, 0, 0
         self._asked, self._answered = True, self._serial  # it takes messages after a Hello that names it
         self._on_receiver()
         return True
@@ -199,6 +200,12 @@ class SenderState:
         self._sent = max(oldest, min(sequence, self._sent))
         self._sent_steps = sum(self._kept[index].steps for index in range(self._sent - oldest))
 
+    def hello(self, *, leaving: bool = False) -> SenderHello:
+        """Returns an introduction, or the last message of this sender."""
+        return SenderHello(
+            sender=self.sender, serial=self._serial, oldest=self.oldest, receiver=self.receiver, leaving=leaving
+        )
+
     def outgoing(self, now: float) -> list[SenderHello | Data]:
         """Returns the messages to send now."""
         out: list[SenderHello | Data] = []
@@ -206,15 +213,8 @@ class SenderState:
             self._asked = False
             self._hello_at = now
             self._serial += 1
-            out.append(
-                SenderHello(
-                    sender=self.sender,
-                    serial=self._serial,
-                    oldest=self.oldest,
-                    sent=self._sent,
-                    receiver=self.receiver,
-                )
-            )
+            self._sent_before = self._sent
+            out.append(self.hello())
         counts = self.counts
         while self._sent < counts.put_messages and not self.superseded:
             index = self._sent - self.oldest
@@ -227,3 +227,166 @@ class SenderState:
             self._farthest = max(self._farthest, self._sent)
             out.append(data)
         return out
+
+
+class Sender(End, Generic[T]):
+    """Sends records to the receiver of a queue.
+
+    `aclose` drops unacknowledged messages: drain first to keep them.
+
+    Args:
+        name: name of the queue.
+        end_id: id of this end.
+        timing: intervals.
+        clock: gives rising seconds.
+    """
+
+    def __init__(self, name: str, end_id: str, timing: Timing, clock: Callable[[], float]) -> None:
+        super().__init__(name, end_id, timing, clock)
+        self._state = SenderState(end_id, timing, self._new_receiver)
+        self._turn = anyio.Lock()  # puts that wait, first come first
+        self._acknowledged_callbacks: list[Acknowledged] = []
+        self._receiver_callbacks: list[Callable[[int], None]] = []
+
+    @property
+    def maxlen(self) -> int:
+        """Returns the most messages this end may have unacknowledged: its share, 0 until the receiver grants it."""
+        return self._state.counts.share_messages
+
+    def statistics(self) -> SenderStatistics:
+        """Returns the counters."""
+        return replace(self._state.counts)
+
+    # ------------------------------------------------------------ putting
+
+    async def put(self, record: T, steps: int) -> None:
+        """Sends a record, waiting for credit; waiting puts are served in order.
+
+        Args:
+            record: the caller must not change it afterwards.
+            steps: agent-steps in it.
+
+        Raises:
+            TooLarge: there are more steps than the receiver's `Capacity.largest`.
+            QueueClosed: this end is closed.
+            QueueBroken: a later incarnation has replaced this sender.
+            CodecError: a field's value does not match its annotation.
+
+        Cancelled: the record was not put.
+        """
+        payload = self._link.pack(record)
+        await anyio.lowlevel.checkpoint()
+        if self._may_put(steps):
+            self._put(steps, payload)
+            return
+        with self._waiting(self._state.counts):
+            async with self._turn:
+                await self._until(lambda: self._fits(steps))
+                self._put(steps, payload)
+
+    def put_nowait(self, record: T, steps: int) -> None:
+        """Sends a record as `put` does, but raises `Full` instead of waiting."""
+        payload = self._link.pack(record)
+        if not self._may_put(steps):
+            counts = self._state.counts
+            raise Full(
+                f"got a message of {steps} steps with {counts.unacknowledged_messages} messages and "
+                f"{counts.unacknowledged_steps} steps unacknowledged; expected at most {counts.share_messages} and "
+                f"{counts.share_steps} together; wait with put() instead"
+            )
+        self._put(steps, payload)
+
+    def _may_put(self, steps: int) -> bool:
+        return self._fits(steps) and not self._turn.locked()
+
+    def _fits(self, steps: int) -> bool:
+        self._check(steps)
+        return self._state.fits(steps)
+
+    def _check(self, steps: int) -> None:
+        state = self._state
+        if self.closed:
+            raise QueueClosed(f"got a put to {state.sender}, which is closed; expected an open end; open a new one")
+        if state.superseded:
+            raise QueueBroken(
+                f"got {state.sender}, which a later process of the same name has replaced; expected one running "
+                "process of each name; stop this one"
+            )
+        if steps < 0 or (state.largest and steps > state.largest):
+            raise TooLarge(
+                f"got a message of {steps} steps; expected 0 to {state.largest}, a quarter of the receiving queue or "
+                "a sender's share; split it, or raise the receiver's capacity"
+            )
+
+    def _put(self, steps: int, payload: Payload) -> None:
+        self._state.put(steps, payload)
+        self._state.counts.put_bytes += payload.size
+        self.settle()
+
+    async def drain(self) -> None:
+        """Waits until everything put has been acknowledged, or dropped with an incarnation of the receiver.
+
+        Raises:
+            QueueClosed, QueueBroken: an acknowledgement can no longer arrive.
+
+        Cancelled: nothing is lost.
+        """
+        await anyio.lowlevel.checkpoint()
+        await self._until(self._is_drained)
+
+    def _is_drained(self) -> bool:
+        if self._state.counts.unacknowledged_messages:
+            self._check(0)
+        return not self._state.counts.unacknowledged_messages
+
+    # ------------------------------------------------------------ callbacks
+
+    def on_acknowledged(self, callback: Acknowledged) -> None:
+        """Calls `callback(messages, steps)` with the cumulative acknowledged counts after each change.
+
+        It runs outside any task: it must be short, and must not ask for the current task or time.
+        """
+        self._acknowledged_callbacks.append(callback)
+
+    def on_receiver(self, callback: Callable[[int], None]) -> None:
+        """Calls `callback(receivers)` with the number of incarnations of the receiver whenever a new one appears.
+
+        At that time what its predecessors did not acknowledge is dropped, and no message can be put yet. If a receiver
+        is already known, the call is made at once. The limits of `on_acknowledged` apply.
+        """
+        self._receiver_callbacks.append(callback)
+        if self._state.counts.receivers:
+            callback(self._state.counts.receivers)
+
+    def _new_receiver(self) -> None:
+        for callback in self._receiver_callbacks:
+            callback(self._state.counts.receivers)
+
+    # ------------------------------------------------------------ called by the transport
+
+    @property
+    def _deadline(self) -> float:
+        return self._state.deadline
+
+    def received(self, message: Message, route: Hashable) -> None:
+        """Handles a Grant."""
+        if not isinstance(message, Grant):
+            raise misdirected(message)
+        state, counts = self._state, self._state.counts
+        before = counts.acknowledged_messages
+        state.on_grant(self._clock(), message)
+        if counts.acknowledged_messages != before:
+            for callback in self._acknowledged_callbacks:
+                callback(counts.acknowledged_messages, counts.acknowledged_steps)
+        self._changed.set()
+
+    def linked(self) -> None:
+        """Introduces this end to the receiver that listens now."""
+        self._state.linked()
+        self.settle()
+
+    def _outgoing(self, now: float) -> Iterable[tuple[Hashable, Message]]:
+        return [(None, message) for message in self._state.outgoing(now)]
+
+    def _last_messages(self) -> Iterable[tuple[Hashable, Message]]:
+        return [(None, self._state.hello(leaving=True))]

@@ -1,22 +1,40 @@
-"""Implements a retained topic without I/O: each subscriber gets the latest record of each key, at its own pace.
+"""Implements retained topics: the rules without I/O, and the ends that add waiting to them.
 
-Each publication has a revision. A subscriber reports the last revision it has (`SubscriberStatus`): at
-its start, after each update, and as a ping. The publisher pushes newer records in the order of their
-revisions, and nothing more to that subscriber until it has confirmed them all: a slow subscriber costs
-at most one copy of each key, and skips records that were replaced meanwhile. Each update names the one
-it follows, so that a subscriber accepts none after a gap; an update that two pings have not confirmed
-is sent again.
+Each subscriber gets the latest record of each key, at its own pace. Each publication has a revision. A subscriber
+reports the last revision it has (`SubscriberStatus`): at its start, after each update, and as a ping. The publisher
+pushes newer records in the order of their revisions, and nothing more to that subscriber until it has confirmed them
+all: a slow subscriber costs at most one copy of each key, and skips records that were replaced meanwhile. Each update
+names the one it follows, so that a subscriber accepts none after a gap; an update that two pings have not confirmed is
+sent again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from sparring.pipeline.queues.wire import Payload, PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate
+import anyio
+import anyio.lowlevel
 
-ToSubscriber = tuple[Hashable, TopicUpdate | PublisherHeartbeat]
+from sparring.pipeline.errors import QueueClosed
+from sparring.pipeline.messages.channels import Topic
+from sparring.pipeline.messages.fields import Value
+from sparring.pipeline.queues.ends import End
+from sparring.pipeline.queues.wire import (
+    Message,
+    Payload,
+    SubscriberStatus,
+    Timing,
+    TopicUpdate,
+    incarnation_of,
+    misdirected,
+)
+
+T = TypeVar("T")
+
+ToSubscriber = tuple[Hashable, TopicUpdate]
 """A route, and a message along it."""
 
 
@@ -95,7 +113,7 @@ class PublisherState:
                 continue
             pushed = [] if subscriber.sent > subscriber.has else self._push(route, subscriber)
             if subscriber.answer and not pushed:
-                out.append((route, PublisherHeartbeat(publisher=self.publisher, echo=subscriber.echo)))
+                out.append((route, TopicUpdate(publisher=self.publisher, echo=subscriber.echo)))
             subscriber.answer = False
             out += pushed
         self._ready.clear()
@@ -115,7 +133,14 @@ class PublisherState:
         pushed: list[ToSubscriber] = []
         for key, (revision, payload) in self._latest.items():
             if revision > subscriber.sent:
-                update = TopicUpdate(self.publisher, subscriber.echo, subscriber.sent, revision, key, payload)
+                update = TopicUpdate(
+                    publisher=self.publisher,
+                    echo=subscriber.echo,
+                    after=subscriber.sent,
+                    revision=revision,
+                    key=key,
+                    payload=payload,
+                )
                 pushed.append((route, update))
                 subscriber.sent, subscriber.missed = revision, 0
         return pushed
@@ -151,26 +176,21 @@ class SubscriberState:
         """Handles a new connection of the link."""
         self._pinged_at = -math.inf
 
-    def on_heartbeat(self, now: float, message: PublisherHeartbeat | TopicUpdate) -> bool:
-        """Handles a message of a publisher; returns whether it is the present one."""
-        if message.publisher != self.publisher:
-            if message.echo <= self._believed:
-                return False
-            self._believed = self._serial
-            self.publisher = message.publisher
-            self._revision = 0
-        self.last_seen_at = now
-        return True
-
     def on_update(self, now: float, update: TopicUpdate) -> bool:
-        """Handles an update; returns whether its record is new.
+        """Handles a message of a publisher; returns whether it brought a new record.
 
         Raises:
             CodecError: the record cannot be read.
         """
-        if not self.on_heartbeat(now, update):
-            return False
-        self._confirm_at = min(self._confirm_at, now + self._pace)
+        if update.publisher != self.publisher:
+            if update.echo <= self._believed:
+                return False
+            self._believed = self._serial
+            self.publisher = update.publisher
+            self._revision = 0
+        self.last_seen_at = now
+        if update.revision:
+            self._confirm_at = min(self._confirm_at, now + self._pace)
         if update.revision <= self._revision or update.after > self._revision:
             return False
         self.latest[update.key] = update.payload.unpack(object)
@@ -187,3 +207,137 @@ class SubscriberState:
         if ping:
             self._pinged_at = now
         return SubscriberStatus(serial=self._serial, publisher=self.publisher, revision=self._revision, answer=ping)
+
+
+class Publisher(End):
+    """Publishes the latest record of each topic of a service.
+
+    After `aclose`, subscribers keep the records they have.
+
+    Args:
+        name: "topic:" and the service.
+        end_id: id of this end.
+        timing: intervals.
+        clock: gives rising seconds.
+    """
+
+    def __init__(self, name: str, end_id: str, timing: Timing, clock: Callable[[], float]) -> None:
+        super().__init__(name, end_id, timing, clock)
+        self._state = PublisherState(end_id, timing)
+
+    @property
+    def subscribers(self) -> int:
+        """Returns the number of present subscribers."""
+        return self._state.subscribers
+
+    def publish(self, topic: Topic[T], record: T) -> None:
+        """Makes `record` the latest of `topic` for all subscribers, without waiting.
+
+        Its arrays must not change until long after the topic is published again: pass copies.
+
+        Raises:
+            QueueClosed: this end is closed.
+            CodecError: a field's value does not match its annotation.
+        """
+        if self.closed:
+            raise QueueClosed(f"got {topic.key!r} for {self.id}, which is closed; expected an open end; open a new one")
+        self._state.publish(topic.key, self._link.pack(record))
+        self.settle()
+
+    def received(self, message: Message, route: Hashable) -> None:
+        """Handles the status of a subscriber."""
+        if not isinstance(message, SubscriberStatus):
+            raise misdirected(message)
+        self._state.on_status(self._clock(), message, route)
+
+    def _outgoing(self, now: float) -> Iterable[tuple[Hashable, Message]]:
+        return self._state.outgoing(now)
+
+    def _last_messages(self) -> Iterable[tuple[Hashable, Message]]:
+        return self._state.final_updates()
+
+
+class Subscription(End):
+    """Receives the latest record of each topic of a service.
+
+    Args:
+        name: "topic:" and the service.
+        end_id: id of this end.
+        timing: intervals.
+        clock: gives rising seconds.
+        pace: least seconds between updates.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        end_id: str,
+        timing: Timing,
+        clock: Callable[[], float],
+        pace: float = 0.0,
+    ) -> None:
+        super().__init__(name, end_id, timing, clock)
+        self._state = SubscriberState(timing, pace)
+
+    @property
+    def records(self) -> Mapping[str, Value]:
+        """Returns the latest record of each key."""
+        return self._state.latest
+
+    def latest(self, topic: Topic[T]) -> T | None:
+        """Returns the latest record of a topic, which must not be changed; None before the first."""
+        record = self._state.latest.get(topic.key)
+        return record if isinstance(record, topic.record) else None
+
+    def every(self, record: type[T]) -> list[T]:
+        """Returns the latest records of all topics of this type."""
+        return [one for one in self._state.latest.values() if isinstance(one, record)]
+
+    @property
+    def publisher(self) -> str:
+        """Returns the incarnation of the service that publishes, "" before its first message."""
+        return incarnation_of(self._state.publisher)
+
+    @property
+    def heartbeat_age(self) -> float:
+        """Returns the seconds since the publisher last answered, infinity before its first message."""
+        return self._clock() - self._state.last_seen_at
+
+    async def changed(self) -> None:
+        """Waits until a record has arrived since the last call.
+
+        Raises:
+            QueueClosed: this end is closed.
+        """
+        await anyio.lowlevel.checkpoint()
+        await self._changed.wait()
+        if self.closed:
+            raise QueueClosed("got a wait on a subscription that is closed; expected an open end; subscribe again")
+        self._changed = anyio.Event()
+
+    @property
+    def _deadline(self) -> float:
+        return self._state.deadline
+
+    def received(self, message: Message, route: Hashable) -> None:
+        """Handles a message of the publisher."""
+        if not isinstance(message, TopicUpdate):
+            raise misdirected(message)
+        if self._state.on_update(self._clock(), message):
+            self._changed.set()
+
+    def malformed(self) -> None:
+        """Asks for the latest updates: one of them could not be read."""
+        self.linked()
+
+    def linked(self) -> None:
+        """Introduces this end to the publisher that listens now."""
+        self._state.linked()
+        self.settle()
+
+    def _outgoing(self, now: float) -> Iterable[tuple[Hashable, Message]]:
+        status = self._state.outgoing(now)
+        return [] if status is None else [(None, status)]
+
+    def _last_messages(self) -> Iterable[tuple[Hashable, Message]]:
+        return [(None, SubscriberStatus(serial=0, publisher="", revision=0, answer=False, leaving=True))]

@@ -1,9 +1,12 @@
 """Defines the messages between the ends of a queue or topic, and the intervals at which they are sent.
 
-    sender -> receiver       SenderHello, Data, SenderBye
+    sender -> receiver       SenderHello, Data
     receiver -> sender       Grant
     subscriber -> publisher  SubscriberStatus
-    publisher -> subscriber  TopicUpdate, PublisherHeartbeat
+    publisher -> subscriber  TopicUpdate
+
+All are records of the codec. What is put into a queue or published travels beside `Data` and `TopicUpdate`: it is
+packed once, however often it is sent, and its receiver knows what it belongs to even if it cannot be read.
 
 Each end has its own id, `incarnation#opened~index`, such as `stepping-0.2#18a3bc~0`. All
 incarnations of a service share a name (`stepping-0~0`) and have an order (2, 0x18a3bc), so that a
@@ -13,11 +16,18 @@ later one replaces an earlier one and never the reverse.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sparring.pipeline.errors import CodecError, QueueError
-from sparring.pipeline.messages.schema import record
+from sparring.pipeline.messages import codec
+from sparring.pipeline.messages.codec import Buffer
+from sparring.pipeline.messages.fields import Value
+from sparring.pipeline.messages.schema import BESIDE, record
+
+LARGE: Final = 262144
+"""Bytes from which the arrays of a record have frames of their own, which are shared with the socket, not copied."""
 
 T = TypeVar("T")
 
@@ -106,16 +116,16 @@ class SenderHello:
         sender: id of the sender.
         serial: counts the Hellos of this sender from 1.
         oldest: sequence number of the oldest message that is not acknowledged.
-        sent: sequence number after the last message sent to the present receiver.
         receiver: id of the receiver that the sender knows, "" before the first: another one takes none of its messages,
             which were sent to its predecessor and are dropped.
+        leaving: the sender closes in order.
     """
 
     sender: str
     serial: int
     oldest: int
-    sent: int
     receiver: str = ""
+    leaving: bool = False
 
 
 class Payload(Protocol):
@@ -133,8 +143,48 @@ class Payload(Protocol):
         """
 
 
-class Data(NamedTuple):
-    """A sender sends one record; over ZeroMQ as a head and the codec's frames.
+class Packed(NamedTuple):
+    """Holds a packed record: the codec's frames, and the bytes in them."""
+
+    frames: Sequence[Buffer]
+    size: int = 0
+
+    def unpack(self, kind: type[T]) -> T:
+        """Returns the record, whose arrays are views of the frames; see `Payload.unpack`."""
+        frames = self.frames
+        value = codec.from_bytes(frames[0], codec.SERVICES) if len(frames) == 1 else codec.decode(frames)
+        return of_kind(value, kind)
+
+
+def pack(record: T) -> Packed:
+    """Packs a record: a large one without copying its arrays, a small one as one frame instead of many.
+
+    Raises:
+        CodecError: a field's value does not match its annotation.
+    """
+    frames = codec.encode(record)
+    size = sum(map(len, frames))
+    return Packed(frames if size >= LARGE else [codec.join(frames)], size)
+
+
+def of_kind(value: Value, kind: type[T]) -> T:
+    """Returns a decoded record of this kind.
+
+    Raises:
+        CodecError: it is of another kind.
+    """
+    if not isinstance(value, kind):
+        raise CodecError(
+            got=f"a record of type {type(value).__name__}",
+            expected=kind.__name__,
+            remedy="send each record through the queue or topic of its type",
+        )
+    return value
+
+
+@record("queue_data")
+class Data:
+    """A sender sends one record.
 
     Attributes:
         sender: id of the sender.
@@ -146,14 +196,7 @@ class Data(NamedTuple):
     sender: str
     sequence: int
     steps: int
-    payload: Payload
-
-
-@record("queue_bye")
-class SenderBye:
-    """A sender closes in order."""
-
-    sender: str
+    payload: Payload = field(default=Packed(()), metadata=BESIDE)
 
 
 @record("queue_grant")
@@ -168,7 +211,6 @@ class Grant:
         steps: agent-steps in them.
         received: sequence number expected next.
         acknowledged: all messages before this sequence number are acknowledged.
-        missing: some messages sent before the echoed Hello did not arrive and must be sent again.
         ask: the sender must send a Hello, because the receiver does not know it or saw a gap.
         superseded: a later incarnation of the same sender has replaced it.
     """
@@ -180,7 +222,6 @@ class Grant:
     steps: int = 0
     received: int = 0
     acknowledged: int = 0
-    missing: bool = False
     ask: bool = False
     superseded: bool = False
 
@@ -204,35 +245,52 @@ class SubscriberStatus:
     leaving: bool = False
 
 
-class TopicUpdate(NamedTuple):
-    """A publisher sends the latest record of a topic; over ZeroMQ as a head and the codec's frames.
+@record("topic_update")
+class TopicUpdate:
+    """A publisher sends the latest record of a topic or, without a record, answers a ping.
 
     Attributes:
         publisher: id of the publisher.
         echo: serial of the latest status of this subscriber.
         after: revision pushed to this subscriber before, 0 for none.
-        revision: counts the publications of this publisher from 1, over all topics.
+        revision: counts the publications of this publisher from 1, over all topics; 0 for none.
         key: key of the topic.
         payload: the record.
     """
 
     publisher: str
     echo: int
-    after: int
-    revision: int
-    key: str
-    payload: Payload
+    after: int = 0
+    revision: int = 0
+    key: str = ""
+    payload: Payload = field(default=Packed(()), metadata=BESIDE)
 
 
-@record("topic_heartbeat")
-class PublisherHeartbeat:
-    """A publisher answers a ping when it has no update to push; the fields are those of `TopicUpdate`."""
-
-    publisher: str
-    echo: int
+Message = SenderHello | Data | Grant | SubscriberStatus | TopicUpdate
 
 
-Message = SenderHello | Data | SenderBye | Grant | SubscriberStatus | TopicUpdate | PublisherHeartbeat
+def encode(message: Message) -> list[Buffer]:
+    """Encodes a message as frames; the payload of one with a record is `Packed`."""
+    beside = of_kind(message.payload, Packed).frames if isinstance(message, Data | TopicUpdate) else ()
+    return [*codec.encode(message), *beside]
+
+
+def decode(frames: Sequence[Buffer]) -> Message:
+    """Decodes a message, but not yet the record beside it.
+
+    Raises:
+        CodecError: this is not a message.
+    """
+    message = codec.decode(frames[:1])
+    if isinstance(message, Data | TopicUpdate):
+        return replace(message, payload=Packed(frames[1:]))
+    if isinstance(message, Message) and len(frames) == 1:
+        return message
+    raise CodecError(
+        got=f"{len(frames)} frames, with a record of type {type(message).__name__} in the first",
+        expected="a message between the ends of queues or topics",
+        remedy="speak the same version",
+    )
 
 
 def misdirected(message: Message) -> CodecError:

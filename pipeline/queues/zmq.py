@@ -30,8 +30,7 @@ import zmq.utils.monitor
 import zmq.utils.z85
 
 from sparring.pipeline.errors import CodecError, QueueError
-from sparring.pipeline.messages.codec import SERVICES, Buffer, Limits
-from sparring.pipeline.queues import frames as framing
+from sparring.pipeline.messages.codec import SERVICES, Buffer
 from sparring.pipeline.queues.curve import (
     HANDSHAKE_S,
     REFUSED,
@@ -54,7 +53,7 @@ from sparring.pipeline.queues.endpoints import (
 )
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.interface import Publisher, Transport
-from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Timing
+from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Packed, Timing, decode, encode, pack
 
 # The methods of pyzmq's compiled base class, with plain numbers: the public ones spend most of their
 # time on enumerations.
@@ -70,6 +69,7 @@ _READABLE: Final = int(zmq.POLLIN)
 LINGER_S: Final = 0.2
 """Seconds for which the final messages of a closed socket are kept for sending."""
 
+_MAX_BYTES: Final = SERVICES.total
 _MAX_STATUS_BYTES: Final = 2**20
 """Bytes of a subscriber's message: an unauthenticated client can make a topic allocate that much."""
 
@@ -121,19 +121,17 @@ class ZmqSocket:
         self._loop.call_soon(self._readable)
 
     def send(self, frames: Sequence[Buffer], route: bytes = b"") -> None:
-        """Sends a message: a DEALER as soon as it is connected, a ROUTER if its peer is still connected."""
+        """Sends a message: a DEALER as soon as it is connected, a ROUTER if its peer is still connected.
+
+        Frames of 64 KiB and more are shared with ZeroMQ until they are sent, others copied.
+        """
+        *first, last = [route, *frames] if self._routed else frames
         try:
-            self._send(frames, route)
+            for frame in first:
+                _send(self.socket, frame, _MORE, False)
+            _send(self.socket, last, _NOBLOCK, False)
         except zmq.Again:  # a DEALER that was rejected: it has no connection and opens none
             self._failed(key_rejected(self._name))
-
-    def _send(self, frames: Sequence[Buffer], route: bytes) -> None:
-        socket, copy = self.socket, not framing.is_large(frames[0])
-        if self._routed:
-            _send(socket, route, _MORE)
-        for frame in frames[:-1]:
-            _send(socket, frame, _MORE, copy)
-        _send(socket, frames[-1], _NOBLOCK, copy)
 
     def poll(self) -> None:
         """Delivers all messages that have arrived."""
@@ -158,10 +156,9 @@ class ZmqSocket:
         socket = self.socket
         route = _receive(socket, _NOBLOCK) if self._routed else b""
         frames: list[Buffer] = []
-        large = False
-        while not frames or _option(socket, _RCVMORE):
-            frames.append(_receive(socket, _NOBLOCK, False).buffer if large else _receive(socket, _NOBLOCK))
-            large = large or framing.is_large(frames[0])
+        while not frames or _option(socket, _RCVMORE):  # the first two may be small, and are not aligned unless copied
+            copied = len(frames) < 2
+            frames.append(_receive(socket, _NOBLOCK) if copied else _receive(socket, _NOBLOCK, False).buffer)
         try:
             self._received(frames, route)
         except CodecError as error:
@@ -185,21 +182,19 @@ class ZmqSocket:
 class ZmqLink:
     """Links one end to those of the same name, over a socket."""
 
-    def __init__(self, socket: ZmqSocket, end: End, limits: Limits) -> None:
+    def __init__(self, socket: ZmqSocket, end: End) -> None:
         self._socket = socket
         self.close = socket.close
         self.poll = socket.poll
-        self._socket.open(
-            lambda frames, route: end.received(framing.decode(frames, limits), route), end.settle, end.malformed
-        )
+        self._socket.open(lambda frames, route: end.received(decode(frames), route), end.settle, end.malformed)
 
-    def pack(self, record: T) -> framing.Packed:
+    def pack(self, record: T) -> Packed:
         """Returns a record as frames."""
-        return framing.pack(record)
+        return pack(record)
 
     def send(self, message: Message, route: Hashable) -> None:
         """Sends a message to one peer, or to the end that listens."""
-        self._socket.send(framing.encode(message), route if isinstance(route, bytes) else b"")
+        self._socket.send(encode(message), route if isinstance(route, bytes) else b"")
 
 
 class ZmqTransport(Transport):
@@ -211,7 +206,6 @@ class ZmqTransport(Transport):
             "tcp://127.0.0.1:" and a port.
         start: this incarnation of the service, such as "stepping-0.1"; a later one has a higher number.
         timing: intervals.
-        limits: bounds of a message.
         reconnect: seconds between attempts to connect.
         bind: seconds for which a taken address is tried again, because its owner may be closing.
         protection: of TCP endpoints.
@@ -226,14 +220,12 @@ class ZmqTransport(Transport):
         start: str,
         *,
         timing: Timing = DEFAULT_TIMING,
-        limits: Limits = SERVICES,
         reconnect: float = 0.05,
         bind: float = 1.0,
         protection: Protection = UNPROTECTED,
     ) -> None:
         super().__init__(start, timing, time.monotonic, time.time_ns)
         self.endpoints = dict(endpoints)
-        self._limits = limits
         self._reconnect = reconnect
         self._bind_s = bind
         self._protection = protection
@@ -276,7 +268,7 @@ class ZmqTransport(Transport):
     def _connect(self, end: End) -> ZmqLink:
         name, curve = end.name, self._protection.curve
         endpoint = endpoint_of(self.endpoints, name)
-        link = self._socket(zmq.DEALER, name, endpoint, self._limits.total)
+        link = self._socket(zmq.DEALER, name, endpoint, _MAX_BYTES)
         link.socket.setsockopt(zmq.RECONNECT_IVL, max(1, int(self._reconnect * 1000)))
         if curve is not None and ipc_path(endpoint) is None:
             _set_keys(link.socket, curve)
@@ -287,7 +279,7 @@ class ZmqTransport(Transport):
         except zmq.ZMQError as error:
             link.close()
             raise unavailable(endpoint, error.errno, error) from error
-        return ZmqLink(link, end, self._limits)
+        return ZmqLink(link, end)
 
     async def _listen(self, end: End) -> ZmqLink:
         name, endpoint = end.name, endpoint_of(self.endpoints, end.name)
@@ -296,7 +288,7 @@ class ZmqTransport(Transport):
                 f"got {name} at {endpoint}, which other machines can reach, without keys; expected keys; make them "
                 "with `sparring keys DIR` and set pipeline.keys: DIR, use loopback, or say --insecure"
             )
-        max_bytes = _MAX_STATUS_BYTES if isinstance(end, Publisher) else self._limits.total
+        max_bytes = _MAX_STATUS_BYTES if isinstance(end, Publisher) else _MAX_BYTES
         link = self._socket(zmq.ROUTER, name, endpoint, max_bytes)
         deadline = anyio.current_time() + self._bind_s
         try:
@@ -309,7 +301,7 @@ class ZmqTransport(Transport):
                         raise
                     await anyio.sleep(0.02)
                 else:
-                    return ZmqLink(link, end, self._limits)
+                    return ZmqLink(link, end)
         except BaseException:
             link.close()
             raise

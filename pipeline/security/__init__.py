@@ -19,9 +19,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -62,31 +60,17 @@ SIMULATORS: Final = "simulators"
 _KEY: Final = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
 
 
-@dataclass(frozen=True, slots=True)
-class CurveKeys:
-    """Holds a CURVE pair.
-
-    Attributes:
-        public: in Z85, 40 characters.
-        secret: in Z85, 40 characters; not in the repr.
-    """
-
-    public: str
-    secret: str = field(repr=False)
-
-
-def read_curve(directory: Path, role: str) -> CurveKeys:
-    """Returns the pair of a role.
+def secret_key(directory: Path, role: str) -> str:
+    """Returns the secret key of a role, in Z85.
 
     Raises:
-        SettingsError: a file is missing, holds no key, or is readable by others.
+        SettingsError: the file is missing, holds no key, or is readable by others.
     """
-    secret = _key(directory / "curve" / f"{role}.secret", secret=True)
-    return CurveKeys(public=public_key(directory, role), secret=secret)
+    return _key(directory / "curve" / f"{role}.secret", secret=True)
 
 
 def public_key(directory: Path, role: str) -> str:
-    """Returns the public key of a role, in Z85. Raises as `read_curve`."""
+    """Returns the public key of a role, in Z85. Raises as `secret_key`, but others may read it."""
     return _key(directory / "curve" / f"{role}.public", secret=False)
 
 
@@ -135,7 +119,7 @@ def allowed(directory: Path, role: str) -> frozenset[str]:
 
 
 def token(directory: Path) -> str:
-    """Returns the token of simulators without a certificate. Raises as `read_curve`."""
+    """Returns the token of simulators without a certificate. Raises as `secret_key`."""
     path = directory / "token"
     text = read_text(path, secret=True).strip()
     if len(text) < 32 or not text.isascii():
@@ -207,8 +191,7 @@ def server_tls(directory: Path) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_OPTIONAL
     context.options |= ssl.OP_NO_COMPRESSION | getattr(ssl, "OP_NO_RENEGOTIATION", 0)
     context.num_tickets = 0  # each connection presents its certificate
-    _trust(context, directory)
-    _show(context, directory, "server")
+    _load(context, directory, "server")
     return context
 
 
@@ -224,38 +207,29 @@ def client_tls(directory: Path, name: str = "") -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _trust(context, directory)
-    if name:
-        _show(context, directory, name)
+    _load(context, directory, name)
     return context
 
 
-def _trust(context: ssl.SSLContext, directory: Path) -> None:
+def _load(context: ssl.SSLContext, directory: Path, name: str) -> None:
+    """Makes a context trust the folder's authority and, with a name, present its certificate."""
     path = directory / "tls" / "authority.pem"
-    with _usable(path):
+    try:
         refuse_open(path, path.stat().st_mode, secret=False)
         context.load_verify_locations(cafile=path)
-
-
-def _show(context: ssl.SSLContext, directory: Path, name: str) -> None:
-    certificate, key = (directory / "tls" / f"{name}.{ending}" for ending in ("pem", "key"))
-    with _usable(certificate):
-        refuse_open(certificate, certificate.stat().st_mode, secret=False)
-        refuse_open(key, key.stat().st_mode, secret=True)
-        context.load_cert_chain(certificate, key, password=_refuse_password)
-
-
-def _refuse_password() -> str:
-    raise SettingsError("got a key with a password; expected one without; make new keys with `sparring keys`")
-
-
-@contextmanager
-def _usable(path: Path) -> Iterator[None]:
-    try:
-        yield
+        if name:
+            path = path.with_name(f"{name}.pem")
+            key = path.with_suffix(".key")
+            refuse_open(path, path.stat().st_mode, secret=False)
+            refuse_open(key, key.stat().st_mode, secret=True)
+            context.load_cert_chain(path, key, password=_refuse_password)
     except OSError as error:  # SSLError too
         reason = getattr(error, "reason", None) or error.strerror
         raise SettingsError(
             f"got {path} or its key, which cannot be used ({reason}); expected a certificate and its key; "
             "make them with `sparring keys`, or copy both from the machine on which they were made"
         ) from None
+
+
+def _refuse_password() -> str:
+    raise SettingsError("got a key with a password; expected one without; make new keys with `sparring keys`")

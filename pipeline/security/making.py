@@ -12,9 +12,8 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import yaml
 from cryptography import x509
@@ -52,6 +51,13 @@ _USAGES: Final = (
     "decipher_only",
 )
 """Uses of a key that a certificate allows or forbids (RFC 5280, 4.2.1.3)."""
+
+
+class Identity(NamedTuple):
+    """Holds a certificate with its private key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
 
 
 def make(directory: Path, simulators: Sequence[str], hosts: Sequence[str] = ()) -> None:
@@ -108,9 +114,7 @@ def add(directory: Path, simulators: Sequence[str]) -> None:
             f"got the simulator {there[0]!r}, which has a certificate; expected new names: keys are never overwritten; "
             "choose another"
         )
-    signer = _signer(tls)
-    for name in simulators:
-        _write_identity(tls, name, _client(signer, name))
+    _write_clients(tls, simulators, _signer(tls))
     lists = yaml.safe_load(read_text(directory / "allowed.yaml", secret=False))
     _write_lists(directory, {**lists, SIMULATORS: [*lists[SIMULATORS], *simulators]})
 
@@ -133,15 +137,23 @@ def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> N
     signer = _authority()
     _write_identity(tls, "authority", signer)
     _write_identity(tls, "server", _signed(signer, "server", ExtendedKeyUsageOID.SERVER_AUTH, hosts))
-    for name in simulators:
-        _write_identity(tls, name, _client(signer, name))
+    _write_clients(tls, simulators, signer)
     write_atomically(directory / "token", f"{secrets.token_urlsafe(32)}\n".encode())
     _write_lists(directory, {**{kind: list(roles) for kind, roles in CONNECTIONS.items()}, SIMULATORS: [*simulators]})
 
 
 def _write_identity(folder: Path, name: str, identity: Identity) -> None:
-    write_atomically(folder / f"{name}.key", identity.key_pem)  # mode 600, the default of write_atomically
-    write_atomically(folder / f"{name}.pem", identity.pem)
+    """Writes a certificate and its key, which is not encrypted; their mode is 600, as `write_atomically` makes it."""
+    pem = serialization.Encoding.PEM
+    key = identity.key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    write_atomically(folder / f"{name}.key", key)
+    write_atomically(folder / f"{name}.pem", identity.certificate.public_bytes(pem))
+
+
+def _write_clients(folder: Path, names: Sequence[str], signer: Identity) -> None:
+    """Writes an identity for each simulator."""
+    for name in names:
+        _write_identity(folder, name, _signed(signer, name, ExtendedKeyUsageOID.CLIENT_AUTH, [name]))
 
 
 def _write_lists(directory: Path, lists: dict[str, list[str]]) -> None:
@@ -185,35 +197,10 @@ def _check_hosts(hosts: Sequence[str]) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """Holds a certificate with its private key."""
-
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
-
-    @property
-    def pem(self) -> bytes:
-        """Returns the certificate in PEM."""
-        return self.certificate.public_bytes(serialization.Encoding.PEM)
-
-    @property
-    def key_pem(self) -> bytes:
-        """Returns the private key in PEM, not encrypted."""
-        return self.key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-
-
 def _authority() -> Identity:
     """Makes an authority, which signs the other certificates but no further authority."""
     usage = _usage("key_cert_sign", "crl_sign")
     return _issued(None, "sparring keys", [x509.BasicConstraints(ca=True, path_length=0), usage], [])
-
-
-def _client(signer: Identity, name: str) -> Identity:
-    """Makes the identity of the simulator `name`."""
-    return _signed(signer, name, ExtendedKeyUsageOID.CLIENT_AUTH, [name])
 
 
 def _signed(signer: Identity, name: str, purpose: x509.ObjectIdentifier, hosts: Sequence[str]) -> Identity:

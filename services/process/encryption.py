@@ -16,7 +16,7 @@ from sparring.pipeline.security import (
     SIMULATORS,
     allowed,
     public_key,
-    read_curve,
+    secret_key,
     server_tls,
     token,
 )
@@ -100,7 +100,7 @@ def _failures(settings: Settings, folder: Path) -> Iterator[SettingsError]:
     if hosts or settings.pipeline.transport == "tcp":
         services = [*ROLES, *(f"learning-{name}" for name in settings.behaviors)]
         roles = {name.partition("-")[0] for name in services if place(hosts, name) == here}
-        reads += [partial(read_curve, folder, role) for role in sorted(roles)]
+        reads += [partial(secret_key, folder, role) for role in sorted(roles)]
         reads += [partial(public_key, folder, role) for role in ROLES]
         reads += [partial(allowed, folder, kind) for kind in CONNECTIONS]
     for read in reads:

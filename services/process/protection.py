@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sparring.pipeline.queues.curve import Curve, Protection
-from sparring.pipeline.security import allowed, endpoint_role, owner, public_key, read_curve
+from sparring.pipeline.security import allowed, endpoint_role, owner, public_key, secret_key
 from sparring.pipeline.settings.hosts import machines, place
 from sparring.services.process.runtime import Run
 
@@ -23,12 +23,11 @@ def curve(folder: Path, role: str, names: Iterable[str]) -> Curve:
         SettingsError: a key or the list is missing, or others can read or change it.
     """
     kinds = {name: endpoint_role(name) for name in names}
-    own = read_curve(folder, role)
     lists = {kind: allowed(folder, kind) for kind in set(kinds.values())}
     known = {one: public_key(folder, one) for one in {*map(owner, lists), *frozenset[str]().union(*lists.values())}}
     return Curve(
-        public=own.public,
-        secret=own.secret,
+        public=public_key(folder, role),
+        secret=secret_key(folder, role),
         servers={name: known[owner(kind)] for name, kind in kinds.items()},
         clients={name: frozenset(known[one] for one in lists[kind]) for name, kind in kinds.items()},
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from sparring.pipeline.errors import CodecError, Empty
 from sparring.pipeline.messages.codec import Buffer, decode
 from sparring.pipeline.messages.schema import TAGS
 from sparring.pipeline.messages.simulator import Ping
-from sparring.pipeline.queues import frames as framing
+from sparring.pipeline.queues import wire as framing
 from sparring.pipeline.queues.receiving import ReceiverState
 from sparring.pipeline.queues.sending import SenderState
 from sparring.pipeline.queues.topic import PublisherState, SubscriberState
@@ -27,8 +28,6 @@ from sparring.pipeline.queues.wire import (
     Data,
     Grant,
     Message,
-    PublisherHeartbeat,
-    SenderBye,
     SenderHello,
     SubscriberStatus,
     TopicUpdate,
@@ -59,7 +58,7 @@ class Ends:
         """Delivers a message to one end, and checks what the ends answer."""
         self._now += 0.1
         message = framing.decode(frames)
-        if end == 0 and isinstance(message, SenderHello | Data | SenderBye):
+        if end == 0 and isinstance(message, SenderHello | Data):
             self._at_receiver(message)
         elif end == 1 and isinstance(message, Grant):
             self._at_sender(message)
@@ -67,22 +66,17 @@ class Ends:
             self._publisher.on_status(self._now, message, "route")
             for _, answer in self._publisher.outgoing(self._now):
                 _read_back(answer)
-        elif end == 3 and isinstance(message, TopicUpdate | PublisherHeartbeat):
-            if isinstance(message, PublisherHeartbeat):
-                self._subscriber.on_heartbeat(self._now, message)
-            else:
-                self._subscriber.on_update(self._now, message)
+        elif end == 3 and isinstance(message, TopicUpdate):
+            self._subscriber.on_update(self._now, message)
             if (status := self._subscriber.outgoing(self._now)) is not None:
                 _read_back(status)
 
-    def _at_receiver(self, message: SenderHello | Data | SenderBye) -> None:
+    def _at_receiver(self, message: SenderHello | Data) -> None:
         state = self._receiver
         if isinstance(message, Data):
             state.on_data(self._now, message, "route")
-        elif isinstance(message, SenderHello):
-            state.on_hello(self._now, message, "route")
         else:
-            state.on_bye(self._now, message)
+            state.on_hello(self._now, message, "route")
         state.tick(self._now)
         for _, grant in state.outgoing(self._now):
             _read_back(grant)
@@ -161,19 +155,22 @@ def seeds() -> list[bytes]:
     """Returns conversations of all ends, and every record in a message."""
     rng = Random(2)
     records = [framing.pack(example(cls, rng)) for _, cls in sorted(TAGS.items()) for _ in range(2)]
-    hello = (0, framing.encode(SenderHello(sender=_ID, serial=1, oldest=0, sent=0, receiver=_RECEIVER)))
+    hello = SenderHello(sender=_ID, serial=1, oldest=0, receiver=_RECEIVER)
+    bye = replace(hello, leaving=True)
     inputs = [
-        as_input([hello, (0, framing.encode(Data(_ID, 0, 3, one))), (0, framing.encode(SenderBye(sender=_ID)))])
-        for one in records
+        as_input(
+            [(0, framing.encode(one)) for one in (hello, Data(sender=_ID, sequence=0, steps=3, payload=record), bye)]
+        )
+        for record in records
     ]
     grant: dict[str, Any] = {"messages": 4, "steps": 64, "largest": 16, "received": 0, "acknowledged": 0}
     statuses = [SubscriberStatus(serial=serial, publisher="", revision=0, answer=True) for serial in (1, 2, 3)]
     inputs += [
         as_input([(1, framing.encode(Grant(receiver=_RECEIVER, echo=1, **grant)))] * 2),
         as_input([(2, framing.encode(status)) for status in statuses]),
-        as_input([(3, framing.encode(PublisherHeartbeat(publisher="x.1#1~0", echo=1)))]),
+        as_input([(3, framing.encode(TopicUpdate(publisher="x.1#1~0", echo=1)))]),
     ]
-    updates = [TopicUpdate("x.1#1~0", 1, 0, 1, "k", one) for one in records]
+    updates = [TopicUpdate(publisher="x.1#1~0", echo=1, revision=1, key="k", payload=one) for one in records]
     inputs += [as_input([(3, framing.encode(update))]) for update in updates]
     return [one for one in inputs if len(one) <= mutation.LONGEST]
 

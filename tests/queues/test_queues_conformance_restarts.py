@@ -89,7 +89,7 @@ async def test_a_restarted_receiver_gets_no_message_of_its_predecessor(world: Wo
 
             def note(receivers: int) -> None:
                 here = sender.statistics()
-                incarnations.append((receivers, here.acknowledged_steps, here.dropped_steps, here.credit_messages))
+                incarnations.append((receivers, here.acknowledged_steps, here.dropped_steps, here.share_messages))
 
             sender.on_receiver(note)
             async with world.transport("receiver.1") as theirs:

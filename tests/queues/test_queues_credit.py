@@ -10,7 +10,7 @@ from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.queues.memory import Reference
 from sparring.pipeline.queues.receiving import READINGS, ReceiverState
 from sparring.pipeline.queues.sending import SenderState
-from sparring.pipeline.queues.wire import Capacity, Data, SenderBye, SenderHello, Timing, make_id, parse_id
+from sparring.pipeline.queues.wire import Capacity, Data, SenderHello, Timing, make_id, parse_id
 
 TIMING = Timing(heartbeat=1.0, retry=0.25, peer_timeout=4.0, acknowledge=0.01)
 EIGHT = Capacity(messages=8, steps=80)
@@ -79,8 +79,8 @@ def test_the_last_acknowledgements_go_out_after_a_short_delay() -> None:
     exchange(sender, receiver, 1.0)
     receiver.acknowledge(1.0, receiver.take())
     assert exchange(sender, receiver, 1.0) == 0
-    assert receiver.next_grant == pytest.approx(1.0 + TIMING.acknowledge)
-    exchange(sender, receiver, receiver.next_grant)
+    assert receiver.deadline == pytest.approx(1.0 + TIMING.acknowledge)
+    exchange(sender, receiver, receiver.deadline)
     assert sender.counts.unacknowledged_messages == 0
 
 
@@ -135,7 +135,7 @@ def test_a_damaged_message_is_sent_again() -> None:
 def test_a_message_beyond_the_share_is_refused_and_not_held() -> None:
     _, receiver = pair(Capacity(messages=2, steps=8))
     for sequence, steps in ((0, 8), (1, 1)):
-        receiver.on_data(0.0, Data("a.1#1~0", sequence, steps, Reference("x")), "route")
+        receiver.on_data(0.0, Data(sender="a.1#1~0", sequence=sequence, steps=steps, payload=Reference("x")), "route")
     assert (receiver.counts.held_messages, receiver.counts.held_steps, receiver.counts.refused) == (1, 8, 1)
 
 
@@ -170,7 +170,7 @@ def test_a_sender_beyond_the_number_waits_for_a_share() -> None:
     other = SenderState("b.1#9~0", TIMING)
     exchange(other, receiver, 0.0)
     assert (other.counts.share_messages, other.largest) == (0, 20)
-    receiver.on_bye(0.0, SenderBye(sender=sender.sender))
+    receiver.on_hello(0.0, sender.hello(leaving=True), "route")
     exchange(other, receiver, 0.0)
     assert other.counts.share_messages == 8
 
@@ -246,5 +246,5 @@ def test_ids_of_one_service_share_a_name_and_rise() -> None:
 @pytest.mark.parametrize("text", ["", "a", "a#", "a#1", "a#x~0", "#1~0", "a#1~b"])
 def test_an_invalid_id_is_refused(text: str) -> None:
     receiver = ReceiverState("r.1#1~0", object, EIGHT, TIMING)
-    receiver.on_hello(0.0, SenderHello(sender=text, serial=1, oldest=0, sent=0), "route")
+    receiver.on_hello(0.0, SenderHello(sender=text, serial=1, oldest=0), "route")
     assert (receiver.senders, receiver.counts.refused, receiver.outgoing(0.0)) == (0, 1, [])

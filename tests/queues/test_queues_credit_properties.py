@@ -12,7 +12,7 @@ from sparring.pipeline.errors import Empty
 from sparring.pipeline.queues.memory import Reference
 from sparring.pipeline.queues.receiving import ReceivedMessage, ReceiverState
 from sparring.pipeline.queues.sending import SenderState
-from sparring.pipeline.queues.wire import Capacity, Data, Grant, SenderBye, SenderHello, Timing, make_id
+from sparring.pipeline.queues.wire import Capacity, Data, Grant, SenderHello, Timing, make_id
 
 TIMING = Timing(heartbeat=1.0, retry=0.25, peer_timeout=4.0, acknowledge=0.01)
 
@@ -44,7 +44,7 @@ class World:
         self.now = 0.0
         self.opened = 0
         self.senders: dict[str, Sender] = {}
-        self.up: list[tuple[Sender, SenderHello | Data | SenderBye]] = []
+        self.up: list[tuple[Sender, SenderHello | Data]] = []
         self.down: list[tuple[Sender, Grant]] = []
         self.receivers: list[Receiver] = []
         self.retired: list[Sender] = []
@@ -237,7 +237,7 @@ def test_restarts_and_pauses_lose_only_what_a_receiver_had_not_acknowledged(
         world.check_capacity()
     while len(world.senders) > capacity.senders:
         removed = world.senders.pop(next(iter(world.senders)))
-        world.receiver.state.on_bye(world.now, SenderBye(sender=removed.state.sender))
+        world.receiver.state.on_hello(world.now, removed.state.hello(leaving=True), removed)
         world.retired.append(removed)
     world.up = [(sender, message) for sender, message in world.up if sender not in world.retired]
     world.elapse(2 * TIMING.peer_timeout)

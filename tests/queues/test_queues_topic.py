@@ -10,17 +10,9 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.queues.memory import Reference
 from sparring.pipeline.queues.topic import PublisherState, SubscriberState
-from sparring.pipeline.queues.wire import PublisherHeartbeat, SubscriberStatus, Timing, TopicUpdate
+from sparring.pipeline.queues.wire import SubscriberStatus, Timing, TopicUpdate
 
 TIMING = Timing(heartbeat=1.0, peer_timeout=5.0)
-
-
-def deliver(subscriber: SubscriberState, message: TopicUpdate | PublisherHeartbeat, now: float) -> bool:
-    """Delivers a message; returns whether it brought a new record."""
-    if isinstance(message, TopicUpdate):
-        return subscriber.on_update(now, message)
-    subscriber.on_heartbeat(now, message)
-    return False
 
 
 class World:
@@ -34,7 +26,7 @@ class World:
         self.published: dict[str, int] = {}
         self.subscribers: dict[int, SubscriberState] = {}
         self.up: list[tuple[int, SubscriberStatus]] = []
-        self.down: list[tuple[Any, TopicUpdate | PublisherHeartbeat]] = []
+        self.down: list[tuple[Any, TopicUpdate]] = []
         self.restart_publisher()
         for _ in range(subscribers):
             self.subscribe()
@@ -68,7 +60,7 @@ class World:
         if self.down:
             route, message = self.down.pop(0)
             if route in self.subscribers:
-                deliver(self.subscribers[route], message, self.now)
+                self.subscribers[route].on_update(self.now, message)
 
     def step(self) -> None:
         roll, rng = self.rng.random(), self.rng
@@ -116,8 +108,8 @@ def exchange(publisher: PublisherState, subscriber: SubscriberState, now: float 
     while (status := subscriber.outgoing(now)) is not None:
         publisher.on_status(now, status, "route")
         for _, message in publisher.outgoing(now):
-            deliver(subscriber, message, now)
-            updates += isinstance(message, TopicUpdate)
+            subscriber.on_update(now, message)
+            updates += message.revision > 0
     return updates
 
 
@@ -144,7 +136,7 @@ def test_a_subscriber_with_a_pace_gets_one_push_in_that_time() -> None:
     for tick in range(1, 21):
         publisher.publish("a", Reference(tick))
         for _, message in publisher.outgoing(tick / 10):
-            updates += deliver(subscriber, message, tick / 10)
+            updates += subscriber.on_update(tick / 10, message)
         updates += exchange(publisher, subscriber, tick / 10)
     assert updates == 4
     assert subscriber.deadline <= 2.5
@@ -162,7 +154,7 @@ def test_final_updates_do_not_wait_for_the_subscriber() -> None:
         publisher.publish("a", Reference(number))
         sent += publisher.outgoing(0.0)
     for _, message in [*sent, *publisher.final_updates()]:
-        deliver(subscriber, message, 0.1)
+        subscriber.on_update(0.1, message)
     assert len(sent) == 1
     assert subscriber.latest == {"a": 2}
 
@@ -175,8 +167,8 @@ def test_a_push_that_crossed_a_ping_is_not_sent_twice() -> None:
     ping = subscriber.outgoing(1.0)
     assert ping is not None
     publisher.on_status(1.0, ping, "route")
-    assert not any(isinstance(message, TopicUpdate) for _, message in publisher.outgoing(1.0))
-    assert deliver(subscriber, update, 1.0)
+    assert not any(message.revision for _, message in publisher.outgoing(1.0))
+    assert subscriber.on_update(1.0, update)
     assert exchange(publisher, subscriber, 1.0) == 0
 
 
@@ -196,7 +188,7 @@ def test_a_late_update_of_an_earlier_publisher_changes_nothing() -> None:
     ((_, late),) = old.outgoing(0.0)
     new.publish("a", Reference("new"))
     exchange(new, subscriber, 1.0)
-    assert not deliver(subscriber, late, 1.0)
+    assert not subscriber.on_update(1.0, late)
     assert (subscriber.latest, subscriber.publisher) == ({"a": "new"}, "p.2#2~0")
 
 
@@ -211,5 +203,5 @@ def test_final_updates_repeat_unconfirmed_records() -> None:
     publisher.publish("state", Reference(2))
     publisher.publish("end", Reference(3))
     for _, message in publisher.final_updates():
-        deliver(subscriber, message, 0.0)
+        subscriber.on_update(0.0, message)
     assert subscriber.latest == {"state": 2, "end": 3}

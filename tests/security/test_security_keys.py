@@ -19,7 +19,7 @@ from sparring.pipeline.security import (
     endpoint_role,
     owner,
     public_key,
-    read_curve,
+    secret_key,
     server_tls,
     token,
 )
@@ -99,7 +99,7 @@ def test_the_keys_command_makes_and_adds_keys(tmp_path: Path, capsys: pytest.Cap
     output = capsys.readouterr()
     assert "simulator-1, simulator-2" in output.out
     assert "never overwritten" in output.err
-    assert read_curve(tmp_path / "keys", "stepping").secret not in output.out + output.err
+    assert secret_key(tmp_path / "keys", "stepping") not in output.out + output.err
     assert keys.run.__doc__
 
 
@@ -109,7 +109,7 @@ def test_the_keys_command_makes_and_adds_keys(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("file", "read"),
     [
-        ("curve/learning.secret", lambda folder: read_curve(folder, "learning")),
+        ("curve/learning.secret", lambda folder: secret_key(folder, "learning")),
         ("tls/server.key", server_tls),
         ("tls/arcade.key", lambda folder: client_tls(folder, "arcade")),
         ("tls/authority.key", lambda folder: add(folder, numbered(1, folder))),
@@ -151,7 +151,7 @@ def test_a_file_that_others_can_change_is_refused_and_one_they_can_read_is_not(
 @pytest.mark.parametrize(
     ("file", "content", "read"),
     [
-        ("curve/learning.secret", b"short", lambda folder: read_curve(folder, "learning")),
+        ("curve/learning.secret", b"short", lambda folder: secret_key(folder, "learning")),
         ("curve/learning.public", b"\xff" * 40, lambda folder: public_key(folder, "learning")),
         ("token", b"guess", token),
         ("allowed.yaml", b"steps: stepping", lambda folder: allowed(folder, "steps")),
@@ -174,8 +174,7 @@ def test_a_malformed_key_file_is_refused_without_showing_its_content(
 
 
 def test_a_secret_is_not_in_the_repr_of_its_object(made: Path) -> None:
-    pair = read_curve(made, "stepping")
-    assert pair.secret not in repr(pair) + repr(curve(made, "stepping", NAMES))
+    assert secret_key(made, "stepping") not in repr(curve(made, "stepping", NAMES))
 
 
 # ---------------------------------------------------------------- TLS

@@ -115,7 +115,8 @@ SOME = ("allowed.yaml", "token", "curve/stepping.public", "curve/stepping.secret
 def rejected(folder: Path) -> bool:
     """Returns whether a run would reject the keys."""
     try:
-        keys.read_curve(folder, "stepping")
+        keys.secret_key(folder, "stepping")
+        keys.public_key(folder, "stepping")
         keys.allowed(folder, "steps")
         keys.token(folder)
         keys.server_tls(folder)

@@ -18,9 +18,8 @@ import trio
 
 from sparring.pipeline.errors import CodecError
 from sparring.pipeline.messages.codec import Buffer
-from sparring.pipeline.queues import frames as framing
-from sparring.pipeline.queues.timer import Timer
-from sparring.pipeline.queues.wire import Data, TopicUpdate
+from sparring.pipeline.queues.ends import Timer
+from sparring.pipeline.queues.wire import Data, Packed, TopicUpdate, decode
 from tests.world.world_schedule import RunQueue
 
 LATENCY_S: Final = 0.0005
@@ -208,12 +207,9 @@ def damage(frames: Sequence[Buffer], chance: Random) -> list[Buffer]:
 def _reads(frames: Sequence[Buffer]) -> bool:
     """Returns whether an end would decode a message; errors other than CodecError count as decoded."""
     try:
-        if frames[0][:1] in (b"D", b"L", b"U"):
-            message = framing.decode(frames)
-            assert isinstance(message, Data | TopicUpdate)
+        message = decode(frames)
+        if isinstance(message, Data | TopicUpdate) and message.payload != Packed(()):
             message.payload.unpack(object)
-        else:
-            framing.codec.decode(frames[:1])
     except CodecError:
         return False
     except Exception:

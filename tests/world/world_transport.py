@@ -10,10 +10,9 @@ import trio
 
 from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages.codec import Buffer
-from sparring.pipeline.queues import frames as framing
 from sparring.pipeline.queues.ends import End, EndLink
 from sparring.pipeline.queues.interface import Transport
-from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message
+from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Packed, decode, encode, pack
 from tests.world.world_links import Lane, Network
 
 
@@ -26,15 +25,15 @@ class WorldLink:
         self.close = release
         self._lanes: dict[str, Lane] = {}
 
-    def pack(self, record: Any) -> framing.Packed:
-        return framing.pack(record)
+    def pack(self, record: Any) -> Packed:
+        return pack(record)
 
     def poll(self) -> None:
         """Does nothing: the network delivers every message."""
 
     def send(self, message: Message, route: Any) -> None:
         """Sends a message to the end of a route, or to the one that listens."""
-        self._post(framing.encode(message), route)
+        self._post(encode(message), route)
 
     def _post(self, frames: list[Buffer], route: WorldLink | None) -> None:
         network = self.transport.network
@@ -56,7 +55,7 @@ class WorldLink:
             return
         try:
             try:
-                self.end.received(framing.decode(frames), source)
+                self.end.received(decode(frames), source)
             except CodecError as error:
                 self.transport.network.watcher.event("malformed", self.end.name, type(error).__name__)
                 self.end.malformed()

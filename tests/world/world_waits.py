@@ -28,14 +28,14 @@ ORDER: Final = "an order"
 """A request such as a stop or a new connection; until it arrives there is nothing to do, and no part waits for it."""
 
 WATCHED: Final = {
-    "pipeline/queues/sending_end.py Sender._turn": FLOW,
+    "pipeline/queues/sending.py Sender.put": FLOW,
     "pipeline/queues/receiving_end.py Receiver._arrival": FLOW,
-    "pipeline/queues/topic_ends.py Subscription.changed": SILENCE,
+    "pipeline/queues/topic.py Subscription.changed": SILENCE,
     "services/endpoint/simulators.py Simulators.read": SILENCE,
     "services/endpoint/outgoing.py Outgoing.run": SILENCE,
     "services/supervision/active_run.py ActiveRun._keep_running": CHILD,
     "services/supervision/supervisor.py Supervisor.supervise": ORDER,
-    "pipeline/queues/timer.py Timer._sleep": ORDER,
+    "pipeline/queues/ends.py Timer.run": ORDER,
     "services/process/runtime.py cancel_at_stop": ORDER,
     "services/endpoint/admission.py ConnectionAcceptor.run": ORDER,
     "services/stages/assembly.py run": ORDER,
@@ -71,7 +71,7 @@ def _place(task: Any) -> str:
     place = ""
     for frame, _ in task.iter_await_frames():
         code = frame.f_code
-        if code.co_filename.startswith(_OURS):
+        if code.co_filename.startswith(_OURS) and code.co_qualname != "End._until":  # its callers have the reason
             place = f"{code.co_filename.removeprefix(_OURS)} {code.co_qualname}"
         elif code.co_name == "_nested_child_finished":
             return ""
