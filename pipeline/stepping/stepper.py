@@ -348,9 +348,9 @@ class Stepper:
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
             behavior, policy = self.behaviors[name], self._policies.get(name)
-            chosen, learned, slots = choose(behavior, [arrival for _, arrival in entries], policy, self._ghosts)
-            if slots.size:
-                self._pending_steps.present(behavior).acted.append((learned, slots))
+            chosen, learned = choose(behavior, [arrival for _, arrival in entries], policy, self._ghosts)
+            if learned.log_probs.size:
+                self._pending_steps.present(behavior).acted.append(learned)
             playing = {number: one.script for (own, number), one in self._ghosts.items() if own == name and one.script}
             at = 0
             for connection, arrival in entries:
