@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Reset
 from sparring.pipeline.messages.steps import ActionsChosen
 from sparring.pipeline.specs import Array
-from sparring.pipeline.stepping.agents import Ids
-from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.agents import Behavior, Ids
 from sparring.pipeline.stepping.connections import Arrival
 from sparring.pipeline.stepping.steps import SampledActions, join_columns, join_optional, select_rows
 

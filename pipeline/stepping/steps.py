@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.messages.simulator import Decisions
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from sparring.pipeline.specs import Array
-from sparring.pipeline.stepping.agents import Slots, SlotTable
-from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.agents import Behavior, Slots, SlotTable
 
 _MISSING: Final = {"outcomes": -1.0}
 """Value of a column's rows where a simulator does not send the column that another sends; 0 for other columns."""

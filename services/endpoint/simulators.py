@@ -39,13 +39,18 @@ from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
-from sparring.services.endpoint.context import ServerContext
 from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.players import Event, PlayerConnection, PlayerEvent
-from sparring.services.endpoint.registration import OWN_NUMBERS, add_names, check_known, check_number, check_version
-from sparring.services.endpoint.rejections import Fact, RejectionLog, clip
-from sparring.services.endpoint.statistics import SimulatorStatistics
+from sparring.services.endpoint.registration import (
+    OWN_NUMBERS,
+    ServerContext,
+    add_names,
+    check_known,
+    check_number,
+    check_version,
+)
+from sparring.services.endpoint.rejections import Fact, RejectionLog, SimulatorStatistics, clip
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
 _RECEIVE: Final = 256 * 1024
