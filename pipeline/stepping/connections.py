@@ -14,6 +14,7 @@ from sparring.pipeline.messages.matches import Matchup
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.agents import Behavior, Roster, Slots, SlotTable
+from sparring.pipeline.stepping.limits import too_large
 from sparring.pipeline.stepping.steps import select_rows
 from sparring.pipeline.stepping.validation import check_report, check_unique
 
@@ -295,9 +296,5 @@ def check_capacity(
     for name, n in new.items():
         table = behaviors[name].table
         if (others := table.taken + expected.get(name, 0)) + n > table.limit:
-            raise RemoteProtocolError(
-                "too_large",
-                got=f"{n} more agents of {name} beside {others}",
-                expected=f"at most {table.limit} agents of one behavior",
-                remedy="run fewer areas, or raise pipeline.max_agents",
-            )
+            got, expected = f"{n} more agents of {name} beside {others}", f"{table.limit} agents of one behavior"
+            raise too_large(got, expected, "max_agents", "run fewer areas")

@@ -28,13 +28,9 @@ from sparring.pipeline.messages.channels import (
     allowances_topic,
 )
 from sparring.pipeline.messages.matches import MatchupAssignment, Results
-from sparring.pipeline.messages.state import (
-    BehaviorSpecs,
-    PolicyWeights,
-    SteppingState,
-)
+from sparring.pipeline.messages.state import BehaviorSpecs, PolicyWeights, SteppingState
 from sparring.pipeline.messages.steps import StepBatch
-from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS, Registry
+from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.queues.interface import Publisher, Sender, Subscription
 from sparring.pipeline.settings.parameters import in_lessons
@@ -98,11 +94,13 @@ class Stepping:
         )
         self.simulators = Simulators(self.stepper, server)
         self._published: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether it had agents
-        self._published_specs: tuple[int, dict[str, tuple[int, ...]]] = (0, {})  # number of behaviors, and teams
+        self._published_specs = BehaviorSpecs(behaviors={}, teams={})
         self.outbox = StepOutbox(context, self.stepper, sender, self._smallest_share)
         self.match_outbox = MatchOutbox(context, self.stepper.matches, results)
         self._final = False
-        _add_histograms(context.registry)
+        context.registry.histogram("action_latency_s", LATENCY_BOUNDS)
+        context.registry.histogram("backpressured_s", LATENCY_BOUNDS)
+        context.registry.histogram("batch_rows", ROW_BOUNDS)
 
     # ---------------------------------------------------------------- records of other services
 
@@ -230,11 +228,12 @@ class Stepping:
     def publish(self) -> None:
         """Publishes the state."""
         self.stepper.return_unused()
-        behaviors, teams = self.stepper.state(), self.stepper.teams
-        if self._published_specs != (len(behaviors), teams):
-            self._published_specs = (len(behaviors), teams)
-            specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
-            self._topic.publish(SPECS, BehaviorSpecs(behaviors=specs, teams=teams))
+        behaviors = self.stepper.state()
+        known = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
+        specs = BehaviorSpecs(behaviors=known, teams=self.stepper.teams)
+        if specs != self._published_specs:
+            self._published_specs = specs
+            self._topic.publish(SPECS, specs)
         self._published = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
         self._topic.publish(
             STEPPING_STATE,
@@ -242,7 +241,7 @@ class Stepping:
                 source=self._context.start,
                 behaviors=behaviors,
                 simulators=len(self.stepper.connections),
-                deterministic=self.stepper.deterministic,
+                deterministic=self.stepper.requirements.deterministic,
                 final=self._final,
                 given_up=dict(self.simulators.given_up),
                 matches=self.stepper.matches.reported,
@@ -305,28 +304,16 @@ class Stepping:
         """Notes for every behavior what it waits for."""
         progress = self._context.progress
         for name in self._behaviors:
-            reason = self.stepper.waits_for(name)
+            reason = self.stepper.requirements.waits_for(name)
             if reason is None:
                 progress.works(f"steps/{name}")
-            elif reason.what in (FRAMES, SIMULATOR):
-                progress.waits(f"steps/{name}", f"{reason.what}/{name}", SIMULATORS, who=reason.who)
-            elif reason.what == WEIGHTS:
-                progress.waits(f"steps/{name}", f"{reason.what}/{reason.behavior}", f"learning-{reason.behavior}")
             else:
-                progress.waits(f"steps/{name}", f"{reason.what}/{reason.behavior}", "coordination")
+                sources = {FRAMES: SIMULATORS, SIMULATOR: SIMULATORS, WEIGHTS: f"learning-{reason.behavior}"}
+                source, what = sources.get(reason.what, "coordination"), f"{reason.what}/{reason.behavior}"
+                progress.waits(f"steps/{name}", what, source, who=reason.who)
             behavior = self.stepper.behaviors.get(name)
             if behavior is not None:
                 progress.reach(f"steps/{name}", behavior.produced + behavior.ghosts)
-
-
-def _add_histograms(registry: Registry) -> None:
-    """Adds the histograms."""
-    for name, bounds in (
-        ("action_latency_s", LATENCY_BOUNDS),
-        ("backpressured_s", LATENCY_BOUNDS),
-        ("batch_rows", ROW_BOUNDS),
-    ):
-        registry.histogram(name, bounds)
 
 
 def _scripts(run: Run) -> dict[str, frozenset[str]]:
