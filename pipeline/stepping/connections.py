@@ -296,5 +296,5 @@ def check_capacity(
     for name, n in new.items():
         table = behaviors[name].table
         if (others := table.taken + expected.get(name, 0)) + n > table.limit:
-            got, expected = f"{n} more agents of {name} beside {others}", f"{table.limit} agents of one behavior"
-            raise too_large(got, expected, "max_agents", "run fewer areas")
+            got, limit = f"{n} more agents of {name} beside {others}", f"{table.limit} agents of one behavior"
+            raise too_large(got, limit, "max_agents", "run fewer areas")

@@ -20,14 +20,7 @@ from sparring.pipeline.messages.matches import NO_TEAM, Matchup, MatchupAssignme
 from sparring.pipeline.messages.simulator import Decisions, Ends
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.agents import Behavior, Ids, Slots, SlotTable
-from sparring.pipeline.stepping.connections import (
-    Arrival,
-    Kind,
-    Match,
-    MatchKey,
-    Outcomes,
-    SimulatorConnection,
-)
+from sparring.pipeline.stepping.connections import Arrival, Kind, Match, MatchKey, Outcomes, SimulatorConnection
 
 UNKNOWN: Final[Outcomes] = np.array([-1.0, 0.0, 0.0])
 """Outcome of the others where a simulator does not match them with each other."""
@@ -85,11 +78,7 @@ class Matches:
         matchups = [match.matchup for match in self._open.values()]  # others may join a match under way
         if self.assignment is not None:
             matchups += self.assignment.matchups
-        found = {
-            (BehaviorId.parse(behavior_id).name, ghost)
-            for matchup in matchups
-            for behavior_id, ghost in matchup.ghosts.items()
-        }
+        found = ghosts_of(matchups)
         for name in self.names & behaviors.keys():
             table = behaviors[name].table
             playing = np.unique(table.ghosts[table.live & ~table.learning])
@@ -303,6 +292,15 @@ class Matches:
     def _others(self, connection: SimulatorConnection, team: int) -> list[BehaviorId]:
         """Returns those of them that belong to other teams."""
         return [behavior_id for behavior_id in self._playing(connection) if behavior_id.team != team]
+
+
+def ghosts_of(matchups: Iterable[Matchup]) -> set[tuple[str, int]]:
+    """Returns the ghosts of matchups by behavior name and number."""
+    return {
+        (BehaviorId.parse(behavior_id).name, number)
+        for matchup in matchups
+        for behavior_id, number in matchup.ghosts.items()
+    }
 
 
 def _assign_matchup(table: SlotTable, slots: Slots, behavior_id: BehaviorId, matchup: Matchup) -> None:

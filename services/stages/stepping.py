@@ -16,17 +16,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from sparring.pipeline.coordination.opponents import opponents_of
-from sparring.pipeline.messages.channels import (
-    ASSIGNMENT,
-    LESSONS,
-    METRICS,
-    POLICY_WEIGHTS,
-    RESULTS,
-    SPECS,
-    STEPPING_STATE,
-    STEPS,
-    allowances_topic,
-)
+from sparring.pipeline.messages import channels
 from sparring.pipeline.messages.matches import MatchupAssignment, Results
 from sparring.pipeline.messages.state import BehaviorSpecs, PolicyWeights, SteppingState
 from sparring.pipeline.messages.steps import StepBatch
@@ -34,7 +24,7 @@ from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.queues.interface import Publisher, Sender, Subscription
 from sparring.pipeline.settings.parameters import in_lessons
-from sparring.pipeline.specs import BehaviorId
+from sparring.pipeline.stepping.matches import ghosts_of
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.policies import Policies
 from sparring.pipeline.stepping.stepper import Stepper
@@ -94,7 +84,7 @@ class Stepping:
         )
         self.simulators = Simulators(self.stepper, server)
         self._published: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether it had agents
-        self._published_specs = BehaviorSpecs(behaviors={}, teams={})
+        self._published_specs: tuple[int, dict[str, tuple[int, ...]]] = (0, {})  # number of behaviors, and teams
         self.outbox = StepOutbox(context, self.stepper, sender, self._smallest_share)
         self.match_outbox = MatchOutbox(context, self.stepper.matches, results)
         self._final = False
@@ -106,16 +96,16 @@ class Stepping:
 
     def on_coordination(self, topics: Subscription) -> None:
         """Adopts step allowances, matchups and lessons."""
-        lessons = topics.latest(LESSONS)
+        lessons = topics.latest(channels.LESSONS)
         if lessons is not None and self.stepper.parameters.adopt(lessons):
             self.simulators.send_first_resets()
             self.on_arrival()
-        allowances = topics.latest(allowances_topic(self._context.service))
+        allowances = topics.latest(channels.allowances_topic(self._context.service))
         if allowances is not None and allowances.source == self._context.start:
             for name, allowance in allowances.behaviors.items():
                 self.stepper.grant(name, allowance)
             self.on_arrival()
-        assignment = topics.latest(ASSIGNMENT)
+        assignment = topics.latest(channels.ASSIGNMENT)
         if assignment is not None and assignment is not self._assignment:
             self._assignment = assignment
             self._adopt()
@@ -130,12 +120,7 @@ class Stepping:
         assignment, matches = self._assignment, self.stepper.matches
         if assignment is None or assignment.serial <= matches.serial:
             return
-        required = {
-            (BehaviorId.parse(behavior_id).name, number)
-            for matchup in assignment.matchups
-            for behavior_id, number in matchup.ghosts.items()
-        }
-        for name, number in required:
+        for name, number in (required := ghosts_of(assignment.matchups)):
             behavior, weights = self.stepper.behaviors.get(name), self._ghosts.get((name, number))
             if behavior is not None and weights is not None:
                 self.policies.hold(behavior.spec, weights)
@@ -146,7 +131,7 @@ class Stepping:
 
     def on_weights(self, topics: Subscription) -> None:
         """Stores weights that a learner has published."""
-        weights = topics.latest(POLICY_WEIGHTS)
+        weights = topics.latest(channels.POLICY_WEIGHTS)
         if weights is not None:
             self.policies.learn(weights)
             self._load()
@@ -204,8 +189,8 @@ class Stepping:
     async def _step(self) -> None:
         async with self.outbox.turn:
             result = self.stepper.tick(self._context.clock(), acting=not self.simulators.stopping)
-            for key, answer, received_at, backpressured_s in result.acts:
-                self.simulators.answer(key, answer, received_at, backpressured_s)
+            for answer in result.acts:
+                self.simulators.answer(*answer)
             if result.acts:
                 self._context.registry.add("frames", len(result.acts))
                 self._context.registry.observe("batch_rows", result.acted)
@@ -228,15 +213,14 @@ class Stepping:
     def publish(self) -> None:
         """Publishes the state."""
         self.stepper.return_unused()
-        behaviors = self.stepper.state()
-        known = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
-        specs = BehaviorSpecs(behaviors=known, teams=self.stepper.teams)
-        if specs != self._published_specs:
-            self._published_specs = specs
-            self._topic.publish(SPECS, specs)
+        behaviors, teams = self.stepper.state(), self.stepper.teams
+        if self._published_specs != (len(behaviors), teams):
+            self._published_specs = (len(behaviors), teams)
+            specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
+            self._topic.publish(channels.SPECS, BehaviorSpecs(behaviors=specs, teams=teams))
         self._published = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
         self._topic.publish(
-            STEPPING_STATE,
+            channels.STEPPING_STATE,
             SteppingState(
                 source=self._context.start,
                 behaviors=behaviors,
@@ -348,7 +332,7 @@ async def run(context: Context) -> None:
     transport = context.transport
     settings = context.run.settings
     topic = await transport.publisher(context.service)
-    sender, results = await transport.sender(STEPS), await transport.sender(RESULTS)
+    sender, results = await transport.sender(channels.STEPS), await transport.sender(channels.RESULTS)
     stepping = Stepping(context, topic, sender, results)
     _warn_of_memory_reset(context)
     sender.on_receiver(stepping.on_assembly_restarted)
@@ -376,4 +360,4 @@ async def run(context: Context) -> None:
         await stepping.leave(settings.pipeline.stop_timeout_s / 2)
         tasks.cancel_scope.cancel()
     stepping.end()
-    topic.publish(METRICS, context.numbers())
+    topic.publish(channels.METRICS, context.numbers())
