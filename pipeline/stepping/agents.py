@@ -114,18 +114,17 @@ class SlotTable:
 
 
 class Roster:
-    """A Roster maps the agent ids of one behavior id in one simulator to slots."""
+    """A Roster maps the agent ids of one behavior id in one simulator to slots.
+
+    Attributes:
+        slots: of all its agents.
+    """
 
     def __init__(self) -> None:
         self._ids: Ids = np.empty(0, np.int64)
-        self._slots: Slots = np.empty(0, np.int32)
+        self.slots: Slots = np.empty(0, np.int32)
         self._last_ids: bytes | None = None
-        self._last_slots: Slots = self._slots
-
-    @property
-    def slots(self) -> Slots:
-        """Returns the slots of all its agents."""
-        return self._slots
+        self._last_slots: Slots = self.slots
 
     def last(self, ids: Ids) -> Slots | None:
         """Returns the slots, [n], of the ids last remembered if these are the same row by row and none was removed."""
@@ -136,13 +135,13 @@ class Roster:
         if not self._ids.size:
             return np.full(len(ids), -1, np.int32)
         at = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
-        return np.where(self._ids[at] == ids, self._slots[at], np.int32(-1))
+        return np.where(self._ids[at] == ids, self.slots[at], np.int32(-1))
 
     def add(self, ids: Ids, slots: Slots) -> None:
         """Adds new ids with their slots."""
-        ids, slots = np.concatenate([self._ids, ids]), np.concatenate([self._slots, slots])
+        ids, slots = np.concatenate([self._ids, ids]), np.concatenate([self.slots, slots])
         order = np.argsort(ids, kind="stable")
-        self._ids, self._slots = ids[order], slots[order]
+        self._ids, self.slots = ids[order], slots[order]
 
     def remember(self, ids: Ids, slots: Slots) -> None:
         """Remembers the slots of these ids for the next frame."""
@@ -150,8 +149,8 @@ class Roster:
 
     def remove(self, slots: Slots) -> None:
         """Removes the agents of `slots`."""
-        keep = ~np.isin(self._slots, slots)
-        self._ids, self._slots = self._ids[keep], self._slots[keep]
+        keep = ~np.isin(self.slots, slots)
+        self._ids, self.slots = self._ids[keep], self.slots[keep]
         self._last_ids = None
 
 

@@ -104,15 +104,7 @@ def _begin(arrival: Arrival, decisions: Decisions, simulator: int, tick: Behavio
         groups = 0 if decisions.groups is None else _group_keys(decisions.groups[fresh], simulator)
         table.begin(slots[fresh], groups, simulator_behavior.id.team, simulator)
         begin(arrival, fresh)
-        _join(tick, table, slots[fresh], fresh=True)
-
-
-def _join(tick: BehaviorTick, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
-    """Lists learning agents in the tick."""
-    if table.has_ghosts:
-        slots = slots[table.learning[slots]]
-    if slots.size:
-        tick.join(table, slots, fresh=fresh)
+        tick.join(table, slots[fresh], fresh=True)
 
 
 def _update_groups(arrival: Arrival, decisions: Decisions, simulator: int, tick: BehaviorTick) -> None:
@@ -126,7 +118,7 @@ def _update_groups(arrival: Arrival, decisions: Decisions, simulator: int, tick:
     moved = table.groups[slots] != keys
     if np.count_nonzero(moved):
         table.groups[slots] = keys
-        _join(tick, table, slots[moved], fresh=False)
+        tick.join(table, slots[moved], fresh=False)
 
 
 def _group_keys(groups: Ids, simulator: int) -> Ids:

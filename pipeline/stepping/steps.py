@@ -84,7 +84,10 @@ class BehaviorTick:
     acted: list[ActionsChosen] = field(default_factory=list)
 
     def join(self, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
-        """Lists agents with copies of their rows of `table`; `fresh`: their episodes start now."""
+        """Lists the learning agents among `slots` with copies of their rows; `fresh`: their episodes start now."""
+        slots = slots[table.learning[slots]]
+        if not slots.size:
+            return
         started = AgentsStarted(
             slots=slots,
             agents=table.agents[slots],
@@ -99,12 +102,10 @@ class BehaviorTick:
 
     def join_all(self, table: SlotTable) -> None:
         """Lists all learning live agents of `table`, not only those that are new."""
-        live = np.flatnonzero(table.live & table.learning).astype(np.int32)
+        live = np.flatnonzero(table.live).astype(np.int32)
         self.joined = [started for started in self.joined if started.fresh.all()]
         listed = [started.slots for started in self.joined]
-        again = live[~np.isin(live, np.concatenate(listed))] if listed else live
-        if again.size:
-            self.join(table, again, fresh=False)
+        self.join(table, live[~np.isin(live, np.concatenate(listed))] if listed else live, fresh=False)
 
     def rows(self) -> list[int]:
         """Returns the numbers of rows lost, ended, joined, reported and acted."""

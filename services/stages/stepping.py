@@ -52,8 +52,7 @@ class Stepping:
         self._sender = sender
         self._lockstep = settings.overlap == 0
         self._behaviors = dict(settings.behaviors)  # and those that simulators add
-        self._followed: set[str] = set()  # behaviors whose weights are subscribed
-        self._follows_ghosts = False
+        self._followed: set[str] = set()  # services whose weights are subscribed
         self._unnamed = _default_behaviors(context.run)
         self._scripts = _scripts(context.run)
         self.policies = Policies(self._behaviors, seed=context.run.seed)
@@ -138,14 +137,12 @@ class Stepping:
 
     async def follow_learners(self, run: Run, tasks: TaskGroup) -> None:
         """Subscribes to the weights of every behavior that has a learner, and of ghosts."""
-        transport = self._context.transport
-        if run.self_play and not self._follows_ghosts:
-            self._follows_ghosts = True
-            tasks.start_soon(follow, await transport.subscribe("ghosts"), self.on_ghosts)
-        for name in run.settings.behaviors:
-            if name not in self._followed:
-                self._followed.add(name)
-                tasks.start_soon(follow, await transport.subscribe(f"policy-{name}"), self.on_weights)
+        reactions = {"ghosts": self.on_ghosts} if run.self_play else {}
+        reactions |= {f"policy-{name}": self.on_weights for name in run.settings.behaviors}
+        for service, react in reactions.items():
+            if service not in self._followed:
+                self._followed.add(service)
+                tasks.start_soon(follow, await self._context.transport.subscribe(service), react)
 
     async def grow(self, tasks: TaskGroup) -> None:
         """Takes over the behaviors that the run has got."""
