@@ -13,7 +13,8 @@ actions, and new episodes begin. `client.parameters` always holds the current en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -261,7 +262,8 @@ class Client:
         if isinstance(welcome, Bye | Fault):
             self._over(welcome)
         elif isinstance(welcome, Welcome | Adopted):
-            self._check(welcome)
+            with self._reporting_mistakes():
+                check_welcome(welcome)
             link.keep_alive(welcome)
 
     def _send(self, reports: Sequence[BehaviorReport], statistics: Sequence[Statistic]) -> Act | Reset | Bye:
@@ -309,32 +311,28 @@ class Client:
         if isinstance(message, Bye | Fault):
             return self._over(message)
         if isinstance(message, Reset):
-            self._check(message)
+            with self._reporting_mistakes():
+                check_samplers(message)
             self.parameters.replace(message.parameters, message.samplers)
         assert isinstance(message, Act | Reset | Progress)
         return message
 
-    def _check(self, message: Welcome | Adopted | Act | Reset) -> None:
-        """Checks the trainer's numbers, and reports its mistakes to it."""
-        try:
-            if isinstance(message, Act | Reset):
-                check_samplers(message)
-            else:
-                check_welcome(message)
-        except RemoteProtocolError as error:
-            raise self._alive().refuse(error) from error
-
     def _accept_actions(self, act: Act, reports: Sequence[BehaviorReport]) -> Actions:
-        try:
+        with self._reporting_mistakes():
             actions = actions_of(act, self._sequence - 1, reports, self._hello)
-        except RemoteProtocolError as error:
-            raise self._alive().refuse(error) from error
+            check_samplers(act)
         for behavior, entry in actions.items():
             self._counter.add_open(behavior, entry.agents)
-        if act.parameters or act.samplers:
-            self._check(act)
-            self.parameters.update(act.parameters, act.samplers)
+        self.parameters.update(act.parameters, act.samplers)
         return actions
+
+    @contextmanager
+    def _reporting_mistakes(self) -> Iterator[None]:
+        """Reports a mistake of the trainer to it."""
+        try:
+            yield
+        except RemoteProtocolError as error:
+            raise self._alive().refuse(error) from error
 
     # ------------------------------------------------------------ end of the conversation
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +26,14 @@ class StepCounter:
 
     def __init__(self) -> None:
         self.process = secrets.token_hex(8)
-        self.steps: dict[str, int] = {}
+        self.steps: Counter[str] = Counter()
         self._open: defaultdict[str, bytes] = defaultdict(bytes)  # copies of ids, because a game may reuse its arrays
-        self._names: dict[str, str] = {}
 
     def count_report(self, reports: Sequence[BehaviorReport]) -> None:
         """Counts the outcomes in reports that have been sent."""
         for report in reports:
             if waiting := self._open[report.behavior]:
-                self._add(report.behavior, self._outcomes(report, waiting))
+                self.steps[_name_of(report.behavior)] += self._outcomes(report, waiting)
 
     def add_open(self, behavior: str, agents: NDArray[np.int64]) -> None:
         """Marks agents as open because they got an action."""
@@ -55,8 +55,7 @@ class StepCounter:
         self._open[report.behavior] = agents[~seen].tobytes()
         return int(seen.sum())
 
-    def _add(self, behavior: str, count: int) -> None:
-        name = self._names.get(behavior)
-        if name is None:
-            name = self._names[behavior] = BehaviorId.parse(behavior).name
-        self.steps[name] = self.steps.get(name, 0) + count
+
+@cache
+def _name_of(behavior: str) -> str:
+    return BehaviorId.parse(behavior).name

@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -29,14 +30,12 @@ def parse_address(text: str) -> Address:
     Raises:
         SettingsError: it has neither form.
     """
-    url = urlsplit(text)
-    try:
+    with suppress(ValueError):  # of a port that is no number, or above 65535
+        url = urlsplit(text)
         if url.scheme == "tcp" and url.hostname and url.port:
             return url.hostname, url.port
-    except ValueError:  # the port is no number, or above 65535
-        pass
-    if url.scheme == "unix" and not url.netloc and url.path:
-        return url.path
+        if url.scheme == "unix" and not url.netloc and url.path:
+            return url.path
     raise SettingsError(f"got address {text!r}; expected tcp://HOST:PORT or unix:///PATH; correct the address")
 
 

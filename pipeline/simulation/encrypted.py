@@ -17,6 +17,9 @@ _WRONG_HOST: Final = (62, 64)
 
 _COPY: Final = "copy the keys from the machine on which `sparring keys` made them (docs/security.md)"
 
+NOT_READY: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""Errors of a socket that cannot be read or written now; TLS may have to exchange bytes of its own first."""
+
 HANDSHAKE_S: Final = 15.0
 """Time for the handshake with a busy trainer; a simulator that tries again goes to the end of its queue."""
 
@@ -58,17 +61,14 @@ def encrypt(connected: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSL
     connected.settimeout(HANDSHAKE_S)
     try:
         return tls.wrap_socket(connected, server_hostname=host)
-    except OSError as error:
+    except BaseException as error:
         connected.close()
         if (refusal := credential_error(error)) is not None:
             raise refusal from error
         raise
-    except BaseException:
-        connected.close()
-        raise
 
 
-def credential_error(error: OSError) -> RemoteProtocolError | None:
+def credential_error(error: BaseException) -> RemoteProtocolError | None:
     """Returns what is wrong with the keys of either side, if `error` reports that; trying again does not help."""
     if not isinstance(error, ssl.SSLError):
         return None
@@ -86,11 +86,6 @@ def credential_error(error: OSError) -> RemoteProtocolError | None:
     if reason == "WRONG_VERSION_NUMBER":
         return _refusal("a trainer that does not encrypt", "one with pipeline.keys, or no keys here")
     return None
-
-
-def wants_more(error: OSError) -> bool:
-    """Returns whether TLS must exchange bytes of its own first."""
-    return isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError)
 
 
 def has_unread(connected: socket.socket) -> bool:

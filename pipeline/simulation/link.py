@@ -15,7 +15,7 @@ from sparring.pipeline.errors import CodecError, ExplainedError, RemoteProtocolE
 from sparring.pipeline.messages.codec import FrameReader, to_bytes
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Adopted, Bye, Fault, Ping, Pong, SimulatorMessage, Welcome
-from sparring.pipeline.simulation.encrypted import credential_error, has_unread, wants_more
+from sparring.pipeline.simulation.encrypted import NOT_READY, credential_error, has_unread
 
 RECEIVE_BYTES: Final = 2**18
 """One system call receives an `Act` of thousands of agents."""
@@ -193,12 +193,8 @@ class Link:
         """Returns how many bytes the system accepted."""
         try:
             return self._socket.send(data)
-        except BlockingIOError:
+        except NOT_READY:
             return 0
-        except OSError as error:
-            if wants_more(error):
-                return 0
-            raise
 
     def _fill(self) -> None:
         left_s = self._left_s()
@@ -211,11 +207,9 @@ class Link:
         try:
             with self._lock:  # the heartbeat may be writing, and TLS is one state for both directions
                 size = self._socket.recv_into(self._space)
-        except BlockingIOError:  # select reported readiness, but there is no data
+        except NOT_READY:  # select reported readiness, but there is no data
             return
         except OSError as error:
-            if wants_more(error):
-                return
             if (refusal := credential_error(error)) is not None:
                 raise refusal from error
             raise self._lost(f"{type(error).__name__}: {error}") from error

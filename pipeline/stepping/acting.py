@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Reset
+from sparring.pipeline.messages.steps import ActionsChosen
 from sparring.pipeline.specs import Array
-from sparring.pipeline.stepping.agents import Ids, Slots
-from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.agents import Behavior, Ids
 from sparring.pipeline.stepping.connections import Arrival
-from sparring.pipeline.stepping.steps import Choice, SampledActions, join_columns, join_optional, select_rows
+from sparring.pipeline.stepping.steps import SampledActions, join_columns, join_optional, select_rows
 
 Masks = NDArray[np.bool_] | None
 Carried = NDArray[np.float32] | None
@@ -58,7 +58,7 @@ class TickResult:
 
 def choose(
     behavior: Behavior, arrivals: Sequence[Arrival], policy: Policy | None, ghosts: Mapping[tuple[str, int], Policy]
-) -> tuple[SampledActions, Choice, Slots]:
+) -> tuple[SampledActions, ActionsChosen]:
     """Chooses actions for all rows of a behavior, in one pass for each policy that plays.
 
     Args:
@@ -68,7 +68,7 @@ def choose(
         ghosts: fixed policies, by behavior name and number.
 
     Returns:
-        Actions of all rows; those of learning agents for assembly, and their slots.
+        Actions of all rows, and those of learning agents for assembly.
     """
     table = behavior.table
     decisions = [arrival.decisions for arrival in arrivals if arrival.decisions is not None]
@@ -91,18 +91,18 @@ def choose(
         table.carried[slots, :numbers] = updated
     table.acted[slots] = True
     own = 0 if policy is None else policy.carried
-    learned = Choice(
-        0 if policy is None else policy.version,
-        chosen.log_probs,
-        chosen.continuous if chosen.continuous.shape[1] else None,
-        chosen.discrete if chosen.discrete.shape[1] else None,
-        masks,
-        carried[:, :own] if carried is not None and own else None,
+    learned = ActionsChosen(
+        slots=slots,
+        log_probs=chosen.log_probs,
+        versions=np.full(len(slots), 0 if policy is None else policy.version),
+        continuous=chosen.continuous if chosen.continuous.shape[1] else None,
+        discrete=chosen.discrete if chosen.discrete.shape[1] else None,
+        masks=masks,
+        carried=carried[:, :own] if carried is not None and own else None,
     )
     if table.has_ghosts and not (learning := table.learning[slots]).all():
-        rows = np.flatnonzero(learning)
-        learned, slots = select_rows(learned, rows), slots[rows]
-    return chosen, learned, slots
+        learned = select_rows(learned, np.flatnonzero(learning))
+    return chosen, learned
 
 
 def _act_by_player(

@@ -6,10 +6,14 @@ ends and decides again in one frame keeps its slot and begins a new episode.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sparring.pipeline.messages.state import StepAllowance
+from sparring.pipeline.specs import BehaviorSpec
 
 Ids = NDArray[np.int64]
 Slots = NDArray[np.int32]
@@ -110,18 +114,17 @@ class SlotTable:
 
 
 class Roster:
-    """A Roster maps the agent ids of one behavior id in one simulator to slots."""
+    """A Roster maps the agent ids of one behavior id in one simulator to slots.
+
+    Attributes:
+        slots: of all its agents.
+    """
 
     def __init__(self) -> None:
         self._ids: Ids = np.empty(0, np.int64)
-        self._slots: Slots = np.empty(0, np.int32)
+        self.slots: Slots = np.empty(0, np.int32)
         self._last_ids: bytes | None = None
-        self._last_slots: Slots = self._slots
-
-    @property
-    def slots(self) -> Slots:
-        """Returns the slots of all its agents."""
-        return self._slots
+        self._last_slots: Slots = self.slots
 
     def last(self, ids: Ids) -> Slots | None:
         """Returns the slots, [n], of the ids last remembered if these are the same row by row and none was removed."""
@@ -132,13 +135,13 @@ class Roster:
         if not self._ids.size:
             return np.full(len(ids), -1, np.int32)
         at = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
-        return np.where(self._ids[at] == ids, self._slots[at], np.int32(-1))
+        return np.where(self._ids[at] == ids, self.slots[at], np.int32(-1))
 
     def add(self, ids: Ids, slots: Slots) -> None:
         """Adds new ids with their slots."""
-        ids, slots = np.concatenate([self._ids, ids]), np.concatenate([self._slots, slots])
+        ids, slots = np.concatenate([self._ids, ids]), np.concatenate([self.slots, slots])
         order = np.argsort(ids, kind="stable")
-        self._ids, self._slots = ids[order], slots[order]
+        self._ids, self.slots = ids[order], slots[order]
 
     def remember(self, ids: Ids, slots: Slots) -> None:
         """Remembers the slots of these ids for the next frame."""
@@ -146,6 +149,56 @@ class Roster:
 
     def remove(self, slots: Slots) -> None:
         """Removes the agents of `slots`."""
-        keep = ~np.isin(self._slots, slots)
-        self._ids, self._slots = self._ids[keep], self._slots[keep]
+        keep = ~np.isin(self.slots, slots)
+        self._ids, self.slots = self._ids[keep], self.slots[keep]
         self._last_ids = None
+
+
+@dataclass(slots=True)
+class Behavior:
+    """A Behavior tracks one behavior name over all simulators.
+
+    Attributes:
+        spec: the first simulator's; all others must agree.
+        table: slots of its agents.
+        produced: completed steps of learning agents.
+        running: actions without an outcome yet, of simulators that have been answered.
+        ghosts: steps completed by ghosts.
+        allowance: latest step allowance of this process.
+        row_bytes: bytes of one agent's observations.
+    """
+
+    name: str
+    spec: BehaviorSpec
+    table: SlotTable
+    produced: int = 0
+    running: int = 0
+    ghosts: int = 0
+    allowance: StepAllowance = field(default_factory=lambda: StepAllowance(serial=0, steps=0))
+    row_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.row_bytes = self.spec.observation_bytes
+
+    @property
+    def remaining(self) -> int:
+        """Returns the number of steps that may still be started."""
+        return self.allowance.steps - self.produced - self.running
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Returns whether it had a step allowance and has used it up."""
+        return self.allowance.serial > 0 and self.remaining <= 0
+
+    def grant(self, allowance: StepAllowance) -> None:
+        """Adopts a step allowance; the same allowance received again does not restore returned steps."""
+        if allowance.serial < self.allowance.serial:
+            return
+        if allowance.serial == self.allowance.serial:
+            allowance = replace(allowance, steps=min(allowance.steps, self.allowance.steps))
+        self.allowance = allowance
+
+    def return_unused(self) -> None:
+        """Returns the unused steps of its allowance where it has no agents."""
+        if not self.table.taken and self.allowance.steps > self.produced:
+            self.allowance = replace(self.allowance, steps=self.produced)

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.matches import Matchup
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
-from sparring.pipeline.stepping.agents import Roster, Slots, SlotTable
-from sparring.pipeline.stepping.behaviors import Behavior
-from sparring.pipeline.stepping.match_results import Match, MatchKey
+from sparring.pipeline.stepping.agents import Behavior, Roster, Slots, SlotTable
+from sparring.pipeline.stepping.limits import too_large
 from sparring.pipeline.stepping.steps import select_rows
 from sparring.pipeline.stepping.validation import check_report, check_unique
 
 NO_SLOTS: Slots = np.empty(0, np.int32)
+
+Outcomes = NDArray[np.float64]
+"""[n, 3] or [3]: score (1 won, 0.5 drawn, 0 lost, -1 unknown), 1 where the simulator reported it, final reward."""
+
+Kind = Literal["match", "group"]
+MatchKey = tuple[Kind, int]
+"""Kind and value of the id that the agents of a match share in their simulator."""
 
 
 @dataclass(slots=True)
@@ -93,6 +101,24 @@ class Frame:
     def waiting(self) -> list[Arrival]:
         """Returns the applied reports whose decisions wait for actions."""
         return [arrival for arrival in self.arrivals if arrival.decisions is not None] if self.reported else []
+
+
+@dataclass(slots=True)
+class Match:
+    """A Match has begun and not ended yet.
+
+    Attributes:
+        number: unique within the source; below 0 where it is not reported: a group of ghosts.
+        matchup: the matchup of its policies.
+        live: number of its live agents.
+        outcomes: by behavior id, outcome [3] of the agents that ended last.
+    """
+
+    number: int
+    key: MatchKey
+    matchup: Matchup
+    live: int = 0
+    outcomes: dict[BehaviorId, Outcomes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -270,9 +296,5 @@ def check_capacity(
     for name, n in new.items():
         table = behaviors[name].table
         if (others := table.taken + expected.get(name, 0)) + n > table.limit:
-            raise RemoteProtocolError(
-                "too_large",
-                got=f"{n} more agents of {name} beside {others}",
-                expected=f"at most {table.limit} agents of one behavior",
-                remedy="run fewer areas, or raise pipeline.max_agents",
-            )
+            got, limit = f"{n} more agents of {name} beside {others}", f"{table.limit} agents of one behavior"
+            raise too_large(got, limit, "max_agents", "run fewer areas")

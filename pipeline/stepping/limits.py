@@ -86,18 +86,18 @@ def check_behaviors(behaviors: Mapping[str, BehaviorSpec], known: int, limits: L
         RemoteProtocolError: a spec or the number of ids exceeds its limit.
     """
     if known + len(behaviors) > limits.behaviors:
-        raise _too_large(f"{known + len(behaviors)} behavior ids", limits.behaviors, "behaviors", "name fewer ids")
+        got = f"{known + len(behaviors)} behavior ids"
+        raise too_large(got, limits.behaviors, "limits.behaviors", "name fewer ids")
     for text, spec in behaviors.items():
         if len(spec.observations) >= limits.arrays:  # each is an array of every message
-            raise _too_large(
-                f"{len(spec.observations)} observations of {text}", limits.arrays - 1, "arrays", "join some"
-            )
+            got = f"{len(spec.observations)} observations of {text}"
+            raise too_large(got, limits.arrays - 1, "limits.arrays", "join some")
         if (size := spec.observation_bytes) > limits.observation_bytes:
             got = f"observations of {size} bytes for each agent of {text}"
-            raise _too_large(got, limits.observation_bytes, "observation_bytes", "let agents see less")
+            raise too_large(got, limits.observation_bytes, "limits.observation_bytes", "let agents see less")
         if (choices := spec.actions.continuous + spec.actions.mask_size) > limits.actions:
             got = f"{choices} actions and choices for each agent of {text}"
-            raise _too_large(got, limits.actions, "actions", "give agents fewer of them")
+            raise too_large(got, limits.actions, "limits.actions", "give agents fewer of them")
 
 
 def check_agents(alive: int, new: int, limit: int) -> None:
@@ -107,7 +107,7 @@ def check_agents(alive: int, new: int, limit: int) -> None:
         RemoteProtocolError: `alive` and `new` agents together exceed `limit`.
     """
     if alive + new > limit:
-        raise _too_large(f"{new} more agents beside {alive} of one simulator", limit, "agents", "run fewer areas")
+        raise too_large(f"{new} more agents beside {alive} of one simulator", limit, "limits.agents", "run fewer areas")
 
 
 def check_unnamed(name: str, known: int, limit: int) -> None:
@@ -126,10 +126,11 @@ def check_unnamed(name: str, known: int, limit: int) -> None:
         )
     if known >= limit:
         got = f"behavior {name!r} beside {known} that the configuration does not name"
-        raise _too_large(got, limit, "unnamed_behaviors", "list those to be trained below `behaviors`")
+        raise too_large(got, limit, "limits.unnamed_behaviors", "list those to be trained below `behaviors`")
 
 
-def _too_large(got: str, limit: int, key: str, remedy: str) -> RemoteProtocolError:
+def too_large(got: str, limit: int | str, key: str, remedy: str) -> RemoteProtocolError:
+    """Returns the error of a simulator that exceeds a limit, which is `pipeline.KEY` in the settings."""
     return RemoteProtocolError(
-        "too_large", got=got, expected=f"at most {limit}", remedy=f"{remedy}, or raise pipeline.limits.{key}"
+        "too_large", got=got, expected=f"at most {limit}", remedy=f"{remedy}, or raise pipeline.{key}"
     )

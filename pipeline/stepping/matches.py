@@ -7,7 +7,10 @@ match ends when none of its agents is left.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,19 +19,12 @@ from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.matches import NO_TEAM, Matchup, MatchupAssignment, Results
 from sparring.pipeline.messages.simulator import Decisions, Ends
 from sparring.pipeline.specs import BehaviorId
-from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
-from sparring.pipeline.stepping.behaviors import Behavior
-from sparring.pipeline.stepping.connections import Arrival, SimulatorConnection
-from sparring.pipeline.stepping.match_results import (
-    UNKNOWN,
-    Kind,
-    Match,
-    MatchKey,
-    MatchResults,
-    Outcomes,
-    joint_outcome,
-    outcomes_of,
-)
+from sparring.pipeline.stepping.agents import Behavior, Ids, Slots, SlotTable
+from sparring.pipeline.stepping.connections import Arrival, Kind, Match, MatchKey, Outcomes, SimulatorConnection
+
+UNKNOWN: Final[Outcomes] = np.array([-1.0, 0.0, 0.0])
+"""Outcome of the others where a simulator does not match them with each other."""
+_COLUMNS: Final = ("numbers", "matchups", "simulators", "row_counts", "who", "scores", "explicit", "rewards")
 
 
 class Matches:
@@ -51,7 +47,8 @@ class Matches:
         self._numbers = 0
         self._unreported = 0
         self._behavior_ids: dict[BehaviorId, int] = {}
-        self._results: dict[str, MatchResults] = {}
+        self._results: dict[str, list[Results]] = {}
+        self._reported: Counter[str] = Counter()  # results so far, taken or not
         self._open: dict[int, Match] = {}
 
     @property
@@ -67,7 +64,7 @@ class Matches:
     @property
     def reported(self) -> int:
         """Returns how many results there were so far, taken or not."""
-        return sum(results.reported for results in self._results.values())
+        return self._reported.total()
 
     def covers(self, connection: SimulatorConnection) -> bool:
         """Returns whether the assignment names a policy for each behavior id of a simulator."""
@@ -81,11 +78,7 @@ class Matches:
         matchups = [match.matchup for match in self._open.values()]  # others may join a match under way
         if self.assignment is not None:
             matchups += self.assignment.matchups
-        found = {
-            (BehaviorId.parse(behavior_id).name, ghost)
-            for matchup in matchups
-            for behavior_id, ghost in matchup.ghosts.items()
-        }
+        found = ghosts_of(matchups)
         for name in self.names & behaviors.keys():
             table = behaviors[name].table
             playing = np.unique(table.ghosts[table.live & ~table.learning])
@@ -128,7 +121,7 @@ class Matches:
             alone = np.flatnonzero(table.alone[slots] & (numbers > 0))
             if alone.size:
                 unknown = dict.fromkeys(self._others(connection, behavior_id.team), UNKNOWN)
-                outcomes = {behavior_id: outcomes_of(arrival.ends, alone), **unknown}
+                outcomes = {behavior_id: _outcomes_of(arrival.ends, alone), **unknown}
                 self._add_results(connection, arrival.name, numbers[alone], table.matchups[slots[alone]], outcomes)
             closing += self._end_shared(behavior_id, arrival.ends, np.where(table.alone[slots], 0, numbers))
         for match in closing:
@@ -186,8 +179,15 @@ class Matches:
         Args:
             source: incarnation of this stepping service.
         """
-        found = (results.take(source, name, self._behavior_ids) for name, results in self._results.items())
-        return [results for results in found if results is not None]
+        taken, names = [], tuple(map(str, self._behavior_ids))
+        for results in self._results.values():
+            if results:
+                columns: dict[str, Any] = {
+                    name: np.concatenate([getattr(one, name) for one in results]) for name in _COLUMNS
+                }
+                taken.append(replace(results[0], source=source, names=names, **columns))
+                results.clear()
+        return taken
 
     # ---------------------------------------------------------------- inside
 
@@ -227,7 +227,7 @@ class Matches:
         for number, those in _by_value(numbers[shared]):
             match = self._open[number]
             match.live -= len(those)
-            match.outcomes[behavior_id] = joint_outcome(ends, shared[those])
+            match.outcomes[behavior_id] = _joint_outcome(ends, shared[those])
             if not match.live:
                 over.append(match)
         return over
@@ -256,12 +256,27 @@ class Matches:
         outcomes: Mapping[BehaviorId, Outcomes],
     ) -> None:
         """Adds matches that ended, by number and matchup [n], with an outcome of each behavior id; {} for no result."""
-        matches, rows = np.empty((len(numbers), 4), np.int64), np.empty((len(numbers), len(outcomes), 4))
-        matches[:, 0], matches[:, 1], matches[:, 2], matches[:, 3] = numbers, matchups, connection.number, len(outcomes)
+        who, rows = [], np.empty((len(numbers), len(outcomes), 3))
         for at, (behavior_id, outcome) in enumerate(outcomes.items()):
-            rows[:, at, 0] = self._behavior_ids.setdefault(behavior_id, len(self._behavior_ids))
-            rows[:, at, 1:] = outcome
-        self._results.setdefault(name, MatchResults()).add(matches, rows.reshape(-1, 4))
+            who.append(self._behavior_ids.setdefault(behavior_id, len(self._behavior_ids)))
+            rows[:, at] = outcome
+        scores, explicit, rewards = rows.reshape(-1, 3).T
+        results = Results(
+            source="",
+            behavior=name,
+            before=self._reported[name],
+            numbers=numbers,
+            matchups=matchups,
+            simulators=np.full(len(numbers), connection.number, np.int32),
+            row_counts=np.full(len(numbers), len(outcomes), np.int32),
+            names=(),
+            who=np.tile(np.array(who, np.int32), len(numbers)),
+            scores=scores.astype(np.float32),
+            explicit=explicit.astype(np.int32),
+            rewards=rewards.astype(np.float32),
+        )
+        self._results.setdefault(name, []).append(results)
+        self._reported[name] += len(numbers)
         self.ended += len(numbers) if outcomes else 0
 
     def _reporting(self, connection: SimulatorConnection, matchup: Matchup) -> int:
@@ -277,6 +292,15 @@ class Matches:
     def _others(self, connection: SimulatorConnection, team: int) -> list[BehaviorId]:
         """Returns those of them that belong to other teams."""
         return [behavior_id for behavior_id in self._playing(connection) if behavior_id.team != team]
+
+
+def ghosts_of(matchups: Iterable[Matchup]) -> set[tuple[str, int]]:
+    """Returns the ghosts of matchups by behavior name and number."""
+    return {
+        (BehaviorId.parse(behavior_id).name, number)
+        for matchup in matchups
+        for behavior_id, number in matchup.ghosts.items()
+    }
 
 
 def _assign_matchup(table: SlotTable, slots: Slots, behavior_id: BehaviorId, matchup: Matchup) -> None:
@@ -315,3 +339,20 @@ def _by_value(ids: Ids) -> Iterator[tuple[int, NDArray[np.intp]]]:
     order = np.argsort(ids, kind="stable")
     values, starts = np.unique(ids[order], return_index=True)
     yield from zip(values.tolist(), np.split(order, starts[1:]), strict=len(values) > 0)
+
+
+def _outcomes_of(ends: Ends, rows: NDArray[np.intp]) -> Outcomes:
+    """Returns the outcomes [n, 3] of some agents."""
+    rewards = ends.rewards[rows].astype(np.float64)
+    if ends.group_rewards is not None:
+        rewards += ends.group_rewards[rows]
+    scores = 0.5 + 0.5 * np.sign(rewards) if ends.outcomes is None else ends.outcomes[rows]
+    return np.stack([scores, np.full(len(rows), float(ends.outcomes is not None)), rewards], axis=1)
+
+
+def _joint_outcome(ends: Ends, rows: NDArray[np.intp]) -> Outcomes:
+    """Returns the mean reported outcome [3] of agents that ended together, else the sign of their mean reward."""
+    outcomes = _outcomes_of(ends, rows)
+    reward = outcomes[:, 2].mean()
+    score = 0.5 + 0.5 * np.sign(reward) if ends.outcomes is None else ends.outcomes[rows].mean()
+    return np.array([score, outcomes[0, 1], reward])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.messages.simulator import Decisions
+from sparring.pipeline.messages.steps import AgentsEnded, OutcomesReported
 from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
 from sparring.pipeline.stepping.connections import Arrival
-from sparring.pipeline.stepping.steps import BehaviorTick, Rows, select_rows
+from sparring.pipeline.stepping.steps import BehaviorTick, select_rows
+
+Outcomes = TypeVar("Outcomes", AgentsEnded, OutcomesReported)
 
 BeginEpisodes = Callable[[Arrival, NDArray[np.intp]], None]
 """Prepares the episodes of new agents, which are these rows of the decisions."""
@@ -31,23 +35,32 @@ def apply_report(arrival: Arrival, simulator: int, tick: BehaviorTick, begin: Be
         Steps completed by learning agents, and by ghosts.
     """
     completed, ghosts, table, vacated = 0, 0, arrival.table, arrival.vacated
-    if arrival.ends is not None:
+    if (ends := arrival.ends) is not None:
         completed, ghosts = _complete(table, vacated)
         table.live[vacated] = False
-        ends, slots = _learning_rows(arrival.ends, vacated, table)
-        if slots.size:
-            tick.ended.append((ends, slots))
-    if arrival.decisions is not None:
-        if arrival.unknown or arrival.ends is not None:
-            _begin(arrival, arrival.decisions, simulator, tick, begin)
-        _update_groups(arrival, arrival.decisions, simulator, tick)
+        ended = AgentsEnded(
+            slots=vacated,
+            observations=ends.observations,
+            rewards=ends.rewards,
+            interrupted=ends.interrupted,
+            group_rewards=ends.group_rewards,
+            outcomes=ends.outcomes,
+        )
+        _add_learning(tick.ended, ended, table)
+    if (decisions := arrival.decisions) is not None:
+        if arrival.unknown or ends is not None:
+            _begin(arrival, decisions, simulator, tick, begin)
+        _update_groups(arrival, decisions, simulator, tick)
         done = _complete(table, arrival.slots)
         completed, ghosts = completed + done[0], ghosts + done[1]
-        decisions, slots = _learning_rows(arrival.decisions, arrival.slots, table)
-        arrival.learning = len(slots)
-        if slots.size:
-            tick.reported.append((decisions, slots))
-    if arrival.ends is not None:
+        reported = OutcomesReported(
+            slots=arrival.slots,
+            observations=decisions.observations,
+            rewards=decisions.rewards,
+            group_rewards=decisions.group_rewards,
+        )
+        arrival.learning = _add_learning(tick.reported, reported, table)
+    if ends is not None:
         empty = vacated[~table.live[vacated]]
         if empty.size:
             arrival.simulator_behavior.roster.remove(empty)
@@ -67,12 +80,13 @@ def _complete(table: SlotTable, slots: Slots) -> tuple[int, int]:
     return learning, done - learning
 
 
-def _learning_rows(rows: Rows, slots: Slots, table: SlotTable) -> tuple[Rows, Slots]:
-    """Returns the rows of learning agents and their slots."""
-    if not table.has_ghosts or table.learning[slots].all():
-        return rows, slots
-    learning = np.flatnonzero(table.learning[slots])
-    return select_rows(rows, learning), slots[learning]
+def _add_learning(records: list[Outcomes], record: Outcomes, table: SlotTable) -> int:
+    """Adds the rows of learning agents; returns their number."""
+    if table.has_ghosts and not (learning := table.learning[record.slots]).all():
+        record = select_rows(record, np.flatnonzero(learning))
+    if record.slots.size:
+        records.append(record)
+    return len(record.slots)
 
 
 def _begin(arrival: Arrival, decisions: Decisions, simulator: int, tick: BehaviorTick, begin: BeginEpisodes) -> None:
@@ -90,15 +104,7 @@ def _begin(arrival: Arrival, decisions: Decisions, simulator: int, tick: Behavio
         groups = 0 if decisions.groups is None else _group_keys(decisions.groups[fresh], simulator)
         table.begin(slots[fresh], groups, simulator_behavior.id.team, simulator)
         begin(arrival, fresh)
-        _join(tick, table, slots[fresh], fresh=True)
-
-
-def _join(tick: BehaviorTick, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
-    """Lists learning agents in the tick."""
-    if table.has_ghosts:
-        slots = slots[table.learning[slots]]
-    if slots.size:
-        tick.join(table, slots, fresh=fresh)
+        tick.join(table, slots[fresh], fresh=True)
 
 
 def _update_groups(arrival: Arrival, decisions: Decisions, simulator: int, tick: BehaviorTick) -> None:
@@ -112,7 +118,7 @@ def _update_groups(arrival: Arrival, decisions: Decisions, simulator: int, tick:
     moved = table.groups[slots] != keys
     if np.count_nonzero(moved):
         table.groups[slots] = keys
-        _join(tick, table, slots[moved], fresh=False)
+        tick.join(table, slots[moved], fresh=False)
 
 
 def _group_keys(groups: Ids, simulator: int) -> Ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from contextlib import suppress
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -55,20 +56,15 @@ class SteppingSettings(BaseModel):
     @field_validator("address")
     @classmethod
     def _well_formed(cls, address: str) -> str:
-        try:
+        with suppress(ValueError):  # of a port that is no number, or above 65535
             parts = urlsplit(address)
-            if parts.scheme == "tcp":
-                well_formed = bool(parts.hostname) and parts.port is not None and not parts.path
-            else:
-                well_formed = parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1
-        except ValueError:
-            well_formed = False
-        if not well_formed:
-            raise ValueError(
-                f"got {address!r}; expected tcp://HOST:PORT with a port from 0 to 65535, or unix:///PATH; "
-                "write for example tcp://127.0.0.1:5005, or tcp://127.0.0.1:0 for a free port"
-            )
-        return address
+            is_tcp = parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path
+            if is_tcp or (parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1):
+                return address
+        raise ValueError(
+            f"got {address!r}; expected tcp://HOST:PORT with a port from 0 to 65535, or unix:///PATH; "
+            "write for example tcp://127.0.0.1:5005, or tcp://127.0.0.1:0 for a free port"
+        )
 
     @field_validator("player_host")
     @classmethod

@@ -26,8 +26,7 @@ from sparring.pipeline.messages.state import ProducedSteps, StepAllowance
 from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.pipeline.stepping.acting import Policy, TickResult, choose, select_actions
-from sparring.pipeline.stepping.agents import Roster
-from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.agents import Behavior, Roster
 from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, check_capacity, count_new_agents
 from sparring.pipeline.stepping.limits import check_agents
 from sparring.pipeline.stepping.matches import Matches
@@ -35,7 +34,7 @@ from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.processes import SimulatorProcesses
 from sparring.pipeline.stepping.reports import apply_report
 from sparring.pipeline.stepping.steps import PendingSteps
-from sparring.pipeline.stepping.waiting import Reason, Requirements
+from sparring.pipeline.stepping.waiting import Requirements
 
 
 class Stepper:
@@ -88,11 +87,6 @@ class Stepper:
         self._agents_each = agents_each
         self._pending_steps = PendingSteps()
         self._reintroduce = False
-
-    @property
-    def deterministic(self) -> bool:
-        """Returns whether the run is in lockstep and no simulator has left it."""
-        return self.requirements.deterministic
 
     @property
     def teams(self) -> dict[str, tuple[int, ...]]:
@@ -266,10 +260,6 @@ class Stepper:
         """Returns whether a frame waits for a step allowance or weights."""
         return any(c.frame is not None and c.frame.backpressured_at is not None for c in self.connections.values())
 
-    def waits_for(self, behavior: str) -> Reason | None:
-        """Returns what the simulators of a behavior wait for; None where a frame waits for the next tick only."""
-        return self.requirements.waits_for(behavior)
-
     # ---------------------------------------------------------------- inside
 
     def _sort_by_arrival(self) -> list[SimulatorConnection]:
@@ -348,9 +338,9 @@ class Stepper:
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
             behavior, policy = self.behaviors[name], self._policies.get(name)
-            chosen, learned, slots = choose(behavior, [arrival for _, arrival in entries], policy, self._ghosts)
-            if slots.size:
-                self._pending_steps.present(behavior).acted.append((learned, slots))
+            chosen, learned = choose(behavior, [arrival for _, arrival in entries], policy, self._ghosts)
+            if learned.log_probs.size:
+                self._pending_steps.present(behavior).acted.append(learned)
             playing = {number: one.script for (own, number), one in self._ghosts.items() if own == name and one.script}
             at = 0
             for connection, arrival in entries:

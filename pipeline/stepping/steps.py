@@ -12,11 +12,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.messages.simulator import Decisions, Ends
+from sparring.pipeline.messages.simulator import Decisions
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from sparring.pipeline.specs import Array
-from sparring.pipeline.stepping.agents import Slots, SlotTable
-from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.agents import Behavior, Slots, SlotTable
 
 _MISSING: Final = {"outcomes": -1.0}
 """Value of a column's rows where a simulator does not send the column that another sends; 0 for other columns."""
@@ -39,25 +38,8 @@ class SampledActions:
     log_probs: NDArray[np.float32]
 
 
-@dataclass(slots=True)
-class Choice:
-    """A Choice holds the actions of one tick for learning agents, as `ActionsChosen` does, under one policy version."""
-
-    version: int
-    log_probs: NDArray[np.float32]
-    continuous: NDArray[np.float32] | None
-    discrete: NDArray[np.int32] | None
-    masks: NDArray[np.bool_] | None
-    carried: NDArray[np.float32] | None
-
-
-Rows = TypeVar("Rows", Decisions, Ends, Choice)
+Rows = TypeVar("Rows", Decisions, AgentsEnded, OutcomesReported, ActionsChosen)
 TickRows = TypeVar("TickRows", AgentsStarted, AgentsEnded, OutcomesReported, ActionsChosen)
-
-_COLUMNS: Final = {
-    record: tuple(column.name for column in fields(record))
-    for record in (AgentsStarted, AgentsEnded, OutcomesReported, ActionsChosen)
-}
 
 
 def select_rows(rows: Rows, which: NDArray[np.intp]) -> Rows:
@@ -85,24 +67,27 @@ def join_optional(columns: Sequence[Array | None], rows: Iterable[int], missing:
 
 @dataclass(slots=True)
 class BehaviorTick:
-    """A BehaviorTick collects one tick of one behavior name: rows and their slots, by simulator and behavior id.
+    """A BehaviorTick collects one tick of one behavior name: its records, by simulator and behavior id.
 
     Attributes:
         number: of the tick.
         completed: steps completed by `ended` and `reported`.
-        acted: at most one entry.
+        acted: at most one record, with slots of its own.
     """
 
     number: int
     completed: int = 0
     lost: list[Slots] = field(default_factory=list)
-    ended: list[tuple[Ends, Slots]] = field(default_factory=list)
-    joined: list[tuple[AgentsStarted, Slots]] = field(default_factory=list)
-    reported: list[tuple[Decisions, Slots]] = field(default_factory=list)
-    acted: list[tuple[Choice, Slots]] = field(default_factory=list)
+    ended: list[AgentsEnded] = field(default_factory=list)
+    joined: list[AgentsStarted] = field(default_factory=list)
+    reported: list[OutcomesReported] = field(default_factory=list)
+    acted: list[ActionsChosen] = field(default_factory=list)
 
     def join(self, table: SlotTable, slots: Slots, *, fresh: bool) -> None:
-        """Lists agents with copies of their rows of `table`; `fresh`: their episodes start now."""
+        """Lists the learning agents among `slots` with copies of their rows; `fresh`: their episodes start now."""
+        slots = slots[table.learning[slots]]
+        if not slots.size:
+            return
         started = AgentsStarted(
             slots=slots,
             agents=table.agents[slots],
@@ -113,26 +98,19 @@ class BehaviorTick:
             matchups=table.matchups[slots] if table.has_ghosts else None,
             lessons=table.lessons[slots] if table.has_curricula else None,
         )
-        self.joined.append((started, slots))
+        self.joined.append(started)
 
     def join_all(self, table: SlotTable) -> None:
         """Lists all learning live agents of `table`, not only those that are new."""
-        live = np.flatnonzero(table.live & table.learning).astype(np.int32)
-        self.joined = [(started, slots) for started, slots in self.joined if started.fresh.all()]
-        listed = [slots for _, slots in self.joined]
-        again = live[~np.isin(live, np.concatenate(listed))] if listed else live
-        if again.size:
-            self.join(table, again, fresh=False)
+        live = np.flatnonzero(table.live).astype(np.int32)
+        self.joined = [started for started in self.joined if started.fresh.all()]
+        listed = [started.slots for started in self.joined]
+        self.join(table, live[~np.isin(live, np.concatenate(listed))] if listed else live, fresh=False)
 
     def rows(self) -> list[int]:
         """Returns the numbers of rows lost, ended, joined, reported and acted."""
-        return [
-            sum(map(len, self.lost)),
-            sum(len(slots) for _, slots in self.ended),
-            sum(len(slots) for _, slots in self.joined),
-            sum(len(slots) for _, slots in self.reported),
-            sum(len(slots) for _, slots in self.acted),
-        ]
+        slots = [self.lost, *([one.slots for one in records] for records in (self.ended, self.joined, self.reported))]
+        return [*(sum(map(len, columns)) for columns in slots), sum(len(one.log_probs) for one in self.acted)]
 
 
 class PendingSteps:
@@ -179,10 +157,9 @@ class PendingSteps:
 
 
 def _join_ticks(name: str, ticks: list[BehaviorTick], produced_before: int) -> BehaviorSteps:
-    lost, acted = [slots for tick in ticks for slots in tick.lost], [entry for tick in ticks for entry in tick.acted]
-    sizes, versions = [len(slots) for _, slots in acted], np.array([choice.version for choice, _ in acted], np.int64)
-    has_own_slots = bool(acted) and not all(map(_as_reported, ticks))
-    slots_acted = join_columns([slots for _, slots in acted]) if has_own_slots else None
+    lost, acted = [slots for tick in ticks for slots in tick.lost], _join([one for tick in ticks for one in tick.acted])
+    if acted is not None and all(map(_as_reported, ticks)):
+        acted = replace(acted, slots=None)
     return BehaviorSteps(
         behavior=name,
         produced_before=produced_before,
@@ -190,46 +167,40 @@ def _join_ticks(name: str, ticks: list[BehaviorTick], produced_before: int) -> B
         completed=np.array([tick.completed for tick in ticks], np.int64),
         rows=np.array([tick.rows() for tick in ticks], np.int32),
         lost=join_columns(lost) if lost else None,
-        ended=_join(AgentsEnded, [entry for tick in ticks for entry in tick.ended]),
-        joined=_join(AgentsStarted, [entry for tick in ticks for entry in tick.joined]),
-        reported=_join(OutcomesReported, [entry for tick in ticks for entry in tick.reported]),
-        acted=_join(ActionsChosen, acted, slots=slots_acted, versions=versions.repeat(sizes)),
+        ended=_join([one for tick in ticks for one in tick.ended]),
+        joined=_join([one for tick in ticks for one in tick.joined]),
+        reported=_join([one for tick in ticks for one in tick.reported]),
+        acted=acted,
     )
 
 
 def _as_reported(tick: BehaviorTick) -> bool:
     """Returns whether the rows acted for are the rows reported: then they need no slots of their own."""
-    acted, reported = [slots for _, slots in tick.acted], [slots for _, slots in tick.reported]
-    if not acted or not reported:
-        return not acted and not reported
-    joined = join_columns(reported)
-    return acted[0] is joined or np.array_equal(acted[0], joined)
+    if not tick.acted or not tick.reported:
+        return not tick.acted and not tick.reported
+    acted, reported = tick.acted[0].slots, join_columns([one.slots for one in tick.reported])
+    return acted is reported or (acted is not None and np.array_equal(acted, reported))
 
 
-def _join(
-    record: type[TickRows],
-    entries: Sequence[tuple[Decisions | Ends | AgentsStarted | Choice, Slots]],
-    **known: Array | None,
-) -> TickRows | None:
-    """Joins rows into one record, whose columns have the same names, except for those that are known."""
-    if not entries:
-        return None
-    if "slots" not in known:
-        known["slots"] = join_columns([slots for _, slots in entries])
-    sizes = [len(slots) for _, slots in entries]
-    columns = {
-        name: _join_column([getattr(rows, name) for rows, _ in entries], sizes, _MISSING.get(name, 0))
-        for name in _COLUMNS[record]
-        if name not in known
-    }
-    return record(**{**columns, **known})
+def _join(records: Sequence[TickRows]) -> TickRows | None:
+    """Joins the rows of records."""
+    if len(records) < 2:
+        return records[0] if records else None
+    sizes = [0 if one.slots is None else len(one.slots) for one in records]
+    return replace(
+        records[0],
+        **{
+            column.name: _join_column([getattr(one, column.name) for one in records], sizes, column.name)
+            for column in fields(records[0])
+        },
+    )
 
 
-def _join_column(columns: Sequence[Any], sizes: Sequence[int], missing: float) -> Any:
+def _join_column(columns: Sequence[Any], sizes: Sequence[int], name: str) -> Any:
     """Joins the values of one field, whose type only its record knows."""
     if isinstance(columns[0], tuple):
         return tuple(join_columns(observation) for observation in zip(*columns, strict=True))
-    return join_optional(columns, sizes, missing)
+    return join_optional(columns, sizes, _MISSING.get(name, 0))
 
 
 def _select(column: Array | tuple[Array, ...] | int | None, which: NDArray[np.intp]) -> Any:

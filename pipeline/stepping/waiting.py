@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sparring.pipeline.stepping.acting import Policy
-from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.agents import Behavior
 from sparring.pipeline.stepping.connections import Frame, SimulatorConnection
 from sparring.pipeline.stepping.matches import Matches
 from sparring.pipeline.stepping.parameters import RunParameters

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -36,32 +37,24 @@ DISCONNECTED: Final = (
 """Errors of a stream whose peer has disconnected or broken its encryption."""
 
 
+@dataclass
 class ConnectionAcceptor:
     """A ConnectionAcceptor admits simulators.
 
-    Args:
+    Attributes:
         credentials: required of simulators.
         limits: of connections and handshakes.
         rejections: log of those not admitted.
         serve: handles an admitted simulator until its end.
-
-    Attributes:
         connected: number of admitted connections by host.
     """
 
-    def __init__(
-        self,
-        credentials: Credentials,
-        limits: LimitSettings,
-        rejections: RejectionLog,
-        serve: Callable[[SimulatorPeer], Awaitable[None]],
-    ) -> None:
-        self._credentials = credentials
-        self._limits = limits
-        self._rejections = rejections
-        self._serve = serve
-        self._pending: dict[SimulatorPeer, None] = {}  # the oldest first
-        self.connected: Counter[str] = Counter()
+    credentials: Credentials
+    limits: LimitSettings
+    rejections: RejectionLog
+    serve: Callable[[SimulatorPeer], Awaitable[None]]
+    connected: Counter[str] = field(init=False, default_factory=Counter)
+    _pending: dict[SimulatorPeer, None] = field(init=False, default_factory=dict)  # the oldest first
 
     @property
     def pending(self) -> int:
@@ -75,7 +68,7 @@ class ConnectionAcceptor:
             async with listener:
                 await listener.serve(self.admit, tasks)
         finally:
-            self._rejections.summarize(at_end=True)
+            self.rejections.summarize(at_end=True)
 
     async def admit(self, stream: ByteStream) -> None:
         """Handles one connection until its end."""
@@ -85,7 +78,7 @@ class ConnectionAcceptor:
                 return
             self.connected[peer.host] += 1
             try:
-                await self._serve(peer)
+                await self.serve(peer)
             finally:
                 self.connected[peer.host] -= 1
                 self.connected += Counter()  # without hosts that have no connection
@@ -101,13 +94,13 @@ class ConnectionAcceptor:
         try:
             with peer.scope:
                 try:
-                    with anyio.fail_after(self._limits.handshake_timeout_s):
-                        peer.stream = await self._credentials.secure(peer.stream)
+                    with anyio.fail_after(self.limits.handshake_timeout_s):
+                        peer.stream = await self.credentials.secure(peer.stream)
                         peer.secured = True
                         await self._receive_hello(peer)
                         return True
                 except TimeoutError:
-                    kind, fault = "timeout", _hello_timeout(self._limits.handshake_timeout_s)
+                    kind, fault = "timeout", _hello_timeout(self.limits.handshake_timeout_s)
                 except DISCONNECTED:
                     kind = "left" if peer.secured else "handshake"
                 except (ProtocolError, CodecError, SpecError) as error:
@@ -117,28 +110,28 @@ class ConnectionAcceptor:
         finally:
             self._pending.pop(peer, None)
         facts = {} if fault is None else {"got": fault.got, "expected": fault.expected}
-        self._rejections.reject(kind, peer.address, **facts)
+        self.rejections.reject(kind, peer.address, **facts)
         return False
 
     async def _receive_hello(self, peer: SimulatorPeer) -> None:
-        peer.identity = self._credentials.certificate_name(peer.stream)
+        peer.identity = self.credentials.certificate_name(peer.stream)
         peer.reader.allow(HELLO)
         while (message := peer.reader.next()) is None:
             peer.reader.feed(await peer.stream.receive(HELLO.total))
         peer.conversation.received(message)
         if not isinstance(message, Hello):  # Bye or Fault
             raise anyio.EndOfStream
-        self._credentials.check(peer.identity, message.credential)
+        self.credentials.check(peer.identity, message.credential)
         peer.authenticated = True
-        self._credentials.check_number(peer.identity, message.number)
+        self.credentials.check_number(peer.identity, message.number)
         self._check_capacity(peer)
         peer.hello = message
-        peer.reader.allow(self._limits.messages)
+        peer.reader.allow(self.limits.messages)
 
     def _check_capacity(self, peer: SimulatorPeer) -> None:
         for got, limit, key in (
-            (self.connected.total(), self._limits.connections, "connections"),
-            (self.connected[peer.host], self._limits.connections_per_host, "connections_per_host"),
+            (self.connected.total(), self.limits.connections, "connections"),
+            (self.connected[peer.host], self.limits.connections_per_host, "connections_per_host"),
         ):
             if got >= limit:
                 raise RemoteProtocolError(
@@ -153,7 +146,7 @@ class ConnectionAcceptor:
 
         An honest simulator needs milliseconds: its handshake completes before later ones evict it.
         """
-        if self.pending > self._limits.handshakes:
+        if self.pending > self.limits.handshakes:
             ((crowd, _),) = Counter(peer.host for peer in self._pending).most_common(1)
             oldest = next(peer for peer in self._pending if peer.host == crowd)
             del self._pending[oldest]
@@ -161,7 +154,7 @@ class ConnectionAcceptor:
 
     async def _send_fault(self, peer: SimulatorPeer, fault: Fault | None) -> None:
         """Sends a Fault, unless its details would help an unauthenticated peer."""
-        is_known = peer.authenticated or peer.identity or not self._credentials.required
+        is_known = peer.authenticated or peer.identity or not self.credentials.required
         may_know = is_known or (peer.secured and fault is not None and fault.code == "credential")
         if fault is None or not may_know or peer.conversation.state == "closed":
             return
@@ -177,8 +170,8 @@ class ConnectionAcceptor:
             await anyio.sleep(INTERVAL_S)
             if isinstance(listener, PacedListener) and (new := listener.failures - failures):
                 failures = listener.failures
-                self._rejections.log_event("connections_not_accepted", "all", times=new, cause=listener.cause)
-            self._rejections.summarize()
+                self.rejections.log_event("connections_not_accepted", "all", times=new, cause=listener.cause)
+            self.rejections.summarize()
 
 
 def host_of(stream: ByteStream) -> str:

@@ -60,8 +60,7 @@ class Credentials:
         """
         if self.tls is None:
             return ""
-        empty: dict[str, Any] = {}
-        certificate: Any = stream.extra(TLSAttribute.peer_certificate, empty) or empty  # noqa: S610 (of a stream)
+        certificate: Any = stream.extra(TLSAttribute.peer_certificate, None) or {}  # noqa: S610 (of a stream)
         names = [value for parts in certificate.get("subject", ()) for key, value in parts if key == "commonName"]
         name = str(names[0]) if names else ""
         if certificate and name not in self.names:

@@ -13,6 +13,7 @@ from anyio.abc import Listener, SocketListener, SocketStream, TaskGroup
 
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.queues.endpoints import refuse_used_path
+from sparring.services.endpoint.throttling import LeakyBucket
 
 ACCEPTS_PER_S: Final = 500
 """Connections accepted per second: each costs the time of an action or two. Further ones wait in the system's queue,
@@ -60,7 +61,7 @@ class PacedListener(Listener[SocketStream]):
                 tasks.start_soon(self._accept, listener, handler, task_group or tasks)
 
     async def _accept(self, listener: SocketListener, handler: Callable[[SocketStream], Any], tasks: TaskGroup) -> None:
-        due = anyio.current_time()
+        pace = LeakyBucket(ACCEPTS_PER_S, ACCEPTS_PER_S * _BURST_S, anyio.current_time())
         while True:
             try:
                 stream = await listener.accept()
@@ -71,10 +72,7 @@ class PacedListener(Listener[SocketStream]):
                 await anyio.sleep(_PAUSE_S)
                 continue
             tasks.start_soon(handler, stream)
-            now = anyio.current_time()
-            due = max(due, now - _BURST_S) + 1 / ACCEPTS_PER_S
-            if due > now:
-                await anyio.sleep(due - now)
+            await anyio.sleep(pace.take(1, anyio.current_time()))
 
     async def aclose(self) -> None:
         for listener in self._listeners:

@@ -5,13 +5,14 @@ A peer that could cause a log line with each attempt would fill the disk and hid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from structlog.typing import FilteringBoundLogger
 
-from sparring.pipeline.monitoring.metrics import Registry
+from sparring.pipeline.messages.simulator import Statistic
+from sparring.pipeline.monitoring.metrics import SIMULATOR, Registry
 
 Fact = str | float | Sequence[str] | None
 """A value of a log line."""
@@ -114,3 +115,54 @@ class RejectionLog:
             seconds = round(self._clock() - line.since, 1)
             self._log.warning(f"{key[0]}_again", peer=key[2], times=line.suppressed, seconds=seconds, **line.facts)
             line.suppressed, line.facts = 0, {}
+
+
+_NAME: Final = 200
+"""Maximum number of characters in the name of a statistic."""
+
+
+class SimulatorStatistics:
+    """SimulatorStatistics record the statistics of all simulators of one stepping process.
+
+    Args:
+        limit: maximum number of names: each uses memory until the process ends.
+        registry: metrics of the process.
+        rejections: log of further names.
+    """
+
+    def __init__(self, limit: int, registry: Registry, rejections: RejectionLog) -> None:
+        self._limit = limit
+        self._registry = registry
+        self._rejections = rejections
+        self._names: set[str] = set()
+
+    def record(self, statistics: Iterable[Statistic], peer: str, number: int | None) -> None:
+        """Records the statistics of a simulator as metrics.
+
+        Args:
+            statistics: of one message.
+            peer: address and name, for the log.
+            number: of the simulator; gauges are those of simulator 0.
+        """
+        for statistic in statistics:
+            name = SIMULATOR + statistic.name
+            if not self._accepts(statistic.name, peer):
+                continue
+            if statistic.aggregation == "sum":
+                self._registry.add(f"{name}.total", statistic.value)
+            elif statistic.aggregation != "most_recent":
+                self._registry.observe_moments(name, [statistic.value])
+            elif number == 0:
+                self._registry.gauge(name, statistic.value)
+
+    def _accepts(self, name: str, peer: str) -> bool:
+        """Returns whether a statistic of this name is kept."""
+        if name in self._names:
+            return True
+        if len(name) <= _NAME and len(self._names) < self._limit:
+            self._names.add(name)
+            return True
+        self._registry.add("statistics_rejected")
+        limit = f"{self._limit} names of at most {_NAME} characters"
+        self._rejections.log_event("statistic_rejected", peer, got=name, expected=limit)
+        return False

@@ -17,35 +17,24 @@ from typing import Final
 import anyio
 
 from sparring.pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
-from sparring.pipeline.messages.simulator import (
-    VERSION,
-    Act,
-    Adopted,
-    Behaviors,
-    Bye,
-    Fault,
-    Hello,
-    Ping,
-    Player,
-    Pong,
-    Progress,
-    Reset,
-    SimulatorMessage,
-    Step,
-    Welcome,
-)
+from sparring.pipeline.messages import simulator as messages
 from sparring.pipeline.specs import BehaviorSpec, SpecError
 from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
-from sparring.services.endpoint.context import ServerContext
 from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.players import Event, PlayerConnection, PlayerEvent
-from sparring.services.endpoint.registration import OWN_NUMBERS, add_names, check_known, check_number, check_version
-from sparring.services.endpoint.rejections import Fact, RejectionLog, clip
-from sparring.services.endpoint.statistics import SimulatorStatistics
+from sparring.services.endpoint.registration import (
+    OWN_NUMBERS,
+    ServerContext,
+    add_names,
+    check_known,
+    check_number,
+    check_version,
+)
+from sparring.services.endpoint.rejections import Fact, RejectionLog, SimulatorStatistics, clip
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
 _RECEIVE: Final = 256 * 1024
@@ -81,7 +70,9 @@ class Simulators:
         self._keys = 0
         self._all_left = anyio.Event()
 
-    def answer(self, key: int, answer: Act | Reset, received_at: float, backpressured_s: float) -> None:
+    def answer(
+        self, key: int, answer: messages.Act | messages.Reset, received_at: float, backpressured_s: float
+    ) -> None:
         """Answers a Step, unless its simulator has disconnected or is about to."""
         peer = self.peers.get(key)
         if peer is not None and peer.player is not None:
@@ -117,7 +108,7 @@ class Simulators:
             if peer.conversation.state not in ("parting", "closed"):
                 connection = self._stepper.connections.get(peer.key)
                 steps = {} if peer.player is None or connection is None else dict(connection.completed)
-                peer.send(Bye(reason="the run ended", steps=steps))
+                peer.send(messages.Bye(reason="the run ended", steps=steps))
         if self.peers:
             self._all_left = anyio.Event()  # all may have left before, and reconnected
             await self._all_left.wait()
@@ -219,7 +210,7 @@ class Simulators:
             if (delay_s := throttle.note_bytes(len(received))) > 0:
                 await self._slow_down(peer, delay_s)
 
-    def _receive_step(self, peer: SimulatorPeer, step: Step, at: float) -> None:
+    def _receive_step(self, peer: SimulatorPeer, step: messages.Step, at: float) -> None:
         """Passes a Step to the stepper, and warns of images in the first one that may be scaled wrongly."""
         self._stepper.receive(peer.key, step, at)
         self._statistics.record(step.statistics, peer.address, peer.number)
@@ -238,28 +229,28 @@ class Simulators:
         await anyio.sleep(delay_s)
         peer.last_received_at = self._context.clock()
 
-    def _react(self, peer: SimulatorPeer, message: SimulatorMessage) -> bool:
+    def _react(self, peer: SimulatorPeer, message: messages.SimulatorMessage) -> bool:
         """Handles a message; returns whether the conversation continues."""
-        if isinstance(message, Step):
+        if isinstance(message, messages.Step):
             self._receive_step(peer, message, peer.last_received_at)
-        elif isinstance(message, Hello | Ping) and peer.conversation.state == "parting":
+        elif isinstance(message, messages.Hello | messages.Ping) and peer.conversation.state == "parting":
             return True  # it crossed our Bye: the simulator needs no answer any more
-        elif isinstance(message, Hello):
+        elif isinstance(message, messages.Hello):
             self._on_hello(peer, message)
             self._log_event("simulator_connected", peer, level="info", behaviors=sorted(message.behaviors))
-        elif isinstance(message, Behaviors):
+        elif isinstance(message, messages.Behaviors):
             self._add_behaviors(peer, message.behaviors)
-        elif isinstance(message, Ping):
-            peer.send(Pong(number=message.number))
-        elif isinstance(message, Bye):
+        elif isinstance(message, messages.Ping):
+            peer.send(messages.Pong(number=message.number))
+        elif isinstance(message, messages.Bye):
             self._compare_counts(peer, message.steps)
             return False
-        elif isinstance(message, Fault):
+        elif isinstance(message, messages.Fault):
             self._log_event("simulator_gave_up", peer, code=message.code, got=message.got, remedy=message.remedy)
             return False
         return True
 
-    def _on_hello(self, peer: SimulatorPeer, hello: Hello) -> None:
+    def _on_hello(self, peer: SimulatorPeer, hello: messages.Hello) -> None:
         check_version(hello)
         check_behaviors(hello.behaviors, 0, self._limits)
         new = check_known(hello.behaviors, hello.scripts, self._context)
@@ -276,8 +267,8 @@ class Simulators:
             former.replaced = True
             former.scope.cancel()
         peer.number = number
-        welcome = Welcome(
-            version=VERSION,
+        welcome = messages.Welcome(
+            version=messages.VERSION,
             connection=peer.key,
             heartbeat_s=settings.heartbeat_s,
             timeout_s=settings.simulator_timeout_s,
@@ -285,7 +276,7 @@ class Simulators:
         # A simulator on another machine speaks with its player itself.
         if hello.player is not None and hello.player.protocol == "unity" and peer.is_local:
             peer.player = self._connect_player(peer, hello.player)
-            peer.send(Adopted(**asdict(welcome), port=peer.player.port))
+            peer.send(messages.Adopted(**asdict(welcome), port=peer.player.port))
         else:
             peer.send(welcome)
         self.send_first_resets()
@@ -294,7 +285,7 @@ class Simulators:
 
     # ---------------------------------------------------------------- players
 
-    def _connect_player(self, peer: SimulatorPeer, player: Player) -> PlayerConnection:
+    def _connect_player(self, peer: SimulatorPeer, player: messages.Player) -> PlayerConnection:
         try:
             return PlayerConnection(
                 player,
@@ -315,8 +306,8 @@ class Simulators:
             return
         try:
             if isinstance(event, str):
-                peer.send(Progress(phase=event))
-            elif isinstance(event, Fault):
+                peer.send(messages.Progress(phase=event))
+            elif isinstance(event, messages.Fault):
                 peer.fault = event
             else:
                 self._on_player_message(peer, event)
@@ -335,7 +326,7 @@ class Simulators:
                 expected = "a goal signal of one axis (numbers)"
                 self._log_event("goal_not_conditioned_on", peer, got=got, expected=expected)
         if event.reports:
-            step = Step(sequence=peer.player_steps, reports=event.reports, statistics=event.statistics)
+            step = messages.Step(sequence=peer.player_steps, reports=event.reports, statistics=event.statistics)
             peer.player_steps += 1
             self._receive_step(peer, step, event.at)
         else:
@@ -382,8 +373,8 @@ class Simulators:
                     self._on_player_event(peer, fault)
 
 
-def _silence_fault(limit_s: float) -> Fault:
-    return Fault(
+def _silence_fault(limit_s: float) -> messages.Fault:
+    return messages.Fault(
         code="timeout",
         got=f"silence for {limit_s:g} s",
         expected="a message or a Ping in that time",

@@ -24,55 +24,34 @@ import numpy as np
 
 from sparring.pipeline.errors import FAILED, UNUSABLE, RemoteProtocolError, SettingsError, SparringError
 from sparring.pipeline.games.registry import NAMES, make, parse_options
-from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Statistic
+from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.client import number_from
 from sparring.pipeline.simulation.client import run as play
-from sparring.pipeline.simulation.game import Game, StatisticsGame
-from sparring.pipeline.specs import BehaviorSpec, SpecError
+from sparring.pipeline.simulation.game import Game, PlayerGame
+from sparring.pipeline.specs import SpecError
 
 _REFUSALS: Final = ("version", "credential", "specs", "unknown_behavior", "scripts")
 """Codes of Faults that every restart of the simulator would repeat."""
 
 
-class SlowGame:
-    """A SlowGame waits for a random time before each step of another game.
+def slow_down(game: Game, longest_s: float, seed: int | None, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Makes a game wait for a random time before each step.
 
     Args:
-        game: the other game.
+        game: the game.
         longest_s: the waits are uniform from 0 to this.
         seed: of the waits; the game's random source stays untouched.
         sleep: function that waits.
     """
+    random, step = np.random.default_rng(seed), game.step
 
-    def __init__(
-        self, game: Game, longest_s: float, seed: int | None, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self.name = game.name
-        self._game = game
-        self._longest_s = longest_s
-        self._random = np.random.default_rng(seed)
-        self._sleep = sleep
+    def step_slowly(actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+        sleep(random.uniform(0, longest_s))
+        return step(actions)
 
-    def behaviors(self) -> Mapping[str, BehaviorSpec]:
-        """Returns the game's behaviors."""
-        return self._game.behaviors()
-
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
-        """Resets the game without delay."""
-        return self._game.reset(parameters, seed)
-
-    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
-        """Steps the game after a delay."""
-        self._sleep(self._random.uniform(0, self._longest_s))
-        return self._game.step(actions)
-
-    def statistics(self) -> Sequence[Statistic]:
-        """Returns the game's statistics, where it has any."""
-        return self._game.statistics() if isinstance(self._game, StatisticsGame) else ()
-
-    def close(self) -> None:
-        """Closes the game."""
-        self._game.close()
+    game.step = step_slowly  # type: ignore[method-assign]
+    if isinstance(game, PlayerGame):
+        game.player = None  # type: ignore[assignment,method-assign]  # a trainer that speaks with it would not wait
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         sys.path.extend(args.python_path)  # last: environments must not shadow installed packages
         game = make(args.name, args.areas, **parse_options(args.name, args.option))
         if args.slow:
-            game = SlowGame(game, args.slow / 1000, seed)
+            slow_down(game, args.slow / 1000, seed)
         result = play(
             game,
             address,

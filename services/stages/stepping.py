@@ -16,37 +16,23 @@ import anyio
 from anyio.abc import TaskGroup
 
 from sparring.pipeline.coordination.opponents import opponents_of
-from sparring.pipeline.messages.channels import (
-    ASSIGNMENT,
-    LESSONS,
-    METRICS,
-    POLICY_WEIGHTS,
-    RESULTS,
-    SPECS,
-    STEPPING_STATE,
-    STEPS,
-    allowances_topic,
-)
+from sparring.pipeline.messages import channels
 from sparring.pipeline.messages.matches import MatchupAssignment, Results
-from sparring.pipeline.messages.state import (
-    BehaviorSpecs,
-    PolicyWeights,
-    SteppingState,
-)
+from sparring.pipeline.messages.state import BehaviorSpecs, PolicyWeights, SteppingState
 from sparring.pipeline.messages.steps import StepBatch
-from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS, Registry
+from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.queues.interface import Publisher, Sender, Subscription
 from sparring.pipeline.settings.parameters import in_lessons
-from sparring.pipeline.specs import BehaviorId
+from sparring.pipeline.stepping.matches import ghosts_of
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.policies import Policies
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.waiting import FRAMES, SIMULATOR, WEIGHTS
 from sparring.services.endpoint.admission import ConnectionAcceptor
-from sparring.services.endpoint.context import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.credentials import credentials
 from sparring.services.endpoint.listening import allow_descriptors
+from sparring.services.endpoint.registration import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.simulators import Simulators
 from sparring.services.process.runtime import Context, Run, follow, follow_growth, publish_metrics, refuse_restart
 from sparring.services.stages.match_outbox import MatchOutbox
@@ -66,8 +52,7 @@ class Stepping:
         self._sender = sender
         self._lockstep = settings.overlap == 0
         self._behaviors = dict(settings.behaviors)  # and those that simulators add
-        self._followed: set[str] = set()  # behaviors whose weights are subscribed
-        self._follows_ghosts = False
+        self._followed: set[str] = set()  # services whose weights are subscribed
         self._unnamed = _default_behaviors(context.run)
         self._scripts = _scripts(context.run)
         self.policies = Policies(self._behaviors, seed=context.run.seed)
@@ -102,22 +87,24 @@ class Stepping:
         self.outbox = StepOutbox(context, self.stepper, sender, self._smallest_share)
         self.match_outbox = MatchOutbox(context, self.stepper.matches, results)
         self._final = False
-        _add_histograms(context.registry)
+        context.registry.histogram("action_latency_s", LATENCY_BOUNDS)
+        context.registry.histogram("backpressured_s", LATENCY_BOUNDS)
+        context.registry.histogram("batch_rows", ROW_BOUNDS)
 
     # ---------------------------------------------------------------- records of other services
 
     def on_coordination(self, topics: Subscription) -> None:
         """Adopts step allowances, matchups and lessons."""
-        lessons = topics.latest(LESSONS)
+        lessons = topics.latest(channels.LESSONS)
         if lessons is not None and self.stepper.parameters.adopt(lessons):
             self.simulators.send_first_resets()
             self.on_arrival()
-        allowances = topics.latest(allowances_topic(self._context.service))
+        allowances = topics.latest(channels.allowances_topic(self._context.service))
         if allowances is not None and allowances.source == self._context.start:
             for name, allowance in allowances.behaviors.items():
                 self.stepper.grant(name, allowance)
             self.on_arrival()
-        assignment = topics.latest(ASSIGNMENT)
+        assignment = topics.latest(channels.ASSIGNMENT)
         if assignment is not None and assignment is not self._assignment:
             self._assignment = assignment
             self._adopt()
@@ -132,12 +119,7 @@ class Stepping:
         assignment, matches = self._assignment, self.stepper.matches
         if assignment is None or assignment.serial <= matches.serial:
             return
-        required = {
-            (BehaviorId.parse(behavior_id).name, number)
-            for matchup in assignment.matchups
-            for behavior_id, number in matchup.ghosts.items()
-        }
-        for name, number in required:
+        for name, number in (required := ghosts_of(assignment.matchups)):
             behavior, weights = self.stepper.behaviors.get(name), self._ghosts.get((name, number))
             if behavior is not None and weights is not None:
                 self.policies.hold(behavior.spec, weights)
@@ -148,21 +130,19 @@ class Stepping:
 
     def on_weights(self, topics: Subscription) -> None:
         """Stores weights that a learner has published."""
-        weights = topics.latest(POLICY_WEIGHTS)
+        weights = topics.latest(channels.POLICY_WEIGHTS)
         if weights is not None:
             self.policies.learn(weights)
             self._load()
 
     async def follow_learners(self, run: Run, tasks: TaskGroup) -> None:
         """Subscribes to the weights of every behavior that has a learner, and of ghosts."""
-        transport = self._context.transport
-        if run.self_play and not self._follows_ghosts:
-            self._follows_ghosts = True
-            tasks.start_soon(follow, await transport.subscribe("ghosts"), self.on_ghosts)
-        for name in run.settings.behaviors:
-            if name not in self._followed:
-                self._followed.add(name)
-                tasks.start_soon(follow, await transport.subscribe(f"policy-{name}"), self.on_weights)
+        reactions = {"ghosts": self.on_ghosts} if run.self_play else {}
+        reactions |= {f"policy-{name}": self.on_weights for name in run.settings.behaviors}
+        for service, react in reactions.items():
+            if service not in self._followed:
+                self._followed.add(service)
+                tasks.start_soon(follow, await self._context.transport.subscribe(service), react)
 
     async def grow(self, tasks: TaskGroup) -> None:
         """Takes over the behaviors that the run has got."""
@@ -206,8 +186,8 @@ class Stepping:
     async def _step(self) -> None:
         async with self.outbox.turn:
             result = self.stepper.tick(self._context.clock(), acting=not self.simulators.stopping)
-            for key, answer, received_at, backpressured_s in result.acts:
-                self.simulators.answer(key, answer, received_at, backpressured_s)
+            for answer in result.acts:
+                self.simulators.answer(*answer)
             if result.acts:
                 self._context.registry.add("frames", len(result.acts))
                 self._context.registry.observe("batch_rows", result.acted)
@@ -234,15 +214,15 @@ class Stepping:
         if self._published_specs != (len(behaviors), teams):
             self._published_specs = (len(behaviors), teams)
             specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
-            self._topic.publish(SPECS, BehaviorSpecs(behaviors=specs, teams=teams))
+            self._topic.publish(channels.SPECS, BehaviorSpecs(behaviors=specs, teams=teams))
         self._published = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
         self._topic.publish(
-            STEPPING_STATE,
+            channels.STEPPING_STATE,
             SteppingState(
                 source=self._context.start,
                 behaviors=behaviors,
                 simulators=len(self.stepper.connections),
-                deterministic=self.stepper.deterministic,
+                deterministic=self.stepper.requirements.deterministic,
                 final=self._final,
                 given_up=dict(self.simulators.given_up),
                 matches=self.stepper.matches.reported,
@@ -305,28 +285,16 @@ class Stepping:
         """Notes for every behavior what it waits for."""
         progress = self._context.progress
         for name in self._behaviors:
-            reason = self.stepper.waits_for(name)
+            reason = self.stepper.requirements.waits_for(name)
             if reason is None:
                 progress.works(f"steps/{name}")
-            elif reason.what in (FRAMES, SIMULATOR):
-                progress.waits(f"steps/{name}", f"{reason.what}/{name}", SIMULATORS, who=reason.who)
-            elif reason.what == WEIGHTS:
-                progress.waits(f"steps/{name}", f"{reason.what}/{reason.behavior}", f"learning-{reason.behavior}")
             else:
-                progress.waits(f"steps/{name}", f"{reason.what}/{reason.behavior}", "coordination")
+                sources = {FRAMES: SIMULATORS, SIMULATOR: SIMULATORS, WEIGHTS: f"learning-{reason.behavior}"}
+                source, what = sources.get(reason.what, "coordination"), f"{reason.what}/{reason.behavior}"
+                progress.waits(f"steps/{name}", what, source, who=reason.who)
             behavior = self.stepper.behaviors.get(name)
             if behavior is not None:
                 progress.reach(f"steps/{name}", behavior.produced + behavior.ghosts)
-
-
-def _add_histograms(registry: Registry) -> None:
-    """Adds the histograms."""
-    for name, bounds in (
-        ("action_latency_s", LATENCY_BOUNDS),
-        ("backpressured_s", LATENCY_BOUNDS),
-        ("batch_rows", ROW_BOUNDS),
-    ):
-        registry.histogram(name, bounds)
 
 
 def _scripts(run: Run) -> dict[str, frozenset[str]]:
@@ -361,7 +329,7 @@ async def run(context: Context) -> None:
     transport = context.transport
     settings = context.run.settings
     topic = await transport.publisher(context.service)
-    sender, results = await transport.sender(STEPS), await transport.sender(RESULTS)
+    sender, results = await transport.sender(channels.STEPS), await transport.sender(channels.RESULTS)
     stepping = Stepping(context, topic, sender, results)
     _warn_of_memory_reset(context)
     sender.on_receiver(stepping.on_assembly_restarted)
@@ -389,4 +357,4 @@ async def run(context: Context) -> None:
         await stepping.leave(settings.pipeline.stop_timeout_s / 2)
         tasks.cancel_scope.cancel()
     stepping.end()
-    topic.publish(METRICS, context.numbers())
+    topic.publish(channels.METRICS, context.numbers())

@@ -20,8 +20,7 @@ from sparring.pipeline.evaluation.standings import counted, standings
 from sparring.pipeline.messages.matches import NO_TEAM, Matchup
 from sparring.pipeline.messages.simulator import Decisions, Ends
 from sparring.pipeline.specs import ActionSpec, BehaviorId, BehaviorSpec, ObservationSpec
-from sparring.pipeline.stepping.agents import Slots, SlotTable
-from sparring.pipeline.stepping.behaviors import Behavior
+from sparring.pipeline.stepping.agents import Behavior, Slots, SlotTable
 from sparring.pipeline.stepping.connections import Arrival, SimulatorBehavior, SimulatorConnection
 from sparring.pipeline.stepping.matches import Matches
 from tests.coordination.self_play_world import behavior_id, matchups, results

@@ -14,7 +14,7 @@ from sparring.pipeline.games.goal import Goal
 from sparring.pipeline.messages.simulator import Bye, Hello, Reset, Step
 from sparring.pipeline.specs import SpecError
 from sparring.services.stages import simulator
-from sparring.services.stages.simulator import SlowGame, main
+from sparring.services.stages.simulator import main, slow_down
 from tests.simulation.simulation_helpers import Trainer, act_for
 
 HEAVY = ("torch", "zmq", "anyio", "pydantic", "structlog")
@@ -118,13 +118,13 @@ def test_slow_adds_random_delays_and_changes_nothing_else() -> None:
     reports = []
     for _ in range(2):
         delays.append([])
-        game = SlowGame(Goal(areas=3), 0.02, 4, delays[-1].append)
+        game = Goal(areas=3)
+        slow_down(game, 0.02, 4, delays[-1].append)
         (report,) = game.reset({}, 1)
         for _ in range(5):
             (report,) = game.step({"Goal?team=0": _still(report)})
         reports.append(report.decisions.observations[0].tolist())
         assert game.behaviors() == Goal(areas=3).behaviors()
-        assert game.statistics() == ()
         game.close()
     assert delays[0] == delays[1]
     assert len(set(delays[0])) == 5

@@ -52,7 +52,7 @@ def run(seed: int, rounds: int, order: random.Random, simulators: int, carried: 
         acts.append(sorted((by_key[key], plain(act)["actions"]) for key, act, *_ in result.acts))
         admitted = {key for key, *_ in result.acts}
         assert admitted in (set(), set(scene.simulators)), "all act or none"
-    assert scene.stepper.deterministic
+    assert scene.stepper.requirements.deterministic
     scene.check_counts()
     for part in parts:
         part.pop("ticks")
@@ -151,6 +151,6 @@ def test_a_disconnected_simulator_ends_determinism_and_not_the_run() -> None:
     scene.disconnect(1)
     result = scene.tick()
     assert [key for key, *_ in result.acts] == [2]
-    assert not scene.stepper.deterministic
+    assert not scene.stepper.requirements.deterministic
     scene.send(2)
     assert scene.tick().acts

@@ -267,7 +267,7 @@ def test_agents_of_an_added_behavior_are_reported_only_once_it_has_weights() -> 
     scene.send(1, 2)
     assert [key for key, *_ in scene.tick().acts] == [1]
     assert [(one.behavior, len(one.rows)) for one in scene.steps] == [("A", 1)]
-    assert scene.stepper.waits_for("A") == (WEIGHTS, "B", "")
+    assert scene.stepper.requirements.waits_for("A") == (WEIGHTS, "B", "")
     scene.policies["B"] = FakePolicy()
     scene.grant("B", 1000)
     assert [key for key, *_ in scene.tick().acts] == [2]
