@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from sparring.pipeline.compliance.peer import ConversationStopped, SilenceTimeout, SimulatorProcess, TrialConnection
-from sparring.pipeline.compliance.steps import STEP_RULES, Finding, Rule, add_rule, explained, failed, skipped, warned
+from sparring.pipeline.compliance.steps import STEP_RULES, Finding, explained, failed, skipped, warned
 from sparring.pipeline.compliance.trial import FirstObservations, Trial, first_observations
 from sparring.pipeline.messages.simulator import VERSION, Bye, Fault, Ping, Pong, Sampler
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
@@ -30,8 +30,38 @@ ALWAYS: Final = {
 }
 """Rules for every message; a message that breaks one ends its conversation."""
 
-RULES: Final[list[Rule[Callable[[Trial], Finding | None]]]] = []
-"""The rules of conduct, in the order of play: each check plays its part of the conversation."""
+Check = Callable[[Trial], Finding | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Describes one rule of conduct.
+
+    Attributes:
+        name: short and stable, for scripts.
+        sentence: the rule.
+        check: plays its part of the conversation; returns None where the simulator keeps the rule.
+        needed: nothing further can be checked if this one is broken.
+    """
+
+    name: str
+    sentence: str
+    check: Check
+    needed: bool
+
+
+RULES: Final[list[Rule]] = []
+"""The rules of conduct, in the order of play."""
+
+
+def _rule(name: str, sentence: str, *, needed: bool = False) -> Callable[[Check], Check]:
+    """Returns a decorator that adds a rule with the decorated check."""
+
+    def add(check: Check) -> Check:
+        RULES.append(Rule(name, sentence, check, needed))
+        return check
+
+    return add
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,19 +115,19 @@ def examine(host: SimulatorProcess, *, episodes: int, timeout_s: float) -> list[
     seen = passed if trial.watch.steps else skipped("no Step arrived")
     rows = [(rule.name, rule.sentence, findings[rule.name]) for rule in RULES]
     rows += [(name, sentence, findings.get(name, received)) for name, sentence in ALWAYS.items()]
-    rows += [(rule.name, rule.sentence, trial.watch.findings.get(rule.name, seen)) for rule in STEP_RULES]
+    rows += [(name, sentence, trial.watch.findings.get(name, seen)) for name, sentence in STEP_RULES.items()]
     return [Verdict(rule=name, sentence=sentence, **asdict(finding)) for name, sentence, finding in rows]
 
 
 # ---------------------------------------------------------------- rules of conduct, in the order of play
 
 
-@add_rule(RULES, "connects", "It connects in time.", needed=True)
+@_rule("connects", "It connects in time.", needed=True)
 def _connects(trial: Trial) -> None:
     trial.start()
 
 
-@add_rule(RULES, "hello", "Its first message is Hello with the right version.", needed=True)
+@_rule("hello", "Its first message is Hello with the right version.", needed=True)
 def _hello(trial: Trial) -> Finding | None:
     version = trial.greet().version
     if version == VERSION:
@@ -105,7 +135,7 @@ def _hello(trial: Trial) -> Finding | None:
     return failed(f"version {version}", f"{VERSION}", "speak the version of docs/protocol.md")
 
 
-@add_rule(RULES, "specs", "Behavior ids can be read; one name has one spec.", needed=True)
+@_rule("specs", "Behavior ids can be read; one name has one spec.", needed=True)
 def _specs(trial: Trial) -> Finding | None:
     """Checks ids and names; the codec has rejected specs that no network can be built for."""
     by_name: dict[str, BehaviorSpec] = {}
@@ -119,7 +149,7 @@ def _specs(trial: Trial) -> Finding | None:
     return None
 
 
-@add_rule(RULES, "ping_waiting", "It answers Ping while it waits for Reset.")
+@_rule("ping_waiting", "It answers Ping while it waits for Reset.")
 def _ping_waiting(trial: Trial) -> Finding | None:
     return _answers_ping(trial.welcomed(), 1)
 
@@ -132,7 +162,7 @@ def _answers_ping(peer: TrialConnection, number: int) -> Finding | None:
     return failed(f"Pong {answer}", f"Pong {number}", "answer with the number of the Ping")
 
 
-@add_rule(RULES, "heartbeat", "It sends Ping when it has been silent.")
+@_rule("heartbeat", "It sends Ping when it has been silent.")
 def _heartbeat(trial: Trial) -> Finding | None:
     try:
         trial.welcomed().expect(Ping)
@@ -142,17 +172,17 @@ def _heartbeat(trial: Trial) -> Finding | None:
     return None
 
 
-@add_rule(RULES, "reset", "It answers Reset with a Step.", needed=True)
+@_rule("reset", "It answers Reset with a Step.", needed=True)
 def _reset(trial: Trial) -> None:
     trial.first = first_observations(trial.reset(SEED))
 
 
-@add_rule(RULES, "ping_deciding", "It answers Ping while it waits for Act.")
+@_rule("ping_deciding", "It answers Ping while it waits for Act.")
 def _ping_deciding(trial: Trial) -> Finding | None:
     return _answers_ping(trial.deciding(), 2)
 
 
-@add_rule(RULES, "plays", "It answers every Act with a Step, and episodes end.")
+@_rule("plays", "It answers every Act with a Step, and episodes end.")
 def _plays(trial: Trial) -> Finding | None:
     trial.deciding()
     ends, steps = trial.watch.ended + trial.episodes, trial.watch.steps + MOST_STEPS
@@ -164,7 +194,7 @@ def _plays(trial: Trial) -> Finding | None:
     return None
 
 
-@add_rule(RULES, "parameters", "It continues after an Act that changes parameters.")
+@_rule("parameters", "It continues after an Act that changes parameters.")
 def _parameters(trial: Trial) -> None:
     """Changes a parameter without a reset: a number, then a sampler, then a number again."""
     trial.deciding()
@@ -172,7 +202,7 @@ def _parameters(trial: Trial) -> None:
         trial.act(value)
 
 
-@add_rule(RULES, "reset_in_place", "Reset in place of Act begins all episodes anew.")
+@_rule("reset_in_place", "Reset in place of Act begins all episodes anew.")
 def _resets_in_place(trial: Trial) -> Finding | None:
     trial.deciding()
     trial.act()
@@ -187,7 +217,7 @@ def _counts(first: FirstObservations) -> dict[str, int]:
     return {behavior: len(column) for (behavior, name), column in first.items() if name == "agents"}
 
 
-@add_rule(RULES, "seed", "The same seed shows the same first observations.")
+@_rule("seed", "The same seed shows the same first observations.")
 def _seed(trial: Trial) -> Finding | None:
     """Compares the first observations of two Resets with the same seed."""
     trial.deciding()
@@ -200,7 +230,7 @@ def _seed(trial: Trial) -> Finding | None:
     return warned("other first observations with the same seed", "the same", remedy)
 
 
-@add_rule(RULES, "bye", "It ends in order on Bye.")
+@_rule("bye", "It ends in order on Bye.")
 def _bye(trial: Trial) -> Finding | None:
     if not _closes(trial, Bye(reason="the check is over")):
         return failed("an open connection after Bye", "a closed one", "close the connection and end")
@@ -221,7 +251,7 @@ def _closes(trial: Trial, last: Bye | Fault) -> bool:
     return is_closed
 
 
-@add_rule(RULES, "reconnects", "It reconnects after a broken connection.")
+@_rule("reconnects", "It reconnects after a broken connection.")
 def _reconnects(trial: Trial) -> Finding | None:
     trial.deciding()
     for _ in range(FEW_STEPS):
@@ -237,7 +267,7 @@ def _reconnects(trial: Trial) -> Finding | None:
     return None
 
 
-@add_rule(RULES, "counts", "It counts its steps as the trainer does.")
+@_rule("counts", "It counts its steps as the trainer does.")
 def _counted(trial: Trial) -> Finding | None:
     if trial.recount is None:
         return skipped("it did not reconnect")
@@ -249,7 +279,7 @@ def _counted(trial: Trial) -> Finding | None:
     return None
 
 
-@add_rule(RULES, "fault", "It ends the conversation on Fault.")
+@_rule("fault", "It ends the conversation on Fault.")
 def _fault(trial: Trial) -> Finding | None:
     if _closes(trial, Fault(code="internal", got="a check", expected="an end", remedy="none: this is a test")):
         return None
