@@ -16,8 +16,8 @@ TABLE = (
     "errors specs files",
     "messages networks",
     "queues security monitoring",
-    "simulation bridges games compliance",
-    "assembly coordination stepping",
+    "simulation bridges games",
+    "assembly coordination stepping compliance",
     "demonstrations learning evaluation export settings",
     "endpoint process stages supervision commands main",
 )

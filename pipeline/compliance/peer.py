@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from sparring.pipeline.compliance.steps import Finding, explained, failed
@@ -21,80 +22,11 @@ from sparring.pipeline.messages.simulator import Bye, Fault, Ping, Pong, Simulat
 
 Message = TypeVar("Message")
 
-ADDRESS_VARIABLE: Final = "SPARRING_ADDRESS"
-GRACE_S: Final = 2.0
+GRACE_S: Final = 5.0
 """Time between SIGTERM and SIGKILL."""
-
-
-class SimulatorProcess:
-    """Runs a simulator as a process, with the address in its environment and arguments.
-
-    Args:
-        command: program and arguments; `{address}` in them is replaced by the address.
-    """
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._command = [part.replace("{address}", self.address) for part in command]
-        self._process: subprocess.Popen[bytes] | None = None
-        handle, path = tempfile.mkstemp(prefix="sparring-compliance-", suffix=".log")
-        os.close(handle)
-        self._log = Path(path)
-
-    def start(self) -> None:
-        """Starts a new process of the simulator; a running one is ended first."""
-        self._end()
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env={**os.environ, ADDRESS_VARIABLE: self.address, "SPARRING_KEYS": ""},  # this end does not encrypt
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def accept(self, timeout_s: float) -> socket.socket:
-        """Returns the simulator's next connection.
-
-        Raises:
-            TimeoutError: the simulator did not connect in time.
-        """
-        self._listener.settimeout(timeout_s)
-        return self._listener.accept()[0]
-
-    def exit_status(self, timeout_s: float) -> int | None:
-        """Returns the simulator's exit status, or None if it still runs after `timeout_s`."""
-        try:
-            return None if self._process is None else self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def output_tail(self) -> str:
-        """Returns the end of the simulator's output."""
-        lines = self._log.read_text(errors="replace").splitlines()
-        return " | ".join(line.strip() for line in lines[-3:])
-
-    def stop(self) -> None:
-        """Ends the simulator."""
-        self._end()
-        self._listener.close()
-        self._log.unlink(missing_ok=True)
-
-    def _end(self) -> None:
-        """Ends the process and its children, and closes the connections in the backlog."""
-        if self._process is None:
-            return
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
-            self.exit_status(GRACE_S)
-        self._process.wait()
-        self._listener.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._listener.accept()[0].close()
+_LOOK_S: Final = 0.1
+"""How often a process that has not connected is looked at."""
+_TAIL: Final = 8192
 
 
 class ConversationStopped(Exception):
@@ -109,6 +41,96 @@ class ConversationStopped(Exception):
         super().__init__(finding.got)
         self.finding = finding
         self.rule = rule
+
+
+class SimulatorProcess:
+    """Runs a simulator as a process, and accepts its connections.
+
+    Args:
+        address: to which it connects.
+        listener: bound to that address.
+        command: program and arguments; empty for a simulator that connects by itself.
+        environment: variables in addition to this process's own and SPARRING_ADDRESS.
+    """
+
+    def __init__(
+        self, address: str, listener: socket.socket, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self.address = address
+        self.command = command
+        self._listener = listener
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (`stop` closes it)
+
+    def start(self) -> None:
+        """Starts a new process of the simulator; a running one is ended first."""
+        self._end()
+        if self.command:
+            self._process = subprocess.Popen(
+                self.command,
+                env={**os.environ, "SPARRING_ADDRESS": self.address, **self._environment},
+                stdin=subprocess.PIPE,  # never written to: it closes when this process ends
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def accept(self, timeout_s: float | None) -> socket.socket:
+        """Returns the simulator's next connection.
+
+        Raises:
+            ConversationStopped: the simulator ended without one, or did not connect in time; None waits for ever.
+        """
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        how = None
+        while not select.select([self._listener], [], [], _LOOK_S if how is None else 0.0)[0]:
+            if how is not None or time.monotonic() > deadline:
+                got = f"no connection in time; it printed: {self.printed() or 'nothing'}"
+                if how is not None:
+                    got = f"a simulator that ended before it connected ({how or 'in order'})"
+                remedy = "connect a stream socket there at the start; read its output, or raise --timeout"
+                raise ConversationStopped(failed(got, "a connection to the address in SPARRING_ADDRESS", remedy))
+            how = self.ended(0)
+        return self._listener.accept()[0]
+
+    def ended(self, timeout_s: float) -> str | None:
+        """Returns how the process has ended, "" for in order; None where it still runs after `timeout_s`."""
+        try:
+            status = None if self._process is None else self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        if not status:
+            return None if status is None else ""
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        printed = self.printed()
+        return f"{how}: {printed}" if printed else how
+
+    def printed(self) -> str:
+        """Returns the end of the simulator's output."""
+        descriptor = self._log.fileno()
+        text = os.pread(descriptor, _TAIL, max(0, os.fstat(descriptor).st_size - _TAIL)).decode(errors="replace")
+        return " | ".join(line.strip() for line in text.splitlines()[-3:])
+
+    def stop(self) -> None:
+        """Ends the simulator."""
+        self._end()
+        self._listener.close()
+        self._log.close()
+
+    def _end(self) -> None:
+        """Ends the process and its children, and closes the connections in the backlog."""
+        if self._process is None:
+            return
+        with self._process:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, number)
+                self.ended(GRACE_S)
+        self._log.seek(0)
+        self._log.truncate()
+        while select.select([self._listener], [], [], 0.0)[0]:
+            self._listener.accept()[0].close()
 
 
 class SilenceTimeout(ConversationStopped):

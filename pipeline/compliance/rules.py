@@ -5,33 +5,33 @@ The rules of conduct are here in the order of play; those about Steps are in `st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
 
 from sparring.pipeline.compliance.peer import ConversationStopped, SilenceTimeout, SimulatorProcess, TrialConnection
-from sparring.pipeline.compliance.steps import STEP_RULES, Finding, Rule, add_rule, explained, failed, skipped, warned
-from sparring.pipeline.compliance.trial import FirstObservations, Trial, first_observations
-from sparring.pipeline.messages.simulator import VERSION, Bye, Fault, Ping, Pong, Sampler
-from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
+from sparring.pipeline.compliance.steps import STEP_RULES, Finding, explained, failed, skipped, warned
+from sparring.pipeline.compliance.trial import PARAMETER, FirstDecisions, Trial, first_decisions
+from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.messages.simulator import VERSION, Bye, Decisions, Fault, Ping, Pong, Sampler
+from sparring.pipeline.specs import SpecError
+from sparring.pipeline.stepping.connections import SimulatorConnection
+from sparring.pipeline.stepping.parameters import ParameterUpdate
 
 SEED: Final = 1
 MOST_STEPS: Final = 2000
 """Most Steps to play until episodes end."""
 FEW_STEPS: Final = 3
 """Steps to count before the connection is closed."""
-SAMPLER: Final = Sampler(kind="uniform", values=(0.25, 0.75), seed=1)
+SAMPLED: Final = ParameterUpdate({PARAMETER: 0.5}, {PARAMETER: Sampler(kind="uniform", values=(0.25, 0.75), seed=1)})
 
 ALWAYS: Final = {
     "decoding": "Every message can be decoded.",
     "order": "Every message is allowed by the table of the conversation.",
 }
 """Rules for every message; a message that breaks one ends its conversation."""
-
-RULES: Final[list[Rule[Callable[[Trial], Finding | None]]]] = []
-"""The rules of conduct, in the order of play: each check plays its part of the conversation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,62 +42,50 @@ class Verdict(Finding):
     sentence: str
 
 
-def check_simulator(command: Sequence[str], *, episodes: int, timeout_s: float) -> list[Verdict]:
-    """Starts `command` and checks it against every rule.
+def examine(host: SimulatorProcess, *, episodes: int, timeout_s: float) -> list[Verdict]:
+    """Checks a simulator against every rule.
 
     Args:
-        command: program and arguments; `{address}` in them is replaced, and the environment variable
-            SPARRING_ADDRESS holds the address to connect to.
+        host: runs it.
         episodes: number of ended episodes to play for.
         timeout_s: limit for each answer of the simulator.
 
     Raises:
-        OSError: the command cannot be started.
+        OSError: it cannot be started.
     """
-    host = SimulatorProcess(command)
-    try:
-        return examine(host, episodes=episodes, timeout_s=timeout_s)
-    finally:
-        host.stop()
-
-
-def examine(host: SimulatorProcess, *, episodes: int, timeout_s: float) -> list[Verdict]:
-    """Checks a simulator that `host` runs; see `check_simulator`."""
     trial = Trial(host, episodes=episodes, timeout_s=timeout_s)
     passed = Finding(status="PASS")
     findings: dict[str, Finding] = {}
     blocked = ""
-    for rule in RULES:
+    for name, (_, check) in RULES.items():
         if blocked:
-            findings[rule.name] = skipped(blocked)
+            findings[name] = skipped(blocked)
             continue
         try:
-            findings[rule.name] = rule.check(trial) or passed
+            findings[name] = check(trial) or passed
         except ConversationStopped as stopped:
             trial.disconnect()
             if stopped.rule:
                 findings.setdefault(stopped.rule, stopped.finding)
-            findings[rule.name] = skipped(f"rule {stopped.rule} was broken") if stopped.rule else stopped.finding
-        if rule.needed and findings[rule.name].status != "PASS":
-            blocked = f"rule {rule.name} did not hold"
+            findings[name] = skipped(f"rule {stopped.rule} was broken") if stopped.rule else stopped.finding
+        if name in _NEEDED and findings[name].status != "PASS":
+            blocked = f"rule {name} did not hold"
     trial.disconnect()
     received = passed if trial.hello else skipped("no message arrived")
     seen = passed if trial.watch.steps else skipped("no Step arrived")
-    rows = [(rule.name, rule.sentence, findings[rule.name]) for rule in RULES]
+    rows = [(name, sentence, findings[name]) for name, (sentence, _) in RULES.items()]
     rows += [(name, sentence, findings.get(name, received)) for name, sentence in ALWAYS.items()]
-    rows += [(rule.name, rule.sentence, trial.watch.findings.get(rule.name, seen)) for rule in STEP_RULES]
+    rows += [(name, sentence, trial.watch.findings.get(name, seen)) for name, sentence in STEP_RULES.items()]
     return [Verdict(rule=name, sentence=sentence, **asdict(finding)) for name, sentence, finding in rows]
 
 
 # ---------------------------------------------------------------- rules of conduct, in the order of play
 
 
-@add_rule(RULES, "connects", "It connects in time.", needed=True)
 def _connects(trial: Trial) -> None:
     trial.start()
 
 
-@add_rule(RULES, "hello", "Its first message is Hello with the right version.", needed=True)
 def _hello(trial: Trial) -> Finding | None:
     version = trial.greet().version
     if version == VERSION:
@@ -105,21 +93,15 @@ def _hello(trial: Trial) -> Finding | None:
     return failed(f"version {version}", f"{VERSION}", "speak the version of docs/protocol.md")
 
 
-@add_rule(RULES, "specs", "Behavior ids can be read; one name has one spec.", needed=True)
 def _specs(trial: Trial) -> Finding | None:
     """Checks ids and names; the codec has rejected specs that no network can be built for."""
-    by_name: dict[str, BehaviorSpec] = {}
-    for text, spec in trial.watch.specs.items():
-        try:
-            name = BehaviorId.parse(text).name
-        except SpecError as error:
-            return explained(error)
-        if by_name.setdefault(name, spec) != spec:
-            return failed(f"two specs for {name!r}", "one for all teams of a name", "give the other team another name")
+    try:
+        SimulatorConnection(number=0).register(trial.watch.specs, {}, max_agents=1)
+    except (SpecError, RemoteProtocolError) as error:
+        return explained(error)
     return None
 
 
-@add_rule(RULES, "ping_waiting", "It answers Ping while it waits for Reset.")
 def _ping_waiting(trial: Trial) -> Finding | None:
     return _answers_ping(trial.welcomed(), 1)
 
@@ -132,7 +114,6 @@ def _answers_ping(peer: TrialConnection, number: int) -> Finding | None:
     return failed(f"Pong {answer}", f"Pong {number}", "answer with the number of the Ping")
 
 
-@add_rule(RULES, "heartbeat", "It sends Ping when it has been silent.")
 def _heartbeat(trial: Trial) -> Finding | None:
     try:
         trial.welcomed().expect(Ping)
@@ -142,17 +123,14 @@ def _heartbeat(trial: Trial) -> Finding | None:
     return None
 
 
-@add_rule(RULES, "reset", "It answers Reset with a Step.", needed=True)
 def _reset(trial: Trial) -> None:
-    trial.first = first_observations(trial.reset(SEED))
+    trial.first = first_decisions(trial.reset(SEED))
 
 
-@add_rule(RULES, "ping_deciding", "It answers Ping while it waits for Act.")
 def _ping_deciding(trial: Trial) -> Finding | None:
     return _answers_ping(trial.deciding(), 2)
 
 
-@add_rule(RULES, "plays", "It answers every Act with a Step, and episodes end.")
 def _plays(trial: Trial) -> Finding | None:
     trial.deciding()
     ends, steps = trial.watch.ended + trial.episodes, trial.watch.steps + MOST_STEPS
@@ -164,52 +142,49 @@ def _plays(trial: Trial) -> Finding | None:
     return None
 
 
-@add_rule(RULES, "parameters", "It continues after an Act that changes parameters.")
 def _parameters(trial: Trial) -> None:
     """Changes a parameter without a reset: a number, then a sampler, then a number again."""
     trial.deciding()
-    for value in (1.0, SAMPLER, 2.0):
-        trial.act(value)
+    for change in (ParameterUpdate({PARAMETER: 1.0}), SAMPLED, ParameterUpdate({PARAMETER: 2.0})):
+        trial.act(change)
 
 
-@add_rule(RULES, "reset_in_place", "Reset in place of Act begins all episodes anew.")
 def _resets_in_place(trial: Trial) -> Finding | None:
     trial.deciding()
     trial.act()
-    again, first = _counts(first_observations(trial.reset(SEED, SAMPLER))), _counts(trial.first)
+    again, first = _counts(first_decisions(trial.reset(SEED, SAMPLED))), _counts(trial.first)
     if again == first:
         return None
     expected = f"those of the first Reset, {first}"
     return warned(f"first decisions of {again}", expected, "begin new episodes for all agents at Reset")
 
 
-def _counts(first: FirstObservations) -> dict[str, int]:
-    return {behavior: len(column) for (behavior, name), column in first.items() if name == "agents"}
+def _counts(first: FirstDecisions) -> dict[str, int]:
+    return {behavior: len(decisions.agents) for behavior, decisions in first.items()}
 
 
-@add_rule(RULES, "seed", "The same seed shows the same first observations.")
 def _seed(trial: Trial) -> Finding | None:
     """Compares the first observations of two Resets with the same seed."""
     trial.deciding()
-    again, first = first_observations(trial.reset(SEED)), trial.first
-    if again.keys() == first.keys() and all(
-        np.array_equal(again[key], first[key], equal_nan=first[key].dtype.kind == "f") for key in first
-    ):
+    again, first = first_decisions(trial.reset(SEED)), trial.first
+    if again.keys() == first.keys() and all(_same(again[behavior], first[behavior]) for behavior in first):
         return None
     remedy = "seed the random source from Reset.seed; without it no run is reproducible"
     return warned("other first observations with the same seed", "the same", remedy)
 
 
-@add_rule(RULES, "bye", "It ends in order on Bye.")
+def _same(one: Decisions, other: Decisions) -> bool:
+    pairs = zip((one.agents, *one.observations), (other.agents, *other.observations), strict=True)
+    return all(np.array_equal(column, twin) for column, twin in pairs)
+
+
 def _bye(trial: Trial) -> Finding | None:
     if not _closes(trial, Bye(reason="the check is over")):
         return failed("an open connection after Bye", "a closed one", "close the connection and end")
-    status = trial.host.exit_status(trial.timeout_s)
-    if status is None:
+    how = trial.host.ended(trial.timeout_s)
+    if how is None:
         return warned("a process that keeps running", "its exit", "end after Bye")
-    if status != 0:
-        return failed(f"exit status {status}; it printed: {trial.host.output_tail()}", "0", "end in order after Bye")
-    return None
+    return failed(how, "exit status 0", "end in order after Bye") if how else None
 
 
 def _closes(trial: Trial, last: Bye | Fault) -> bool:
@@ -221,7 +196,6 @@ def _closes(trial: Trial, last: Bye | Fault) -> bool:
     return is_closed
 
 
-@add_rule(RULES, "reconnects", "It reconnects after a broken connection.")
 def _reconnects(trial: Trial) -> Finding | None:
     trial.deciding()
     for _ in range(FEW_STEPS):
@@ -237,7 +211,6 @@ def _reconnects(trial: Trial) -> Finding | None:
     return None
 
 
-@add_rule(RULES, "counts", "It counts its steps as the trainer does.")
 def _counted(trial: Trial) -> Finding | None:
     if trial.recount is None:
         return skipped("it did not reconnect")
@@ -249,8 +222,31 @@ def _counted(trial: Trial) -> Finding | None:
     return None
 
 
-@add_rule(RULES, "fault", "It ends the conversation on Fault.")
 def _fault(trial: Trial) -> Finding | None:
     if _closes(trial, Fault(code="internal", got="a check", expected="an end", remedy="none: this is a test")):
         return None
     return failed("an open connection after Fault", "a closed one", "show the Fault and end")
+
+
+RULES: Final[dict[str, tuple[str, Callable[[Trial], Finding | None]]]] = {
+    "connects": ("It connects in time.", _connects),
+    "hello": ("Its first message is Hello with the right version.", _hello),
+    "specs": ("Behavior ids can be read; one name has one spec.", _specs),
+    "ping_waiting": ("It answers Ping while it waits for Reset.", _ping_waiting),
+    "heartbeat": ("It sends Ping when it has been silent.", _heartbeat),
+    "reset": ("It answers Reset with a Step.", _reset),
+    "ping_deciding": ("It answers Ping while it waits for Act.", _ping_deciding),
+    "plays": ("It answers every Act with a Step, and episodes end.", _plays),
+    "parameters": ("It continues after an Act that changes parameters.", _parameters),
+    "reset_in_place": ("Reset in place of Act begins all episodes anew.", _resets_in_place),
+    "seed": ("The same seed shows the same first observations.", _seed),
+    "bye": ("It ends in order on Bye.", _bye),
+    "reconnects": ("It reconnects after a broken connection.", _reconnects),
+    "counts": ("It counts its steps as the trainer does.", _counted),
+    "fault": ("It ends the conversation on Fault.", _fault),
+}
+"""The rules of conduct in the order of play, by names for scripts: the sentence, and the check, which plays its part of
+the conversation and returns None where the simulator keeps the rule."""
+
+_NEEDED: Final = ("connects", "hello", "specs", "reset")
+"""Rules without which nothing further can be checked."""

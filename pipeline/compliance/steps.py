@@ -1,23 +1,53 @@
-"""Checks a simulator's Steps rule by rule, in order and without I/O."""
+"""Checks a simulator's Steps rule by rule, in order and without I/O.
+
+What one Step must hold is checked by the same functions as in a run; this module adds what only several Steps show.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, Literal, TypeVar
+from functools import partial
+from typing import Final, Literal
 
-import numpy as np
-
-from sparring.pipeline.errors import ExplainedError
+from sparring.pipeline.errors import ExplainedError, RemoteProtocolError
 from sparring.pipeline.messages.simulator import Decisions, Ends, Step
 from sparring.pipeline.simulation.counting import StepCounter
-from sparring.pipeline.specs import Array, BehaviorSpec
+from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.stepping.connections import check_step
+from sparring.pipeline.stepping.validation import check_report, check_unique
 
 Status = Literal["PASS", "FAIL", "WARN", "SKIP"]
-Check = TypeVar("Check")
 
 LONGEST_SILENCE: Final = 500
 """Steps after which an agent that decided and was not reported again breaks the rule."""
+
+STEP_RULES: Final = {
+    "behaviors": "A Step reports introduced behavior ids, each once.",
+    "columns": "All columns have one row per agent, and the spec's width.",
+    "masks": "Masks have a column per choice and leave a choice in each branch.",
+    "sequence": "Steps count from 0 on each connection.",
+    "observations": "Observations have the spec's order, shapes and dtypes.",
+    "finite": "Observations and rewards are finite.",
+    "ids": "An agent is at most once in decisions and once in ends.",
+    "first_step": "The first Step after Reset has decisions and no ends.",
+    "ends": "Only agents end that have decided in this episode.",
+    "groups": "Group ids are from 0 to 2^31 - 1.",
+    "matches": "An agent stays in one match for an episode.",
+    "outcomes": "Outcomes are 0 to 1 and one for a team in a match.",
+    "silence": "An agent that decided is reported again.",
+}
+"""The rules about Steps, with their sentences."""
+
+_RULE_OF_CODE: Final = {
+    "unknown_behavior": "behaviors",
+    "duplicate_behavior": "behaviors",
+    "dtype": "observations",
+    "not_finite": "finite",
+    "duplicate_agent": "ids",
+    "group": "groups",
+}
+"""Rules that have another name than the code with which a run rejects the Step; `shape` is of several rules."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,33 +78,6 @@ def warned(got: str, expected: str, remedy: str) -> Finding:
 def skipped(reason: str) -> Finding:
     """Returns the finding of a rule that could not be checked."""
     return Finding(status="SKIP", got=reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule(Generic[Check]):
-    """Describes one rule.
-
-    Attributes:
-        name: short and stable, for scripts.
-        sentence: the rule.
-        check: finds out whether a simulator keeps it.
-        needed: nothing further can be checked if this one is broken.
-    """
-
-    name: str
-    sentence: str
-    check: Check
-    needed: bool
-
-
-def add_rule(rules: list[Rule[Check]], name: str, sentence: str, *, needed: bool = False) -> Callable[[Check], Check]:
-    """Returns a decorator that adds a rule with the decorated check to `rules`."""
-
-    def add(check: Check) -> Check:
-        rules.append(Rule(name, sentence, check, needed))
-        return check
-
-    return add
 
 
 @dataclass(slots=True)
@@ -130,115 +133,54 @@ class StepWatch:
         self.counter.discard_open()
 
     def read(self, step: Step) -> bool:
-        """Checks one Step against all rules; returns False if it cannot be answered."""
-        for rule in STEP_RULES:
-            finding = next(rule.check(self, step), None)
-            if finding is not None:
-                self.findings.setdefault(rule.name, finding)
-                if rule.needed:
-                    return False
+        """Checks one Step against all rules; returns False if a run would reject it."""
+        rejections = list(self._rejections(step))
+        for error in rejections:
+            self.findings.setdefault(_rule_of(error), explained(error))
+        if rejections:
+            return False
+        for rule, check in _OVER_STEPS.items():
+            if (finding := next(check(self, step), None)) is not None:
+                self.findings.setdefault(rule, finding)
         self._follow(step)
         return True
 
+    def _rejections(self, step: Step) -> Iterator[RemoteProtocolError]:
+        """Yields the errors with which a run would reject a Step: the first one of each check."""
+        checks: list[Callable[[], None]] = [partial(check_step, step, self.sequence, self.specs)]
+        if step.sequence != self.sequence:  # which hides wrong behavior ids
+            checks.append(partial(check_step, step, step.sequence, self.specs))
+        known = [report for report in step.reports if report.behavior in self.specs]
+        checks += [partial(check_report, report, self.specs[report.behavior]) for report in known]
+        checks += [partial(check_unique, behavior, part, rows.agents) for behavior, part, rows in _parts(step)]
+        for check in checks:
+            try:
+                check()
+            except RemoteProtocolError as error:
+                yield error
+
     def _follow(self, step: Step) -> None:
         self.counter.count_report(step.reports)
-        for behavior, ends in _ends_of(step):
-            self.ended += len(ends.agents)
-            for agent in ends.agents.tolist():
-                self.agent_episodes.pop((behavior, agent), None)
-        for behavior, decisions in decisions_of(step):
-            matches = _matches(decisions)
-            for agent in decisions.agents.tolist():
-                self.agent_episodes[behavior, agent] = AgentEpisode(self.steps, matches.get(agent))
+        for behavior, part, rows in _parts(step):
+            matches = _matches(rows)
+            self.ended += len(rows.agents) if part == "ends" else 0
+            for agent in rows.agents.tolist():
+                if part == "ends":
+                    self.agent_episodes.pop((behavior, agent), None)
+                else:
+                    self.agent_episodes[behavior, agent] = AgentEpisode(self.steps, matches.get(agent))
         self.first = False
         self.sequence = step.sequence + 1
         self.steps += 1
 
 
-STEP_RULES: Final[list[Rule[Callable[[StepWatch, Step], Iterator[Finding]]]]] = []
-"""The rules about Steps, in the order of the checks: each yields findings against one Step; the first one counts."""
+def _rule_of(error: RemoteProtocolError) -> str:
+    """Returns the rule that a rejected Step breaks."""
+    if error.code != "shape":
+        return _RULE_OF_CODE.get(error.code, error.code)
+    return next((rule for rule in ("observations", "outcomes") if f".{rule}" in error.got), "columns")
 
 
-@add_rule(STEP_RULES, "behaviors", "A Step reports introduced behavior ids, each once.", needed=True)
-def _behaviors(watch: StepWatch, step: Step) -> Iterator[Finding]:
-    ids = [report.behavior for report in step.reports]
-    if unknown := sorted(set(ids) - watch.specs.keys()):
-        yield failed(f"a report of {unknown}", f"ids from {sorted(watch.specs)}", "name it in Hello, or send Behaviors")
-    if len(set(ids)) < len(ids):
-        yield failed(f"reports of {ids}", "each behavior id once", "put all agents of a behavior id into one report")
-
-
-@add_rule(STEP_RULES, "columns", "All columns have one row per agent.", needed=True)
-def _columns(watch: StepWatch, step: Step) -> Iterator[Finding]:
-    names = ("groups", "rewards", "group_rewards", "matches", "masks", "interrupted", "outcomes")
-    for _, where, rows in _parts(step):
-        for name in names:
-            column: Array | None = getattr(rows, name, None)
-            if column is not None and len(column) != len(rows.agents):
-                expected = f"{len(rows.agents)}, one per agent"
-                yield failed(f"{len(column)} {name} in {where}", expected, "fill every column")
-
-
-@add_rule(STEP_RULES, "masks", "Masks have a column per choice and leave a choice in each branch.")
-def _masks(watch: StepWatch, step: Step) -> Iterator[Finding]:
-    for behavior, decisions in decisions_of(step):
-        masks, spec = decisions.masks, watch.specs[behavior].actions
-        if masks is None:
-            continue
-        if masks.shape[1] != spec.mask_size:
-            got = f"masks with {masks.shape[1]} columns in {behavior}"
-            expected = f"{spec.mask_size}, the choices of the branches {list(spec.discrete)}"
-            yield failed(got, expected, "put the choices of all branches side by side")
-            continue
-        for branch, choices in enumerate(np.split(masks, np.cumsum(spec.discrete, dtype=np.int64), axis=1)[:-1]):
-            if (stuck := choices.all(axis=1)).any():
-                got = f"branch {branch} of agent {decisions.agents[stuck][0]} with every choice forbidden"
-                expected = "at least one choice allowed (True = forbidden)"
-                yield failed(got, expected, "allow a choice that does nothing")
-
-
-@add_rule(STEP_RULES, "sequence", "Steps count from 0 on each connection.")
-def _sequence(watch: StepWatch, step: Step) -> Iterator[Finding]:
-    if step.sequence != watch.sequence:
-        yield failed(f"sequence {step.sequence}", f"{watch.sequence}", "count the Steps of each connection from 0")
-
-
-@add_rule(STEP_RULES, "observations", "Observations have the spec's order, shapes and dtypes.")
-def _observations(watch: StepWatch, step: Step) -> Iterator[Finding]:
-    for behavior, where, rows in _parts(step):
-        specs = watch.specs[behavior].observations
-        if len(rows.observations) != len(specs):
-            yield failed(f"{len(rows.observations)} observations in {where}", f"{len(specs)}", "send those of the spec")
-            continue
-        for spec, values in zip(specs, rows.observations, strict=True):
-            wanted = (len(rows.agents), *spec.shape)
-            if values.shape != wanted or values.dtype != np.dtype(spec.dtype):
-                got = f"observation {spec.name!r} as {values.dtype}{list(values.shape)} in {where}"
-                yield failed(got, f"{spec.dtype}{list(wanted)}", "send what the spec says, or correct the spec")
-
-
-@add_rule(STEP_RULES, "finite", "Observations and rewards are finite.")
-def _finite(watch: StepWatch, step: Step) -> Iterator[Finding]:
-    for _, where, rows in _parts(step):
-        columns: dict[str, Array | None] = {"rewards": rows.rewards, "group_rewards": rows.group_rewards}
-        columns |= {f"observation {index}": values for index, values in enumerate(rows.observations)}
-        for name, values in columns.items():
-            if values is not None and not np.isfinite(values).all():
-                row = int(np.argwhere(~np.isfinite(values))[0][0])
-                got = f"NaN or infinity in {name} of agent {rows.agents[row]} in {where}"
-                yield failed(got, "finite numbers", "find the division by zero or the uninitialized value")
-
-
-@add_rule(STEP_RULES, "ids", "An agent is at most once in decisions and once in ends.")
-def _ids_once(watch: StepWatch, step: Step) -> Iterator[Finding]:
-    for _, where, rows in _parts(step):
-        ids, counts = np.unique(rows.agents, return_counts=True)
-        if (counts > 1).any():
-            got = f"agent {ids[counts > 1][0]} twice in {where}"
-            yield failed(got, "each agent once", "give every agent of a behavior id an id of its own")
-
-
-@add_rule(STEP_RULES, "first_step", "The first Step after Reset has decisions and no ends.")
 def _first_step(watch: StepWatch, step: Step) -> Iterator[Finding]:
     if watch.first and not any(len(decisions.agents) for _, decisions in decisions_of(step)):
         yield failed("a first Step without decisions", "first decisions of all agents", "report them after Reset")
@@ -247,7 +189,6 @@ def _first_step(watch: StepWatch, step: Step) -> Iterator[Finding]:
         yield failed("ends in the first Step after Reset", "decisions only", remedy)
 
 
-@add_rule(STEP_RULES, "ends", "Only agents end that have decided in this episode.")
 def _ends(watch: StepWatch, step: Step) -> Iterator[Finding]:
     for behavior, ends in _ends_of(step):
         unknown = [agent for agent in ends.agents.tolist() if (behavior, agent) not in watch.agent_episodes]
@@ -256,16 +197,6 @@ def _ends(watch: StepWatch, step: Step) -> Iterator[Finding]:
             yield failed(got, "ends of agents that decided", "report a decision first, or leave the end out")
 
 
-@add_rule(STEP_RULES, "groups", "Group ids are from 0 to 2^31 - 1.")
-def _groups(watch: StepWatch, step: Step) -> Iterator[Finding]:
-    for behavior, decisions in decisions_of(step):
-        groups = decisions.groups
-        if groups is not None and ((groups < 0) | (groups >= 2**31)).any():
-            got = f"group ids {groups.tolist()} in the decisions of {behavior}"[:200]
-            yield failed(got, "0 to 2^31 - 1", "number groups from 1")
-
-
-@add_rule(STEP_RULES, "matches", "An agent stays in one match for an episode.")
 def _contests(watch: StepWatch, step: Step) -> Iterator[Finding]:
     ended = {(behavior, agent) for behavior, ends in _ends_of(step) for agent in ends.agents.tolist()}
     for behavior, _, rows in _parts(step):
@@ -277,15 +208,11 @@ def _contests(watch: StepWatch, step: Step) -> Iterator[Finding]:
                 yield failed(got, "one match for an episode", "change the match only with a new episode")
 
 
-@add_rule(STEP_RULES, "outcomes", "Outcomes are 0 to 1 and one for a team in a match.")
 def _outcomes(watch: StepWatch, step: Step) -> Iterator[Finding]:
     for behavior, ends in _ends_of(step):
         if ends.outcomes is None:
             continue
         outcomes = dict(zip(ends.agents.tolist(), ends.outcomes.tolist(), strict=True))
-        if not all(0 <= outcome <= 1 for outcome in outcomes.values()):
-            got = f"outcomes {ends.outcomes.tolist()}"[:200]
-            yield failed(got, "1 won, 0.5 drawn, 0 lost", "send a number from 0 to 1")
         by_match: dict[int, float] = {}
         for agent, match in _matches(ends).items():
             if by_match.setdefault(match, outcomes[agent]) != outcomes[agent]:
@@ -295,7 +222,6 @@ def _outcomes(watch: StepWatch, step: Step) -> Iterator[Finding]:
                 )
 
 
-@add_rule(STEP_RULES, "silence", "An agent that decided is reported again.")
 def _silence(watch: StepWatch, step: Step) -> Iterator[Finding]:
     reported = {(behavior, agent) for behavior, _, rows in _parts(step) for agent in rows.agents.tolist()}
     for (behavior, agent), episode in watch.agent_episodes.items():
@@ -303,6 +229,16 @@ def _silence(watch: StepWatch, step: Step) -> Iterator[Finding]:
         if silent > LONGEST_SILENCE and (behavior, agent) not in reported:
             got = f"agent {agent} of {behavior} not seen for {silent} Steps after its decision"
             yield warned(got, "its next decision or its end", "report an end when an agent leaves")
+
+
+_OVER_STEPS: Final[dict[str, Callable[[StepWatch, Step], Iterator[Finding]]]] = {
+    "first_step": _first_step,
+    "ends": _ends,
+    "matches": _contests,
+    "outcomes": _outcomes,
+    "silence": _silence,
+}
+"""The checks of rules that need the Steps before; each yields findings, of which the first counts."""
 
 
 def decisions_of(step: Step) -> Iterator[tuple[str, Decisions]]:
@@ -316,11 +252,11 @@ def _ends_of(step: Step) -> Iterator[tuple[str, Ends]]:
 
 
 def _parts(step: Step) -> Iterator[tuple[str, str, Decisions | Ends]]:
-    """Yields behavior id, name for a reader, and rows of the decisions and ends in a Step."""
-    for behavior, decisions in decisions_of(step):
-        yield behavior, f"the decisions of {behavior}", decisions
+    """Yields behavior id, "ends" or "decisions", and their rows: first all ends, because agents may decide again."""
     for behavior, ends in _ends_of(step):
-        yield behavior, f"the ends of {behavior}", ends
+        yield behavior, "ends", ends
+    for behavior, decisions in decisions_of(step):
+        yield behavior, "decisions", decisions
 
 
 def _matches(rows: Decisions | Ends) -> dict[int, int]:

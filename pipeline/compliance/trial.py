@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from sparring.pipeline.compliance.peer import ConversationStopped, SimulatorProcess, TrialConnection
-from sparring.pipeline.compliance.steps import StepWatch, decisions_of, failed, skipped
+from sparring.pipeline.compliance.steps import StepWatch, decisions_of, skipped
 from sparring.pipeline.messages.simulator import (
     VERSION,
     Act,
@@ -16,19 +16,20 @@ from sparring.pipeline.messages.simulator import (
     Decisions,
     Hello,
     Reset,
-    Sampler,
     Step,
     Welcome,
 )
-from sparring.pipeline.specs import ActionSpec, Array
+from sparring.pipeline.specs import ActionSpec
+from sparring.pipeline.stepping.connections import sort_by_agent
+from sparring.pipeline.stepping.parameters import ParameterUpdate
 
 PARAMETER: Final = "compliance"
 """An environment parameter that no simulator knows, and that each must ignore."""
-FIRST_SAMPLE: Final = 0.5
-"""Its number where it has a sampler."""
 
-FirstObservations = dict[tuple[str, str], Array]
-"""Agent ids and observations of a first Step, sorted by agent, by behavior id and name of the column."""
+NO_CHANGE: Final = ParameterUpdate()
+
+FirstDecisions = dict[str, Decisions]
+"""The decisions of a first Step by behavior id, sorted by agent."""
 
 
 class Trial:
@@ -39,7 +40,7 @@ class Trial:
         hello: the simulator's last introduction.
         step: the last Step, which needs an answer.
         watch: results of its Steps so far.
-        first: first observations after the first Reset.
+        first: first decisions after the first Reset.
         recount: steps that the simulator and this side counted when it reconnected; None if it did not.
     """
 
@@ -52,7 +53,7 @@ class Trial:
         self.hello: Hello | None = None
         self.step: Step | None = None
         self.watch = StepWatch()
-        self.first: FirstObservations = {}
+        self.first: FirstDecisions = {}
         self.recount: tuple[dict[str, int], dict[str, int]] | None = None
         self._random = np.random.default_rng(0)
 
@@ -64,17 +65,8 @@ class Trial:
         return self.accept()
 
     def accept(self) -> TrialConnection:
-        """Returns the simulator's next connection."""
-        try:
-            connected = self.host.accept(self.timeout_s)
-        except TimeoutError as error:
-            status = self.host.exit_status(0.0)
-            state = "it still runs" if status is None else f"it exited with status {status}"
-            printed = self.host.output_tail() or "nothing"
-            got = f"no connection in {self.timeout_s:g} s; {state}; it printed: {printed}"
-            expected = "a connection to the address in SPARRING_ADDRESS or {address}"
-            raise ConversationStopped(failed(got, expected, "connect a stream socket there at the start")) from error
-        self.peer = TrialConnection(connected, self.timeout_s)
+        """Returns the simulator's next connection. Raises as `SimulatorProcess.accept`."""
+        self.peer = TrialConnection(self.host.accept(self.timeout_s), self.timeout_s)
         return self.peer
 
     def greet(self) -> Hello:
@@ -101,24 +93,23 @@ class Trial:
             self.reset(None)
         return peer
 
-    def reset(self, seed: int | None, value: float | Sampler | None = None) -> Step:
+    def reset(self, seed: int | None, change: ParameterUpdate = NO_CHANGE) -> Step:
         """Sends Reset and receives the first Step.
 
         Args:
             seed: seed in the Reset.
-            value: value of `PARAMETER`, None to leave it out.
+            change: environment parameters in the Reset.
         """
         peer = self.welcomed()
         self.watch.reset()
-        numbers, samplers = _numbers_and_samplers(value)
-        peer.send(Reset(seed=seed, parameters=numbers, samplers=samplers))
+        peer.send(Reset(seed=seed, parameters=change.parameters, samplers=change.samplers))
         return self._next(peer)
 
-    def act(self, value: float | Sampler | None = None) -> Step:
+    def act(self, change: ParameterUpdate = NO_CHANGE) -> Step:
         """Answers the Step with random legal actions and receives the next one.
 
         Args:
-            value: changed value of `PARAMETER`, as for `reset`.
+            change: changed environment parameters.
         """
         peer = self.deciding()
         step = self.step
@@ -128,7 +119,7 @@ class Trial:
             spec = self.watch.specs[behavior].actions
             actions.append(random_actions(behavior, decisions, spec, self._random))
             self.watch.counter.add_open(behavior, decisions.agents)
-        numbers, samplers = _numbers_and_samplers(value)
+        numbers, samplers = change.parameters, change.samplers
         peer.send(Act(sequence=step.sequence, actions=tuple(actions), parameters=numbers, samplers=samplers))
         return self._next(peer)
 
@@ -150,13 +141,6 @@ class Trial:
         return message
 
 
-def _numbers_and_samplers(value: float | Sampler | None) -> tuple[dict[str, float], dict[str, Sampler]]:
-    """Returns the number and the sampler of `PARAMETER` by name, if it has them."""
-    if isinstance(value, Sampler):
-        return {PARAMETER: FIRST_SAMPLE}, {PARAMETER: value}
-    return {} if value is None else {PARAMETER: value}, {}
-
-
 def random_actions(
     behavior: str, decisions: Decisions, spec: ActionSpec, random: np.random.Generator
 ) -> BehaviorActions:
@@ -173,11 +157,6 @@ def random_actions(
     return BehaviorActions(behavior=behavior, agents=decisions.agents, continuous=continuous, discrete=discrete)
 
 
-def first_observations(step: Step) -> FirstObservations:
-    """Returns agent ids and observations of the decisions in a Step, sorted by agent."""
-    first: FirstObservations = {}
-    for behavior, decisions in decisions_of(step):
-        order = np.argsort(decisions.agents)
-        first[behavior, "agents"] = decisions.agents[order]
-        first |= {(behavior, str(number)): column[order] for number, column in enumerate(decisions.observations)}
-    return first
+def first_decisions(step: Step) -> FirstDecisions:
+    """Returns the decisions in a Step, sorted by agent."""
+    return {behavior: sort_by_agent(decisions)[0] for behavior, decisions in decisions_of(step)}

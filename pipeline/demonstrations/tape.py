@@ -1,52 +1,32 @@
-"""This module assembles whole episodes from a simulator's reports and the answers to it, in the columns of `episodes`.
-
-n rows of one report. Reports are stored in order of arrival and sorted by agent only when the episodes are returned.
-"""
+"""This module assembles whole episodes from a simulator's reports and the answers to it, as columns of `episodes`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.demonstrations.episodes import SLACK, Arrays, Recording, step_columns
+from sparring.pipeline.demonstrations.episodes import PER_EPISODE, SLACK, Arrays, Recording, step_columns
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.specs import Array, BehaviorId, BehaviorSpec
 
-Ids = NDArray[np.int64]
 
+@dataclass
+class _Episode:
+    """Holds an agent's episode so far.
 
-class ByAgent:
-    """Maps agent ids to values, found without a loop over the ids.
-
-    Args:
-        like: [0, ...] dtype and shape of the values.
+    Attributes:
+        values: its number in each column with one number for each episode.
+        steps: the values of each step, by column; the last one has no outcome yet.
+        final: observations after the last step.
     """
 
-    def __init__(self, like: Array) -> None:
-        self._ids: Ids = np.empty(0, np.int64)
-        self._values = like
-
-    def find(self, ids: Ids) -> tuple[Array, NDArray[np.bool_]]:
-        """Returns [n, ...] the value of each id, zeros for unknown ones; and [n] whether the id is known."""
-        found = np.zeros((len(ids), *self._values.shape[1:]), self._values.dtype)
-        at = np.searchsorted(self._ids, ids)
-        known = at < len(self._ids)
-        known[known] = self._ids[at[known]] == ids[known]
-        found[known] = self._values[at[known]]
-        return found, known
-
-    def put(self, ids: Ids, values: Array) -> None:
-        """Sets the values of `ids`, all different, whether they are known or not."""
-        self.remove(ids)
-        every = np.concatenate([self._ids, ids])
-        order = np.argsort(every)
-        self._ids, self._values = every[order], np.concatenate([self._values, values])[order]
-
-    def remove(self, ids: Ids) -> None:
-        """Removes `ids`."""
-        kept = ~np.isin(self._ids, ids)
-        self._ids, self._values = self._ids[kept], self._values[kept]
+    values: dict[str, int]
+    steps: list[Arrays] = field(default_factory=list)
+    final: Sequence[Array] = ()
 
 
 class Tape:
@@ -63,23 +43,25 @@ class Tape:
 
     Attributes:
         begun: agent episodes so far, wanted or not.
-        episodes: of the wanted episodes, those that have ended.
         unreported: outcomes without an executed action, because the agent executed the one it received.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, wanted: int = 0, simulator: int = 0) -> None:
         self.behavior = behavior
         self.begun = 0
-        self.episodes = 0
         self.unreported = 0
         self._spec = spec
         self._wanted = wanted
-        self._last = wanted or np.iinfo(np.int64).max
         self._simulator = simulator
-        self._running: dict[int, ByAgent] = {}
-        self._chunks: list[Arrays] = [self._zeros(0)]
-        self._unanswered: dict[str, tuple[Ids, NDArray[np.bool_], Arrays]] = {}
-        self._masked = False
+        self._all_allowed = np.zeros(spec.actions.mask_size, np.bool_)
+        self._running: dict[tuple[str, int], _Episode] = {}  # by behavior id and agent
+        self._ended: dict[int, _Episode] = {}  # the wanted ones, by number
+        self._unanswered: dict[str, NDArray[np.int64]] = {}
+
+    @property
+    def episodes(self) -> int:
+        """Returns how many of the wanted episodes have ended."""
+        return len(self._ended)
 
     @property
     def complete(self) -> bool:
@@ -89,21 +71,21 @@ class Tape:
     @property
     def unfinished(self) -> int:
         """Returns how many wanted episodes have begun and not ended; the recording leaves them out."""
-        return min(self.begun, self._last) - self.episodes
+        return (min(self.begun, self._wanted) if self._wanted else self.begun) - self.episodes
 
     def report(self, report: BehaviorReport) -> None:
-        """Adds a report that was checked against the spec.
+        """Adds a report that a `Stepper` has accepted.
 
         Raises:
-            RemoteProtocolError: the end of an agent that has not decided, or an action beyond [-1, 1].
+            RemoteProtocolError: the agent executed an action beyond [-1, 1].
         """
-        team = BehaviorId.parse(report.behavior).team
-        running = self._running.setdefault(team, ByAgent(np.empty(0, np.int64)))
-        self._unanswered.pop(report.behavior, None)
-        if report.ends is not None and len(report.ends.agents):
-            self._end(report.behavior, report.ends, running, team)
-        if report.decisions is not None and len(report.decisions.agents):
-            self._decide(report.behavior, report.decisions, running, team)
+        if report.ends is not None:
+            for row, agent in enumerate(report.ends.agents.tolist()):
+                self._end(report.behavior, agent, report.ends, row)
+        if report.decisions is not None:
+            self._unanswered[report.behavior] = report.decisions.agents
+            for row, agent in enumerate(report.decisions.agents.tolist()):
+                self._decide(report.behavior, agent, report.decisions, row)
 
     def answer(self, actions: BehaviorActions) -> None:
         """Adds the answer to the last report of a behavior id.
@@ -111,110 +93,71 @@ class Tape:
         Raises:
             ValueError: the answer is for other agents than that report.
         """
-        agents, kept, chunk = self._unanswered.pop(actions.behavior)
+        agents = self._unanswered.pop(actions.behavior)
         if not np.array_equal(agents, actions.agents):
             raise ValueError(f"got actions for {actions.agents} of {actions.behavior}; expected actions for {agents}")
-        chunk["continuous"], chunk["discrete"] = actions.continuous[kept], actions.discrete[kept]
+        for agent, continuous, discrete in zip(agents.tolist(), actions.continuous, actions.discrete, strict=True):
+            self._running[actions.behavior, agent].steps[-1] |= {"continuous": continuous, "discrete": discrete}
 
     def recording(self) -> Recording:
         """Returns the wanted episodes that have ended."""
-        rows = {name: np.concatenate([chunk[name] for chunk in self._chunks]) for name in self._chunks[0]}
-        episodes = rows["agent_episode"]
-        order = np.argsort(episodes, kind="stable")
-        order = order[np.isin(episodes, episodes[rows["over"]])[order]]  # only episodes that have ended
-        over = rows["over"][order]
-        at, last = np.flatnonzero(~over), np.flatnonzero(over)
-        steps, outcomes = order[at], order[at + 1]  # each step's next row is the next step or the end
-        ends = order[last]
-        columns = {
-            "lengths": (np.diff(last, prepend=-1) - 1).astype(np.int32),
-            "agents": rows["agent_episode"][ends],
-            "teams": rows["team"][ends],
-            "simulators": np.full(len(ends), self._simulator, np.int32),
-            "groups": rows["group"][order[last - 1]],
-            "terminated": rows["terminated"][ends],
+        episodes = [self._ended[number] for number in sorted(self._ended)]
+        steps = [step for episode in episodes for step in episode.steps]
+        columns: Arrays = {
+            name: np.array([episode.values[name] for episode in episodes], dtype) for name, dtype in PER_EPISODE.items()
         }
-        for name in ("continuous", "discrete"):
-            reported = rows[f"reports_{name}"][outcomes][:, None]
-            columns[name] = np.where(reported, rows[f"did_{name}"][outcomes], rows[name][steps])
-        for number in range(len(self._spec.observations)):
-            column = rows[f"observation.{number}"]
-            columns |= {f"observation.{number}": column[steps], f"final_observation.{number}": column[ends]}
-        if self._masked:
-            columns["masks"] = rows["masks"][steps]
-        columns |= {name: rows[name][outcomes] for name in ("rewards", "group_rewards")}
+        for name, (dtype, shape) in step_columns(self._spec).items():
+            columns[name] = np.array([step[name] for step in steps], dtype).reshape(len(steps), *shape)
+        for at, one in enumerate(self._spec.observations):
+            final = np.array([episode.final[at] for episode in episodes], one.dtype)
+            columns[f"final_observation.{at}"] = final.reshape(len(episodes), *one.shape)
+        if not columns["masks"].any():
+            del columns["masks"]
         return Recording(behavior=self.behavior, spec=self._spec, columns=columns)
 
-    def _end(self, behavior: str, ends: Ends, running: ByAgent, team: int) -> None:
-        agent_episodes, known = running.find(ends.agents)
-        if not known.all():
-            raise RemoteProtocolError(
-                "unknown_agent",
-                got=f"the end of agent {ends.agents[~known][0]} of {behavior}",
-                expected="the end of an agent that has decided before",
-                remedy="report an agent's first decision before its end",
-            )
-        running.remove(ends.agents)
-        chunk, kept = self._append(behavior, ends, agent_episodes, known, team)
-        chunk |= {"over": np.ones(len(chunk["agent_episode"]), np.bool_), "terminated": ~ends.interrupted[kept]}
-        self.episodes += len(chunk["agent_episode"])
+    def _decide(self, behavior: str, agent: int, decisions: Decisions, row: int) -> None:
+        episode = self._running.get((behavior, agent))
+        if episode is None:
+            self.begun += 1
+            team = BehaviorId.parse(behavior).team
+            values = {"agents": self.begun, "teams": team, "simulators": self._simulator, "groups": 0, "lengths": 0}
+            episode = self._running[behavior, agent] = _Episode(values)
+        else:
+            self._complete(episode, decisions, row, behavior)
+        episode.values["groups"] = 0 if decisions.groups is None else int(decisions.groups[row])
+        step = {f"observation.{at}": column[row].copy() for at, column in enumerate(decisions.observations)}
+        step["masks"] = self._all_allowed if decisions.masks is None else decisions.masks[row]
+        if not self._wants(episode):
+            episode.steps.clear()
+        episode.steps.append(step)
 
-    def _decide(self, behavior: str, decisions: Decisions, running: ByAgent, team: int) -> None:
-        agent_episodes, known = running.find(decisions.agents)
-        if not known.all():
-            agent_episodes[~known] = self.begun + 1 + np.arange(np.count_nonzero(~known))
-            self.begun += int(np.count_nonzero(~known))
-            running.put(decisions.agents[~known], agent_episodes[~known])
-        chunk, kept = self._append(behavior, decisions, agent_episodes, known, team)
-        if decisions.groups is not None:
-            chunk["group"] = decisions.groups[kept]
-        if decisions.masks is not None:
-            chunk["masks"] = decisions.masks[kept]
-            self._masked |= bool(chunk["masks"].any())
-        self._unanswered[behavior] = decisions.agents, kept, chunk
+    def _wants(self, episode: _Episode) -> bool:
+        return not self._wanted or episode.values["agents"] <= self._wanted
 
-    def _append(
-        self, behavior: str, rows: Decisions | Ends, agent_episodes: Ids, known: NDArray[np.bool_], team: int
-    ) -> tuple[Arrays, NDArray[np.bool_]]:
-        """Stores the rows of wanted episodes; returns them, and which they are. `known` agents have decided before."""
-        self._check_range(behavior, rows, known)
-        actions = self._spec.actions
-        if (rows.did_continuous is None and actions.continuous) or (rows.did_discrete is None and actions.discrete):
-            self.unreported += int(np.count_nonzero(known))
-        kept = agent_episodes <= self._last
-        chunk = self._zeros(int(np.count_nonzero(kept))) | {
-            "agent_episode": agent_episodes[kept],
-            "rewards": rows.rewards[kept],
-        }
-        chunk["team"][:] = team
-        if rows.group_rewards is not None:
-            chunk["group_rewards"] = rows.group_rewards[kept]
-        for number, column in enumerate(rows.observations):
-            chunk[f"observation.{number}"] = column[kept]
-        for name, did in (("continuous", rows.did_continuous), ("discrete", rows.did_discrete)):
-            if did is not None:
-                chunk[f"did_{name}"] = np.clip(did[kept], -1, 1) if name == "continuous" else did[kept]
-                chunk[f"reports_{name}"][:] = True
-        self._chunks.append(chunk)
-        return chunk, kept
+    def _end(self, behavior: str, agent: int, ends: Ends, row: int) -> None:
+        episode = self._running.pop((behavior, agent))
+        self._complete(episode, ends, row, behavior)
+        episode.final = [column[row].copy() for column in ends.observations]
+        episode.values |= {"lengths": len(episode.steps), "terminated": not ends.interrupted[row]}
+        if self._wants(episode):
+            self._ended[episode.values["agents"]] = episode
 
-    def _check_range(self, behavior: str, rows: Decisions | Ends, known: NDArray[np.bool_]) -> None:
-        if rows.did_continuous is None:
-            return
-        beyond = known & (np.abs(rows.did_continuous) > 1 + SLACK).any(axis=1)
-        if beyond.any():
-            raise RemoteProtocolError(
-                "shape",
-                got=f"did_continuous {rows.did_continuous[beyond][0]} of agent {rows.agents[beyond][0]} of {behavior}",
-                expected="numbers in [-1, 1]",
-                remedy="report what the agent did in the form of an action that it can receive",
-            )
-
-    def _zeros(self, n: int) -> Arrays:
-        """Returns rows of zeros: columns of a file, what they are made of, and flags."""
-        rows: Arrays = {name: np.zeros((n, *shape), dtype) for name, (dtype, shape) in step_columns(self._spec).items()}
-        rows |= {f"did_{name}": rows[name].copy() for name in ("continuous", "discrete")}
-        rows |= {f"reports_{name}": np.zeros(n, np.bool_) for name in ("continuous", "discrete")}
-        rows |= {name: np.zeros(n, np.bool_) for name in ("over", "terminated")}
-        rows |= {name: np.zeros(n, np.int64) for name in ("agent_episode", "group")}
-        return rows | {"team": np.zeros(n, np.int32)}
+    def _complete(self, episode: _Episode, rows: Decisions | Ends, row: int, behavior: str) -> None:
+        """Adds the outcome of an agent's last decision."""
+        actions, did_continuous, did_discrete = self._spec.actions, rows.did_continuous, rows.did_discrete
+        step = episode.steps[-1]
+        step["rewards"] = rows.rewards[row]
+        step["group_rewards"] = np.asarray(0 if rows.group_rewards is None else rows.group_rewards[row], np.float32)
+        if (did_continuous is None and actions.continuous) or (did_discrete is None and actions.discrete):
+            self.unreported += 1
+        if did_discrete is not None:
+            step["discrete"] = did_discrete[row]
+        if did_continuous is not None:
+            if (np.abs(did_continuous[row]) > 1 + SLACK).any():
+                raise RemoteProtocolError(
+                    "shape",
+                    got=f"did_continuous {did_continuous[row]} of agent {rows.agents[row]} of {behavior}",
+                    expected="numbers in [-1, 1]",
+                    remedy="report what the agent did in the form of an action that it can receive",
+                )
+            step["continuous"] = np.clip(did_continuous[row], -1, 1)

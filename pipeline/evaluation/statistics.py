@@ -1,22 +1,32 @@
-"""This module computes statistics of episodes: means with confidence intervals.
+"""This module computes statistics of episodes, and the results of a tournament.
 
 The interval of a mean is a bias-corrected and accelerated bootstrap interval (Efron 1987, doi
 10.1080/01621459.1987.10478410): returns are rarely normal. That of a share is Wilson's (1927, doi
 10.1080/01621459.1927.10502953), which stays within 0..1 and is valid for few episodes. Both assume independent
 episodes: members of one group are dependent, so there is no interval with groups.
+
+Ratings are the maximum a posteriori of Bradley and Terry's model (1952, doi 10.1093/biomet/39.3-4.324), a tied match as
+half a win, on Elo's scale, with mean 0. A normal prior of 800 points keeps the rating of a player that never lost
+finite. Their intervals use the curvature there (Laplace).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest, bootstrap
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit
+from scipy.stats import bootstrap, norm
 
 from sparring.pipeline.files import Json
-from sparring.pipeline.specs import Array
+from sparring.pipeline.specs import Array, BehaviorId
 
 CONFIDENCE: Final = 0.95
 _RESAMPLES: Final = 9999
@@ -75,8 +85,7 @@ def spread(values: Array, *, independent: bool = True) -> dict[str, Json]:
 def share(values: NDArray[np.bool_], *, independent: bool = True) -> dict[str, Json]:
     """Returns how often values are true, with an interval; none for dependent values."""
     times = int(values.sum())
-    found = binomtest(times, len(values)).proportion_ci(CONFIDENCE, method="wilson")
-    interval = [float(found.low), float(found.high)] if independent else None
+    interval = list(wilson(times, len(values))) if independent else None
     return {"share": times / len(values), "interval": interval, "times": times}
 
 
@@ -95,3 +104,159 @@ def _interval(values: NDArray[np.float64]) -> list[float] | None:
         rng=np.random.default_rng(0),  # fixed, so that equal episodes give equal intervals
     ).confidence_interval
     return [float(found.low), float(found.high)]
+
+
+_SCALE: Final = 400 / math.log(10)
+_PRIOR: Final = 800.0
+Matrix = NDArray[np.float64]
+
+Match = Mapping[str, Json]
+"""A line of the match table: its number, matchup, and players and scores by behavior id."""
+
+
+@dataclass(frozen=True, slots=True)
+class TournamentTable:
+    """Holds the result of a tournament.
+
+    Attributes:
+        players: labels.
+        matches: [p, p] how often each player played each other.
+        points: [p, p] points of the first: 1 for a win, 0.5 for a tied match.
+        ratings: [p] Elo, mean 0.
+        margins: [p] half the width of each interval.
+    """
+
+    players: tuple[str, ...]
+    matches: Matrix
+    points: Matrix
+    ratings: Matrix
+    margins: Matrix
+
+    @property
+    def shares(self) -> Matrix:
+        """Returns [p, p] points per match; NaN without matches."""
+        return np.divide(self.points, self.matches, out=np.full_like(self.points, np.nan), where=self.matches > 0)
+
+    def order(self) -> list[int]:
+        """Returns the players, the strongest first."""
+        return list(np.argsort(-self.ratings, kind="stable"))
+
+    def plain(self) -> dict[str, Json]:
+        """Returns the table as plain values for JSON."""
+        return {"confidence": CONFIDENCE, "players": [self._player(one) for one in self.order()]}
+
+    def _player(self, one: int) -> dict[str, Json]:
+        against = {
+            other: {
+                "matches": int(matches),
+                "share": float(points / matches),
+                "interval": list(wilson(float(points), int(matches))),
+            }
+            for other, matches, points in zip(self.players, self.matches[one], self.points[one], strict=True)
+            if matches
+        }
+        rating, margin = float(self.ratings[one]), float(self.margins[one])
+        interval = [rating - margin, rating + margin]
+        return {"player": self.players[one], "rating": rating, "interval": interval, "against": against}
+
+
+def counted(lines: Iterable[Match]) -> list[Match]:
+    """Returns the matches that count: as many of each matchup, those that began first.
+
+    Stopping at the N-th end would favor short matches, so a match counts only if all earlier ones have ended.
+    """
+    by_number = {line["match"]: line for line in lines}
+    whole = itertools.takewhile(by_number.__contains__, itertools.count(1))
+    finished = [by_number[number] for number in whole if not by_number[number].get("lost")]
+    behavior_ids = max((len(line["players"]) for line in finished), default=0)
+    by_matchup: dict[int, list[Match]] = {}
+    for line in finished:
+        if len(line["players"]) == behavior_ids:  # others began before all teams were known
+            by_matchup.setdefault(line["matchup"], []).append(line)
+    quota = min(map(len, by_matchup.values()), default=0)
+    return [line for lines in by_matchup.values() for line in lines[:quota]]
+
+
+def standings(players: Sequence[str], lines: Iterable[Match]) -> TournamentTable:
+    """Adds up matches.
+
+    Args:
+        players: labels.
+        lines: of the match table: `players` and `scores` by behavior id.
+    """
+    number = {label: at for at, label in enumerate(players)}
+    matches = np.zeros((len(players), len(players)))
+    points = np.zeros_like(matches)
+    for line in lines:
+        teams: dict[int, tuple[int, float]] = {}
+        for behavior_id, player in line["players"].items():
+            score = line["scores"].get(behavior_id, -1.0)
+            if score >= 0 or BehaviorId.parse(behavior_id).team not in teams:
+                teams[BehaviorId.parse(behavior_id).team] = number[player], score
+        known = [score for _, score in teams.values() if score >= 0]
+        entries = [(player, score if score >= 0 else 1 - known[0]) for player, score in teams.values()]
+        for (one, score), (other, others) in itertools.combinations(entries, 2):
+            share = 0.5 + 0.5 * float(np.sign(score - others))
+            matches[one, other] += 1
+            points[one, other] += share
+            matches[other, one] += one != other
+            points[other, one] += (1 - share) * (one != other)
+    ratings, margins = rated(points * (1 - np.eye(len(players))))
+    return TournamentTable(tuple(players), matches, points, ratings, margins)
+
+
+def rated(points: Matrix) -> tuple[Matrix, Matrix]:
+    """Returns ratings and half the widths of their intervals.
+
+    Args:
+        points: [p, p] of each against each.
+    """
+
+    def cost(theta: Matrix) -> tuple[float, Matrix]:
+        apart = theta[:, None] - theta[None]
+        slope = (points - (points + points.T) * expit(apart)).sum(1) - theta * prior
+        return float(-(points * log_expit(apart)).sum() + prior * (theta @ theta) / 2), -slope
+
+    prior = (_SCALE / _PRIOR) ** 2
+    found = minimize(cost, np.zeros(len(points)), jac=True, method="BFGS")
+    chance = expit(found.x[:, None] - found.x[None])
+    weight = (points + points.T) * chance * (1 - chance)
+    curvature = np.diag(weight.sum(1) + prior) - weight
+    center = np.eye(len(points)) - 1 / len(points)
+    covariance = center @ np.linalg.inv(curvature) @ center
+    margin = norm.ppf(0.5 + CONFIDENCE / 2) * np.sqrt(np.diag(covariance))
+    return _SCALE * (found.x - found.x.mean()), _SCALE * margin
+
+
+def wilson(points: float, matches: int) -> tuple[float, float]:
+    """Returns Wilson's interval of a share; tied matches count as half a win, which makes it a little too wide."""
+    z = float(norm.ppf(0.5 + CONFIDENCE / 2))
+    share, more = points / matches, z * z / matches
+    middle = (share + more / 2) / (1 + more)
+    half = z / (1 + more) * math.sqrt(share * (1 - share) / matches + more / (4 * matches))
+    return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))  # rounding keeps the share inside
+
+
+def heat_map(found: TournamentTable, title: str) -> bytes:
+    """Returns a PNG of the shares of points, the strongest first."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    order, count = found.order(), len(found.players)
+    figure = Figure(figsize=(3 + 0.8 * count, 2 + 0.7 * count), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    shares = found.shares[np.ix_(order, order)]
+    image = axes.imshow(shares, vmin=0, vmax=1, cmap="RdYlGn")
+    labels = [found.players[one] for one in order]
+    axes.set_xticks(range(count), labels, rotation=45, ha="right", parse_math=False)
+    axes.set_yticks(range(count), labels, parse_math=False)
+    for (row, column), share in np.ndenumerate(shares):
+        if not math.isnan(share):
+            axes.text(column, row, f"{share:.2f}", ha="center", va="center", fontsize="small")
+    axes.set_title(title, parse_math=False)
+    axes.set_xlabel("against")
+    figure.colorbar(image, label="points per match")
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=100)
+    return stream.getvalue()

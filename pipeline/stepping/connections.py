@@ -174,13 +174,13 @@ class SimulatorConnection:
             RemoteProtocolError: a spec contradicts a known one; nothing was registered.
         """
         ids = {text: BehaviorId.parse(text) for text in specs}
+        named = {name: behavior.spec for name, behavior in behaviors.items()}
         for text, spec in specs.items():
-            known = behaviors.get(ids[text].name)
-            if known is not None and known.spec != spec:
+            if (known := named.setdefault(ids[text].name, spec)) != spec:
                 raise RemoteProtocolError(
                     "specs",
-                    got=f"another spec for {known.name!r}: {spec}",
-                    expected=f"the same in all simulators and teams: {known.spec}",
+                    got=f"another spec for {ids[text].name!r}: {spec}",
+                    expected=f"the same in all simulators and teams: {known}",
                     remedy="run one build of the simulator, or give the other behavior another name",
                 )
         for text, behavior_id in ids.items():

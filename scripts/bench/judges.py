@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparring.pipeline.evaluation.standings import counted, wilson
+from sparring.pipeline.evaluation.statistics import counted, wilson
 from sparring.pipeline.games.registry import make
 from sparring.pipeline.learning.checkpoints import load
 from sparring.pipeline.messages.simulator import BehaviorActions

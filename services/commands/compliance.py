@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shutil
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from sparring.pipeline.compliance.rules import Verdict, check_simulator
+from sparring.pipeline.compliance.peer import SimulatorProcess
+from sparring.pipeline.compliance.rules import Verdict, examine
 from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.services.commands.runs import add_json, check_positive, print_json
+from sparring.services.process.lifeline import PIPE_VARIABLE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,15 +44,29 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         raise SettingsError("got no command; expected a simulator's; write: sparring compliance -- CMD ...")
     check_positive(args, "episodes", "timeout")
+    if shutil.which(command[0]) is None:
+        raise SettingsError(f"got {command[0]!r}, which is no program; expected a simulator's; correct the command")
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    host = simulator_process(address, listener, [part.replace("{address}", address) for part in command], {})
     try:
-        verdicts = check_simulator(command, episodes=args.episodes, timeout_s=args.timeout)
-    except OSError as error:
-        raise SettingsError(f"got {error} on starting {command}; expected a simulator; correct the command") from error
+        verdicts = examine(host, episodes=args.episodes, timeout_s=args.timeout)
+    finally:
+        host.stop()
     if args.json:
         print_json([dataclasses.asdict(verdict) for verdict in verdicts])
     else:
         sys.stdout.write(as_text(verdicts))
     return FAILED if any(verdict.status == "FAIL" for verdict in verdicts) else 0
+
+
+def simulator_process(
+    address: str, listener: socket.socket, command: Sequence[str], environment: Mapping[str, str]
+) -> SimulatorProcess:
+    """Returns a simulator, not started yet, that will end with this process and speak without encryption."""
+    watched = [sys.executable, "-P", "-m", "sparring.services.process.watcher", *command] if command else []
+    cleared = {"SPARRING_KEYS": "", "SPARRING_NAME": "", PIPE_VARIABLE: "0"}
+    return SimulatorProcess(address, listener, watched, {**environment, **cleared})
 
 
 def as_text(verdicts: Sequence[Verdict]) -> str:

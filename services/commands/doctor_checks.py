@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sparring.pipeline.errors import install_command
+from sparring.pipeline.queues.endpoints import LONGEST_PATH
 
 State = Literal["ok", "warn", "bad"]
 STATES: Final[Sequence[State]] = ("ok", "warn", "bad")
-
-LONGEST_SOCKET: Final = 107
-"""Most bytes of the path of a Unix socket."""
 
 _GIB: Final = 2**30
 _PUBLIC: Final = (".public", ".pem", ".yaml")
@@ -154,13 +152,13 @@ def _open_files(process: Path) -> Iterator[str]:
 def socket_path(what: str, path: Path) -> Row:
     """Checks whether a Unix socket can be made at a path."""
     got, remedy = str(path), ""
-    if len(os.fsencode(path)) > LONGEST_SOCKET:
+    if len(os.fsencode(path)) > LONGEST_PATH:
         got, remedy = f"{path}, {len(os.fsencode(path))} bytes", "choose a shorter one, as in /tmp"
     elif not os.access(path.parent, os.W_OK):
         got, remedy = f"{path.parent}, which is not there or cannot be written", "make it, or choose another"
     elif path.exists() and _answers(path):
         got, remedy = f"{path}, which is in use", "stop what uses it, or choose another"
-    return finding(what, got, f"a path of at most {LONGEST_SOCKET} bytes in a folder that can be written", remedy)
+    return finding(what, got, f"a path of at most {LONGEST_PATH} bytes in a folder that can be written", remedy)
 
 
 def _answers(path: Path) -> bool:

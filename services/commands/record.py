@@ -15,12 +15,16 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from sparring.pipeline.compliance.peer import ConversationStopped, TrialConnection
+import numpy as np
+from sparring.pipeline.stepping.behaviors import Behavior
+
+from sparring.pipeline.compliance.peer import ConversationStopped, SimulatorProcess, TrialConnection
 from sparring.pipeline.demonstrations.episodes import SUFFIX, encode
 from sparring.pipeline.demonstrations.library import describe
 from sparring.pipeline.demonstrations.tape import Tape
@@ -34,11 +38,11 @@ from sparring.pipeline.errors import (
 )
 from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.simulator import (
     VERSION,
     Act,
     BehaviorActions,
-    BehaviorReport,
     Behaviors,
     Bye,
     Fault,
@@ -47,23 +51,30 @@ from sparring.pipeline.messages.simulator import (
     Step,
     Welcome,
 )
+from sparring.pipeline.messages.state import StepAllowance
+from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.settings import Overrides, Settings, not_here, read
 from sparring.pipeline.settings.parameters import in_lessons
-from sparring.pipeline.specs import BehaviorId, BehaviorSpec
-from sparring.pipeline.stepping.connections import check_step
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec, read_spec
+from sparring.pipeline.stepping.acting import Policy
 from sparring.pipeline.stepping.parameters import RunParameters
-from sparring.pipeline.stepping.validation import check_report, check_unique
-from sparring.services.commands.record_actors import CheckpointActor, RecordingActor, SimulatorActor
-from sparring.services.commands.record_simulator import LoneSimulator, lone_simulator
+from sparring.pipeline.stepping.policies import Policies, ScriptedPolicy
+from sparring.pipeline.stepping.stepper import Stepper
+from sparring.services.commands.players import actor_of
+from sparring.services.commands.record_simulator import lone_simulator
 from sparring.services.commands.runs import check_positive, spread
 from sparring.services.endpoint.admission import fault_of
 from sparring.services.endpoint.registration import check_version
-from sparring.services.supervision.launch import new_seed
+from sparring.services.supervision.launch import checkpoints_of, load_player, new_seed
 
 _MANUAL_S: Final = 3600.0
 """A person may pause a game."""
 _PARTING_S: Final = 3.0
 _PROGRESS_S: Final = 1.0
+_KEY: Final = 1
+"""Of the only connection."""
+_NO_LIMIT: Final = 2**62
+"""Steps of an allowance that is never used up."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,16 +105,13 @@ def run(args: argparse.Namespace) -> int:
     """
     settings, seed = _settings(args)
     timeout_s = args.timeout or (_MANUAL_S if args.manual else settings.pipeline.simulator_timeout_s)
-    actor = CheckpointActor(args.policy, seed, args.deterministic) if args.policy else SimulatorActor(args.script or "")
-    session = _Session(args, actor)
+    session = _Session(args, settings, seed)
     try:
         with lone_simulator(settings, seed) as simulator:
             _print(f"seed {seed}")
-            if simulator.process is None:
+            if not simulator.command:
                 _print(f"waiting for a simulator at {simulator.address}")
-            limit = timeout_s if simulator.process is not None else args.timeout
-            peer = TrialConnection(simulator.accept(limit), timeout_s)
-            _converse(session, peer, settings, seed, simulator)
+            _converse(session, settings, simulator, args.timeout if not simulator.command else timeout_s, timeout_s)
     except KeyboardInterrupt:
         _print("stopped by the user")
     except SettingsError:
@@ -137,53 +145,106 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
 # ---------------------------------------------------------------- what is recorded
 
 
-@dataclass
 class _Session:
-    """The behaviors of the simulator, and the tapes of those that are recorded.
+    """Acts for one simulator, and records behaviors of it.
+
+    Args:
+        args: of the command.
+        settings: of the configuration.
+        seed: of the sampling.
 
     Attributes:
-        args: of the command.
-        actor: chooses the actions.
+        stepper: checks the Steps of the simulator and chooses the actions.
     """
 
-    args: argparse.Namespace
-    actor: RecordingActor
-    _ids: dict[str, BehaviorSpec] = field(default_factory=dict, init=False)
-    _names: dict[str, BehaviorSpec] = field(default_factory=dict, init=False)
-    _tapes: dict[str, Tape] = field(default_factory=dict, init=False)
-    _sequence: int = field(default=0, init=False)
-    _printed: tuple[int, float] = field(default=(0, 0.0), init=False)
+    def __init__(self, args: argparse.Namespace, settings: Settings, seed: int) -> None:
+        self._args = args
+        network = NetworkSettings(deterministic=args.deterministic)
+        self._loaded = Policies(defaultdict(lambda: TrainerSettings(network_settings=network)), seed)
+        self._policies: dict[str, Policy] = {}
+        self._seed = seed % 2**31
+        parameters = RunParameters(in_lessons(settings.environment_parameters), self._seed)  # first lessons
+        self.stepper = Stepper(self._policies, parameters=parameters)
+        self._scripts: dict[str, int] = {}
+        self._tapes: dict[str, Tape] = {}
+        self._printed = (0, 0.0)
 
     @property
     def complete(self) -> bool:
         """Returns whether all episodes have ended."""
         return bool(self._tapes) and all(tape.complete for tape in self._tapes.values())
 
-    def register(self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]) -> None:
+    def begin(self, hello: Hello) -> Reset:
+        """Registers the simulator; returns its first Reset. Raises as `register`."""
+        check_version(hello)
+        self.stepper.connect(_KEY, 0, hello.behaviors, hello.scripts)
+        self.register({})
+        return self.stepper.begin_episodes(_KEY, self._seed)
+
+    def register(self, behaviors: Mapping[str, BehaviorSpec]) -> None:
         """Registers behavior ids with their specs.
 
         Raises:
-            SettingsError: the actor cannot act for one, or its file exists.
+            SettingsError: there is no policy for one, or its file exists.
             RemoteProtocolError: a name has two specs.
         """
-        for text, spec in behaviors.items():
-            name = BehaviorId.parse(text).name
-            if self._names.get(name, spec) != spec:
-                raise RemoteProtocolError(
-                    "specs", got=f"two specs for {name!r}", expected="one for all teams", remedy="name one differently"
-                )
-            self._ids[text] = spec
-            if name not in self._names:
-                self._names[name] = spec
-                recorded = not self.args.behavior or name in self.args.behavior
-                self.actor.register(name, spec, scripts.get(name, ()), recorded=recorded)
-                if recorded:
-                    self._tapes[name] = Tape(name, spec, self.args.episodes)
-        if unknown := sorted(set(self.args.behavior) - self._names.keys()):
-            raise SettingsError(f"got --behavior {unknown}; expected some of {sorted(self._names)}; correct the name")
+        self.stepper.add_behaviors(_KEY, behaviors)
+        known = self.stepper.behaviors
+        for name in known.keys() - self._policies.keys():
+            recorded = not self._args.behavior or name in self._args.behavior
+            spec = known[name].spec
+            self._policies[name] = (
+                self._trained(name, spec) if self._args.policy else self._scripted(name, spec, recorded)
+            )
+            known[name].grant(StepAllowance(serial=1, steps=_NO_LIMIT))
+            if recorded:
+                self._tapes[name] = Tape(name, spec, self._args.episodes)
+        if unknown := sorted(set(self._args.behavior) - known.keys()):
+            raise SettingsError(f"got --behavior {unknown}; expected some of {sorted(known)}; correct the name")
         there = [str(path) for name in self._tapes if (path := self._file(name)).exists()]
-        if there and not self.args.force:
+        if there and not self._args.force:
             raise SettingsError(f"got {', '.join(there)}, which exist; expected none; name another --out, or --force")
+
+    def _add(self, behavior: Behavior, *, recorded: bool) -> None:
+        name, spec = behavior.name, behavior.spec
+        self._policies[name] = self._trained(name, spec) if self._args.policy else self._scripted(name, spec, recorded)
+        behavior.grant(StepAllowance(serial=1, steps=_NO_LIMIT))
+        if recorded:
+            self._tapes[name] = Tape(name, spec, self._args.episodes)
+
+    def _trained(self, name: str, spec: BehaviorSpec) -> Policy:
+        """Loads the checkpoint of a behavior."""
+        folder: Path = self._args.policy
+        path = folder if (folder / "state.json").exists() else checkpoints_of(folder, name)[-1]
+        checkpoint = load_player(path)
+        if checkpoint.behavior != name:
+            raise SettingsError(
+                f"got {path}, a checkpoint of {checkpoint.behavior}, and a simulator with {name}; expected one for "
+                "each behavior; name the folder of a run that has trained all of them"
+            )
+        if (trained := read_spec(checkpoint.description["spec"])) != spec:
+            raise SettingsError(
+                f"got {path}, trained with {trained}; expected {spec}, as {name} has here; "
+                "record with the simulator that it was trained in"
+            )
+        weights = actor_of(checkpoint)
+        self._loaded.hold(spec, weights)
+        return self._loaded.ghosts[name, weights.version]
+
+    def _scripted(self, name: str, spec: BehaviorSpec, recorded: bool) -> Policy:
+        """Leaves the choice to a script of the simulator or to a person: the actions sent are placeholders.
+
+        Behaviors that are not recorded and do not have the script get them as well.
+        """
+        script, offered = self._args.script or "", self.stepper.connection(_KEY).scripts.get(name, ())
+        if script in offered:
+            self._scripts[name] = offered.index(script) + 1
+        elif script and recorded:
+            raise SettingsError(
+                f"got --script {script} for {name}; expected one of its scripts, {list(offered) or 'none'}; "
+                "correct the name, or record with --policy or --manual"
+            )
+        return ScriptedPolicy(spec.actions, 0, script)
 
     def answer(self, step: Step) -> Act:
         """Records a Step and answers it.
@@ -192,39 +253,44 @@ class _Session:
             RemoteProtocolError: it contradicts the specs, or names agents that are not alive.
             SettingsError: it does not report what was done.
         """
-        check_step(step, self._sequence, self._ids)
-        self._sequence += 1
-        answers = [self._answer_report(report) for report in step.reports]
+        self.stepper.receive(_KEY, step, 0.0)
+        for report in step.reports:
+            if (tape := self._tape(report.behavior)) is not None:
+                tape.report(report)
+                self._check_reported(tape)
+        ((_, act, _, _),) = self.stepper.tick(0.0).acts
+        assert isinstance(act, Act)
+        self.stepper.take_steps()
+        actions = tuple(map(self._with_script, act.actions))
+        for one in actions:
+            if (tape := self._tape(one.behavior)) is not None:
+                tape.answer(one)
         self._print_progress()
-        return Act(sequence=step.sequence, actions=tuple(answer for answer in answers if answer is not None))
+        return replace(act, actions=actions)
 
-    def _answer_report(self, report: BehaviorReport) -> BehaviorActions | None:
-        check_report(report, self._ids[report.behavior])
-        for what, rows in (("decisions", report.decisions), ("ends", report.ends)):
-            if rows is not None:
-                check_unique(report.behavior, what, rows.agents)
-        name = BehaviorId.parse(report.behavior).name
-        tape = self._tapes.get(name)
-        if tape is not None:
-            tape.report(report)
-            if tape.unreported and self.args.policy is None:
-                how = "--manual" if self.args.manual else f"--script {self.args.script}"
-                raise SettingsError(
-                    f"got {how}, and outcomes of {name} that do not report what was done; expected did_continuous and "
-                    "did_discrete in the simulator's decisions and ends; fill them as docs/demonstrations.md says, or "
-                    "record with --policy"
-                )
-        answer = self.actor.act(name, report)
-        if tape is not None and answer is not None:
-            tape.answer(answer)
-        return answer
+    def _tape(self, behavior: str) -> Tape | None:
+        return self._tapes.get(BehaviorId.parse(behavior).name)
+
+    def _check_reported(self, tape: Tape) -> None:
+        """Refuses a simulator that plays by itself and does not report what it did."""
+        if tape.unreported and self._args.policy is None:
+            how = "--manual" if self._args.manual else f"--script {self._args.script}"
+            raise SettingsError(
+                f"got {how}, and outcomes of {tape.behavior} that do not report what was done; expected did_continuous "
+                "and did_discrete in the simulator's decisions and ends; fill them as docs/demonstrations.md says, or "
+                "record with --policy"
+            )
+
+    def _with_script(self, actions: BehaviorActions) -> BehaviorActions:
+        number = self._scripts.get(BehaviorId.parse(actions.behavior).name)
+        return actions if number is None else replace(actions, scripts=np.full(len(actions.agents), number, np.int32))
 
     def _print_progress(self) -> None:
         """Prints the number of ended episodes, at most once a second."""
         ended, now = sum(tape.episodes for tape in self._tapes.values()), time.monotonic()
         if ended > self._printed[0] and now - self._printed[1] > _PROGRESS_S:
             self._printed = (ended, now)
-            _print(f"{ended} of {self.args.episodes * len(self._tapes)} episodes")
+            _print(f"{ended} of {self._args.episodes * len(self._tapes)} episodes")
 
     def write(self) -> bool:
         """Writes the ended episodes and prints a summary; returns whether each behavior has at least one.
@@ -250,7 +316,7 @@ class _Session:
         return bool(self._tapes) and all(tape.episodes for tape in self._tapes.values())
 
     def _file(self, name: str) -> Path:
-        folder = CheckpointFolder(self.args.out, name).path.parent  # refuses a name that cannot be a file's
+        folder = CheckpointFolder(self._args.out, name).path.parent  # refuses a name that cannot be a file's
         return folder / f"{name}-00001{SUFFIX}"
 
 
@@ -264,29 +330,31 @@ def _summary(name: str, found: Json, path: Path) -> str:
 
 
 def _converse(
-    session: _Session, peer: TrialConnection, settings: Settings, seed: int, simulator: LoneSimulator
+    session: _Session, settings: Settings, simulator: SimulatorProcess, connect_s: float | None, timeout_s: float
 ) -> None:
     """Plays until all is recorded, or the simulator says Bye.
 
     Raises:
         SettingsError: the simulator lacks a script or behavior.
         RemoteProtocolError: it broke the protocol, and has received a fault.
-        ServiceError: it has disconnected, or did not answer in time.
+        ServiceError: it did not connect, has disconnected, or did not answer in time.
     """
     try:
-        _play(session, peer, settings, seed)
+        peer = TrialConnection(simulator.accept(connect_s), timeout_s)
+    except ConversationStopped as stopped:
+        raise _unanswered(stopped) from stopped
+    try:
+        _play(session, peer, settings)
         _part(peer, Bye(reason="the recording is over"))
         peer.closes()
-        simulator.end(_PARTING_S)
+        simulator.ended(_PARTING_S)
     except RemoteProtocolError as error:
         _part(peer, fault_of(error))
         raise
     except ConversationStopped as stopped:
         if isinstance(stopped.__cause__, ExplainedError):
             _part(peer, fault_of(stopped.__cause__))
-        found = stopped.finding
-        ended = f" (the simulator ended: {how})" if (how := simulator.end(_PARTING_S)) else ""
-        raise ServiceError(f"got {found.got}{ended}; expected {found.expected}; {found.remedy}") from stopped
+        raise _unanswered(stopped, simulator.ended(_PARTING_S)) from stopped
     except BaseException:
         _part(peer, Bye(reason="the recording was stopped"))
         raise
@@ -294,19 +362,20 @@ def _converse(
         peer.drop()
 
 
-def _play(session: _Session, peer: TrialConnection, settings: Settings, seed: int) -> None:
-    hello: Hello = peer.expect(Hello)
-    check_version(hello)
-    session.register(hello.behaviors, hello.scripts)
-    times = settings.pipeline
+def _unanswered(stopped: ConversationStopped, how: str | None = None) -> ServiceError:
+    found, ended = stopped.finding, "" if how is None else f" (the simulator ended: {how or 'in order'})"
+    return ServiceError(f"got {found.got}{ended}; expected {found.expected}; {found.remedy}")
+
+
+def _play(session: _Session, peer: TrialConnection, settings: Settings) -> None:
+    times, first = settings.pipeline, session.begin(peer.expect(Hello))
     peer.send(
         Welcome(version=VERSION, connection=1, heartbeat_s=times.heartbeat_s, timeout_s=times.simulator_timeout_s)
     )
-    first = RunParameters(in_lessons(settings.environment_parameters), seed % 2**31).all(0)  # of each curriculum
-    peer.send(Reset(parameters=first.parameters, samplers=first.samplers, seed=seed % 2**31))
+    peer.send(first)
     while not isinstance(message := peer.expect(Step, Behaviors, Bye), Bye):
         if isinstance(message, Behaviors):
-            session.register(message.behaviors, hello.scripts)
+            session.register(message.behaviors)
             continue
         assert isinstance(message, Step)
         act = session.answer(message)

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
@@ -163,73 +163,63 @@ def _age(status: Json, time_s: float) -> str:
 
 
 def _ended_behaviors(behaviors: Json) -> Table:
-    table = _table("Behavior", "Steps", "Steps/s", "Updates", "Episodes", "Reward (last 100)", "Lag", "Counts")
-    for name, one in behaviors.items():
-        table.add_row(
-            Text(name),
-            f"{one['steps']:,}",
-            rate(one["steps_per_s"]),
-            f"{one['updates']:,}",
-            f"{one['episodes']:,}",
-            _number(one["reward_mean_last100"]),
-            _lag(one["lag"]["mean"], one["lag"]["max"]),
-            _step_counts(one["step_counts"]),
-        )
-    return table
+    rows = behaviors.values()
+    return _table(
+        ("Behavior", behaviors),
+        ("Steps", (f"{one['steps']:,}" for one in rows)),
+        ("Steps/s", (rate(one["steps_per_s"]) for one in rows)),
+        ("Updates", (f"{one['updates']:,}" for one in rows)),
+        ("Episodes", (f"{one['episodes']:,}" for one in rows)),
+        ("Reward (last 100)", (_number(one["reward_mean_last100"]) for one in rows)),
+        ("Lag", (_lag(one["lag"]["mean"], one["lag"]["max"]) for one in rows)),
+        ("Counts", (_step_counts(one["step_counts"]) for one in rows)),
+    )
 
 
 def _behaviors(behaviors: Json) -> Table:
-    table = _table(
-        "Behavior", "Step", "Steps/s", "Reward", "Lag", "Open episodes", "Oldest", "In flight", "Step counts"
+    rows = behaviors.values()
+    goals = (f" of {one['max_steps']:,}" if one["max_steps"] else "" for one in rows)
+    spreads = ("" if one["reward_deviation"] is None else f" +- {short(one['reward_deviation'])}" for one in rows)
+    return _table(
+        ("Behavior", behaviors),
+        ("Step", (f"{one['step']:,}{goal}" for one, goal in zip(rows, goals, strict=True))),
+        ("Steps/s", (rate(one["steps_per_s"]) for one in rows)),
+        ("Reward", (f"{_number(one['reward'])}{spread}" for one, spread in zip(rows, spreads, strict=True))),
+        ("Lag", (_lag(one["lag_mean"], one["lag_max"]) for one in rows)),
+        ("Open episodes", (f"{one['open_episodes']:,}" for one in rows)),
+        ("Oldest", (f"{one['oldest']:,} steps" for one in rows)),
+        ("In flight", (f"{one['in_flight']:,} of {one['budget']:,}" for one in rows)),
+        ("Step counts", (_step_counts(one["figures"]["step_counts"]) for one in rows)),
     )
-    for name, one in behaviors.items():
-        goal = f" of {one['max_steps']:,}" if one["max_steps"] else ""
-        spread = f" +- {short(one['reward_deviation'])}" if one["reward_deviation"] is not None else ""
-        table.add_row(
-            Text(name),
-            f"{one['step']:,}{goal}",
-            rate(one["steps_per_s"]),
-            f"{_number(one['reward'])}{spread}",
-            _lag(one["lag_mean"], one["lag_max"]),
-            f"{one['open_episodes']:,}",
-            f"{one['oldest']:,} steps",
-            f"{one['in_flight']:,} of {one['budget']:,}",
-            _step_counts(one["figures"]["step_counts"]),
-        )
-    return table
 
 
 def _opponents(rules: Json) -> Table:
     """Formats each learner under self-play, with its results against the opponents that it may play again."""
-    table = _table("Learner", "Rating", "Opponent", "Rating", "Matches", "Won")
-    for name, side in rules["sides"].items():
-        for player, (matches, points) in side["records"].items():
-            own, other = (f"{rules['elo'][one]:,.0f}" if one in rules["elo"] else "-" for one in (name, player))
-            table.add_row(Text(name), own, Text(player), other, f"{matches:,}", f"{points / matches:.0%}")
-    return table
+    sides = rules["sides"].items()
+    rows = [(name, player, *record) for name, side in sides for player, record in side["records"].items()]
+    ratings = {player: f"{rating:,.0f}" for player, rating in rules["elo"].items()}
+    return _table(
+        ("Learner", (name for name, *_ in rows)),
+        ("Rating", (ratings.get(name, "-") for name, *_ in rows)),
+        ("Opponent", (player for _, player, *_ in rows)),
+        ("Rating", (ratings.get(player, "-") for _, player, *_ in rows)),
+        ("Matches", (f"{matches:,}" for *_, matches, _ in rows)),
+        ("Won", (f"{points / matches:.0%}" for *_, matches, points in rows)),
+    )
 
 
 def _services(services: Json) -> Table:
-    table = _table("Service", "Answered", "Waits for", "Passed on", "Starts", "Memory", "Queues", "p50 / p99")
-    for name, one in services.items():
-        answered = "never" if one["heartbeat_age_s"] is None else f"{one['heartbeat_age_s']:.0f} s ago"
-        fills = [f"{queue} {_fill(ends)}" for queue, ends in one["queues"].items()]
-        latency = [
-            f"{what.removesuffix('_s')} {_latency(spread)}"
-            for what, spread in one["histograms"].items()
-            if what.endswith("_s") and spread["count"]
-        ]
-        table.add_row(
-            Text(name),
-            answered,
-            Text(one["waiting_for"] or "-"),
-            Text("\n".join(_passed(one)) or "-"),
-            f"{one['starts']}",
-            f"{one['rss_bytes'] / 2**20:.0f} MiB",
-            Text("\n".join(fills) or "-"),
-            Text("\n".join(latency) or "-"),
-        )
-    return table
+    rows, ages = services.values(), (one["heartbeat_age_s"] for one in services.values())
+    return _table(
+        ("Service", services),
+        ("Answered", ("never" if age_s is None else f"{age_s:.0f} s ago" for age_s in ages)),
+        ("Waits for", (one["waiting_for"] or "-" for one in rows)),
+        ("Passed on", ("\n".join(_passed(one)) or "-" for one in rows)),
+        ("Starts", (f"{one['starts']}" for one in rows)),
+        ("Memory", (f"{one['rss_bytes'] / 2**20:.0f} MiB" for one in rows)),
+        ("Queues", ("\n".join(_fills(one["queues"])) or "-" for one in rows)),
+        ("p50 / p99", ("\n".join(_latencies(one["histograms"])) or "-" for one in rows)),
+    )
 
 
 def _passed(service: Json) -> Iterator[str]:
@@ -237,21 +227,27 @@ def _passed(service: Json) -> Iterator[str]:
         yield f"{readable(product)}: {watermark['count']:,.0f}, {watermark['idle_s']:.0f} s ago"
 
 
-def _table(*columns: str) -> Table:
+def _fills(queues: Json) -> Iterator[str]:
+    for queue, ends in queues.items():
+        yield f"{queue} {ends.get('messages', 0):.0f}/{ends.get('capacity', 0):.0f}"
+
+
+def _latencies(histograms: Json) -> Iterator[str]:
+    for what, spread in histograms.items():
+        if what.endswith("_s") and spread["count"]:
+            p50, p99 = spread["p50"], spread["p99"]
+            known = "-" if p50 is None or p99 is None else f"{p50 * 1e3:.3g} / {p99 * 1e3:.3g} ms"
+            yield f"{what.removesuffix('_s')} {known}"
+
+
+def _table(*columns: tuple[str, Iterable[str]]) -> Table:
     """Makes a table that fits into 80 columns: it has no frame, and only the names in its first column never fold."""
     table = Table(box=MINIMAL_HEAVY_HEAD, show_edge=False, padding=0)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == columns[0])
+    for header, _ in columns:
+        table.add_column(header, overflow="fold", no_wrap=header == columns[0][0])
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*map(Text, row))
     return table
-
-
-def _fill(ends: Mapping[str, float]) -> str:
-    return f"{ends.get('messages', 0):.0f}/{ends.get('capacity', 0):.0f}"
-
-
-def _latency(spread: Mapping[str, float | None]) -> str:
-    p50, p99 = spread["p50"], spread["p99"]
-    return "-" if p50 is None or p99 is None else f"{p50 * 1e3:.3g} / {p99 * 1e3:.3g} ms"
 
 
 def _number(value: float | None) -> str:

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from sparring.pipeline.coordination.ghosts import MATCHES_FILE
 from sparring.pipeline.errors import FAILED, SettingsError
-from sparring.pipeline.evaluation.standings import TournamentTable, counted, heat_map, standings
+from sparring.pipeline.evaluation.statistics import TournamentTable, counted, heat_map, standings
 from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.messages.state import PolicyWeights

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shlex
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -24,24 +24,32 @@ from sparring.services.commands.check import unreadable
 from sparring.services.commands.players import copy_initial, write_opponents
 from sparring.services.commands.runs import add_in_process, add_insecure
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable
-from sparring.services.process.runtime import Playback
+from sparring.services.process.runtime import Playback, Run
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
 from sparring.services.supervision.lock import LOCK_FILE, locked
 from sparring.services.supervision.ports import open_ports
 from sparring.services.supervision.topology import build, load_run
 
-_RUN: Final[Sequence[tuple[str, type | bool, str]]] = (
+
+def whole_number(text: str) -> int:
+    """Reads a whole number, which may be written as 5e6."""
+    return int(float(text))
+
+
+Option = tuple[str, Callable[[str], Json] | bool, str]
+
+_RUN: Final[Sequence[Option]] = (
     ("run_id", str, "name of the run (default: the configuration's name and the time)"),
     ("results_dir", str, "where runs are kept (default: results)"),
     ("seed", int, "seed of the run (default: random, and logged)"),
-    ("max_steps", float, "end every behavior after so many trained steps"),
+    ("max_steps", whole_number, "end every behavior after so many trained steps"),
     ("inference", True, "play the checkpoints of --run-id, learn nothing"),
     ("deterministic", True, "act by the most likely action"),
     ("checkpoint_settings.initialize_from", str, "start with the weights of another run"),
     ("torch_settings.device", str, "what learners train on: cpu, cuda, cuda:N, mps (default: cpu)"),
     ("pipeline.export", False, "write no ONNX beside the checkpoints"),
 )
-_PLAYERS: Final[Sequence[tuple[str, type | bool, str]]] = (
+_PLAYERS: Final[Sequence[Option]] = (
     ("env_settings.env_path", str, "build to launch (without one: wait for the editor's Play)"),
     ("engine_settings.no_graphics", True, "without a window"),
     ("engine_settings.no_graphics_monitor", True, "a window for the first one only"),
@@ -78,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     players.add_argument("--env-args", dest="env_settings.env_args", nargs=argparse.REMAINDER, help=given)
 
 
-def _add_overrides(group: argparse._ActionsContainer, rows: Sequence[tuple[str, type | bool, str]]) -> None:
+def _add_overrides(group: argparse._ActionsContainer, rows: Sequence[Option]) -> None:
     for path, kind, meaning in rows:
         key = path.rpartition(".")[2]
         if isinstance(kind, bool):
@@ -121,11 +129,10 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
     if kept.resume:
         (directory / "summary.json").unlink(missing_ok=True)
     (directory / "logs").mkdir(exist_ok=True)
-    seed = settings.seed if settings.seed >= 0 else _seed_of(directory)
+    former = _former(directory) if kept.resume else None
+    seed = settings.seed if settings.seed >= 0 else new_seed() if former is None else former.seed
     shutil.copyfile(args.config, directory / "config.yaml")
-    added: tuple[str, ...] = ()
-    if kept.resume:
-        settings, added = _with_known(settings, directory)
+    settings, added = _with_known(settings, former)
 
     def prepare(grown: Settings, names: Collection[str]) -> tuple[str, ...]:
         """Puts into the run's folder what some of its behaviors need; returns notes for the user."""
@@ -148,14 +155,19 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
         return launch(topology, ports, notes, in_process=args.in_process, prepare=prepare)
 
 
-def _with_known(settings: Settings, directory: Path) -> tuple[Settings, tuple[str, ...]]:
-    """Adds the behaviors that simulators have added to the run in a folder; returns the settings and their names."""
-    if settings.unnamed is None:
-        return settings, ()
+def _former(directory: Path) -> Run | None:
+    """Returns the run in a folder; None where it holds none that can be read."""
     with contextlib.suppress(ServiceError):
-        added = tuple(name for name in load_run(directory)[0].added if name not in settings.behaviors)
-        return settings.naming(added), added
-    return settings, ()
+        return load_run(directory)[0]
+    return None
+
+
+def _with_known(settings: Settings, former: Run | None) -> tuple[Settings, tuple[str, ...]]:
+    """Adds the behaviors that simulators have added to the former run; returns the settings and their names."""
+    if settings.unnamed is None or former is None:
+        return settings, ()
+    added = tuple(name for name in former.added if name not in settings.behaviors)
+    return settings.naming(added), added
 
 
 def _infer(args: argparse.Namespace, settings: Settings, notes: list[str]) -> Status:
@@ -175,7 +187,7 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: list[str]) -> St
     trained = Path(kept.results_dir) / kept.run_id
     if kept.initialize_from is not None:
         notes.append(f"checkpoint_settings.initialize_from: without effect, {trained} has checkpoints of its own")
-    settings, _ = _with_known(settings, trained.absolute())
+    settings, _ = _with_known(settings, _former(trained.absolute()))
     if not settings.behaviors:
         raise SettingsError(no_behavior_trained(trained))
     playing = Playback(checkpoints=checkpoints(trained, settings))
@@ -191,17 +203,8 @@ def _overrides(args: argparse.Namespace) -> Overrides:
         section, dot, key = path.partition(".")
         if dot:
             sections.setdefault(section, {})[key] = value
-    return Overrides(
-        max_steps=None if args.max_steps is None else int(args.max_steps),
-        seed=args.seed,
-        run_id=args.run_id,
-        results_dir=args.results_dir,
-        resume=args.resume,
-        force=args.force,
-        inference=args.inference,
-        deterministic=args.deterministic,
-        sections=sections,
-    )
+    named = {field.name: vars(args)[field.name] for field in fields(Overrides) if field.name in args}
+    return Overrides(**named, sections=sections)
 
 
 def _refuse(settings: Settings, *, insecure: bool) -> None:
@@ -276,10 +279,3 @@ _NOT_AGAIN: Final = {
     "force",
     "checkpoint_settings.initialize_from",
 }
-
-
-def _seed_of(directory: Path) -> int:
-    """Returns the seed of a resumed run, or a new one."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return int(json.loads((directory / "run.json").read_text())["seed"])
-    return new_seed()

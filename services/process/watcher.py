@@ -30,7 +30,7 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        child = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_parent)
     except OSError as error:
         sys.stderr.write(f"got {command[0]!r}, which cannot be started ({error}); expected a program; correct it\n")
         return 127  # `CANNOT_START` of sparring.pipeline.errors

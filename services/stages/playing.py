@@ -18,8 +18,7 @@ from pathlib import Path
 import anyio
 
 from sparring.pipeline.errors import CheckpointError, QueueClosed, ServiceError
-from sparring.pipeline.evaluation.episodes import EPISODES_FILE, FirstEpisodes, write_episodes
-from sparring.pipeline.evaluation.recording import Recorder
+from sparring.pipeline.evaluation.episodes import EPISODES_FILE, FirstEpisodes, Recorder, write_episodes
 from sparring.pipeline.learning.checkpoints import Checkpoint, load
 from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner

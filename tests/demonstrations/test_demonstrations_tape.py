@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.demonstrations.episodes import SUFFIX, encode, read
-from sparring.pipeline.demonstrations.tape import ByAgent, Tape
+from sparring.pipeline.demonstrations.tape import Tape
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.game import decisions, ends
@@ -219,12 +219,6 @@ def test_outcomes_without_the_action_that_was_taken_are_counted() -> None:
     assert tape.unreported == 2
 
 
-def test_an_end_without_a_decision_is_refused() -> None:
-    """Its episode would have no steps."""
-    with pytest.raises(RemoteProtocolError, match="agent 7"):
-        Tape("B", SPEC).report(report([1], [7]))
-
-
 def test_an_action_beyond_its_range_is_refused() -> None:
     """Rows of agents that decide for the first time are ignored; all others must be in [-1, 1]."""
     tape = Tape("B", SPEC)
@@ -244,22 +238,3 @@ def test_an_answer_to_other_agents_is_refused() -> None:
                 behavior="B", agents=agents, continuous=np.zeros((2, 1), "f4"), discrete=np.zeros((2, 2), "i4")
             )
         )
-
-
-@given(st.lists(st.tuples(st.sampled_from("pr"), st.lists(st.integers(-5, 5), unique=True)), max_size=10))
-def test_by_agent_behaves_like_a_dictionary(operations: list[tuple[str, list[int]]]) -> None:
-    """A look-up finds what a dictionary holds."""
-    table = ByAgent(np.zeros((0, 2)))
-    twin: dict[int, list[float]] = {}
-    for number, (what, ids) in enumerate(operations, 1):
-        if what == "p":
-            values = np.array([[number, agent] for agent in ids], float).reshape(-1, 2)
-            table.put(np.array(ids, np.int64), values)
-            twin |= {agent: [number, agent] for agent in ids}
-        else:
-            table.remove(np.array(ids, np.int64))
-            twin = {agent: value for agent, value in twin.items() if agent not in ids}
-    every = np.arange(-6, 7)
-    values, known = table.find(every)
-    assert known.tolist() == [agent in twin for agent in every.tolist()]
-    assert values.tolist() == [twin.get(agent, [0, 0]) for agent in every.tolist()]

@@ -19,8 +19,8 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from sparring.pipeline.demonstrations.episodes import FORMAT, VERSION, Recording, RecordingError, encode, read
-from sparring.pipeline.evaluation import recording
-from sparring.pipeline.evaluation.recording import Recorder
+from sparring.pipeline.evaluation import episodes as evaluated
+from sparring.pipeline.evaluation.episodes import Recorder
 from tests.evaluation.evaluation_helpers import SPEC, Episode, Split, ended, message, played, without_segments
 
 Change = Callable[[dict[str, Any], dict[str, str]], Any]
@@ -119,7 +119,7 @@ def test_recorded_episodes_are_read_as_they_were_played(
     settled = [number for number in episodes if not wanted or number <= wanted]
     news = sorted(episodes, key=lambda _: rng.random())
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recording, "FILE_BYTES", file_bytes)
+        patch.setattr(evaluated, "FILE_BYTES", file_bytes)
         recorder = Recorder(Path(folder) / "made", "B", SPEC, wanted)
         ends: list[int] = []
         arrived: set[int] = set()

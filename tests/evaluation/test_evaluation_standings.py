@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from sparring.pipeline.evaluation.standings import TournamentTable, counted, heat_map, standings, wilson
+from sparring.pipeline.evaluation.statistics import TournamentTable, counted, heat_map, standings, wilson
 
 
 def line(match: int, players: dict[str, str], scores: dict[str, float], matchup: int = 1) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.policies import Policies
 from sparring.services.commands import record as record_service
 from sparring.services.commands.players import actor_of
-from sparring.services.commands.record_actors import _Network
 from sparring.services.main import COMMANDS, main
 from sparring.services.supervision.launch import load_player
 from tests.services.record_game import LAST, SPEC, ReportingGame
@@ -129,7 +128,7 @@ def test_policy_with_memory_keeps_the_state_of_each_agent_for_its_episode(tmp_pa
     found = record(tmp_path, goal(tmp_path, memory=True), *arguments)
     assert found is not None
     settings = NetworkSettings.model_validate(network | {"deterministic": True})
-    policies = Policies({"Goal": _Network(settings)}, 0)
+    policies = Policies({"Goal": TrainerSettings(network_settings=settings)}, 0)
     policies.learn(actor_of(load_player(path)))
     policies.build("Goal", found.spec)
     policy = policies.current["Goal"]

@@ -45,7 +45,6 @@ class ThreadHost(SimulatorProcess):
 
     def __init__(self, simulator: Callable[[str], None]) -> None:
         self._simulator = simulator
-        self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._failed = False
 
@@ -57,23 +56,17 @@ class ThreadHost(SimulatorProcess):
         self._thread = threading.Thread(target=self._run, args=(address,))
         self._thread.start()
 
-    def accept(self, timeout_s: float) -> socket.socket:
-        assert self._listener is not None
-        self._listener.settimeout(timeout_s)
-        return self._listener.accept()[0]
-
-    def exit_status(self, timeout_s: float) -> int | None:
+    def ended(self, timeout_s: float) -> str | None:
         assert self._thread is not None
         self._thread.join(timeout_s)
-        return None if self._thread.is_alive() else int(self._failed)
+        return None if self._thread.is_alive() else "exit status 1" * self._failed
 
-    def output_tail(self) -> str:
+    def printed(self) -> str:
         return "output"
 
     def stop(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
         if self._thread is not None:
+            self._listener.close()
             self._thread.join(10)
 
     def _run(self, address: str) -> None:
