@@ -251,17 +251,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
 
     def _reward_steps(self, batch: Batch) -> Steps:
         """Returns our own decisions as reward networks read them."""
-        return Steps.of_segments(
-            self.actor.actions,
-            batch.lengths,
-            batch.observations,
-            batch.next_observations,
-            batch.continuous,
-            batch.discrete,
-            batch.ended,
-            batch.agent_episodes,
-            self.actor.action_limit,
-        )
+        return Steps(batch, self.actor.actions, self.actor.action_limit)
 
     def _of_actor(self, targets: Targets) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor]]:
         """Yields shuffled minibatches of rows, or of whole sequences, with their row numbers."""

@@ -108,11 +108,6 @@ class Signals:
         for source in self.sources.values():
             source.learn(at_B)
 
-    def restored(self) -> None:
-        """Prepares all networks for weights that were loaded from a checkpoint."""
-        for source in self.sources.values():
-            source.restored()
-
     def statistics(self) -> dict[str, float]:
         """Returns the batch's losses by ML-Agents' names, and the mean reward of the episodes that ended."""
         found: dict[str, float] = {}
