@@ -29,7 +29,7 @@ from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
-from sparring.pipeline.networks.group_critic import GroupCritic, GroupRecurrentState, GroupTimesteps
+from sparring.pipeline.networks.group_critic import GroupCritic, GroupTimesteps
 from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.networks.settings import HEADS
 from sparring.pipeline.specs import BehaviorSpec
@@ -239,13 +239,13 @@ class CriticInputs(NamedTuple):
         timesteps: [m] their numbers.
         rows: [n] decisions of ours at these timesteps.
         members: those present, with observations and actions.
-        state: sequences and the memories at their starts; None without memory.
+        state: sequences and the memories [q, M] at their starts; None without memory.
     """
 
     timesteps: Numbers
     rows: Numbers
     members: GroupTimesteps
-    state: GroupRecurrentState | None
+    state: tuple[Layout, Tensor] | None
 
 
 class GroupNetworks(ActorCritic):
@@ -333,15 +333,8 @@ class GroupNetworks(ActorCritic):
         rows = sequences.rows_of(windows.first_q[of_q], windows.lengths_q[of_q])
         if self.memory:
             layout = Layout(np.concatenate([windows.lengths[which], windows.lengths_q[of_q]]))
-            memory = torch.from_numpy(np.concatenate([estimates.groups[which], estimates.members[of_q]]))
-            state = GroupRecurrentState(layout, memory, len(which))
+            state = layout, torch.from_numpy(np.concatenate([estimates.groups[which], estimates.members[of_q]]))
         return CriticInputs(timesteps, rows, prepared.gather(timesteps, rows), state)
-
-    def evaluate(self, inputs: CriticInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns values [m, S], baselines [n, S], and the memory after each sequence, which is empty without any."""
-        if inputs.state is None:
-            return *self.critic(inputs.members), inputs.members.counts.new_zeros(0)
-        return self.critic.remember(inputs.members, inputs.state)
 
     # ---------------------------------------------------------------- inside
 
@@ -381,18 +374,16 @@ class GroupNetworks(ActorCritic):
             of_q = windows.of_windows(which)
             estimates.groups[which], estimates.members[of_q] = groups[which], members[of_q]
             inputs = self.inputs(prepared, which, estimates)
-            found, expected, after = self.evaluate(over(inputs, self.actor.device))
+            found, expected, after = self.critic.remember(*over((inputs.members, inputs.state), self.actor.device))
             values[inputs.timesteps], estimates.baselines[inputs.rows] = back(found), back(expected)
             groups[which], members[of_q] = np.split(back(after), [len(which)])
             ending = which[last[which]]
             following = index.last[windows.group[ending]]
             there = index.counts[following] > 0
             if there.any():  # stores no memory, because the next segment begins there
-                at, memory = following[there], torch.from_numpy(groups[ending[there]])
-                state = GroupRecurrentState(Layout(np.ones(len(at), np.int64)), memory, len(at))
-                no_rows = np.empty(0, np.int64)
-                inputs = CriticInputs(at, no_rows, prepared.gather(at, no_rows), state)
-                values[at] = back(self.evaluate(over(inputs, self.actor.device))[0])
+                at, members_there = following[there], prepared.gather(following[there], np.empty(0, np.int64))
+                state = Layout(np.ones(len(at), np.int64)), torch.from_numpy(groups[ending[there]])
+                values[at] = back(self.critic.remember(*over((members_there, state), self.actor.device))[0])
         values[index.counts == 0] = 0.0
         groups.keep()
         members.keep()

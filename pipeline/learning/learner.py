@@ -240,7 +240,6 @@ class Learner:
         for name, moment in moments.items():
             moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
         if self._learns:
-            self._algorithm.signals.restored()
             self._generator.set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
         self.version, self.updates, self.trained = checkpoint.version, checkpoint.updates, checkpoint.trained
 

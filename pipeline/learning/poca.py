@@ -181,7 +181,7 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
         layout, memory = (None, None) if state is None else (state.layout, state.actor)
         with torch.enable_grad():
             head_BH = self.actor(rows.inputs, layout, memory)
-            values_mS, baselines_nS, _ = self.networks.evaluate(critic.inputs)
+            values_mS, baselines_nS, _ = self.networks.critic.remember(critic.inputs.members, critic.inputs.state)
         estimates = {
             "Value": Estimated(values_mS, *critic.values, VALUE_WEIGHT),
             "Baseline": Estimated(baselines_nS, *critic.baselines, BASELINE_WEIGHT),

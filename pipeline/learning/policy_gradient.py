@@ -103,42 +103,31 @@ TargetsT = TypeVar("TargetsT", bound=Targets)
 CriticT = TypeVar("CriticT")
 
 
+@dataclass(eq=False)
 class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
     """Trains the networks of one behavior; minibatches may hold a part (`CriticT`) for the critic alone.
 
     Attributes:
         networks: actor and critic.
-        actor: the one of `networks`.
-        modules: both networks by name.
         optimizer: changes their parameters.
         signals: rewards, and the networks of reward signals.
-
-    Args:
-        networks: actor and critic.
-        optimizer: that of their parameters.
-        signals: rewards.
         settings: the learner's settings.
         generator: random source of shuffling.
         clone: trains the actor beside this, after a number of steps, and returns statistics; None for no cloning.
+        actor: the one of `networks`.
+        modules: both networks by name.
     """
 
-    def __init__(
-        self,
-        networks: NetworksT,
-        optimizer: Adam,
-        signals: Signals,
-        settings: TrainerSettings,
-        generator: torch.Generator,
-        clone: Callable[[int], dict[str, float]] | None = None,
-    ) -> None:
-        self.networks = networks
-        self.actor = networks.actor
-        self.modules = networks.modules
-        self.optimizer = optimizer
-        self.signals = signals
-        self.settings = settings
-        self.generator = generator
-        self._clone = clone
+    networks: NetworksT
+    optimizer: Adam
+    signals: Signals
+    settings: TrainerSettings
+    generator: torch.Generator
+    clone: Callable[[int], dict[str, float]] | None = None
+
+    def __post_init__(self) -> None:
+        self.actor = self.networks.actor
+        self.modules = self.networks.modules
         self._episode_starts = EpisodeStarts()
 
     def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
@@ -159,7 +148,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
             for part, state, at_B, critic in self._minibatches(targets):
                 done.append(self._step(*over((part, state, critic), self.optimizer.device), coefficients))
                 self.signals.learn(at_B)
-        cloned = {} if self._clone is None else self._clone(trained)
+        cloned = {} if self.clone is None else self.clone(trained)
         for encoder, joined in targets.observed:
             encoder.update(joined)
         taken = [step for step in done if step is not None]
@@ -251,17 +240,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
 
     def _reward_steps(self, batch: Batch) -> Steps:
         """Returns our own decisions as reward networks read them."""
-        return Steps.of_segments(
-            self.actor.actions,
-            batch.lengths,
-            batch.observations,
-            batch.next_observations,
-            batch.continuous,
-            batch.discrete,
-            batch.ended,
-            batch.agent_episodes,
-            self.actor.action_limit,
-        )
+        return Steps(batch, self.actor.actions, self.actor.action_limit)
 
     def _of_actor(self, targets: Targets) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor]]:
         """Yields shuffled minibatches of rows, or of whole sequences, with their row numbers."""

@@ -243,40 +243,25 @@ class TrainerSettings(_LearningModel):
         return value
 
     @model_validator(mode="after")
-    def _demonstrations_alone(self) -> TrainerSettings:
-        if self.trainer_type != "bc":
-            return self
-        if self.behavioral_cloning is None:
-            raise ValueError(
-                "got trainer_type bc without behavioral_cloning; expected demonstrations to learn from; "
-                "add behavioral_cloning with a demo_path"
-            )
-        if others := [name for name in self.reward_signals.named() if name != "extrinsic"]:
-            raise ValueError(
-                f"got trainer_type bc with reward_signals {', '.join(others)}; expected no signal, because nothing is "
-                "learned from rewards; remove reward_signals, or write ppo"
-            )
-        if self.hyperparameters.shared_critic:
-            raise ValueError(
-                "got trainer_type bc with hyperparameters.shared_critic true; expected no critic; remove shared_critic"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _critic_of_groups(self) -> TrainerSettings:
-        if self.trainer_type != "poca":
-            return self
-        units = self.network_settings.hidden_units
-        if units % HEADS:
-            raise ValueError(
-                f"got trainer_type poca with network_settings.hidden_units {units}; expected a multiple of {HEADS}, "
-                f"one part for each attention head of the group's critic; set it to {-(-units // HEADS) * HEADS}"
-            )
-        if self.hyperparameters.shared_critic:
-            raise ValueError(
-                "got trainer_type poca with hyperparameters.shared_critic true; expected a critic of its own, because "
-                "it sees the whole group and an actor sees itself; remove shared_critic"
-            )
+    def _algorithm_fits(self) -> TrainerSettings:
+        units, shares_critic = self.network_settings.hidden_units, self.hyperparameters.shared_critic
+        others = [name for name in self.reward_signals.named() if name != "extrinsic"]
+        refusals = [
+            ("bc", self.behavioral_cloning is None, "got trainer_type bc without behavioral_cloning; expected "
+             "demonstrations to learn from; add behavioral_cloning with a demo_path"),
+            ("bc", bool(others), f"got trainer_type bc with reward_signals {', '.join(others)}; expected no signal, "
+             "because nothing is learned from rewards; remove reward_signals, or write ppo"),
+            ("bc", shares_critic, "got trainer_type bc with hyperparameters.shared_critic true; expected no critic; "
+             "remove shared_critic"),
+            ("poca", units % HEADS > 0, f"got trainer_type poca with network_settings.hidden_units {units}; expected a "
+             f"multiple of {HEADS}, one part for each attention head of the group's critic; set it to "
+             f"{-(-units // HEADS) * HEADS}"),
+            ("poca", shares_critic, "got trainer_type poca with hyperparameters.shared_critic true; expected a critic "
+             "of its own, because it sees the whole group and an actor sees itself; remove shared_critic"),
+        ]  # fmt: skip
+        for trainer, is_refused, message in refusals:
+            if self.trainer_type == trainer and is_refused:
+                raise ValueError(message)
         return self
 
     @property

@@ -49,20 +49,6 @@ class GroupTimesteps(NamedTuple):
     decided: Tensor
 
 
-class GroupRecurrentState(NamedTuple):
-    """Describes how values and baselines form sequences, and the memory before each.
-
-    Attributes:
-        layout: the timesteps' sequences, then the decisions'.
-        memory: [Q, E].
-        baselines: number of the first sequence of decisions.
-    """
-
-    layout: Layout
-    memory: Tensor
-    baselines: int
-
-
 class GroupCritic(nn.Module):
     """Combines embeddings for every behavior name, attention over the members that are present, and two heads.
 
@@ -142,15 +128,23 @@ class GroupCritic(nn.Module):
 
     def forward(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor]:
         """Returns values [M, S] and baselines [D, S] of a critic without memory."""
-        encoded, counts = self.encode(timesteps)
-        return self._heads(self._activate(self.trunk(encoded)), counts, len(timesteps.counts))
+        return self.remember(timesteps, None)[:2]
 
-    def remember(self, timesteps: GroupTimesteps, state: GroupRecurrentState) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns values [M, S], baselines [D, S], and the memory after each sequence [Q, E], of a recurrent critic."""
-        assert self.memory is not None
+    def remember(self, timesteps: GroupTimesteps, state: tuple[Layout, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns values [M, S], baselines [D, S], and the memory after each sequence [Q, E], empty without memory.
+
+        Args:
+            timesteps: the members present.
+            state: of a critic with memory: the sequences of the timesteps, then of the decisions, and the memory [Q, E]
+                before each.
+        """
         encoded, counts = self.encode(timesteps)
-        hidden, after = self.memory.through(self._activate(self.trunk(encoded)), state.layout, state.memory)
-        return *self._heads(hidden, counts, len(timesteps.counts)), after
+        hidden, after = self._activate(self.trunk(encoded)), counts.new_zeros(0)
+        if self.memory is not None and state is not None:
+            hidden, after = self.memory.through(hidden, *state)
+        encoding = torch.cat([hidden, (counts * (2 / self.largest) - 1).unsqueeze(1)], 1)
+        groups = len(timesteps.counts)
+        return self.value(encoding[:groups]), self.baseline(encoding[groups:]), after
 
     def encode(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor]:
         """Returns means over the members of timesteps, then of decisions, [M + D, U]; and their numbers of members."""
@@ -230,8 +224,3 @@ class GroupCritic(nn.Module):
             return result.mean(2)
         share_MN = here_MN / here_MN.sum(1, keepdim=True).clamp(min=1)
         return torch.einsum("mjnu,mn->mju", result, share_MN)
-
-    def _heads(self, hidden: Tensor, counts: Tensor, timesteps: int) -> tuple[Tensor, Tensor]:
-        scaled = counts * (2 / self.largest) - 1
-        encoding = torch.cat([hidden, scaled.unsqueeze(1)], 1)
-        return self.value(encoding[:timesteps]), self.baseline(encoding[timesteps:])

@@ -149,10 +149,10 @@ class Perceptron(nn.Module):
         return _infer(_affine(self._chain), function.in_place, rows_BF)
 
     def traced(self, rows_BF: Tensor) -> tuple[Tensor, Callable[[Tensor], object]]:
-        """Returns outputs [B, O] and a function from their gradient that sets the parameters' `grad`."""
+        """Returns outputs [B, O] and a function that adds to the parameters' `grad` from their gradient."""
         function = FUNCTIONS[self.activation]
         outputs_BO, activations = _forward(self._chain, function, rows_BF)
-        return outputs_BO, partial(_backward, self._chain, function, activations, _set)
+        return outputs_BO, partial(_backward, self._chain, function, activations)
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
         """Returns the first `outputs`, or all, as a plain function of rows, on a copy of the current weights."""
@@ -194,7 +194,7 @@ class _Chain(torch.autograd.Function):
     def backward(ctx: Any, gradient_BO: Tensor) -> tuple[Tensor | None, None, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError("got create_graph=True; expected a first derivative only; build it of torch.nn layers")
-        gradient_BU = _backward(ctx.chain, ctx.function, ctx.activations, _accumulate, gradient_BO)
+        gradient_BU = _backward(ctx.chain, ctx.function, ctx.activations, gradient_BO)
         return gradient_BU.mm(ctx.chain[0]) if ctx.needs_input_grad[0] else None, None, None, None
 
 
@@ -210,48 +210,35 @@ def _forward(chain: Sequence[nn.Parameter], function: Function, rows_BF: Tensor)
 
 
 def _backward(
-    chain: Sequence[nn.Parameter],
-    function: Function,
-    activations: Sequence[Tensor],
-    keep: Callable[[nn.Parameter, nn.Parameter, Tensor, Tensor], None],
-    gradient_BO: Tensor,
+    chain: Sequence[nn.Parameter], function: Function, activations: Sequence[Tensor], gradient_BO: Tensor
 ) -> Tensor:
-    """Differentiates each layer's parameters, and passes their gradients to `keep`.
-
-    Returns:
-        The gradient for the sums of the first layer, [B, U].
-    """
+    """Adds the gradients of all parameters to their `grad`; returns that for the sums of the first layer, [B, U]."""
     weights, biases = chain[::2], chain[1::2]
     gradient = gradient_BO
     for layer in range(len(weights) - 1, 0, -1):
         sum_BU, hidden_BU = activations[2 * layer - 1 : 2 * layer + 1]
-        keep(weights[layer], biases[layer], gradient, hidden_BU)
+        _accumulate(weights[layer], biases[layer], gradient, hidden_BU)
         gradient = function.backward(gradient.mm(weights[layer]), sum_BU, hidden_BU)
-    keep(weights[0], biases[0], gradient, activations[0])
+    _accumulate(weights[0], biases[0], gradient, activations[0])
     return gradient
 
 
 def _accumulate(weight: nn.Parameter, bias: nn.Parameter, gradient_BU: Tensor, inputs_BF: Tensor) -> None:
     """Adds a linear layer's gradient to that of its parameters."""
-    if weight.grad is None or bias.grad is None:
-        weight.grad, bias.grad = torch.zeros_like(weight), torch.zeros_like(bias)
-    weight.grad.addmm_(gradient_BU.t(), inputs_BF)
-    bias.grad.add_(gradient_BU.sum(0))
-
-
-def _set(weight: nn.Parameter, bias: nn.Parameter, gradient_BU: Tensor, inputs_BF: Tensor) -> None:
-    """Overwrites the gradient of a linear layer's parameters; `grad` must exist."""
-    assert weight.grad is not None
-    assert bias.grad is not None
-    torch.mm(gradient_BU.t(), inputs_BF, out=weight.grad)
-    torch.sum(gradient_BU, 0, out=bias.grad)
+    _grad(weight).addmm_(gradient_BU.t(), inputs_BF)
+    accumulate(bias, gradient_BU.sum(0))
 
 
 def accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
     """Adds a gradient to that of a parameter, as autograd does."""
+    _grad(parameter).add_(gradient)
+
+
+def _grad(parameter: nn.Parameter) -> Tensor:
+    """Returns the gradient of a parameter, zeros if it has none yet."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    parameter.grad.add_(gradient)
+    return parameter.grad
 
 
 class ConditionedLayers(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -115,7 +117,7 @@ def parts_of(weights: Weights, policy: np.ndarray, expert: np.ndarray, sampled: 
     return found
 
 
-def inputs_of(spec: BehaviorSpec, steps: Steps, use_actions: bool) -> np.ndarray:
+def inputs_of(spec: BehaviorSpec, steps: Any, use_actions: bool) -> np.ndarray:
     """Returns the inputs of a discriminator of vectors: observations, then actions, then the end."""
     rows = len(steps.ended)
     columns = [column[:rows].astype(np.float64) for column in steps.observations]
@@ -126,8 +128,14 @@ def inputs_of(spec: BehaviorSpec, steps: Steps, use_actions: bool) -> np.ndarray
 
 def learned_of(made: Gail, use_actions: bool) -> np.ndarray:
     """Returns the demonstrations to train on as inputs of the discriminator."""
-    assert len(made._expert) == 1 + use_actions
-    return torch.cat(made._expert, 1).double().numpy()
+    learned = made.prepare(made._learned)
+    assert len(learned) == 1 + use_actions
+    return torch.cat(learned, 1).double().numpy()
+
+
+def prepared(made: Gail, steps: Steps) -> tuple[torch.Tensor, ...]:
+    """Returns steps as the discriminator reads them."""
+    return made.module.prepare([column[: len(steps)] for column in steps.observations], steps.done, steps.ended)
 
 
 def samples_of(generator: torch.Generator, rows: int, use_vail: bool) -> dict[str, np.ndarray]:

@@ -36,10 +36,7 @@ LOSSES = {
 
 
 def steps_of_batch(spec: BehaviorSpec, batch: Any) -> Steps:
-    return Steps.of_segments(
-        spec.actions, batch.lengths, batch.observations, batch.next_observations, batch.continuous, batch.discrete,
-        batch.ended, batch.agent_episodes,
-    )  # fmt: skip
+    return Steps(batch, spec.actions)
 
 
 def share_of(folder: Path, ends: int, steps: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from sparring.pipeline.learning.settings import (
 )
 from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.learning_helpers import no_episodes
@@ -189,11 +191,25 @@ PARTS = [(1, 4, False), (2, 7, True), (1, 3, True), (3, 1, False), (4, 2, False)
 """Segments as (agent episode, rows, ended)."""
 
 
-def steps_of(spec: BehaviorSpec, parts: Any = PARTS, seed: int = 0, scale: float = 3.0) -> Steps:
+def steps_from(
+    actions: ActionSpec, lengths: Any, observations: Any, following: Any, continuous: Any, discrete: Any, ended: Any,
+    episodes: Any,
+) -> Any:  # fmt: skip
+    """Returns steps of segments, with the actions that were executed."""
+    batch: Any = SimpleNamespace(
+        lengths=lengths, observations=observations, next_observations=following, continuous=continuous,
+        discrete=discrete, ended=ended, agent_episodes=episodes, steps=len(continuous),
+    )  # fmt: skip
+    steps: Any = Steps(batch, actions)
+    steps.continuous, steps.discrete = to_environment(continuous), discrete
+    return steps
+
+
+def steps_of(spec: BehaviorSpec, parts: Any = PARTS, seed: int = 0, scale: float = 3.0) -> Any:
     """Returns random steps; many raw samples exceed the range of executed actions."""
     random, (agent_episodes, lengths, ended) = np.random.default_rng([seed, 3]), zip(*parts, strict=True)
     rows = sum(lengths)
-    return Steps.of_segments(
+    return steps_from(
         spec.actions,
         np.array(lengths, np.int32),
         observed(spec, rows, random),

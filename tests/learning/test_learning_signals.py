@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.learning.memories import MOST_AGENTS
 from sparring.pipeline.learning.signals import EpisodeStarts, EpisodeSums, Signals, by_series
-from sparring.pipeline.learning.signals.gail import of_demonstrations
 from sparring.pipeline.learning.signals.steps import Features, Steps
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -23,11 +22,10 @@ from tests.learning.signals_helpers import (
     HYBRID,
     NAMES,
     SPECS,
-    demonstrations_of,
     observed,
     played,
-    recorded,
     signals_of,
+    steps_from,
     trainer,
     weights_of,
 )
@@ -49,7 +47,7 @@ def test_steps_of_segments(segments: list[tuple[int, bool, int]]) -> None:
     seen = np.arange(rows, dtype=np.float32)[:, None]
     after = 1000 + np.arange(count, dtype=np.float32)[:, None]
     raw = np.linspace(-5, 5, 2 * rows, dtype=np.float32).reshape(rows, 2)
-    steps = Steps.of_segments(
+    steps = steps_from(
         HYBRID, lengths.astype(np.int32), [seen], [after], raw, np.zeros((rows, 2), np.int32), ended, agent_episodes
     )
     followed, over, episode, row = [], [], [], 0
@@ -65,24 +63,8 @@ def test_steps_of_segments(segments: list[tuple[int, bool, int]]) -> None:
     assert steps.observations[0][steps.following, 0].tolist() == followed
     assert steps.ended.tolist() == over
     assert steps.agent_episodes.tolist() == episode
-    np.testing.assert_allclose(steps.continuous, np.clip(raw, -3, 3) / 3, rtol=1e-6)
+    np.testing.assert_allclose(steps.done[:, :2].numpy(), np.clip(raw, -3, 3) / 3, rtol=1e-6)
     assert steps.done.shape == (rows, 7)
-
-
-@given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=6), seed=st.integers(0, 9))
-def test_steps_of_demonstrations(lengths: list[int], seed: int) -> None:
-    """Each step is followed by the next row of its episode or by the final observation; the last step ends it."""
-    spec = SPECS["bytes"]
-    columns = recorded(spec, lengths, seed=seed)
-    demonstrations = demonstrations_of(spec, columns)
-    steps = of_demonstrations(spec.actions, demonstrations)
-    assert len(steps) == sum(lengths)
-    for at, after in enumerate(demonstrations.next_observations):
-        np.testing.assert_array_equal(steps.observations[at][: len(steps)], columns[f"observation.{at}"])
-        np.testing.assert_array_equal(steps.observations[at][steps.following], after)
-    assert steps.ended.tolist() == [row == length - 1 for length in lengths for row in range(length)]
-    assert steps.agent_episodes.tolist() == [number for number, length in enumerate(lengths) for _ in range(length)]
-    np.testing.assert_array_equal(steps.continuous, columns["continuous"])
 
 
 # ---------------------------------------------------------------- sums
@@ -93,11 +75,11 @@ histories = st.lists(
 )
 
 
-@given(batches=histories, is_read=st.lists(st.booleans(), min_size=6, max_size=6))
-def test_sums_of_episodes_over_several_batches(batches: list[Any], is_read: list[bool]) -> None:
+@given(batches=histories)
+def test_sums_of_episodes_over_several_batches(batches: list[Any]) -> None:
     """Rewards of an agent episode are summed over batches until it ends, and the sum is returned once."""
     sums, running, ended, returns, expected = EpisodeSums(), {}, set(), [], []
-    for batch, read_now in zip(batches, is_read, strict=False):
+    for batch in batches:
         rows = []
         for slot, reward, over in batch:
             episode = 100 * slot + sum(1 for one in ended if one // 100 == slot)  # the next episode of a slot
@@ -107,12 +89,9 @@ def test_sums_of_episodes_over_several_batches(batches: list[Any], is_read: list
                 ended.add(episode)
                 expected.append(running.pop(episode))
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
-        sums.add(np.array(columns[0], np.int64), np.array(columns[1], np.float32), np.array(columns[2], np.bool_))
-        if read_now:
-            returns += sums.take().tolist()
-    returns += sums.take().tolist()
+        rewards, over = np.array(columns[1], np.float32), np.array(columns[2], np.bool_)
+        returns += sums.add(np.array(columns[0], np.int64), rewards, over).tolist()
     assert sorted(returns) == sorted(expected)
-    assert sums.take().size == 0
 
 
 def test_number_of_open_episode_sums_is_limited() -> None:

@@ -26,6 +26,7 @@ from tests.learning.signals_helpers import (
     slope,
     some_places,
     state,
+    steps_from,
     steps_of,
     weights_of,
 )
@@ -181,7 +182,7 @@ def test_inverse_model_sees_executed_actions() -> None:
         spec = SPECS["continuous"]
         plain = steps_of(spec, [(1, 6, True)])
         raw = np.full((6, 2), size, np.float32)
-        steps = Steps.of_segments(
+        steps = steps_from(
             spec.actions, np.array([6]), [plain.observations[0][:6]], [plain.observations[0][6:]], raw,
             plain.discrete, np.array([True]), np.array([1]),
         )  # fmt: skip

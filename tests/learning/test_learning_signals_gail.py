@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.pipeline.learning.signals.gail import of_demonstrations
-from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.gail_twin import (
     EPISODES,
@@ -20,6 +18,7 @@ from tests.learning.gail_twin import (
     learned_of,
     logits,
     parts_of,
+    prepared,
     samples_of,
 )
 from tests.learning.signals_helpers import (
@@ -32,6 +31,7 @@ from tests.learning.signals_helpers import (
     slope,
     some_places,
     state,
+    steps_from,
     steps_of,
     weights_of,
 )
@@ -58,7 +58,7 @@ def test_inputs_contain_actions_and_ends() -> None:
     """Observations are followed by executed continuous actions, one-hot branches and the end."""
     made, steps = gail(use_actions=True), steps_of(HYBRID)
     assert (np.abs(steps.continuous) == 1).any()  # some raw samples exceed the range
-    _, more = made.module.prepare(steps)
+    _, more = prepared(made, steps)
     assert more.shape == (len(steps), 2 + 3 + 2 + 1)
     expected = np.concatenate(
         [actions_by_hand(HYBRID.actions, steps.continuous, steps.discrete), steps.ended[:, None]], 1
@@ -70,7 +70,7 @@ def test_raw_samples_are_clipped_to_three_and_divided() -> None:
     """Raw samples of a policy become executed actions: clip(a, -3, 3) / 3."""
     raw = np.array([[-7.0, -3.0], [-1.5, 0.0], [2.9, 31.0]], np.float32)
     empty = np.zeros((3, 0), np.int32)
-    steps = Steps.of_segments(
+    steps = steps_from(
         ActionSpec(continuous=2), np.array([3]), [np.zeros((3, 1))], [np.zeros((1, 1))], raw, empty,
         np.array([True]), np.array([1]),
     )  # fmt: skip
@@ -82,9 +82,7 @@ def test_demonstrated_actions_are_not_rescaled() -> None:
     """Demonstrated actions are in [-1, 1] already and are not divided again."""
     columns = recorded(HYBRID, EPISODES)
     demonstrations = demonstrations_of(HYBRID, columns)
-    steps = of_demonstrations(HYBRID.actions, demonstrations)
-    made = gail(use_actions=True)
-    _, more = made.module.prepare(steps)
+    _, more = gail(use_actions=True).prepare(demonstrations)
     ended = np.concatenate([[0.0] * (length - 1) + [1.0] for length in EPISODES])[:, None]
     expected = np.concatenate([actions_by_hand(HYBRID.actions, columns["continuous"], columns["discrete"]), ended], 1)
     np.testing.assert_allclose(more.numpy(), expected, rtol=1e-6)
@@ -98,9 +96,8 @@ def test_without_use_actions_the_discriminator_ignores_actions_and_ends(use_vail
         made = gail(use_vail=use_vail)
         steps = steps_of(HYBRID, parts)
         if parts[0][2]:
-            steps.continuous[:] = -steps.continuous
-            steps.discrete[:] = 0
-        assert len(made.module.prepare(steps)) == 1
+            steps.done.neg_()
+        assert len(prepared(made, steps)) == 1
         rewards = made.begin(steps)
         made.learn(torch.arange(9))
         results.append((rewards.tobytes(), state(made.module)))
@@ -114,12 +111,14 @@ def test_with_use_actions_the_discriminator_sees_actions_and_ends() -> None:
     assert weights_of(made.module)["features.layers.0.weight"].shape[1] == 5 + 2 + 5 + 1
     steps = steps_of(HYBRID)
     before = made.begin(steps)
-    for name in ("continuous", "discrete", "ended"):
+    for place in (0, 2, "ended"):  # the first continuous action, the first branch, the end
         changed = steps_of(HYBRID)
-        column = getattr(changed, name)
-        column[0] = ~column[0] if name == "ended" else (column[0] + 1) % 2
+        if place == "ended":
+            changed.ended[0] = ~changed.ended[0]
+        else:
+            changed.done[0, place] = (changed.done[0, place] + 1) % 2
         after = made.begin(changed)
-        assert after[0] != before[0], name
+        assert after[0] != before[0], place
         np.testing.assert_array_equal(after[1:], before[1:])
 
 
@@ -174,7 +173,7 @@ def test_step_equals_that_of_the_twin(use_actions: bool, use_vail: bool) -> None
     made.begin(steps)
     at = torch.tensor([3, 0, 11, 7, 20, 5])
     twin = copy_of(made._generator)
-    which = torch.randint(len(made._learned), (len(at),), generator=twin)
+    which = torch.randint(made._learned.steps, (len(at),), generator=twin)
     sampled = samples_of(twin, len(at), use_vail)
     weights = weights_of(made.module)
     policy = inputs_of(HYBRID, steps, use_actions)[at.numpy()]
@@ -281,8 +280,7 @@ def test_bytes_are_equivalent_to_floats_from_0_to_1() -> None:
                 name: column.astype(np.float32) / 255 if "observation." in name else column
                 for name, column in columns.items()
             }
-            demonstrations = tuple(column.astype(np.float32) / 255 for column in steps.observations)
-            steps = Steps(**{**vars(steps), "observations": demonstrations})
+            steps.observations = tuple(column.astype(np.float32) / 255 for column in steps.observations)
         made = gail(one, columns=columns)
         rewards = made.begin(steps)
         made.learn(torch.arange(7))

@@ -142,7 +142,7 @@ def test_both_sides_are_normalized_by_the_demonstrations() -> None:
     np.testing.assert_allclose(normalizer.mean.numpy(), mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(normalizer.variance.numpy(), variance, rtol=1e-4)
     expected = np.clip((seen - mean) / np.sqrt(variance), -5, 5)
-    np.testing.assert_allclose(made._expert[0].numpy(), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(made.prepare(made._learned)[0].numpy(), expected, rtol=1e-3, atol=1e-4)
     steps = steps_of(HYBRID)
     weights, x = weights_of(made.module), inputs_of(HYBRID, steps, False)
     d = sigmoid(logits(weights, np.clip((x - mean) / np.sqrt(variance), -5, 5))[0])
@@ -163,16 +163,15 @@ def test_held_out_accuracy_is_of_episodes_that_are_not_trained_on(episodes: int)
     columns = recorded(HYBRID, lengths)
     columns["observation.0"][:, 0] = np.repeat(np.arange(episodes), lengths)
     made = gail(columns=columns)
-    assert made._held_out is not None
-    learned = made._expert[0][:, 0].numpy()
-    held_out_rows = made._held_out[0][:, 0].numpy()
+    learned = made.prepare(made._learned)[0][:, 0].numpy()
+    held_out_rows = made.prepare(made._held_out)[0][:, 0].numpy()
     assert set(learned.tolist()).isdisjoint(held_out_rows.tolist())
     assert sorted([*learned.tolist(), *held_out_rows.tolist()]) == columns["observation.0"][:, 0].tolist()
     assert len(set(held_out_rows.tolist())) == round(0.2 * episodes)
     made.begin(steps_of(HYBRID))
     for _ in range(10):
         made.learn(torch.arange(8))
-    d = sigmoid(logits(weights_of(made.module), made._held_out[0].double().numpy())[0])
+    d = sigmoid(logits(weights_of(made.module), made.prepare(made._held_out)[0].double().numpy())[0])
     assert made.statistics()["Policy/GAIL Held-Out Accuracy"] == pytest.approx((d > 0.5).mean())
 
 
@@ -180,8 +179,7 @@ def test_held_out_accuracy_reveals_overfitting() -> None:
     """A discriminator that has memorized its demonstrations rejects the held-out ones."""
     columns = recorded(HYBRID, [1] * 5)
     made, steps = gail(columns=columns, shake=False), steps_of(HYBRID)
-    assert made._held_out is not None
-    held_out = made._held_out[0].numpy()[0]
+    held_out = made.prepare(made._held_out)[0].numpy()[0]
     for column in (steps.observations[0], steps.observations[1]):
         column[:] = held_out[:3] if column.shape[1] == 3 else held_out[3:]
     made.begin(steps)  # the policy acts like the held-out episode
@@ -195,7 +193,7 @@ def test_held_out_accuracy_reveals_overfitting() -> None:
 def test_fewer_than_five_episodes_have_no_held_out_part(episodes: int) -> None:
     """Then all of them are trained on, and there is no such accuracy."""
     made = gail(lengths=[3] * episodes)
-    assert len(made._learned) == 3 * episodes
+    assert made._learned.steps == 3 * episodes
     made.begin(steps_of(HYBRID))
     made.learn(torch.arange(4))
     assert "Policy/GAIL Held-Out Accuracy" not in made.statistics()

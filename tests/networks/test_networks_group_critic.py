@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.pipeline.networks.group_critic import GroupCritic, GroupRecurrentState
+from sparring.pipeline.networks.group_critic import GroupCritic
 from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from tests.networks.group_critic_twin import (
@@ -256,8 +256,7 @@ def test_recurrent_critic_follows_timesteps_and_decisions_in_order():
     timesteps, _, _ = timesteps_for(one, groups, decided=requested)
     lengths = [2, 3, 3, 1, 2]
     memory = torch.randn(5, MEMORY, generator=seeded(5))
-    recurrent_state = GroupRecurrentState(Layout(np.array(lengths)), memory, 2)
-    values, baselines, after = one.remember(timesteps, recurrent_state)
+    values, baselines, after = one.remember(timesteps, (Layout(np.array(lengths)), memory))
     cells = [(at, one.value, hidden(one, encoded(one, group)), len(group)) for at, group in enumerate(groups)]
     cells += [
         (len(groups) + at, one.baseline, hidden(one, encoded(one, groups[group], member)), len(groups[group]))

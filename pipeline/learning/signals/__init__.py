@@ -64,6 +64,7 @@ class Signals:
         self.sources = dict(sources)
         self.modules = nn.ModuleDict({name: source.module for name, source in self.sources.items()})
         self._sums = {name: EpisodeSums() for name in self.sources}
+        self._ended: dict[str, Floats] = {}
         extrinsic = wanted.extrinsic
         self._scale = RewardScale(extrinsic.gamma) if extrinsic is not None and extrinsic.normalize else None
         if self._scale is not None:
@@ -90,7 +91,7 @@ class Signals:
                 found[name] = extrinsic * np.float32(signal.strength)
                 continue
             found[name] = self.sources[name].begin(batch) * np.float32(signal.strength)
-            self._sums[name].add(batch.agent_episodes, found[name], batch.ended)
+            self._ended[name] = self._sums[name].add(batch.agent_episodes, found[name], batch.ended)
         return found
 
     def terminal_bootstrap_fraction(self, name: str, ends: int, steps: int) -> float:
@@ -108,19 +109,13 @@ class Signals:
         for source in self.sources.values():
             source.learn(at_B)
 
-    def restored(self) -> None:
-        """Prepares all networks for weights that were loaded from a checkpoint."""
-        for source in self.sources.values():
-            source.restored()
-
     def statistics(self) -> dict[str, float]:
         """Returns the batch's losses by ML-Agents' names, and the mean reward of the episodes that ended."""
         found: dict[str, float] = {}
         for name, source in self.sources.items():
             found |= source.statistics()
-            ended = self._sums[name].take()
-            if ended.size:
-                found[f"Policy/{name.capitalize()} Reward"] = float(ended.mean())
+            if self._ended[name].size:
+                found[f"Policy/{name.capitalize()} Reward"] = float(self._ended[name].mean())
         return found
 
     @property
@@ -171,22 +166,17 @@ class EpisodeSums:
 
     def __init__(self) -> None:
         self._sums = Memories(1)
-        self._ended: list[Floats] = []
 
-    def add(self, episodes_r: Numbers, rewards_r: Floats, ended_r: Flags) -> None:
-        """Adds the rewards of steps to the sums of their episodes, and closes those that ended."""
+    def add(self, episodes_r: Numbers, rewards_r: Floats, ended_r: Flags) -> Floats:
+        """Adds the rewards of steps to the sums of their episodes, and returns the sums of those that ended."""
         agent_episodes, at = np.unique(episodes_r, return_inverse=True)
         sums = self._sums.recall(agent_episodes)
         sums[:, 0] += np.bincount(at, rewards_r, len(agent_episodes))
         over = np.zeros(len(agent_episodes), bool)
         over[at[ended_r]] = True
-        self._ended.append(sums[over, 0])
         self._sums.keep(agent_episodes, sums, over)
-
-    def take(self) -> Floats:
-        """Returns the sums of the episodes that ended since the last call."""
-        ended, self._ended = self._ended, []
-        return np.concatenate(ended) if ended else np.empty(0, np.float32)
+        ended: Floats = sums[over, 0]
+        return ended
 
 
 class RewardScale:

@@ -35,10 +35,12 @@ B rows of a minibatch, A action features, Z numbers of a code, r steps of a batc
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid
@@ -46,10 +48,11 @@ from torch.nn.functional import logsigmoid
 from sparring.pipeline.demonstrations.library import Demonstrations
 from sparring.pipeline.learning.settings import ExtrinsicSettings, GailSettings
 from sparring.pipeline.learning.signals.steps import Features, Floats, RewardNetwork, Steps, blocks, select_rows
+from sparring.pipeline.networks.arrays import action_features
 from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import linear
-from sparring.pipeline.specs import ActionSpec, BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec
 
 PENALTY: Final = 10.0
 CODE: Final = 128
@@ -76,18 +79,15 @@ class EndCounts:
         self._ends = 0.0
         self._steps = 0.0
 
-    def count(self, ends: int, steps: int) -> None:
-        """Adds a batch of the policy's steps, and forgets as many earlier ones beyond the horizon."""
+    def share(self, ends: int, steps: int) -> float:
+        """Returns the fraction, 0 to 1, of an episode start's value that bootstraps an end.
+
+        Adds a batch of the policy's steps, and forgets as many earlier ones beyond the horizon.
+        """
         kept = 0.0 if steps >= _HORIZON else min(1.0, (_HORIZON - steps) / max(self._steps, 1.0))
         self._ends = kept * self._ends + ends
         self._steps = kept * self._steps + steps
-
-    @property
-    def share(self) -> float:
-        """Returns the fraction, 0 to 1, of an episode start's value that bootstraps an end."""
-        if not self._ends:
-            return 1.0
-        return min(1.0, math.log2(1.0 + self._demonstrated * self._steps / self._ends))
+        return min(1.0, math.log2(1.0 + self._demonstrated * self._steps / self._ends)) if self._ends else 1.0
 
 
 class Discriminator(nn.Module):
@@ -117,12 +117,18 @@ class Discriminator(nn.Module):
             self.register_buffer("beta", torch.zeros(()))
         self.head = linear(CODE if settings.use_vail else self.features.size, 1, _HEAD_GAIN, generator)
 
-    def prepare(self, steps: Steps) -> Inputs:
-        """Returns steps as this network reads them, on the CPU."""
+    def prepare(self, observations: Sequence[Array], done_rA: Tensor, ended_r: NDArray[np.bool_]) -> Inputs:
+        """Returns steps as this network reads them, on the CPU.
+
+        Args:
+            observations: one [r, *shape] per observation.
+            done_rA: action features.
+            ended_r: the episode ended with the step.
+        """
         encoder = self.features.encoder
-        inputs = encoder.prepare(encoder.join([column[: len(steps)] for column in steps.observations]))
-        ended_r1 = torch.from_numpy(steps.ended.astype(np.float32)[:, None])
-        return (*inputs, torch.cat((steps.done, ended_r1), 1)) if self.uses_actions else inputs
+        inputs = encoder.prepare(encoder.join(observations))
+        ended_r1 = torch.from_numpy(ended_r.astype(np.float32)[:, None])
+        return (*inputs, torch.cat((done_rA, ended_r1), 1)) if self.uses_actions else inputs
 
     def forward(self, rows: Inputs, noise: bool) -> tuple[Tensor, Tensor | None]:
         """Returns logits [B], and the mean code [B, Z] if there is one.
@@ -166,23 +172,21 @@ class Gail(RewardNetwork):
         discriminator = Discriminator(spec, settings, generator)
         super().__init__(discriminator, discriminator, settings.learning_rate, device)
         self._generator = generator
+        self._actions = spec.actions
         if demonstrations is not None:
             self._end_counts = EndCounts(int(demonstrations.terminated.sum()), demonstrations.steps)
-            learned, held_out = demonstrations.split(_HELD_OUT, seed=0)
-            self._learned = of_demonstrations(spec.actions, learned)
-            self._kept = of_demonstrations(spec.actions, held_out) if held_out.episodes else None
+            self._learned, self._held_out = demonstrations.split(_HELD_OUT, seed=0)
             encoder = self.module.features.encoder
-            encoder.update(encoder.join([column[: len(self._learned)] for column in self._learned.observations]))
-            self.restored()
+            encoder.update(encoder.join(self._learned.observations))
 
-    def restored(self) -> None:
-        """Prepares the demonstrations again: the normalizer is one of the weights."""
-        self._expert = self.module.prepare(self._learned)
-        self._held_out = None if self._kept is None else self.module.prepare(self._kept)
-        self._policy = self._expert
+    def prepare(self, demonstrations: Demonstrations) -> Inputs:
+        """Returns demonstrations as the discriminator reads them."""
+        done = action_features(self._actions, demonstrations.continuous, demonstrations.discrete)
+        return self.module.prepare(demonstrations.observations, torch.from_numpy(done), demonstrations.ended)
 
     def begin(self, steps: Steps) -> Floats:
-        self._policy = self.module.prepare(steps)
+        seen = [column[: len(steps)] for column in steps.observations]
+        self._policy, self._expert = self.module.prepare(seen, steps.done, steps.ended), self.prepare(self._learned)
         self._measures = []
         logits_r = torch.cat([self._logits(self._policy, rows) for rows in blocks(len(steps))]).cpu()
         rewards: Floats = -torch.log1p(-logits_r.double().sigmoid() * (1 - _SAFE)).float().numpy()
@@ -190,20 +194,19 @@ class Gail(RewardNetwork):
 
     def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
         """Returns the fraction (8), by how often demonstrations and policy end."""
-        self._end_counts.count(ends, steps)
-        return self._end_counts.share
+        return self._end_counts.share(ends, steps)
 
     def learn(self, at_B: Tensor) -> None:
         """Takes one optimizer step on some rows of the batch, and as many of the demonstrations."""
-        which_B = torch.randint(len(self._learned), (len(at_B),), generator=self._generator)
+        which_B = torch.randint(self._learned.steps, (len(at_B),), generator=self._generator)
         sides = select_rows(self._policy, at_B), select_rows(self._expert, which_B)
         self.step(*over(sides, self.optimizer.device))
 
     def statistics(self) -> dict[str, float]:
         """Returns the mean measures of the steps since `begin`, and the accuracy on held-out demonstrations."""
         found = super().statistics()
-        if self._held_out is not None:
-            logits = self._logits(self._held_out, torch.arange(len(self._held_out[0])))
+        if self._held_out.episodes:
+            logits = self._logits(self.prepare(self._held_out), torch.arange(self._held_out.steps))
             found["Policy/GAIL Held-Out Accuracy"] = (logits > 0).float().mean().item()
         return found
 
@@ -281,19 +284,3 @@ def _between(one: Tensor, other: Tensor, share_B: Tensor) -> Tensor:
         one, other = one.float() / 255, other.float() / 255
     share = share_B.view(-1, *[1] * (one.dim() - 1))
     return share * one + (1 - share) * other
-
-
-def of_demonstrations(actions: ActionSpec, demonstrations: Demonstrations) -> Steps:
-    """Returns demonstrations as reward networks read them."""
-    last = np.flatnonzero(demonstrations.ended)
-    return Steps.of_segments(
-        actions,
-        np.diff(last, prepend=-1),
-        demonstrations.observations,
-        [after[last] for after in demonstrations.next_observations],
-        demonstrations.continuous,
-        demonstrations.discrete,
-        np.ones(len(last), bool),
-        np.arange(len(last)),
-        action_limit=1.0,
-    )

@@ -1,15 +1,13 @@
 # ruff: noqa: N803 (names end in their shape)
 """This module holds what all reward networks are made of: the steps that they read, their layers and their training.
 
-B rows of a minibatch, r steps of s segments, one segment after the other; C continuous actions, D branches.
+B rows of a minibatch, r steps of s segments, one segment after the other; A action features.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
@@ -18,77 +16,48 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.optimizer import Adam
-from sparring.pipeline.networks.arrays import action_features, to_environment
+from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.perceptron import hidden_layer
 from sparring.pipeline.networks.settings import ACTION_LIMIT, NetworkSettings
-from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec
 
 _ROWS_AT_ONCE: Final = 4096
 
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Holds columns of steps.
+    """Holds the steps of a batch as reward networks read them.
 
     Attributes:
-        actions: spec of the actions.
-        observations: one [n, *shape] per observation: those of the r steps first, then others that follow some of them.
+        observations: one [n, *shape] per observation: those of the r steps first, then those that follow the segments.
         following: [r] row of the observation after each step.
-        continuous: [r, C] as the simulator received them, in [-1, 1].
-        discrete: [r, D] chosen index.
+        done: [r, A] action features: continuous actions as the simulator received them, then one 1 for each branch.
         ended: [r] the episode terminated or was interrupted with the step.
         agent_episodes: [r] number of the agent episode.
+
+    Args:
+        batch: segments, of which some may have no step at all.
+        actions: spec of the actions.
+        action_limit: limit of the raw samples.
     """
 
-    actions: ActionSpec
-    observations: tuple[Array, ...]
-    following: NDArray[np.int64]
-    continuous: Floats
-    discrete: NDArray[np.int32]
-    ended: NDArray[np.bool_]
-    agent_episodes: NDArray[np.int64]
-
-    @classmethod
-    def of_segments(
-        cls,
-        actions: ActionSpec,
-        lengths_s: Array,
-        observations: Sequence[Array],
-        next_observations: Sequence[Array],
-        continuous: Floats,
-        discrete: NDArray[np.int32],
-        ended_s: NDArray[np.bool_],
-        episodes_s: NDArray[np.int64],
-        action_limit: float = ACTION_LIMIT,
-    ) -> Steps:
-        """Builds the steps of segments; `continuous` are raw samples, and a segment may have no step at all."""
-        rows, stepped = int(lengths_s.sum()), np.flatnonzero(lengths_s)
-        last = np.cumsum(lengths_s)[stepped] - 1
-        following = np.arange(1, rows + 1)
-        following[last] = rows + stepped
-        ended = np.zeros(rows, bool)
-        ended[last] = ended_s[stepped]
-        return cls(
-            actions=actions,
-            observations=tuple(map(np.concatenate, zip(observations, next_observations, strict=True))),
-            following=following,
-            continuous=to_environment(continuous, action_limit),
-            discrete=discrete,
-            ended=ended,
-            agent_episodes=np.repeat(episodes_s, lengths_s),
-        )
+    def __init__(self, batch: Batch, actions: ActionSpec, action_limit: float = ACTION_LIMIT) -> None:
+        stepped = np.flatnonzero(batch.lengths)
+        last = np.cumsum(batch.lengths)[stepped] - 1
+        self.observations = tuple(map(np.concatenate, zip(batch.observations, batch.next_observations, strict=True)))
+        self.following = np.arange(1, batch.steps + 1)
+        self.following[last] = batch.steps + stepped
+        self.done = torch.from_numpy(previous_features(actions, batch.continuous, batch.discrete, action_limit))
+        self.ended = np.zeros(batch.steps, np.bool_)
+        self.ended[last] = batch.ended[stepped]
+        self.agent_episodes = np.repeat(batch.agent_episodes, batch.lengths)
 
     def __len__(self) -> int:
         return len(self.ended)
-
-    @cached_property
-    def done(self) -> Tensor:
-        """Returns [r, A] the action features: continuous actions, then one 1 for each branch."""
-        return torch.from_numpy(action_features(self.actions, self.continuous, self.discrete))
 
 
 class Features(nn.Module):
@@ -181,9 +150,6 @@ class RewardNetwork(ABC):
         """
         del ends, steps
         return 1.0
-
-    def restored(self) -> None:  # noqa: B027 (most networks store no result of their weights)
-        """Discards what was computed with the previous weights, after others were loaded."""
 
     def statistics(self) -> dict[str, float]:
         """Ends the batch and returns the means of its measures since `begin`, by ML-Agents' names."""
