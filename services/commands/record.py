@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from sparring.pipeline.stepping.behaviors import Behavior
 
 from sparring.pipeline.compliance.peer import ConversationStopped, SimulatorProcess, TrialConnection
 from sparring.pipeline.demonstrations.episodes import SUFFIX, encode
@@ -57,6 +56,7 @@ from sparring.pipeline.settings import Overrides, Settings, not_here, read
 from sparring.pipeline.settings.parameters import in_lessons
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec, read_spec
 from sparring.pipeline.stepping.acting import Policy
+from sparring.pipeline.stepping.agents import Behavior
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.policies import Policies, ScriptedPolicy
 from sparring.pipeline.stepping.stepper import Stepper
