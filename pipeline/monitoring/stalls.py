@@ -115,6 +115,10 @@ class Stalls:
             stage = self._stages[metrics.service] = _Stage(metrics.start, started_at=now)
         stage.update(metrics, now)
 
+    def forget(self, service: str) -> None:
+        """Removes the record of a service that has died: its next incarnation is judged by its own."""
+        self._stages.pop(service, None)
+
     def look(self, now: float) -> list[Stall]:
         """Returns the present stalls, one for each root; must be called about once a second (`PAUSE_S`)."""
         gap = 0.0 if self._looked is None else now - self._looked

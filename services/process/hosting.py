@@ -67,7 +67,7 @@ class Process:
     """A Process runs a command.
 
     Attributes:
-        process: started, in a session of its own.
+        process: started, the first of a process group of its own.
         errors: file with its standard error, whose last line names the failure.
         offset: where the output of this process begins.
     """
@@ -98,6 +98,7 @@ class Process:
             status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+        self._kill_group()  # what a shell has started outlives the shell
         if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it handled signals
             return ""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
@@ -113,9 +114,13 @@ class Process:
             self.process.terminate()
 
     def kill(self) -> None:
-        """Sends SIGKILL."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        """Sends SIGKILL to its group."""
+        if self.process.returncode is None:  # later, the number of the group may be that of another
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def last_line(self) -> str:
         """Returns the last line of its standard error, which names the failure."""

@@ -1,5 +1,8 @@
 """A watcher runs one foreign program and ends it, with all its children, when the supervisor has ended.
 
+It leads a process group, in which the program and its children are: who started the watcher kills that group after its
+end, because a shell does not take its children with it.
+
 `python -m sparring.services.process.watcher CMD ...`; a variable names the pipe of `lifeline.py`. It needs only the
 standard library, so that it stays small.
 """
@@ -30,7 +33,7 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=end_with_parent)
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
     except OSError as error:
         sys.stderr.write(f"got {command[0]!r}, which cannot be started ({error}); expected a program; correct it\n")
         return 127  # `CANNOT_START` of sparring.pipeline.errors
@@ -38,12 +41,14 @@ def main(command: list[str]) -> int:
     while child.poll() is None:
         timeout = _GRACE_S if asked else None
         ready, _, _ = select.select([pipe, wake_reader], [], [], timeout)
-        if pipe in ready or not ready:  # the supervisor has ended, or the program ignores SIGTERM
+        if pipe in ready:  # the supervisor has ended
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        if not ready:  # the program ignores SIGTERM
+            child.kill()
             break
         if wake_reader in ready and signal.SIGTERM in os.read(wake_reader, 64):
             child.terminate()
             asked = True
-    _kill_group(child.pid)
     status = child.wait()
     if status < 0:
         _end_by(-status)
@@ -60,11 +65,6 @@ def _end_by(number: int) -> None:
 
 def _ignore(_signal: int, _frame: FrameType | None) -> None:
     """Does nothing: the loop that reads the signal pipe handles signals."""
-
-
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -70,11 +70,18 @@ class Watchdog:
                 self._check_answers(active.parts[name], topic, now, awake)
                 if (metrics := topic.latest(METRICS)) is not None:
                     self._check_writes(metrics, now)
-                    if name in active.topology.run.services:
-                        self._stalls.update(metrics, now)
+                    self._judge(name, metrics, now)
             self._check_simulators(now)
             self._stalls.sinks = active.topology.run.sinks
             self._check_progress(self._stalls.look(now), now)
+
+    def _judge(self, name: str, metrics: Metrics, now: float) -> None:
+        """Adds the numbers of a service to those that show stalls, unless an incarnation that died published them."""
+        part = self._active.parts[name]
+        if part.down or metrics.start != self._active.incarnation(name, part.starts):
+            self._stalls.forget(name)
+        elif name in self._active.topology.run.services:
+            self._stalls.update(metrics, now)
 
     async def trim(self) -> None:
         """Bounds the files that other programs write: standard error of all parts, and logs of Unity players."""
