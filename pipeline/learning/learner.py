@@ -7,7 +7,7 @@ segments give bit-identical weights, with the same number of threads.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from sparring.pipeline.learning.buffer import SegmentBuffer
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.learning.cloning import BC
 from sparring.pipeline.learning.poca import POCA
+from sparring.pipeline.learning.policy_gradient import PolicyGradient
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.report import UpdateReport
 from sparring.pipeline.learning.settings import TrainerSettings
@@ -65,6 +66,7 @@ class Learner:
         device: torch.device = CPU,
     ) -> None:
         self._learns = learns
+        self.is_stopping: Callable[[], bool] = lambda: False
         self.behavior = behavior
         self.settings = settings
         self.version = 1
@@ -176,7 +178,8 @@ class Learner:
     def update(self, everything: bool = False) -> UpdateReport:
         """Trains on the oldest `buffer_size` steps, or on all of them; the resulting weights are a new version.
 
-        A sequence of a recurrent network is never split; one that reaches beyond the last step waits.
+        A sequence of a recurrent network is never split; one that reaches beyond the last step waits. Once
+        `is_stopping()`, the update ends after its present minibatch, and its steps count as trained.
 
         Args:
             everything: train on the whole buffer (lockstep).
@@ -185,6 +188,8 @@ class Learner:
             ValueError: the buffer holds fewer steps, or none.
         """
         batch = self._buffer.take(None if everything else self.settings.hyperparameters.buffer_size)
+        if isinstance(self._algorithm, PolicyGradient):
+            self._algorithm.is_stopping = self.is_stopping
         report = self._algorithm.update(batch, self.version, self.trained)
         self.version += 1
         self.updates += 1

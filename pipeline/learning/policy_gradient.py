@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -114,6 +115,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
         settings: the learner's settings.
         generator: random source of shuffling.
         clone: trains the actor beside this, after a number of steps, and returns statistics; None for no cloning.
+        is_stopping: returns whether an update is to end after its present minibatch.
         actor: the one of `networks`.
         modules: both networks by name.
     """
@@ -124,6 +126,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
     settings: TrainerSettings
     generator: torch.Generator
     clone: Callable[[int], dict[str, float]] | None = None
+    is_stopping: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.actor = self.networks.actor
@@ -144,10 +147,12 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
         rows, staleness = correct(self.actor, targets.rows, stale, targets.recurrence, coefficients.epsilon, hyper)
         targets = replace(targets, rows=rows)
         done = []
-        for _ in range(hyper.num_epoch):
-            for part, state, at_B, critic in self._minibatches(targets):
-                done.append(self._step(*over((part, state, critic), self.optimizer.device), coefficients))
-                self.signals.learn(at_B)
+        passes = chain.from_iterable(self._minibatches(targets) for _ in range(hyper.num_epoch))
+        for part, state, at_B, critic in passes:
+            done.append(self._step(*over((part, state, critic), self.optimizer.device), coefficients))
+            self.signals.learn(at_B)
+            if self.is_stopping():
+                break
         cloned = {} if self.clone is None else self.clone(trained)
         for encoder, joined in targets.observed:
             encoder.update(joined)

@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             if not (directory / "run.json").exists():  # the run has not begun: a port was in use
                 shutil.rmtree(directory)
             raise
-    if status == "stopped":
+    if status == "stopped" and any(directory.glob("*/*-*/state.json")):  # there is a checkpoint
         logs.get().info("go_on_with", command=going_on(args, run_id), notice=True)
     return STATUSES[status]
 

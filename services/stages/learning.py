@@ -55,6 +55,7 @@ class Learning:
         settings = context.run.settings
         self._context = context
         self._learner = learner
+        learner.is_stopping = context.stop.is_set
         self._topic = topic
         self._policies = policies
         self._receiver = receiver

@@ -3,7 +3,7 @@
 consumes       the topics of all services: the end of training, heartbeats, names of behaviors, checkpoints
 produces       processes (or tasks); `summary.json`; log lines for all that happens
 waits for      the end of the run, the end of a process, a signal
-unblocked by   coordination's "finished"; SIGINT or SIGTERM; a failure beyond the restart budget
+unblocked by   coordination's "finished"; SIGINT, SIGTERM or SIGHUP; a failure beyond the restart budget
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ TOPIC_PACE_S = 0.25
 """Topics change hundreds of times a second; the decisions that are made here can wait that long."""
 
 
+SAME_SIGNAL_S = 1.0
+"""A signal that follows the first one within this time is the same: a terminal or a container may send several."""
+
 Grow = Callable[[Topology, Sequence[str]], Topology]
 """Makes and writes the topology with further behaviors."""
 
@@ -59,7 +62,7 @@ class Supervisor:
         clock: seconds, only rising.
         session: distinguishes the incarnations of this run's services from those of an earlier session.
         log: of the supervisor.
-        handles_signals: SIGINT and SIGTERM end the run.
+        handles_signals: SIGINT, SIGTERM and SIGHUP end the run.
 
     Attributes:
         active: the run.
@@ -181,15 +184,18 @@ class Supervisor:
 
     async def _follow_signals(self) -> None:
         try:
-            receiver = anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
+            receiver = anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         except (NotImplementedError, RuntimeError):
             return
         with receiver as signals:
             await anext(signals)
+            first_at = self.active.clock()
             self._log.info("stopping", cause="signal", notice=True)
             self.active.end("stopped")
             async for _ in signals:
-                self._log.warning("stopped_at_once", notice=True)
+                if self.active.clock() - first_at < SAME_SIGNAL_S:
+                    continue
+                self._log.warning("stopped_at_once", lost="all since the newest checkpoints", notice=True)
                 self.active.hurried = True
                 for part in self.active.parts.values():
                     part.stopping = True

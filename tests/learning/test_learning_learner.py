@@ -40,6 +40,15 @@ def fed(one, seed=0, rows=64, **fields):
 # ---------------------------------------------------------------- one update
 
 
+def test_update_that_is_asked_to_stop_ends_after_a_minibatch_and_counts_its_steps():
+    one, whole = fed(learner()), fed(learner())
+    one.is_stopping = lambda: True
+    report = one.update()
+    assert report.minibatches == 1 < whole.update().minibatches
+    assert (one.trained, one.version, one.updates) == (64, 2, 1)
+    assert one.weights_sha256 != learner().weights_sha256
+
+
 def plain_loss(ppo, batch, epsilon, beta):
     """Returns the loss of a single minibatch as in the paper, for autograd."""
     inputs = ppo.actor.encoder.prepare(ppo.actor.encoder.join(batch.observations))
