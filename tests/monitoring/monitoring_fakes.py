@@ -114,9 +114,9 @@ class FakeRun:
         learner.gauge("max_steps/Balance", 500_000)
         learner.gauge("version/Balance", 7)
         learner.observe_many("lag/Balance", [lag] * steps)
-        learner.observe_moments("Policy/Entropy", [entropy], "Balance")
-        learner.observe_moments("Losses/Policy Loss", [0.25], "Balance")
-        learner.observe_moments("Losses/Value Loss", [0.5], "Balance")
+        learner.observe_moments("Policy/Entropy", [entropy] * 10, "Balance")
+        learner.observe_moments("Losses/Policy Loss", [0.25] * 10, "Balance")
+        learner.observe_moments("Losses/Value Loss", [0.5] * 10, "Balance")
         self._keep_step_counts()
 
     def _keep_step_counts(self) -> None:
