@@ -34,10 +34,10 @@ class BuiltInGame:
         areas: number of areas.
         specs: spec of each behavior id.
         players: number of players in an area.
-        sides: the players of each behavior; those of none are not reported.
 
     Attributes:
         _ids: behavior ids.
+        _sides: for each behavior its players in an area, by default as many for each; those of none are not reported.
         _areas: [areas] numbers of the areas.
         _ages: [areas] steps since the area's episode began.
         _agents: [areas, players] ids of the agents.
@@ -51,16 +51,11 @@ class BuiltInGame:
     DEFAULTS: ClassVar[Mapping[str, float]] = {}
     """Environment parameters that are read at a reset, with their defaults."""
 
-    def __init__(
-        self,
-        areas: int,
-        specs: Mapping[str, BehaviorSpec],
-        players: int = 1,
-        sides: Sequence[slice] = (slice(None),),
-    ) -> None:
+    def __init__(self, areas: int, specs: Mapping[str, BehaviorSpec], players: int = 1) -> None:
         self._specs = specs
         self._ids = list(specs)
-        self._sides = sides
+        size = players // len(specs)
+        self._sides = [slice(first, first + size) for first in range(0, players, size)]
         self._areas: Ints = np.arange(areas, dtype=np.int64)
         self._ages = np.zeros(areas, np.int64)
         self._agents = np.arange(areas * players, dtype=np.int64).reshape(areas, players)

@@ -55,8 +55,8 @@ class Goals(BuiltInGame):
         specs = {behavior: BehaviorSpec(observations=_GOAL, actions=_DISCRETE if discrete else _CONTINUOUS)}
         if mixed:
             specs[f"{behavior}Odd"] = BehaviorSpec(observations=_SIDE_AND_PLACE, actions=_DISCRETE)
-        sides = [slice(first, None, len(specs)) for first in range(len(specs))]
-        super().__init__(areas, {str(BehaviorId(name=name)): spec for name, spec in specs.items()}, members, sides)
+        super().__init__(areas, {str(BehaviorId(name=name)): spec for name, spec in specs.items()}, members)
+        self._sides = [slice(first, None, len(specs)) for first in range(len(specs))]
         self._groups = 1 + self._areas
         self._positions = np.zeros((areas, members))
         self._goals = np.ones((areas, members))

@@ -53,14 +53,9 @@ def make(name: str, areas: int, /, **options: Option) -> Game:
     for option in options:
         if option not in known and not free:
             raise _unknown(f"option {option!r} for {name!r}", option, known)
-    maker = _maker(name)
-    try:
-        inspect.signature(maker).bind(areas=areas, **options)
-    except TypeError as error:
-        raise SettingsError(
-            f"got options {options} for {name!r}: {error}; expected it; add --option KEY=VALUE"
-        ) from error
-    return maker(areas=areas, **options)
+    if missing := [key for key in required_options(name) if key not in options]:
+        raise SettingsError(f"got {name!r} without option {missing[0]!r}; expected it; add --option {missing[0]}=VALUE")
+    return _maker(name)(areas=areas, **options)
 
 
 def parse_options(name: str, texts: Iterable[str]) -> dict[str, Option]:

@@ -82,8 +82,7 @@ class Scramble(BuiltInGame):
         behavior_ids = [str(BehaviorId(name=behavior, team=team)) for team in range(teams)]
         size = _ALONE + 2 * pellets + _PER_RIVAL * (teams - 1)
         spec = one_vector("view", size, ActionSpec(discrete=BRANCHES))
-        sides = [slice(team, team + 1) for team in range(teams)]
-        super().__init__(areas, dict.fromkeys(behavior_ids, spec), teams, sides)
+        super().__init__(areas, dict.fromkeys(behavior_ids, spec), teams)
         self._matches = self._areas.copy()
         self._rivals = (np.arange(teams)[:, None] + np.arange(1, teams)) % teams  # [teams, rivals]
         self._places: Float = np.zeros((areas, teams, 2))

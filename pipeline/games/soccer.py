@@ -26,7 +26,6 @@ BEHIND: Final = 1.0
 BRANCHES: Final = (3, 3, 3)
 OBSERVATION_SIZE: Final = 27
 
-_SIDES: Final = (slice(0, 2), slice(2, 4))
 _SCRIPTS: Final[Mapping[str, Callable[[Pitch, int], Float]]] = {"scripted": scripted, "still": still}
 _RIVALS_ARE: Final = ("learning", *_SCRIPTS)
 _TEAMMATES: Final = np.array([1, 0, 3, 2])
@@ -75,7 +74,8 @@ class Soccer(BuiltInGame):
         teams = (0, 1) if self._rivals is None else (0,)
         behavior_ids = [str(BehaviorId(name=behavior, team=team)) for team in teams]
         spec = one_vector("view", OBSERVATION_SIZE, ActionSpec(discrete=BRANCHES))
-        super().__init__(areas, dict.fromkeys(behavior_ids, spec), PLAYERS, _SIDES[: len(teams)])
+        super().__init__(areas, dict.fromkeys(behavior_ids, spec), PLAYERS)
+        self._sides = [slice(0, 2), slice(2, 4)][: len(teams)]
         self._groups = 1 + 2 * self._areas[:, None] + np.array([0, 0, 1, 1])
         self._matches = self._areas.copy()
         self._pitch = Pitch(areas)

@@ -87,7 +87,7 @@ class Tag(BuiltInGame):
             BehaviorSpec(observations=(view, surroundings), actions=ActionSpec(continuous=2, discrete=(2,))),
         )
         behavior_ids = [str(BehaviorId(name=name, team=team)) for team, name in enumerate((chaser, runner))]
-        super().__init__(areas, dict(zip(behavior_ids, specs, strict=True)), 2, (slice(0, 1), slice(1, 2)))
+        super().__init__(areas, dict(zip(behavior_ids, specs, strict=True)), 2)
         self._agents = np.repeat(self._areas[:, None], 2, 1)
         self._matches = self._areas.copy()
         self._places: Float = np.zeros((areas, 2, 2))  # areas, players, x and y

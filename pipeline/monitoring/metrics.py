@@ -4,9 +4,9 @@ A `Registry` collects in one process. Its `snapshot` is a `Metrics` record for t
 Counters and histograms only grow, from 0 at the start of the process, so an interval is a difference
 and a lost message loses nothing.
 
-Names: `NAME` for the service, `NAME/Behavior` for one behavior. The mean of X is published as the two
-counters `X.sum` and `X.count` (and `X.sumsq` where its spread is wanted): the mean over any interval
-is the difference of the one over the difference of the other.
+Names: `NAME` for the service, `NAME/Behavior` for one behavior. Mean and spread of X are published as the
+counters `X.sum`, `X.sumsq` and `X.count`: the mean over any interval is the difference of the first over the
+difference of the last.
 """
 
 from __future__ import annotations
@@ -108,22 +108,6 @@ class Registry:
     def observe_many(self, name: str, values: ArrayLike) -> None:
         """Counts all values of an array of any shape in histogram `name`, which must be registered."""
         self._histograms[name].observe_many(self._summable(values))
-
-    def observe_mean(self, name: str, value: float, count: int = 1, behavior: str = "") -> None:
-        """Adds a mean to the counters `name.sum` and `name.count`.
-
-        Args:
-            name: name of the value, such as "Losses/Policy Loss".
-            value: mean of `count` values.
-            count: number of values.
-            behavior: behavior name, "" for the service's own numbers.
-        """
-        total = float(value) * count
-        if not -LARGEST < total < LARGEST:
-            self._counters[NOT_FINITE] += count
-            return
-        self._counters[scoped(f"{name}.sum", behavior)] += total
-        self._counters[scoped(f"{name}.count", behavior)] += count
 
     def observe_moments(self, name: str, values: ArrayLike, behavior: str = "") -> None:
         """Adds all values of an array to `name.sum`, `name.sumsq` and `name.count`, for mean and spread."""

@@ -100,7 +100,7 @@ class Coordination:
                 progress.passed(MATCHES, delivery.steps)
                 self._unsaved.append(delivery)
                 for learner, score in self.coordinator.on_results(delivery.record):
-                    self._context.registry.observe_mean("Self-play/Win Rate", score, behavior=learner)
+                    self._context.registry.observe_moments("Self-play/Win Rate", [score], learner)
                 self.publish()
         except QueueClosed:
             return

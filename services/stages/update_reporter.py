@@ -37,7 +37,7 @@ class UpdateReporter:
         registry.add(f"skipped/{name}", report.skipped)
         registry.observe_many(f"lag/{name}", np.repeat(np.arange(len(report.lags)), report.lags))
         for statistic, value in report.statistics.items():
-            registry.observe_mean(statistic, value, behavior=name)
+            registry.observe_moments(statistic, [value], name)
         if report.skipped:
             log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
         sample_size = report.staleness.sample_size

@@ -114,9 +114,9 @@ class FakeRun:
         learner.gauge("max_steps/Balance", 500_000)
         learner.gauge("version/Balance", 7)
         learner.observe_many("lag/Balance", [lag] * steps)
-        learner.observe_mean("Policy/Entropy", entropy, 10, "Balance")
-        learner.observe_mean("Losses/Policy Loss", 0.25, 10, "Balance")
-        learner.observe_mean("Losses/Value Loss", 0.5, 10, "Balance")
+        learner.observe_moments("Policy/Entropy", [entropy] * 10, "Balance")
+        learner.observe_moments("Losses/Policy Loss", [0.25] * 10, "Balance")
+        learner.observe_moments("Losses/Value Loss", [0.5] * 10, "Balance")
         self._keep_step_counts()
 
     def _keep_step_counts(self) -> None:

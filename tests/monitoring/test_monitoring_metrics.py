@@ -87,9 +87,9 @@ def test_moments_give_mean_and_deviation(values: list[float]) -> None:
 
 def test_mean_of_an_interval_is_the_difference_of_sums_over_that_of_counts() -> None:
     registry = Registry("learning-Ball", "learning-Ball.1")
-    registry.observe_mean("Losses/Policy Loss", 1.0, 10, "Ball")
+    registry.observe_moments("Losses/Policy Loss", [1.0] * 10, "Ball")
     before = registry.snapshot(0.0).counters
-    registry.observe_mean("Losses/Policy Loss", 3.0, 5, "Ball")
+    registry.observe_moments("Losses/Policy Loss", [3.0] * 5, "Ball")
     after = registry.snapshot(1.0).counters
     name = "Losses/Policy Loss.{}/Ball"
     total, number = (after[name.format(end)] - before[name.format(end)] for end in ("sum", "count"))
@@ -102,7 +102,7 @@ def test_values_that_are_not_finite_are_counted_and_never_recorded() -> None:
     registry.gauge("reward", math.nan)
     registry.observe("h", math.inf)
     registry.observe_many("h", [1.0, math.nan])
-    registry.observe_mean("loss", math.nan, 3)
+    registry.observe_moments("loss", [math.nan] * 3)
     registry.observe_moments("r", [math.inf, 2.0])
     record = registry.snapshot(0.0)
     assert "reward" not in record.gauges
@@ -115,7 +115,7 @@ def test_values_too_large_to_be_summed_are_counted_and_left_out() -> None:
     registry = Registry("stepping-0", "stepping-0.1")
     for _ in range(3):
         registry.add("sum", 1.7e308)
-        registry.observe_mean("loss", -1.7e308, 2)
+        registry.observe_moments("loss", [-1.7e308] * 2)
         registry.observe_moments("r", [1.7e308, 2.0])
     registry.add("sum", math.nan)
     registry.add("sum", 5.0)
