@@ -52,6 +52,7 @@ class PlayerProgram:
 
     Attributes:
         phase: stage of the start; the bridge updates it.
+        has_failed: whether an error about it was made.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class PlayerProgram:
     ) -> None:
         self.name = name
         self.phase: Phase = "not started"
+        self.has_failed = False
         self._command = command
         self._log = log
         self._logs = [*more, *([] if log is None else [log])]
@@ -126,6 +128,7 @@ class PlayerProgram:
             got: the cause.
             remedy: what the game's author can do.
         """
+        self.has_failed = True
         where = f"{self.name}, {self.phase}: {got}"
         return PlayerFailed(got=where, expected=_EXPECTED[self.phase], remedy=remedy + self._tail())
 
