@@ -262,5 +262,4 @@ def test_after_a_reset_no_agent_waits_for_a_decision(begun: Begin) -> None:
     conversation.reset()
     received = conversation.receive(writer.output({NAME: [writer.agent(SEEN, number=3, done=True)]}))
     assert received.reports == ()
-    assert conversation.ends_without_decision == 1
     assert writer.answer(conversation.step([])).actions == {}

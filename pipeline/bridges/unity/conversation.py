@@ -96,11 +96,6 @@ class PlayerConversation:
         self._brains: dict[str, Proto] = {}
         self._columns: dict[str, PlayerBehavior] = {}
 
-    @property
-    def ends_without_decision(self) -> int:
-        """Returns the number of ends omitted because their agents had not decided since their last end."""
-        return sum(columns.ends_without_decision for columns in self._columns.values())
-
     def receive(self, content: bytes) -> PlayerMessage:
         """Returns the content of a message of the player, which another method must answer.
 

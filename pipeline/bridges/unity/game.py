@@ -24,19 +24,7 @@ from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT, comma
 from sparring.pipeline.bridges.unity.connection import GONE, Event, PlayerConnection, player_fault
 from sparring.pipeline.bridges.unity.conversation import PlayerMessage
 from sparring.pipeline.errors import RemoteProtocolError, SettingsError
-from sparring.pipeline.messages.simulator import (
-    Act,
-    Adopted,
-    BehaviorActions,
-    BehaviorReport,
-    Bye,
-    Fault,
-    Player,
-    Progress,
-    Reset,
-    Sampler,
-    Statistic,
-)
+from sparring.pipeline.messages import simulator as messages
 from sparring.pipeline.simulation.connection import Client
 from sparring.pipeline.specs import BehaviorSpec
 
@@ -70,7 +58,7 @@ class Unity:
     def __init__(
         self,
         launch: Callable[[int], PlayerProgram],
-        player: Player,
+        player: messages.Player,
         *,
         host: str = HOST,
         clock: Callable[[], float] = time.monotonic,
@@ -84,7 +72,7 @@ class Unity:
         self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)  # makes its loop at the first use
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._known: dict[str, BehaviorSpec] = {}
-        self._statistics: list[Statistic] = []
+        self._statistics: list[messages.Statistic] = []
         self._parameters: Mapping[str, float] = {}
         self._revision: int | None = None  # of the parameters that the player has
 
@@ -92,7 +80,7 @@ class Unity:
         """Returns the behaviors whose agents have appeared: none before the first reset."""
         return self._known
 
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[messages.BehaviorReport]:
         """Launches the player, the first time, and makes it begin new episodes.
 
         Raises:
@@ -103,16 +91,16 @@ class Unity:
         if self._connection is None:
             self._connect(seed or 0)
         self._parameters, self._revision = parameters, None
-        return self._exchange(Reset(parameters=self._changed_parameters(), samplers=self._samplers()))
+        return self._exchange(messages.Reset(parameters=self._changed_parameters(), samplers=self._samplers()))
 
-    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+    def step(self, actions: Mapping[str, messages.BehaviorActions]) -> Sequence[messages.BehaviorReport]:
         """Plays on until an agent wants a decision or has ended.
 
         Raises:
             PlayerFailed: the player has ended, did not answer, or its message cannot be used.
         """
         return self._exchange(
-            Act(
+            messages.Act(
                 sequence=0,
                 actions=tuple(actions.values()),
                 parameters=self._changed_parameters(),
@@ -120,11 +108,11 @@ class Unity:
             )
         )
 
-    def player(self) -> Player:
+    def player(self) -> messages.Player:
         """Returns what a trainer on this machine needs to talk to the player itself."""
         return self._player
 
-    def attend(self, adopted: Adopted, trainer: Client) -> Bye:
+    def attend(self, adopted: messages.Adopted, trainer: Client) -> messages.Bye:
         """Launches the player, which calls the trainer, and supervises it until the end.
 
         Raises:
@@ -132,10 +120,10 @@ class Unity:
             LinkLost: the connection to the trainer broke and could not be restored.
             RemoteProtocolError: the trainer rejects something else.
         """
-        news: Adopted | Progress | Bye = adopted
+        news: messages.Adopted | messages.Progress | messages.Bye = adopted
         try:
-            while not isinstance(news, Bye):
-                if isinstance(news, Adopted):
+            while not isinstance(news, messages.Bye):
+                if isinstance(news, messages.Adopted):
                     program = self._start(news.port, lambda: trainer.stop(_ENDED))
                 elif news.phase in PHASES:
                     program.phase = news.phase
@@ -148,7 +136,7 @@ class Unity:
             program.check()
         return news
 
-    def statistics(self) -> Sequence[Statistic]:
+    def statistics(self) -> Sequence[messages.Statistic]:
         """Returns the game's own statistics since the last call."""
         statistics, self._statistics = self._statistics, []
         return statistics
@@ -195,7 +183,7 @@ class Unity:
         program = self._start(connection.port, lambda: self._events.put(ended))
         self._receive(connection, program)
 
-    def _exchange(self, answer: Act | Reset) -> Sequence[BehaviorReport]:
+    def _exchange(self, answer: messages.Act | messages.Reset) -> Sequence[messages.BehaviorReport]:
         """Answers the player's last message, and returns its next reports."""
         connection, program = self._connection, self._program
         assert connection is not None
@@ -203,11 +191,11 @@ class Unity:
         self._runner.get_loop().call_soon_threadsafe(connection.answer, answer)
         return self._receive(connection, program)
 
-    def _receive(self, connection: PlayerConnection, program: PlayerProgram) -> Sequence[BehaviorReport]:
+    def _receive(self, connection: PlayerConnection, program: PlayerProgram) -> Sequence[messages.BehaviorReport]:
         """Returns the reports of the next message that needs an answer; none if the player is ready for a reset."""
         while True:
             event = self._next_event(connection)
-            if isinstance(event, Fault):
+            if isinstance(event, messages.Fault):
                 self._events.put(event)  # nothing follows it
                 raise _failure(program, event)
             if isinstance(event, str):
@@ -232,7 +220,7 @@ class Unity:
         known, self._revision = self._revision, getattr(self._parameters, "revision", 0)
         return dict(self._parameters) if self._revision != known else {}
 
-    def _samplers(self) -> dict[str, Sampler]:
+    def _samplers(self) -> dict[str, messages.Sampler]:
         return dict(getattr(self._parameters, "samplers", {}))
 
 
@@ -245,7 +233,7 @@ def _warn_of_plain_goals(player: str, message: PlayerMessage) -> None:
             )
 
 
-def _failure(program: PlayerProgram, fault: Fault | RemoteProtocolError) -> PlayerFailed:
+def _failure(program: PlayerProgram, fault: messages.Fault | RemoteProtocolError) -> PlayerFailed:
     """Returns the report about a player with its phase, its log, and its exit status if that says more."""
     try:
         if fault.code == GONE:
@@ -323,7 +311,7 @@ def make_unity(
         return PlayerProgram(f"Unity player {number}", launched, log=output, more=() if log is None else (log,))
 
     check_free(where, host)
-    player = Player(
+    player = messages.Player(
         protocol="unity", port=where, settings=engine.hex(), areas=areas, connect_s=connect_s, timeout_s=timeout_s
     )
     return Unity(launch, player, host=host)
