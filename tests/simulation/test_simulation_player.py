@@ -109,15 +109,6 @@ def test_without_a_program_nothing_is_watched() -> None:
     player.close(0.0)
 
 
-def test_a_program_gets_additional_environment_variables(tmp_path: Path) -> None:
-    player = PlayerProgram(
-        "Game 0", ["/bin/sh", "-c", "echo $COLOUR $HOME"], log=tmp_path / "log", environment={"COLOUR": "red"}
-    )
-    player.start()
-    ended(player)
-    assert (tmp_path / "log").read_text().split() == ["red", os.environ["HOME"]]
-
-
 # ---------------------------------------------------------------- builds
 
 
