@@ -6,7 +6,6 @@ status and the last lines of its log.
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -48,10 +47,10 @@ class PlayerProgram:
         command: program and arguments; None if a person starts the game.
         log: file for the program's output; None: it shares the output of this process.
         more: log files that the program writes itself; errors include their ends.
-        environment: environment variables beside those of this process.
 
     Attributes:
         phase: stage of the start; the bridge updates it.
+        has_failed: whether an error about it was made.
     """
 
     def __init__(
@@ -61,14 +60,13 @@ class PlayerProgram:
         *,
         log: Path | None = None,
         more: Sequence[Path] = (),
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.phase: Phase = "not started"
+        self.has_failed = False
         self._command = command
         self._log = log
         self._logs = [*more, *([] if log is None else [log])]
-        self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -91,12 +89,11 @@ class PlayerProgram:
         """Launches the program without code between fork and exec: threads of a listening library do not survive a
         fork.
         """
-        environment = {**os.environ, **self._environment}
         if self._log is None:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     @property
     def launched(self) -> bool:
@@ -113,7 +110,7 @@ class PlayerProgram:
             PlayerFailed: the program has ended.
         """
         process = self._process
-        if process is None or (process.poll() is None and not _ended(process, wait_s)):
+        if process is None or not _ended(process, wait_s):
             return
         status = process.returncode
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
@@ -126,6 +123,7 @@ class PlayerProgram:
             got: the cause.
             remedy: what the game's author can do.
         """
+        self.has_failed = True
         where = f"{self.name}, {self.phase}: {got}"
         return PlayerFailed(got=where, expected=_EXPECTED[self.phase], remedy=remedy + self._tail())
 

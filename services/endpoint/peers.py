@@ -9,11 +9,11 @@ from typing import Final
 import anyio
 from anyio.abc import ByteStream
 
+from sparring.pipeline.bridges.unity.connection import PlayerConnection
 from sparring.pipeline.messages.codec import FrameReader, to_bytes
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Fault, Hello, Reset, SimulatorMessage
 from sparring.services.endpoint.outgoing import Outgoing
-from sparring.services.endpoint.players import PlayerConnection
 from sparring.services.endpoint.throttling import ReadThrottle
 
 FAULT_TIMEOUT_S: Final = 1.0

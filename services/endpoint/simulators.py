@@ -1,7 +1,7 @@
 """This server holds the conversations with all simulators of one stepping process.
 
 Valid reports go to the stepper; errors go to the simulator that caused them. Where a simulator has launched a player
-and asks this process to speak with it, a player connection exists beside the socket (`players.py`).
+and asks this process to speak with it, a player connection (`pipeline/bridges/unity/`) exists beside the socket.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Final
 
 import anyio
 
+from sparring.pipeline.bridges.unity.connection import Event, PlayerConnection, explanation
+from sparring.pipeline.bridges.unity.conversation import PlayerMessage
 from sparring.pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages import simulator as messages
 from sparring.pipeline.specs import BehaviorSpec, SpecError
@@ -25,7 +27,6 @@ from sparring.pipeline.stepping.validation import image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
 from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
-from sparring.services.endpoint.players import Event, PlayerConnection, PlayerEvent
 from sparring.services.endpoint.registration import (
     OWN_NUMBERS,
     ServerContext,
@@ -296,8 +297,7 @@ class Simulators:
                 host=self._context.settings.player_host,
             )
         except SettingsError as error:
-            got, _, rest = str(error).removeprefix("got ").partition("; expected ")
-            expected, _, remedy = rest.partition("; ")
+            got, expected, remedy = explanation(error)
             raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
 
     def _on_player_event(self, peer: SimulatorPeer, event: Event) -> None:
@@ -316,21 +316,22 @@ class Simulators:
         if peer.fault is not None:
             peer.scope.cancel()
 
-    def _on_player_message(self, peer: SimulatorPeer, event: PlayerEvent) -> None:
+    def _on_player_message(self, peer: SimulatorPeer, message: PlayerMessage) -> None:
         """Handles a message of a player as Behaviors and a Step."""
-        if event.behaviors:
-            self._add_behaviors(peer, event.behaviors)
-        for behavior, goals in event.plain_goals.items():
+        if message.behaviors:
+            self._add_behaviors(peer, message.behaviors)
+        for behavior, goals in message.plain_goals.items():
             for name, kind in goals:
                 got = f"goal signal {name!r} of {behavior}, read as any other {kind}"
                 expected = "a goal signal of one axis (numbers)"
                 self._log_event("goal_not_conditioned_on", peer, got=got, expected=expected)
-        if event.reports:
-            step = messages.Step(sequence=peer.player_steps, reports=event.reports, statistics=event.statistics)
+        if message.reports:
+            step = messages.Step(sequence=peer.player_steps, reports=message.reports, statistics=message.statistics)
             peer.player_steps += 1
-            self._receive_step(peer, step, event.at)
-        else:
-            self._statistics.record(event.statistics, peer.address, peer.number)
+            self._receive_step(peer, step, self._context.clock())
+            return
+        self._statistics.record(message.statistics, peer.address, peer.number)
+        if message.kind == "ready":
             peer.awaits_reset = True
             self.send_first_resets()
 

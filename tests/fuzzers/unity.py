@@ -40,7 +40,7 @@ def one_input(data: bytes) -> None:
             conversation.quit()
             return
         specs.update(message.behaviors)
-        if message.farewell is not None:
+        if message.kind == "farewell":
             conversation.quit()
             return
         if conversation.state == "introduced":

@@ -74,7 +74,7 @@ def test_the_seeds_of_a_unity_player_are_decoded_to_the_farewell(monkeypatch: py
     class RecordingConversation(unity.PlayerConversation):
         def receive(self, content: bytes) -> Any:
             message = super().receive(content)
-            farewells.append(message.farewell is not None)
+            farewells.append(message.kind == "farewell")
             return message
 
     monkeypatch.setattr(unity, "PlayerConversation", RecordingConversation)

@@ -109,15 +109,6 @@ def test_without_a_program_nothing_is_watched() -> None:
     player.close(0.0)
 
 
-def test_a_program_gets_additional_environment_variables(tmp_path: Path) -> None:
-    player = PlayerProgram(
-        "Game 0", ["/bin/sh", "-c", "echo $COLOUR $HOME"], log=tmp_path / "log", environment={"COLOUR": "red"}
-    )
-    player.start()
-    ended(player)
-    assert (tmp_path / "log").read_text().split() == ["red", os.environ["HOME"]]
-
-
 # ---------------------------------------------------------------- builds
 
 
@@ -160,9 +151,11 @@ def test_a_build_is_started_with_unitys_arguments_and_then_its_own(
     build = executable(tmp_path, "--events", str(events))
     unity = bridges(build, no_graphics=True, arguments="--level 'two words' -x", areas=2, time_scale=3.0)
     play(unity, 2)
-    command = unity._player._command
+    assert unity._program is not None
+    assert unity._connection is not None
+    command = unity._program._command
     assert command == [
-        *(str(build), "-nographics", "-batchmode", "--mlagents-port", str(unity._calls.port)),
+        *(str(build), "-nographics", "-batchmode", "--mlagents-port", str(unity._connection.port)),
         *("-logFile", str(logs / "Player-0.log"), "--level", "two words", "-x"),
     ]
     unity.close()
@@ -181,4 +174,4 @@ def test_with_graphics_and_without_a_run_a_build_gets_only_a_port(
     unity = make("unity", 1, path=str(executable(tmp_path)), port=0)
     assert isinstance(unity, Unity)
     unity.close()
-    assert unity._player._command == [str(tmp_path / "player"), "--mlagents-port", str(unity._calls.port)]
+    assert unity._launch(4321)._command == [str(tmp_path / "player"), "--mlagents-port", "4321"]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ import pytest
 from sparring.pipeline.bridges.player import PlayerFailed, PlayerProgram
 from sparring.pipeline.bridges.unity import game as bridge
 from sparring.pipeline.bridges.unity.game import Unity
-from sparring.pipeline.bridges.unity.game_server import PlayerExit
 from sparring.pipeline.games.registry import make
-from sparring.pipeline.messages.simulator import Bye, Step
+from sparring.pipeline.messages.simulator import Bye, Fault, Step
 from sparring.services.process.lifeline import PIPE_VARIABLE
 from tests.simulation.simulation_helpers import Trainer, act_for
 from tests.simulation.unity_bridge import LONG_S, Bridges, play, step
@@ -38,6 +38,12 @@ def ended(player: PlayerProgram) -> None:
     assert over.wait(LONG_S)
 
 
+def program_of(unity: Unity) -> PlayerProgram:
+    """Returns the program of a player that was started."""
+    assert unity._program is not None
+    return unity._program
+
+
 # ---------------------------------------------------------------- failures by phase
 
 
@@ -45,7 +51,7 @@ def fail(unity: Unity, steps: int = 9) -> str:
     """Returns the error of a player that fails, and checks that its process has ended."""
     with pytest.raises(PlayerFailed) as failed:
         play(unity, steps)
-    process = unity._player._process
+    process = program_of(unity)._process
     unity.close()
     if process is not None:
         assert process.returncode is not None
@@ -100,9 +106,8 @@ def test_a_player_that_stalls_is_killed_at_the_deadline(
 ) -> None:
     monkeypatch.setattr(bridge, "_FAREWELL_S", SOON_S)
     unity = bridges(executable(tmp_path, *options.split()))
-    unity._timeout_s = SOON_S
-    if "launch" in options:
-        unity._connect_s = 2.0  # until its log exists
+    connect_s = 2.0 if "launch" in options else LONG_S  # until its log exists
+    unity._player = replace(unity._player, timeout_s=SOON_S, connect_s=connect_s)
     error = fail(unity)
     assert re.search(
         rf"Unity player 0, {STALLS[options]}: nothing in (0\.2|2) s; .*raise --timeout-wait.*"
@@ -120,7 +125,7 @@ def test_a_player_that_sends_nan_is_reported_with_agent_and_observation(tmp_path
         r"Goal\?team=0; .*find where the game divides by zero or overflows",
     ):
         play(unity, 5)
-    process = unity._player._process
+    process = program_of(unity)._process
     unity.close()
     assert process is not None
     assert process.returncode == 0
@@ -135,7 +140,7 @@ def test_a_player_that_is_killed_while_it_waits_for_actions_is_reported(tmp_path
     """The next step names the signal."""
     unity = bridges(executable(tmp_path))
     frame = play(unity, 3)[-1]
-    process = unity._player._process
+    process = program_of(unity)._process
     assert process is not None
     process.kill()
     with pytest.raises(PlayerFailed, match="Unity player 0, stepping: the end of the game by signal SIGKILL"):
@@ -149,16 +154,17 @@ def test_a_lost_connection_is_reported_with_the_exit_status(tmp_path: Path, brid
     build.write_text(build.read_text().replace("exec ", "").rstrip() + f"\nread x < {gate}\nexit 9\n")
     unity = bridges(build)
     frame = play(unity, 3)[-1]
-    process = unity._player._process
+    process = program_of(unity)._process
     assert process is not None
     (inner,) = psutil.Process(process.pid).children()
     inner.kill()
-    exit_event = unity._calls.receive(LONG_S)
-    assert isinstance(exit_event, PlayerExit)
-    assert exit_event.why == "the player broke the connection"
+    assert unity._connection is not None
+    event = unity._next_event(unity._connection)
+    assert isinstance(event, Fault)
+    assert event.got == "the player broke the connection"
     opener = threading.Thread(target=lambda: gate.write_text("\n"))
     opener.start()
-    unity._calls.report_exit(exit_event.why)
+    unity._events.put(event)
     with pytest.raises(PlayerFailed, match="Unity player 0, stepping: the end of the game by exit status 9"):
         step(unity, frame)
     opener.join()
@@ -172,7 +178,7 @@ def test_a_player_that_receives_quit_ends_with_status_0(tmp_path: Path, bridges:
     for steps in (0, 3):
         unity = bridges(executable(tmp_path))
         play(unity, steps)
-        process = unity._player._process
+        process = program_of(unity)._process
         unity.close()
         assert process is not None
         assert process.returncode == 0
@@ -184,7 +190,7 @@ def test_a_player_that_ignores_quit_is_ended(tmp_path: Path, bridges: Bridges, m
     monkeypatch.setattr(bridge, "_FAREWELL_S", SOON_S)
     unity = bridges(executable(tmp_path, "--ignore-quit"))
     play(unity, 2)
-    process = unity._player._process
+    process = program_of(unity)._process
     unity.close()
     assert process is not None
     assert process.returncode == -signal.SIGTERM
@@ -195,7 +201,7 @@ def test_a_bridge_that_was_never_reset_ends_at_once(tmp_path: Path) -> None:
     unity = make("unity", 1, path=str(executable(tmp_path)), port=0)
     assert isinstance(unity, Unity)
     unity.close()
-    assert not unity._player.launched
+    assert unity._program is None
 
 
 def simulate(trainer: Trainer, script: Any, folder: Path, *options: str, **environment: str) -> tuple[int, str]:

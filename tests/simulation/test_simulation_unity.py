@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -10,8 +11,6 @@ import pytest
 
 from sparring.pipeline.bridges.player import PlayerFailed
 from sparring.pipeline.bridges.unity.channels import parse_messages
-from sparring.pipeline.bridges.unity.game_server import PlayerExit
-from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import Sampler
 from sparring.pipeline.simulation.parameters import Parameters
 from tests.simulation.unity_bridge import (
@@ -142,7 +141,7 @@ def test_every_sampler_has_its_own_format(kind: Any, bridges: Bridges) -> None:
 def test_a_parameter_that_cannot_be_sent_is_refused_by_name(name: str, value: float, bridges: Bridges) -> None:
     """The player still ends in order."""
     unity, player = bridges.played()
-    with pytest.raises(SettingsError, match=name):
+    with pytest.raises(PlayerFailed, match=name):
         unity.reset({name: value}, 7)
     unity.close()
     player.join(LONG_S)
@@ -158,7 +157,7 @@ def test_a_second_player_is_refused_and_the_first_continues(bridges: Bridges) ->
     frame = manual.begin(unity)
 
     def refused() -> None:
-        with manual_player(unity._calls.port) as other:
+        with manual_player(unity.player().port) as other:
             call = other.call(introduction())
             with pytest.raises(grpc.RpcError):
                 call.result(LONG_S)
@@ -178,20 +177,20 @@ def test_a_second_player_is_refused_and_the_first_continues(bridges: Bridges) ->
 
 
 def test_a_player_that_calls_after_the_deadline_does_not_disturb_the_end(bridges: Bridges) -> None:
-    """Its call has no possible answer and is cancelled."""
+    """It receives quit."""
     unity, manual = bridges.manual()
     frame = manual.begin(unity)
-    unity._timeout_s = SOON_S
+    assert unity._connection is not None
+    unity._connection._player = replace(unity.player(), timeout_s=SOON_S)
     waiting = manual.meanwhile(lambda: step(unity, frame))
     manual.open.result(LONG_S)
     with pytest.raises(PlayerFailed, match=r"Unity editor, stepping: nothing in 0\.2 s; .* raise --timeout-wait"):
         waiting.result(LONG_S)
     late = manual.call(agents())
-    assert isinstance(unity._calls.receive(LONG_S), bytes)
+    while not unity._connection._awaits_answer:
+        pass
     unity.close()
-    with pytest.raises(grpc.RpcError):
-        late.result(LONG_S)
-    assert late.code() is grpc.StatusCode.UNAVAILABLE
+    assert Message.FromString(late.result(LONG_S)).unity_input.rl_input.command == QUIT
 
 
 @pytest.mark.parametrize(
@@ -229,10 +228,10 @@ def test_a_player_that_cancels_the_open_call_is_reported_at_once(bridges: Bridge
     unity, manual = bridges.manual()
     frame = manual.begin(unity)
     manual.open.cancel()
-    exit_event = unity._calls.receive(LONG_S)
-    assert isinstance(exit_event, PlayerExit)
-    unity._calls.report_exit(exit_event.why)  # put it back
-    with pytest.raises(PlayerFailed, match="the Unity editor, stepping: the player broke the connection"):
+    assert unity._connection is not None
+    while not unity._connection._ended.is_set():
+        pass
+    with pytest.raises(PlayerFailed, match="the Unity editor, first reset: the player broke the connection"):
         step(unity, frame)
 
 
@@ -251,11 +250,13 @@ def test_a_game_may_send_some_messages_before_its_agents_appear(bridges: Bridges
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["after the reset", "after a step"])
-def test_a_game_in_which_no_agent_ever_decides_is_given_up(begun: bool, bridges: Bridges) -> None:
+def test_a_game_in_which_no_agent_ever_decides_is_given_up(
+    begun: bool, bridges: Bridges, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It answers each message, so the deadline of an answer does not apply."""
     unity, manual = bridges.manual()
     now = [0.0]
-    unity._clock = lambda: now[0]
+    monkeypatch.setattr(unity, "_clock", lambda: now[0])
     if begun:
         frame = manual.begin(unity)
         waiting = manual.meanwhile(lambda: step(unity, frame))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from sparring.pipeline.bridges.unity import channels, game_server, server
+from sparring.pipeline.bridges.player import PlayerFailed
+from sparring.pipeline.bridges.unity import channels, server
 from sparring.pipeline.bridges.unity import game as bridge
+from sparring.pipeline.bridges.unity.connection import player_fault
 from sparring.pipeline.bridges.unity.game import Unity, make_unity
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.games.registry import make, parse_options
@@ -21,6 +25,7 @@ from tests.simulation.unity_bridge import (
     LONG_S,
     Bridges,
     agents,
+    free_ports,
     introduction,
     message,
     play,
@@ -54,23 +59,13 @@ def test_the_bridge_waits_for_the_editor_and_sends_quit(tmp_path: Path, monkeypa
     unity = make("unity", 1, port=0)
     assert isinstance(unity, Unity)
     play(unity, 3)
+    assert unity._program is not None
+    assert not unity._program.launched
     unity.close()
     (player,) = bell.players
     player.join(LONG_S)
     assert player.played.code == 0
     assert len(bell.getvalue().splitlines()) == 1
-    assert not unity._player.launched
-
-
-class FakeListener:
-    """A replacement for the listener that records its ports."""
-
-    ports: Final[list[int]] = []
-
-    def __init__(self, port: int, host: str) -> None:
-        assert host == "127.0.0.1"
-        self.port = port
-        self.ports.append(port)
 
 
 @pytest.mark.parametrize(
@@ -89,21 +84,19 @@ def test_ports_count_up_from_that_of_the_first(
     options: dict[str, Any], number: str, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The editor uses 5004, builds use 5005 and up, or `--base-port` and up if it is given."""
-    monkeypatch.setattr(server, "check_free", lambda _port, _host: None)
-    monkeypatch.setattr(game_server, "Calls", FakeListener)
+    checked = []
+    monkeypatch.setattr(server, "check_free", lambda *where: checked.append(where))
     monkeypatch.setenv("SPARRING_NUMBER", number)
     unity = make_unity(1, **options)
     assert unity.player().port == port
-    assert unity._calls.port == FakeListener.ports.pop() == port
+    assert checked == [(port, "127.0.0.1")]
 
 
-def test_the_wait_for_the_editor_is_at_least_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_the_editor_is_at_least_ten_minutes() -> None:
     """The wait for a build is the given one."""
-    monkeypatch.setattr(game_server, "Calls", FakeListener)
-    waits = [
-        bridge.make_unity(1, path, timeout_s=t)._connect_s for path, t in ((None, 60), (None, 900), ("/bin/true", 5))
-    ]
-    assert waits == [600, 900, 5]
+    makers = (None, 60), (None, 900), ("/bin/true", 5)
+    players = [bridge.make_unity(1, path, port=0, timeout_s=timeout_s).player() for path, timeout_s in makers]
+    assert [player.connect_s for player in players] == [600, 900, 5]
 
 
 def test_options_of_a_command_line_get_their_types() -> None:
@@ -127,10 +120,23 @@ def test_arguments_of_the_game_need_closed_quotes() -> None:
 
 
 def test_the_bridge_listens_at_the_given_address() -> None:
-    unity = bridge.make_unity(1, "/bin/true", port=0, host="127.0.0.2")
-    socket.create_connection(("127.0.0.2", unity._calls.port)).close()
+    unity = bridge.make_unity(1, None, port=free_ports(1), host="127.0.0.2")
+
+    def reset() -> None:
+        with pytest.raises(PlayerFailed, match="the end of the test"):
+            unity.reset({}, 7)
+
+    waiting = threading.Thread(target=reset)
+    waiting.start()
+    port = unity.player().port
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port)).close()
+            break
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", unity._calls.port))
+        socket.create_connection(("127.0.0.1", port))
+    unity._events.put(player_fault("the end of the test", ""))
+    waiting.join(LONG_S)
     unity.close()
 
 
@@ -147,15 +153,20 @@ def test_the_side_channel_option_is_sent_with_the_first_reset() -> None:
     assert bytes.fromhex(more.settings) == bytes.fromhex(plain.settings) + other
 
 
-def test_actions_for_unknown_agents_are_a_local_error(bridges: Bridges) -> None:
-    """The player still receives quit."""
+@pytest.mark.parametrize(
+    ("others", "cause"),
+    [((), "no more actions, where those of .*Goal"), (("Other?team=0",), "actions of 'Other.*, where those of .*Goal")],
+)
+def test_actions_for_unknown_agents_end_the_conversation(others: tuple[str, ...], cause: str, bridges: Bridges) -> None:
+    """The player receives quit."""
     unity, player = bridges.played()
     frame = unity.reset({}, 7)
     chosen = zeros(unity, frame[0])
-    with pytest.raises(Exception, match="expected those of"):
-        unity.step({})
-    with pytest.raises(Exception, match="actions of 'Other"):
-        unity.step({"Other?team=0": BehaviorActions(**{**_fields(chosen), "behavior": "Other?team=0"})})
+    actions = {other: BehaviorActions(**{**_fields(chosen), "behavior": other}) for other in others}
+    with pytest.raises(PlayerFailed, match=cause):
+        unity.step(actions)
+    with pytest.raises(PlayerFailed, match=cause):
+        unity.step(actions)
     unity.close()
     player.join(LONG_S)
     assert player.played.code == 0

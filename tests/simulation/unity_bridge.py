@@ -25,6 +25,9 @@ from tests.simulation.unity_player_schema import METHOD
 LONG_S: Final = 20.0
 """Time that a test waits for a message before it fails."""
 
+SOON: Final = [(f"grpc.{which}_reconnect_backoff_ms", 20) for which in ("initial", "min", "max")]
+"""Options of a client that may call before the bridge listens, which it does at its first reset."""
+
 Frame = Sequence[BehaviorReport]
 
 
@@ -120,16 +123,16 @@ class Bridges:
 
     def played(self, *options: str, **engine: Any) -> tuple[Unity, Background]:
         """Returns a bridge that waits as for the editor, and a player in a thread that calls it."""
-        unity = make_unity(**({"areas": 1, "port": 0} | engine))
-        player = Background(self._folder, unity._calls.port, *options)
+        unity = make_unity(**({"areas": 1, "port": free_ports(1)} | engine))
+        player = Background(self._folder, unity.player().port, *options)
         self._stack.callback(player.join, LONG_S)
         self._stack.callback(unity.close)
         return unity, player
 
     def manual(self, **options: Any) -> tuple[Unity, ManualPlayer]:
         """Returns a bridge that waits as for the editor, and a manual player."""
-        unity = make_unity(**({"areas": 1, "port": 0} | options))
-        doll = self._stack.enter_context(manual_player(unity._calls.port))
+        unity = make_unity(**({"areas": 1, "port": free_ports(1)} | options))
+        doll = self._stack.enter_context(manual_player(unity.player().port))
         self._stack.callback(unity.close)
         return unity, doll
 
@@ -170,7 +173,7 @@ class ManualPlayer:
 @contextmanager
 def manual_player(port: int) -> Iterator[ManualPlayer]:
     """Yields a manual player with its own connection."""
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0), *SOON]
     with ThreadPoolExecutor(1) as pool, grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         yield ManualPlayer(channel, pool)
 

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from sparring.pipeline.bridges.unity import channels
+from sparring.pipeline.bridges.unity import connection as players
+from sparring.pipeline.bridges.unity.connection import GONE, Event, PlayerConnection
+from sparring.pipeline.bridges.unity.conversation import PlayerMessage
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Fault, Player, Reset, Sampler
-from sparring.services.endpoint import players
-from sparring.services.endpoint.players import GONE, Event, PlayerConnection, PlayerEvent
 from tests.simulation.unity_bridge import LONG_S, ManualPlayer, agents, introduction, manual_player, message
 from tests.simulation.unity_player_peer import Message
 
@@ -75,24 +76,24 @@ class Scene:
     now: list[float]
     phases: list[str] = field(default_factory=list)
 
-    def next(self) -> PlayerEvent | Fault:
+    def next(self) -> PlayerMessage | Fault:
         """Returns the next event that is no phase."""
         while isinstance(event := self.events.get(timeout=LONG_S), str):
             self.phases.append(event)
         return event
 
-    def begin(self, reset: Reset | None = None) -> PlayerEvent:
+    def begin(self, reset: Reset | None = None) -> PlayerMessage:
         """Runs the conversation up to the first decisions, whose call stays open."""
         received = self.doll.ask(introduction()).unity_input.rl_initialization_input
         assert (received.seed, received.num_areas) == (11, 3)
         call = self.doll.call(message())
-        assert self.next() == PlayerEvent(at=self.now[0])  # ready
+        assert self.next() == PlayerMessage(kind="ready")  # ready
         self.loop.do(lambda: self.connection.answer(reset or Reset()))
         self.reset = Message.FromString(call.result(LONG_S)).unity_input.rl_input
         assert self.reset.command == 1
         self.doll.open = self.doll.call(agents(known=True, count=2))
         event = self.next()
-        assert isinstance(event, PlayerEvent)
+        assert isinstance(event, PlayerMessage)
         return event
 
     def answer(self, act: Act) -> Any:
@@ -147,7 +148,7 @@ def test_messages_of_the_player_reach_the_loop_and_are_answered(scene: Scene) ->
     assert [list(one.continuous_actions) for one in actions] == [[0.25], [-0.5]]
     scene.doll.open = scene.doll.call(agents(count=2, observed=0.75))
     event = scene.next()
-    assert isinstance(event, PlayerEvent)
+    assert isinstance(event, PlayerMessage)
     assert not event.behaviors
     assert scene.phases == ["connected", "initialized", "first reset", "stepping"]
 
@@ -171,8 +172,10 @@ def test_a_message_without_agents_is_answered_without_the_loop(scene: Scene) -> 
     scene.begin()
     scene.answer(act(0, 0))
     assert scene.doll.ask(message()).unity_input.rl_input.command == 0
+    assert scene.next() == PlayerMessage(kind="output")
     scene.now[0] += 5.1
     assert scene.doll.ask(message()).unity_input.rl_input.command == QUIT
+    assert scene.next() == PlayerMessage(kind="output")
     fault = scene.next()
     assert isinstance(fault, Fault)
     assert "no agent that wanted a decision or ended in 5 s" in fault.got
@@ -202,7 +205,7 @@ def nonsense() -> Any:
     ("last", "code", "got"),
     [
         (nonsense, "player", "NaN or infinity"),
-        (lambda: message(400, "out of memory"), GONE, "a player that ended the conversation (out of memory)"),
+        (lambda: message(400, "out of memory"), "player", "a player that ended the conversation (out of memory)"),
         (lambda: introduction("1.5.0"), "player", "introduction in the middle"),
     ],
     ids=["NaN", "farewell", "another introduction"],
@@ -246,7 +249,7 @@ def test_a_player_that_reconnects_between_two_calls_continues(scene: Scene) -> N
     scene.disconnect(scene.doll)
     with manual_player(scene.connection.port) as reopen:
         scene.doll.open = reopen.call(agents(count=2, observed=0.75))
-        assert isinstance(scene.next(), PlayerEvent)
+        assert isinstance(scene.next(), PlayerMessage)
         scene.answer(act(0, 0))
         scene.disconnect(reopen)
     with manual_player(scene.connection.port) as another:
@@ -285,7 +288,7 @@ def test_a_large_message_is_read_on_a_thread(scene: Scene) -> None:
     scene.answer(act(0, 0))
     scene.doll.open = scene.doll.call(agents(count=3000, observed=0.5))
     event = scene.next()
-    assert isinstance(event, PlayerEvent)
+    assert isinstance(event, PlayerMessage)
     assert event.reports[0].decisions is not None
     assert len(event.reports[0].decisions.agents) == 3000
     scene.answer(act(*[0.0] * 3000))

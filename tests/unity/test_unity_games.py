@@ -93,7 +93,6 @@ def test_a_goal_in_soccer_ends_all_episodes_and_begins_the_next_in_one_message(b
         for at in range(2):
             np.testing.assert_array_equal(report.ends.observations[at], [rays[at] for rays in over[name][0]])
             np.testing.assert_array_equal(report.decisions.observations[at], [rays[at] for rays in restarted[name][0]])
-    assert conversation.ends_without_decision == 0
 
 
 # ---------------------------------------------------------------- Match3
@@ -192,7 +191,6 @@ def test_basic_has_a_new_agent_for_every_episode(begun: Begin) -> None:
         brains = []
     assert new == [-100 - episode for episode in range(6)]
     assert ended == new[:-1]
-    assert conversation.ends_without_decision == 0
 
 
 SPEC_OF_BASIC = BehaviorSpec(

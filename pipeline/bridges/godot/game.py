@@ -24,15 +24,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.bridges.godot import spaces
 from sparring.pipeline.bridges.godot.connection import GameConnection
-from sparring.pipeline.bridges.godot.spaces import (
-    PolicyAgents,
-    UnreadableMessage,
-    column,
-    flags,
-    one_number,
-    read_policies,
-)
+from sparring.pipeline.bridges.godot.spaces import PolicyAgents, UnreadableMessage, column
 from sparring.pipeline.bridges.player import PlayerFailed, PlayerProgram, split_arguments
 from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.errors import SettingsError
@@ -99,35 +93,35 @@ def make_godot(
     """
     _check(areas, timeout_s, options)
     methods = _methods(call)
-    number = _environment("SPARRING_NUMBER") or 0
+    number = int(os.environ.get("SPARRING_NUMBER") or 0)
     name = f"Godot game {number}"
     if path is None:
         connection = GameConnection(port, otherwise=False, timeout_s=timeout_s)
-        return _open(PlayerProgram(name, None), connection, behavior, methods)
+        return GodotGame(PlayerProgram(name, None), connection, behavior, methods)
     program, words = _program(path), split_arguments(arguments)
     connection = GameConnection(port and port + number, otherwise=port == PORT, timeout_s=timeout_s)
     command = [program, f"--port={connection.port}", *(["--headless"] if headless else [])]
     command += [] if framerate is None else ["--fixed-fps", str(framerate)]
-    seed = _environment("SPARRING_SEED") if env_seed is None else env_seed
+    seed = env_seed if env_seed is not None else os.environ.get("SPARRING_SEED") or None
     named = {"env_seed": seed, "speedup": speedup, "action_repeat": action_repeat, **options}
     command += [f"--{key}={_text(value)}" for key, value in named.items() if value is not None]
     written = Path(log) if log else _temporary(number)
     player = PlayerProgram(name, [*command, *words], log=written)
-    return _open(player, connection, behavior, methods, None if log else written)
+    return GodotGame(player, connection, behavior, methods, None if log else written)
 
 
 class GodotGame:
-    """Represents a game that has introduced itself.
+    """Represents a game that has introduced itself. A game that does not is ended.
 
     Args:
-        player: the program, started and connected.
-        connection: connection to it.
+        player: the program, to be started.
+        connection: where it connects.
         behavior: see `make_godot`.
         methods: methods to call before the first reset.
         temporary_log: file to remove unless the game fails.
 
     Raises:
-        PlayerFailed: the game does not introduce itself.
+        PlayerFailed: the game does not start, connect or introduce itself.
         SpecError: a space is not supported.
     """
 
@@ -145,8 +139,13 @@ class GodotGame:
         self._connection = connection
         self._methods = methods
         self._temporary_log = temporary_log
-        self._failed = False
-        self._policies = self._introduce(behavior)
+        try:
+            player.start()
+            connection.accept(player)
+            self._policies = self._introduce(behavior)
+        except BaseException:
+            self._end(0.0, keep_log=player.has_failed)
+            raise
         self._agents = range(sum(policy.agents.size for policy in self._policies))
         self._commands: list[dict[str, Json]] = [{}] * len(self._agents)
 
@@ -168,7 +167,7 @@ class GodotGame:
             for method in self._methods:
                 self._note(method, self.call(method))
             self._player.phase = "first reset"
-        with self._noting_failure():
+        with self._explaining():
             columns = self._columns(self._connection.request({"type": "reset"}))
         self._player.phase = "stepping"
         return [
@@ -181,11 +180,11 @@ class GodotGame:
         for policy in self._policies:
             for agent, command in zip(policy.agents.tolist(), policy.commands(actions[policy.behavior]), strict=True):
                 self._commands[agent] = command
-        with self._noting_failure():
+        with self._explaining():
             answer = self._connection.request({"type": "action", "action": self._commands})
             columns = self._columns(answer)
-            rewards = column(self._agents, self._listed(answer, "reward"), one_number, "reward")
-            over = column(self._agents, self._listed(answer, "done"), flags, "done")
+            rewards = column(self._agents, self._listed(answer, "reward"), spaces.one_number, "reward")
+            over = column(self._agents, self._listed(answer, "done"), spaces.flags, "done")
         return [
             _report(policy, seen, rewards[policy.agents], over[policy.agents])
             for policy, seen in zip(self._policies, columns, strict=True)
@@ -200,7 +199,7 @@ class GodotGame:
         Raises:
             PlayerFailed: the game has ended, does not answer, or does not answer for each agent.
         """
-        with self._noting_failure(f"correct {method} of the agents' controllers, or remove it from the option call"):
+        with self._explaining(f"correct {method} of the agents' controllers, or remove it from the option call"):
             return self._listed(self._connection.request({"type": "call", "method": method}), "returns")
 
     def _note(self, method: str, returned: list[Json]) -> None:
@@ -211,19 +210,24 @@ class GodotGame:
 
     def close(self) -> None:
         """Asks the game to end, and ends it if it does not."""
-        if not self._failed:
+        failed = self._player.has_failed
+        if not failed:
             with contextlib.suppress(PlayerFailed):  # the game has ended already
                 self._connection.send({"type": "close"})
-        self._player.close(0.0 if self._failed else ENDING_S)
+        self._end(0.0 if failed else ENDING_S, keep_log=failed)
+
+    def _end(self, timeout_s: float, *, keep_log: bool) -> None:
+        """Ends the game if it does not end by itself in time."""
+        self._player.close(timeout_s)
         self._connection.close()
-        if self._temporary_log is not None and not self._failed:
+        if self._temporary_log is not None and not keep_log:
             self._temporary_log.unlink(missing_ok=True)
 
     def _introduce(self, behavior: str | None) -> list[PolicyAgents]:
         self._connection.send({"type": "handshake", "major_version": MAJOR_VERSION, "minor_version": MINOR_VERSION})
         info = self._connection.request({"type": "env_info"})
         try:
-            policies = read_policies(info, behavior)
+            policies = spaces.read_policies(info, behavior)
         except SpecError as error:
             where = f"{self._player.name}, {self._player.phase}: {error.got}"
             raise SpecError(got=where, expected=error.expected, remedy=error.remedy) from error
@@ -244,16 +248,12 @@ class GodotGame:
         return values
 
     @contextlib.contextmanager
-    def _noting_failure(self, remedy: str = "correct get_obs, get_reward or get_done of the agent") -> Iterator[None]:
-        """Notes a failure of the game; an unreadable message counts as one."""
+    def _explaining(self, remedy: str = "correct get_obs, get_reward or get_done of the agent") -> Iterator[None]:
+        """Reports an unreadable message as a failure of the game."""
         try:
             yield
         except UnreadableMessage as error:
-            self._failed = True
             raise self._player.failure(str(error), remedy) from error
-        except PlayerFailed:
-            self._failed = True
-            raise
 
 
 def _report(
@@ -266,26 +266,6 @@ def _report(
     return BehaviorReport(
         behavior=policy.behavior, decisions=decisions(policy.agents, seen, rewards=rewards), ends=ended
     )
-
-
-def _open(
-    player: PlayerProgram,
-    connection: GameConnection,
-    behavior: str | None,
-    methods: Sequence[str],
-    temporary_log: Path | None = None,
-) -> GodotGame:
-    """Starts the game and waits until it has introduced itself; on failure it ends the game."""
-    try:
-        player.start()
-        connection.accept(player)
-        return GodotGame(player, connection, behavior, methods, temporary_log)
-    except BaseException as error:
-        player.close(0.0)
-        connection.close()
-        if temporary_log is not None and not isinstance(error, PlayerFailed):
-            temporary_log.unlink(missing_ok=True)
-        raise
 
 
 def _check(areas: int, timeout_s: float, options: Iterable[str]) -> None:
@@ -323,12 +303,6 @@ def _methods(call: str) -> list[str]:
                 "correct the option"
             )
     return methods
-
-
-def _environment(variable: str) -> int | None:
-    """Returns a number that the supervisor sets; the simulator's command line has rejected other texts."""
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else None
 
 
 def _temporary(number: int) -> Path:

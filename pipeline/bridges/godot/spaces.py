@@ -168,15 +168,11 @@ def _sensor(key: str, space: Json) -> GodotSensor | None:
         raise _bad(f"observation {key!r} of size {list(shape)}", f"at most {MOST_NUMBERS} numbers", "make it smaller")
     if size == 0:
         return None
-    if kind == "discrete":
-        return GodotSensor(
-            key=key, spec=ObservationSpec(name=key, shape=(size,)), read=lambda values: one_hot(values, size)
-        )
-    if "2d" in key and len(shape) == 3:
+    if kind == "box" and "2d" in key and len(shape) == 3:
         return _image(key, shape)
-    return GodotSensor(
-        key=key, spec=ObservationSpec(name=key, shape=(size,)), read=lambda values: numbers(values, size)
-    )
+    read = one_hot if kind == "discrete" else numbers
+    spec = ObservationSpec(name=key, shape=(size,))
+    return GodotSensor(key=key, spec=spec, read=lambda values: read(values, size))
 
 
 def _image(key: str, shape: tuple[int, ...]) -> GodotSensor:
@@ -258,10 +254,7 @@ def column(agents: Sequence[int], values: Sequence[Json], read: Read, what: str)
 
 def pick(rows: Sequence[Json], key: str) -> list[Json]:
     """Returns the observation `key` of each agent; None if it is missing."""
-    try:
-        return [row[key] for row in rows]
-    except (KeyError, TypeError):
-        return [row.get(key) if isinstance(row, dict) else None for row in rows]
+    return [row.get(key) if isinstance(row, dict) else None for row in rows]
 
 
 def one_number(values: Sequence[Json]) -> NDArray[np.float32]:

@@ -9,9 +9,6 @@ from pathlib import Path
 
 from sparring.pipeline.errors import SettingsError
 
-HOST = "127.0.0.1"
-"""A player gets a port and no address: it calls its own machine. Its protocol has no keys, so a server on another
-address (in a container with forwarded ports) accepts any client that reaches the port."""
 EDITOR_PORT = 5004
 BUILD_PORT = 5005
 

@@ -68,7 +68,6 @@ class PlayerBehavior:
         old: the player speaks a version before 1.3 of the communication.
         waiting: [n] ids of the decisions of the last report, row by row.
         plain_goals: its goal signals that are read as plain observations.
-        ends_without_decision: number of ends omitted because the agent had not decided since its last end.
 
     Raises:
         UnreadableData: no network can be built for it.
@@ -92,7 +91,6 @@ class PlayerBehavior:
             (sensor.spec.name, sensor.spec.kind) for sensor in known if sensor.plain_goal
         )
         self.waiting: Ids = _NO_IDS
-        self.ends_without_decision = 0
         self._deciding = _DecidedAgents()
         self._writer = ActionWriter(self.spec.actions, old=self.old)
         parts = zip(known, observations, first.observations, strict=True)
@@ -172,8 +170,8 @@ class PlayerBehavior:
         return np.array(values, np.float32)
 
     def _ends(self, rows: _MessageRows, over: NDArray[np.intp]) -> Ends | None:
+        """Returns the ends but those of agents that have not decided since their last end."""
         kept = over[self._deciding.end(rows.agents[over])]
-        self.ends_without_decision += len(over) - len(kept)
         if not kept.size:
             return None
         return Ends(

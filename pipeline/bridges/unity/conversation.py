@@ -4,7 +4,7 @@ The player calls, and each message of the trainer is the answer to the open call
 
     player                                     trainer
     introduction: name, versions               initialization: seed, versions, number of areas
-    empty: it is ready                         reset, once it is wanted
+    ready: nothing else                        reset, once it is wanted
     output: agents, new behaviors              step with actions; or reset; or quit
     ...                                        ...
     farewell, in place of any message          quit
@@ -39,7 +39,7 @@ State = Literal["calling", "introduced", "initialized", "ready", "playing", "dec
 TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     ("calling", "introduction"): "introduced",
     ("introduced", "initialization"): "initialized",
-    ("initialized", "output"): "ready",
+    ("initialized", "ready"): "ready",
     ("ready", "reset"): "playing",
     ("playing", "output"): "deciding",
     ("deciding", "step"): "playing",
@@ -56,7 +56,7 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
 """(state, message) -> next state. A message that is rejected leads to `parting` too."""
 
 _GOOD, _ENDS = 200, 400
-_RESET, _QUIT = 1, 2
+_COMMANDS: Final = {"step": 0, "reset": 1, "quit": 2}
 _PLAYERS_TURN: Final = ("calling", "initialized", "playing", "ended")
 _UPDATE: Final = "update the package com.unity.ml-agents in the game's project to 1.0 or later, and build it again"
 _OWN_PROTOCOL: Final = "let only games with ML-Agents' package connect here"
@@ -68,20 +68,20 @@ class PlayerMessage:
     """Holds the content of one message of the player.
 
     Attributes:
-        is_introduction: it is the first message.
+        kind: which message it is, as in `TRANSITIONS`.
         behaviors: spec of each behavior id that appears for the first time, by id.
         reports: of behaviors with agents that want a decision or ended.
         plain_goals: goal signals of new behaviors, by id.
         statistics: the game's own statistics.
-        farewell: the player's reason to end the conversation, may be ""; None if it continues.
+        farewell: the player's reason to end the conversation, may be "".
     """
 
-    is_introduction: bool = False
+    kind: Literal["introduction", "ready", "output", "farewell"]
     behaviors: dict[str, BehaviorSpec] = field(default_factory=dict)
     reports: tuple[BehaviorReport, ...] = ()
     plain_goals: dict[str, PlainGoals] = field(default_factory=dict)
     statistics: tuple[Statistic, ...] = ()
-    farewell: str | None = None
+    farewell: str = ""
 
 
 class PlayerConversation:
@@ -96,11 +96,6 @@ class PlayerConversation:
         self._brains: dict[str, Proto] = {}
         self._columns: dict[str, PlayerBehavior] = {}
 
-    @property
-    def ends_without_decision(self) -> int:
-        """Returns the number of ends omitted because their agents had not decided since their last end."""
-        return sum(columns.ends_without_decision for columns in self._columns.values())
-
     def receive(self, content: bytes) -> PlayerMessage:
         """Returns the content of a message of the player, which another method must answer.
 
@@ -112,11 +107,11 @@ class PlayerConversation:
         if self.state not in _PLAYERS_TURN:
             raise _unexpected("a message of the player", self.state)
         try:
-            kind, received = self._parse(parsed("UnityMessageProto", content, "a message"))
+            received = self._parse(parsed("UnityMessageProto", content, "a message"))
         except UnreadableData as error:
             self.state = "parting"
             raise UnreadableData(str(error), _OWN_PROTOCOL if error.remedy == RECORD_AGAIN else error.remedy) from error
-        self.state = TRANSITIONS[self.state, kind]
+        self.state = TRANSITIONS[self.state, received.kind]
         return received
 
     def initialize(self, *, seed: int, num_areas: int = 1) -> bytes:
@@ -143,9 +138,7 @@ class PlayerConversation:
         Raises:
             LocalProtocolError: it does not answer the player's message.
         """
-        message = self._answer("reset")
-        message.unity_input.rl_input.command = _RESET
-        message.unity_input.rl_input.side_channel = side_channel
+        message = self._answer("reset", side_channel)
         for columns in self._columns.values():
             columns.restart()
         return self._encode("reset", message)
@@ -160,15 +153,14 @@ class PlayerConversation:
         Raises:
             LocalProtocolError: it does not answer the player's message, or answers only a part.
         """
-        message = self._answer("step")
-        answer = message.unity_input.rl_input
-        answer.side_channel = side_channel
+        message = self._answer("step", side_channel)
         waiting = {behavior for behavior, columns in self._columns.items() if columns.waiting.size}
         for one in actions:
             if one.behavior not in waiting:
                 raise _wrong_actions(one.behavior, waiting)
             waiting.remove(one.behavior)
-            answer.agent_actions.add(key=one.behavior, value=self._columns[one.behavior].encode(one))
+            encoded = self._columns[one.behavior].encode(one)
+            message.unity_input.rl_input.agent_actions.add(key=one.behavior, value=encoded)
         if waiting:
             raise _wrong_actions("", waiting)
         return self._encode("step", message)
@@ -179,33 +171,34 @@ class PlayerConversation:
         Raises:
             LocalProtocolError: the player is not waiting for an answer.
         """
-        message = self._answer("quit")
-        message.unity_input.rl_input.command = _QUIT
-        return self._encode("quit", message)
+        return self._encode("quit", self._answer("quit"))
 
-    def _parse(self, message: Proto) -> tuple[str, PlayerMessage]:
-        """Returns the kind of a message, and its content."""
+    def _parse(self, message: Proto) -> PlayerMessage:
+        """Returns the content of a message."""
         status = message.header.status
         if status == _ENDS:
-            return "farewell", PlayerMessage(farewell=message.header.message)
+            return PlayerMessage(kind="farewell", farewell=message.header.message)
         if status != _GOOD or self.state == "ended":
             raise UnreadableData(f"a message of status {status} in state {self.state!r} of the conversation")
         introduction = message.unity_output.rl_initialization_output
         if self.state == "calling":
             _check_version(introduction)
-            return "introduction", PlayerMessage(is_introduction=True)
+            return PlayerMessage(kind="introduction")
         if introduction.communication_version:
             raise UnreadableData("an introduction in the middle of the conversation", _RESTARTED)
         for brain in introduction.brain_parameters:
             self._register(brain)
-        return "output", self._output(message.unity_output.rl_output)
+        return self._output(message.unity_output.rl_output)
 
-    def _answer(self, what: str) -> Proto:
-        """Returns an empty message of the trainer if the state allows it."""
+    def _answer(self, what: str, side_channel: bytes = b"") -> Proto:
+        """Returns a message of the trainer if the state allows it."""
         if (self.state, what) not in TRANSITIONS:
             raise _unexpected(what, self.state)
         message = message_class("UnityMessageProto")()
         message.header.status = _GOOD
+        if what != "initialization":
+            order = message.unity_input.rl_input
+            order.command, order.side_channel = _COMMANDS[what], side_channel
         return message
 
     def _encode(self, what: str, message: Proto) -> bytes:
@@ -243,7 +236,11 @@ class PlayerConversation:
         filled = tuple(report for report in reports.values() if report is not None)
         plain = {name: goals for name in new if (goals := self._columns[name].plain_goals)}
         return PlayerMessage(
-            behaviors=new, reports=filled, plain_goals=plain, statistics=statistics(output.side_channel)
+            kind="ready" if self.state == "initialized" else "output",
+            behaviors=new,
+            reports=filled,
+            plain_goals=plain,
+            statistics=statistics(output.side_channel),
         )
 
 

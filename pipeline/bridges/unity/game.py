@@ -8,33 +8,33 @@ reset, because that brings the seed.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import os
+import queue
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparring.pipeline.bridges.player import PHASES, PlayerFailed, PlayerProgram, split_arguments
-from sparring.pipeline.bridges.unity import UnreadableData, channels
-from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT, HOST, command, find_build
-from sparring.pipeline.bridges.unity.conversation import PlayerConversation, PlayerMessage
-from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError, SettingsError
-from sparring.pipeline.messages import simulator as record
-from sparring.pipeline.messages.simulator import Adopted, BehaviorActions, BehaviorReport, Bye, Progress, Statistic
+from sparring.pipeline.bridges.unity import HOST, UnreadableData, channels
+from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT, command, find_build
+from sparring.pipeline.bridges.unity.connection import GONE, Event, PlayerConnection, player_fault
+from sparring.pipeline.bridges.unity.conversation import PlayerMessage
+from sparring.pipeline.errors import RemoteProtocolError, SettingsError
+from sparring.pipeline.messages import simulator as messages
 from sparring.pipeline.simulation.connection import Client
 from sparring.pipeline.specs import BehaviorSpec
-
-if TYPE_CHECKING:
-    from sparring.pipeline.bridges.unity.game_server import Calls
-
-Reports = tuple[BehaviorReport, ...]
 
 EDITOR_WAIT_S: Final = 600.0
 """Time for a person to press Play."""
 
 _ENDED: Final = "the player has ended"
+
+_CHECK_S: Final = 0.1
+"""Time between two looks at the clock while the player is silent."""
 
 _END_S: Final = 1.0
 """Time for a player with a broken connection to end: its exit status says more."""
@@ -48,11 +48,7 @@ class Unity:
 
     Args:
         launch: makes the program, given the port that it calls; a program without a command if the editor plays.
-        port: port that the player calls; 0 chooses one.
-        areas: number of training areas for the game to make.
-        engine: side channel bytes for the first reset: engine settings, and other messages.
-        connect_s: seconds to wait for the first call.
-        timeout_s: seconds to wait for any other call.
+        player: what a trainer on this machine needs to talk to the player itself.
         host: IP address to listen on.
         clock: monotonic clock, in seconds.
     """
@@ -62,72 +58,61 @@ class Unity:
     def __init__(
         self,
         launch: Callable[[int], PlayerProgram],
-        port: int,
+        player: messages.Player,
         *,
-        areas: int = 1,
-        engine: bytes = b"",
-        connect_s: float = 60.0,
-        timeout_s: float = 60.0,
         host: str = HOST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._launch = launch
-        self._port = port
-        self._served: tuple[Calls, PlayerProgram] | None = None  # if this process talks to it
-        self._attended: PlayerProgram | None = None  # if the trainer talks to it
-        self._areas = areas
-        self._engine = engine
-        self._connect_s = connect_s
-        self._timeout_s = timeout_s
+        self._player = player
         self._host = host
         self._clock = clock
-        self._conversation = PlayerConversation()
+        self._program: PlayerProgram | None = None
+        self._connection: PlayerConnection | None = None  # None if the trainer talks to the player, or nobody yet
+        self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)  # makes its loop at the first use
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._known: dict[str, BehaviorSpec] = {}
-        self._statistics: list[Statistic] = []
+        self._statistics: list[messages.Statistic] = []
         self._parameters: Mapping[str, float] = {}
-        self._revision = -1
+        self._revision: int | None = None  # of the parameters that the player has
 
     def behaviors(self) -> Mapping[str, BehaviorSpec]:
         """Returns the behaviors whose agents have appeared: none before the first reset."""
         return self._known
 
-    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
+    def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[messages.BehaviorReport]:
         """Launches the player, the first time, and makes it begin new episodes.
 
         Raises:
-            PlayerFailed: the player did not start, call, introduce itself or answer; or its message cannot be used.
-            SettingsError: a parameter cannot be sent to it.
+            PlayerFailed: the player did not start, call, introduce itself or answer; or its message cannot be used; or
+                a parameter cannot be sent to it.
+            SettingsError: the port is in use.
         """
-        self._parameters = parameters
-        if self._conversation.state == "calling":
-            self._start(seed or 0)
-        side_channel = self._parameter_bytes()
-        if self._player.phase == "initialized":
-            side_channel, self._player.phase = self._engine + side_channel, "first reset"
-        self._calls.answer(self._conversation.reset(side_channel))
-        return self._until_agents_report(self._receive())
+        if self._connection is None:
+            self._connect(seed or 0)
+        self._parameters, self._revision = parameters, None
+        return self._exchange(messages.Reset(parameters=self._changed_parameters(), samplers=self._samplers()))
 
-    def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
+    def step(self, actions: Mapping[str, messages.BehaviorActions]) -> Sequence[messages.BehaviorReport]:
         """Plays on until an agent wants a decision or has ended.
 
         Raises:
             PlayerFailed: the player has ended, did not answer, or its message cannot be used.
         """
-        self._player.phase = "stepping"
-        return self._until_agents_report(self._continue(actions.values()))
-
-    def player(self) -> record.Player:
-        """Returns what a trainer on this machine needs to talk to the player itself."""
-        return record.Player(
-            protocol="unity",
-            port=self._port,
-            settings=self._engine.hex(),
-            areas=self._areas,
-            connect_s=self._connect_s,
-            timeout_s=self._timeout_s,
+        return self._exchange(
+            messages.Act(
+                sequence=0,
+                actions=tuple(actions.values()),
+                parameters=self._changed_parameters(),
+                samplers=self._samplers(),
+            )
         )
 
-    def attend(self, adopted: Adopted, trainer: Client) -> Bye:
+    def player(self) -> messages.Player:
+        """Returns what a trainer on this machine needs to talk to the player itself."""
+        return self._player
+
+    def attend(self, adopted: messages.Adopted, trainer: Client) -> messages.Bye:
         """Launches the player, which calls the trainer, and supervises it until the end.
 
         Raises:
@@ -135,155 +120,127 @@ class Unity:
             LinkLost: the connection to the trainer broke and could not be restored.
             RemoteProtocolError: the trainer rejects something else.
         """
-        news: Adopted | Progress | Bye = adopted
+        news: messages.Adopted | messages.Progress | messages.Bye = adopted
         try:
-            while not isinstance(news, Bye):
-                if isinstance(news, Adopted):
-                    self._supervise(news.port, trainer)
-                elif self._attended is not None and news.phase in PHASES:
-                    self._attended.phase = news.phase
+            while not isinstance(news, messages.Bye):
+                if isinstance(news, messages.Adopted):
+                    program = self._start(news.port, lambda: trainer.stop(_ENDED))
+                elif news.phase in PHASES:
+                    program.phase = news.phase
                 news = trainer.follow()
         except RemoteProtocolError as fault:
-            raise self._failed(fault) from fault
-        if self._attended is not None and news.reason == _ENDED:
-            self._attended.check()
+            if fault.code in ("player", GONE):
+                raise _failure(program, fault) from fault
+            raise
+        if news.reason == _ENDED:
+            program.check()
         return news
 
-    def _supervise(self, port: int, trainer: Client) -> None:
-        """Starts a player for a trainer. A new trainer does not know the former player."""
-        former, self._attended = self._attended, None
-        if former is not None:
-            former.close(_FAREWELL_S)
-        player = self._attended = self._launch(port)
-        player.start()
-        player.watch(lambda: trainer.stop(_ENDED) if player is self._attended else None)
-        if not player.launched:
-            _ask_for_play(player, port)
-
-    def _failed(self, fault: RemoteProtocolError) -> Exception:
-        """Returns the trainer's report about the player with its phase, its exit status and its log."""
-        player = self._attended
-        if player is None or fault.code not in ("player", "gone"):
-            return fault
-        try:
-            player.check(_END_S if fault.code == "gone" else 0.0)
-        except PlayerFailed as failure:
-            return failure
-        return player.failure(fault.got, fault.remedy)
-
-    def statistics(self) -> Sequence[Statistic]:
+    def statistics(self) -> Sequence[messages.Statistic]:
         """Returns the game's own statistics since the last call."""
         statistics, self._statistics = self._statistics, []
         return statistics
 
     def close(self) -> None:
         """Orders the player to quit, and ends it if it does not."""
-        attended, self._attended = self._attended, None
-        if attended is not None:
-            attended.close(_FAREWELL_S)
-        if self._served is None:
-            return
-        calls, player = self._served
-        if calls.open and player.phase != "connected":  # a game that is refused with its introduction sees an error
-            with contextlib.suppress(LocalProtocolError):  # a call that came too late was never read
-                calls.answer(self._conversation.quit())
-        calls.close()
-        player.close(_FAREWELL_S)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            loop = self._runner.get_loop()
+            asyncio.run_coroutine_threadsafe(connection.close(), loop).result(_END_S)
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+        self._runner.close()
+        self._end_program()
 
-    # ------------------------------------------------------------ the conversation
+    # ------------------------------------------------------------ the program
 
-    @property
-    def _calls(self) -> Calls:
-        return self._serve()[0]
+    def _start(self, port: int, on_end: Callable[[], None]) -> PlayerProgram:
+        """Starts a player, after the end of a former one, which a new trainer does not know."""
+        self._end_program()
+        program = self._program = self._launch(port)
+        program.start()
+        program.watch(lambda: on_end() if program is self._program else None)
+        if not program.launched:
+            sys.stderr.write(f"{program.name}: press Play; waiting for its call on port {port}\n")
+        return program
 
-    @property
-    def _player(self) -> PlayerProgram:
-        return self._serve()[1]
+    def _end_program(self) -> None:
+        program, self._program = self._program, None
+        if program is not None:
+            program.close(_FAREWELL_S)
 
-    def _serve(self) -> tuple[Calls, PlayerProgram]:
-        """Listens from the first use on: until then the trainer may still decide to talk to the player."""
-        if self._served is None:
-            from sparring.pipeline.bridges.unity.game_server import Calls
+    # ------------------------------------------------------------ the conversation, unless it is the trainer's
 
-            calls = Calls(self._port, self._host)
-            self._served = calls, self._launch(calls.port)
-        return self._served
-
-    def _start(self, seed: int) -> None:
+    def _connect(self, seed: int) -> None:
         """Launches the player and waits until it can be reset."""
-        player = self._player
-        player.start()
-        player.watch(lambda: self._calls.report_exit(""))
-        if not player.launched:
-            _ask_for_play(player, self._calls.port)
-        message = self._next_call(self._connect_s)
-        player.phase = "connected"
-        self._read(message)
-        self._calls.answer(self._conversation.initialize(seed=seed, num_areas=self._areas))
-        player.phase = "initialized"
-        self._read(self._next_call(self._timeout_s))
+        loop = self._runner.get_loop()
+        connection = self._connection = PlayerConnection(
+            self._player, seed=seed, on_event=self._events.put, clock=self._clock, loop=loop, host=self._host
+        )
+        self._thread = threading.Thread(target=loop.run_forever, name="unity calls", daemon=True)
+        self._thread.start()
+        ended = player_fault("the end of the game", "see its log", GONE)
+        program = self._start(connection.port, lambda: self._events.put(ended))
+        self._receive(connection, program)
 
-    def _until_agents_report(self, reports: Reports) -> Reports:
-        """Plays on until an agent wants a decision or has ended, which may take some steps."""
-        deadline = self._clock() + self._timeout_s
-        while not reports:
-            if self._clock() > deadline:
-                raise self._player.failure(
-                    f"no agent that wanted a decision or ended in {self._timeout_s:g} s",
-                    "give the agents a Decision Requester, or call RequestDecision",
-                )
-            reports = self._continue(())
-        return reports
+    def _exchange(self, answer: messages.Act | messages.Reset) -> Sequence[messages.BehaviorReport]:
+        """Answers the player's last message, and returns its next reports."""
+        connection, program = self._connection, self._program
+        assert connection is not None
+        assert program is not None
+        self._runner.get_loop().call_soon_threadsafe(connection.answer, answer)
+        return self._receive(connection, program)
 
-    def _continue(self, actions: Iterable[BehaviorActions]) -> Reports:
-        self._calls.answer(self._conversation.step(actions, self._changed_parameters()))
-        return self._receive()
+    def _receive(self, connection: PlayerConnection, program: PlayerProgram) -> Sequence[messages.BehaviorReport]:
+        """Returns the reports of the next message that needs an answer; none if the player is ready for a reset."""
+        while True:
+            event = self._next_event(connection)
+            if isinstance(event, messages.Fault):
+                self._events.put(event)  # nothing follows it
+                raise _failure(program, event)
+            if isinstance(event, str):
+                program.phase = event
+                continue
+            self._known = {**self._known, **event.behaviors}
+            self._statistics += event.statistics
+            _warn_of_plain_goals(program.name, event)
+            if event.kind == "ready" or event.reports:
+                return event.reports
 
-    def _receive(self) -> Reports:
-        received = self._read(self._next_call(self._timeout_s))
-        if received.behaviors:
-            self._known = {**self._known, **received.behaviors}
-        for behavior, goals in received.plain_goals.items():
-            for name, kind in goals:
-                sys.stderr.write(
-                    f"{self._player.name}: goal signal {name!r} of {behavior} is read as any other {kind}; "
-                    "networks are conditioned on goals of one axis only\n"
-                )
-        self._statistics += received.statistics
-        return received.reports
+    def _next_event(self, connection: PlayerConnection) -> Event:
+        while True:
+            try:
+                return self._events.get(timeout=_CHECK_S)
+            except queue.Empty:
+                if (fault := connection.overdue(self._clock())) is not None:
+                    return fault
 
-    def _read(self, message: bytes) -> PlayerMessage:
-        try:
-            received = self._conversation.receive(message)
-        except UnreadableData as error:
-            raise self._player.failure(str(error), error.remedy) from error
-        if received.farewell is not None:
-            self._player.check()
-            why = f" ({received.farewell})" if received.farewell else ""
-            raise self._player.failure(f"a player that ended the conversation{why}", "keep the game running")
-        return received
+    def _changed_parameters(self) -> dict[str, float]:
+        """Returns all parameters, if the trainer has changed one."""
+        known, self._revision = self._revision, getattr(self._parameters, "revision", 0)
+        return dict(self._parameters) if self._revision != known else {}
 
-    def _next_call(self, timeout_s: float) -> bytes:
-        """Returns the player's next message."""
-        message = self._calls.receive(timeout_s)
-        if isinstance(message, bytes):
-            return message
-        if message is None:
-            raise self._player.failure(
-                f"nothing in {timeout_s:g} s", "see what the game does; raise --timeout-wait if it only takes longer"
+    def _samplers(self) -> dict[str, messages.Sampler]:
+        return dict(getattr(self._parameters, "samplers", {}))
+
+
+def _warn_of_plain_goals(player: str, message: PlayerMessage) -> None:
+    for behavior, goals in message.plain_goals.items():
+        for name, kind in goals:
+            sys.stderr.write(
+                f"{player}: goal signal {name!r} of {behavior} is read as any other {kind}; "
+                "networks are conditioned on goals of one axis only\n"
             )
-        self._player.check(_END_S)
-        raise self._player.failure(message.why or "the end of the game", "see its log")
 
-    # ------------------------------------------------------------ parameters
 
-    def _changed_parameters(self) -> bytes:
-        """Returns side channel bytes of the parameters, if the trainer has changed them."""
-        return self._parameter_bytes() if getattr(self._parameters, "revision", 0) != self._revision else b""
-
-    def _parameter_bytes(self) -> bytes:
-        self._revision = getattr(self._parameters, "revision", 0)
-        return channels.parameters(self._parameters, getattr(self._parameters, "samplers", {}))
+def _failure(program: PlayerProgram, fault: messages.Fault | RemoteProtocolError) -> PlayerFailed:
+    """Returns the report about a player with its phase, its log, and its exit status if that says more."""
+    try:
+        if fault.code == GONE:
+            program.check(_END_S)
+    except PlayerFailed as failure:
+        return failure
+    return program.failure(fault.got, fault.remedy)
 
 
 def make_unity(
@@ -328,7 +285,7 @@ def make_unity(
         SettingsError: the build does not exist, the port is in use, a library is missing, or `side_channel` cannot be
             read.
     """
-    from sparring.pipeline.bridges.unity.server import check_free
+    from sparring.pipeline.bridges.unity.server import check_free  # needs the library h2
 
     number = int(os.environ.get("SPARRING_NUMBER") or 0)
     engine = channels.engine(
@@ -354,11 +311,10 @@ def make_unity(
         return PlayerProgram(f"Unity player {number}", launched, log=output, more=() if log is None else (log,))
 
     check_free(where, host)
-    return Unity(launch, where, areas=areas, engine=engine, connect_s=connect_s, timeout_s=timeout_s, host=host)
-
-
-def _ask_for_play(player: PlayerProgram, port: int) -> None:
-    sys.stderr.write(f"{player.name}: press Play; waiting for its call on port {port}\n")
+    player = messages.Player(
+        protocol="unity", port=where, settings=engine.hex(), areas=areas, connect_s=connect_s, timeout_s=timeout_s
+    )
+    return Unity(launch, player, host=host)
 
 
 def _bytes(digits: str) -> bytes:

@@ -17,17 +17,9 @@ from urllib.parse import quote
 from sparring.pipeline.errors import SettingsError, install_command
 
 try:
+    from h2 import events
     from h2.config import H2Configuration
     from h2.connection import H2Connection
-    from h2.events import (
-        ConnectionTerminated,
-        DataReceived,
-        Event,
-        RemoteSettingsChanged,
-        RequestReceived,
-        StreamEnded,
-        StreamReset,
-    )
     from h2.exceptions import ProtocolError
     from h2.settings import SettingCodes, Settings
 except ImportError as missing:
@@ -188,24 +180,24 @@ class Http2Connection:
 
     # ------------------------------------------------------------ events of the other side
 
-    def _react(self, event: Event) -> None:
+    def _react(self, event: events.Event) -> None:
         match event:
-            case RequestReceived():
+            case events.RequestReceived():
                 self._begin(event)
-            case DataReceived():
+            case events.DataReceived():
                 self._add(event)
-            case StreamEnded():
+            case events.StreamEnded():
                 self._complete(event.stream_id)
-            case StreamReset():
+            case events.StreamReset():
                 self._break_off(event.stream_id)
-            case RemoteSettingsChanged():
+            case events.RemoteSettingsChanged():
                 self._overhead += (1 + len(event.changed_settings)) * _MOST_OVERHEAD // _MOST_SETTINGS
-            case ConnectionTerminated():  # the other side takes no answers any more
+            case events.ConnectionTerminated():  # the other side takes no answers any more
                 self._parted = True
                 for stream in list(self._streams):
                     self._break_off(stream)
 
-    def _begin(self, event: RequestReceived) -> None:
+    def _begin(self, event: events.RequestReceived) -> None:
         taken = any(call.refused is None for call in self._streams.values())
         call = self._streams[event.stream_id] = _Stream()
         fields = dict(event.headers)
@@ -216,7 +208,7 @@ class Http2Connection:
         elif taken:
             call.refuse(UNAVAILABLE, "a call that is not answered yet")
 
-    def _add(self, event: DataReceived) -> None:
+    def _add(self, event: events.DataReceived) -> None:
         """Adds bytes to the message of a call."""
         self._http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         if (call := self._streams.get(event.stream_id)) is None:

@@ -24,7 +24,7 @@ import io
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,11 +44,10 @@ MOST_PIXELS: Final = 2**24
 """Limit of an image: a few bytes of PNG can declare any size."""
 
 _SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
+_LAST_CHUNK: Final = b"\0\0\0\0IEND\xae\x42\x60\x82"
+"""Ends each PNG file: its length of 0, kind and checksum."""
 _CHANNELS: Final = 3
 """Channels of each PNG file."""
-
-_SMALLEST: Final = 45
-"""Least bytes of a PNG file: signature, header, end."""
 
 Sources = tuple[tuple[int, ...], ...]
 
@@ -139,7 +138,7 @@ def image(sensor: SensorReader, one: Proto) -> Array:
     if height * width > MOST_PIXELS:
         raise UnreadableData(f"image {spec.name!r} of {height} x {width} pixels, more than {MOST_PIXELS}")
     mapping = len(one.compressed_channel_mapping)
-    files = list(_files(one.compressed_data, spec.name))
+    files = _files(one.compressed_data, spec.name)
     channels = len(files) * _CHANNELS
     if channels < spec.shape[0] or (mapping and channels != mapping):
         raise UnreadableData(f"{channels} channels of PNG files for {mapping or spec.shape[0]} of image {spec.name!r}")
@@ -230,23 +229,14 @@ def _array(sensor: SensorReader, one: Proto) -> Array:
     return values
 
 
-def _files(data: bytes, name: str) -> Iterator[bytes]:
-    """Yields the consecutive PNG files, each from its signature to its last chunk."""
-    at = 0
-    while at < len(data) or at == 0:
-        start = at
-        if data[start : start + len(_SIGNATURE)] != _SIGNATURE:
-            raise UnreadableData(f"image {name!r} that is no PNG")
-        at += len(_SIGNATURE)
-        kind = b""
-        while kind != b"IEND":
-            kind = data[at + 4 : at + 8]
-            at += 12 + int.from_bytes(data[at : at + 4], "big")  # length, kind and checksum have 4 bytes each
-            if at > len(data) or len(kind) < 4:
-                raise UnreadableData(f"image {name!r} with a truncated PNG")
-        if at - start < _SMALLEST:
-            raise UnreadableData(f"image {name!r} with a PNG that holds nothing")
-        yield data[start:at]
+def _files(data: bytes, name: str) -> list[bytes]:
+    """Returns the consecutive PNG files."""
+    before, *files = data.split(_SIGNATURE)
+    if before or not files:
+        raise UnreadableData(f"image {name!r} that is no PNG")
+    if not all(file.endswith(_LAST_CHUNK) for file in files):
+        raise UnreadableData(f"image {name!r} with a truncated PNG")
+    return [_SIGNATURE + file for file in files]
 
 
 def _planes(file: bytes, size: tuple[int, int], name: str) -> NDArray[np.uint8]:
@@ -255,7 +245,8 @@ def _planes(file: bytes, size: tuple[int, int], name: str) -> NDArray[np.uint8]:
         from PIL import Image
     except ImportError as error:
         raise UnreadableData("images as PNG, and no library pillow for them", install_command("unity")) from error
-    if (found := struct.unpack(">II", file[16:24])) != size:  # before anything of that size is allocated
+    found = int.from_bytes(file[16:20], "big"), int.from_bytes(file[20:24], "big")
+    if found != size:  # before anything of that size is allocated
         raise UnreadableData(f"a PNG of {found[0]} x {found[1]} pixels for image {name!r} of {size[0]} x {size[1]}")
     try:
         image = Image.open(io.BytesIO(file), formats=["PNG"])

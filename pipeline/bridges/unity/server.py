@@ -12,13 +12,12 @@ candidate is closed after `CANDIDATE_S`, or if there are too many.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
 from collections.abc import Callable
 from typing import Final
 
-from sparring.pipeline.bridges.unity.build import HOST
+from sparring.pipeline.bridges.unity import HOST
 from sparring.pipeline.bridges.unity.http2 import UNAVAILABLE, Http2Connection, Violation
 from sparring.pipeline.errors import SettingsError
 
@@ -33,10 +32,10 @@ _FIRST: Final = _LARGEST // _MOST_CANDIDATES
 """Bytes of the message that makes a candidate the player: an introduction, or the next message after a reconnect."""
 _RECEIVE_FIRST: Final = 16 * 1024
 """Bytes per read of a candidate, so that other connections get their turn."""
+_FLUSH_S: Final = 1.0
+"""Time for the last bytes of a connection that this side closes."""
 CANDIDATE_S: Final = 30.0
 """Time for a candidate to become the player. A player that calls later connects again."""
-_RETRY_S: Final = 1.0
-"""Pause after the system ran out of resources for connections."""
 
 
 def check_free(port: int, host: str = HOST) -> None:
@@ -49,7 +48,7 @@ def check_free(port: int, host: str = HOST) -> None:
 
 
 class Server:
-    """Serves the calls of one player on an event loop that can watch sockets.
+    """Serves the calls of one player on an event loop.
 
     Args:
         port: to listen on; 0 chooses one.
@@ -79,9 +78,11 @@ class Server:
         self._connections: list[_PlayerSocket] = []  # oldest first
         self._player: _PlayerSocket | None = None
         self._open: int | None = None  # stream of the call that waits for its answer
-        self._listener = _listen(port, host)
-        self.port: int = self._listener.getsockname()[1]
-        self._watch_listener()
+        listener = _listen(port, host)
+        self.port: int = listener.getsockname()[1]
+        self._accepting = loop.create_task(
+            loop.create_server(lambda: _PlayerSocket(self, loop), sock=listener, backlog=_MOST_CANDIDATES)
+        )
 
     def answer(self, message: bytes | None) -> None:
         """Answers the open call; None rejects it. Does nothing if no call is open."""
@@ -96,37 +97,27 @@ class Server:
 
     def close(self) -> None:
         """Rejects the open call, and frees the port. Further calls do nothing."""
-        if self._listener.fileno() < 0:
-            return
         self.answer(None)
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        if self._accepting.done():
+            self._accepting.result().close()
+        else:
+            self._accepting.add_done_callback(lambda accepting: accepting.result().close())
         for client in list(self._connections):
             client.end()
-
-    def _watch_listener(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        try:
-            stream, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # the client has closed the connection already
-            return
-        except OSError:  # out of resources: the loop would try without pause
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(_RETRY_S, self._watch_listener)
-            return
-        candidates = [client for client in self._connections if client is not self._player]
-        if len(candidates) >= _MOST_CANDIDATES:
-            candidates[0].end()
-        self._connections.append(_PlayerSocket(self, stream, self._loop, _FIRST if self._player is None else 0))
 
     # ------------------------------------------------------------ for the connections
 
     def is_player(self, client: _PlayerSocket) -> bool:
         """Returns whether a connection is the player's."""
         return client is self._player
+
+    def on_connect(self, client: _PlayerSocket) -> None:
+        """Handles a new connection, which closes the oldest one if there are too many."""
+        candidates = [client for client in self._connections if client is not self._player]
+        if len(candidates) >= _MOST_CANDIDATES:
+            candidates[0].end()
+        client.connection.limit(_FIRST if self._player is None else 0)
+        self._connections.append(client)
 
     def on_call(self, client: _PlayerSocket, stream: int, message: bytes | None) -> None:
         """Handles a call that came or, with None, was broken off; candidates cannot break one off."""
@@ -141,7 +132,9 @@ class Server:
             self._broken()
 
     def on_end(self, client: _PlayerSocket) -> None:
-        """Handles the end of a connection."""
+        """Handles the end of a connection. Further calls do nothing."""
+        if client not in self._connections:
+            return
         self._connections.remove(client)
         if client is self._player:
             broken, self._open = self._open is not None, None
@@ -158,43 +151,68 @@ class Server:
                 client.send()
 
 
-class _PlayerSocket:
+class _PlayerSocket(asyncio.BufferedProtocol):
     """Represents one connection on an event loop. It is not read while the other side does not read."""
 
-    def __init__(self, server: Server, stream: socket.socket, loop: asyncio.AbstractEventLoop, largest: int) -> None:
-        stream.setblocking(False)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection = Http2Connection(PATH, largest)
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        self.connection = Http2Connection(PATH, 0)
         self._server = server
-        self._stream = stream
         self._loop = loop
-        self._unsent = b""
-        self._ended = False
-        self._watch = loop.call_later(CANDIDATE_S, self._check)
-        loop.add_reader(stream, self._read)
+        self._received = bytearray(_RECEIVE)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of a stream socket
+        """Begins to receive."""
+        self._transport = transport
+        transport.set_write_buffer_limits(0)
+        self._watch = self._loop.call_later(CANDIDATE_S, self._check)
+        self._server.on_connect(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Returns the buffer for the next bytes."""
+        return memoryview(self._received)[: _RECEIVE if self._server.is_player(self) else _RECEIVE_FIRST]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Handles received bytes."""
+        try:
+            calls = self.connection.feed(bytes(memoryview(self._received)[:nbytes]))
+        except Violation:
+            self.send()
+            self._lose()
+            return
+        for stream, message in calls:
+            if not self._transport.is_closing():
+                self._server.on_call(self, stream, message)
+        self.send()
 
     def send(self) -> None:
         """Sends the pending bytes, now or as soon as possible."""
-        self._unsent += self.connection.take()
-        if not self._unsent or self._ended:
-            return
-        try:
-            self._unsent = self._unsent[self._stream.send(self._unsent) :]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._lose()
-            return
-        if self._unsent:
-            self._loop.remove_reader(self._stream)
-            self._loop.add_writer(self._stream, self._resume)
+        if (data := self.connection.take()) and not self._transport.is_closing():
+            self._transport.write(data)
 
     def end(self) -> None:
-        """Ends the connection with HTTP/2's GOAWAY; bytes that cannot be sent at once are lost."""
-        if not self._ended:
-            self.connection.end()
-            self.send()
-            self._lose()
+        """Ends the connection with HTTP/2's GOAWAY."""
+        self.connection.end()
+        self.send()
+        self._lose()
+
+    def pause_writing(self) -> None:
+        """Stops reading while the other side does not read."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Reads again."""
+        self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handles the end of the connection."""
+        self._watch.cancel()
+        self._server.on_end(self)
+
+    def _lose(self) -> None:
+        """Closes the connection once its last bytes are sent, or after `_FLUSH_S`."""
+        self._transport.close()
+        self._loop.call_later(_FLUSH_S, self._transport.abort)
+        self.connection_lost(None)
 
     def _check(self) -> None:
         """Checks the connection periodically."""
@@ -203,44 +221,6 @@ class _PlayerSocket:
             self._watch = self._loop.call_later(CANDIDATE_S, self._check)
         else:
             self.end()
-
-    def _resume(self) -> None:
-        self._loop.remove_writer(self._stream)
-        self._loop.add_reader(self._stream, self._read)
-        self.send()
-
-    def _read(self) -> None:
-        try:
-            data = self._stream.recv(_RECEIVE if self._server.is_player(self) else _RECEIVE_FIRST)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._lose()
-            return
-        try:
-            calls = self.connection.feed(data)
-        except Violation:
-            self.send()
-            self._lose()
-            return
-        for stream, message in calls:
-            if not self._ended:
-                self._server.on_call(self, stream, message)
-        self.send()
-
-    def _lose(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        self._watch.cancel()
-        self._loop.remove_reader(self._stream)
-        self._loop.remove_writer(self._stream)
-        with contextlib.suppress(OSError):
-            self._stream.recv(_RECEIVE)  # unread bytes would make the close discard our last frames
-        self._stream.close()
-        self._server.on_end(self)
 
 
 def _listen(port: int, host: str) -> socket.socket:
@@ -256,5 +236,4 @@ def _listen(port: int, host: str) -> socket.socket:
             f"got port {port} on {host}, which is not free; expected a free one for a Unity player; "
             "stop what uses it, or choose another with --base-port"
         ) from error
-    listener.setblocking(False)
     return listener

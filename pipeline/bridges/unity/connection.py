@@ -1,8 +1,9 @@
-"""This process answers the calls of a Unity player directly, without a hop through its simulator.
+"""Speaks with one Unity player on an event loop, for the trainer's stepping or for the bridge.
 
 Calls arrive on the event loop and are parsed and answered there: a step wakes no other thread. A large message with
-images is parsed on a thread, because the decoding libraries release the interpreter lock. The simulator that launched
-the player only supervises its process.
+images is parsed on a thread, because the decoding libraries release the interpreter lock. Stepping speaks with the
+players of its machine, without a hop through their simulators, which only supervise their processes. For any other
+trainer the bridge speaks with the player, on a loop of its own.
 """
 
 from __future__ import annotations
@@ -10,49 +11,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
 
-from sparring.pipeline.bridges.unity import UnreadableData, channels
-from sparring.pipeline.bridges.unity.build import HOST
-from sparring.pipeline.bridges.unity.columns import PlainGoals
+from sparring.pipeline.bridges.player import Phase
+from sparring.pipeline.bridges.unity import HOST, UnreadableData, channels
 from sparring.pipeline.bridges.unity.conversation import PlayerConversation, PlayerMessage
 from sparring.pipeline.errors import LocalProtocolError, SettingsError
-from sparring.pipeline.messages.simulator import Act, BehaviorReport, Fault, Player, Reset, Statistic
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.messages.simulator import Act, Fault, Player, Reset
 
 LAST_CALL_S: Final = 1.0
 """Seconds that the end of a run waits for a player's last call: longer than a frame takes."""
 GONE: Final = "gone"
-"""Fault code of a player that disconnected: the simulator reports its exit status."""
+"""Fault code of a player that ended or disconnected: its exit status says more."""
 
 _LARGE: Final = 64 * 1024
 """Bytes of a message above which parsing it takes longer than passing it to a thread."""
 
-
-@dataclass(kw_only=True, slots=True)
-class PlayerEvent:
-    """A PlayerEvent holds a message of a player that needs an answer.
-
-    Attributes:
-        at: time of its arrival.
-        behaviors: new specs by behavior id.
-        reports: of its agents; none where it is ready for its first reset.
-        plain_goals: goal signals of new behaviors that networks read as ordinary observations.
-        statistics: of the game.
-    """
-
-    at: float = 0.0
-    behaviors: dict[str, BehaviorSpec] = field(default_factory=dict)
-    reports: tuple[BehaviorReport, ...] = ()
-    plain_goals: dict[str, PlainGoals] = field(default_factory=dict)
-    statistics: tuple[Statistic, ...] = ()
-
-
-Event = str | PlayerEvent | Fault
-"""A phase that the player has reached, a message, or an error."""
+Event = Phase | PlayerMessage | Fault
+"""A phase that the player has reached, a message after its introduction, or an error."""
 
 
 class PlayerConnection:
@@ -61,7 +39,7 @@ class PlayerConnection:
     Args:
         player: description that its simulator gives.
         seed: of its random source.
-        on_event: receives its events.
+        on_event: receives its events. A message that is ready for the first reset or holds reports must be answered.
         clock: seconds, monotonic.
         loop: event loop that runs all callbacks.
         host: IP address that the player connects to.
@@ -92,17 +70,16 @@ class PlayerConnection:
         self._loop = loop
         self._conversation = PlayerConversation()
         self._ended = asyncio.Event()  # set when it was asked to quit, or has disconnected
-        self._phase = "launched"
+        self._phase: Phase = "launched"
         self._due: float | None = clock() + player.connect_s  # None while the player waits for an answer
         self._idle_since: float | None = None  # time since which no agent has decided or ended
-        self._awaits_answer = False  # the stepper must answer
+        self._awaits_answer = False  # the receiver of events must answer
         self._is_parting = False
-        self._event = PlayerEvent()  # next to be reported
         self._server = Server(player.port, self._on_call, self._on_disconnect, loop, host)
         self.port = self._server.port
 
     def answer(self, answer: Act | Reset) -> None:
-        """Answers its last event."""
+        """Answers its last message."""
         if not self._awaits_answer:  # it has disconnected or was asked to quit
             return
         self._awaits_answer = False
@@ -123,7 +100,7 @@ class PlayerConnection:
         if due is None or now <= due:
             return None
         limit_s = self._player.connect_s if self._phase == "launched" else self._player.timeout_s
-        return _fault(
+        return player_fault(
             f"nothing in {limit_s:g} s", "see what the game does; raise --timeout-wait where it only takes longer"
         )
 
@@ -153,6 +130,8 @@ class PlayerConnection:
             self._server.answer(None)
             return
         self._due = None
+        if self._phase == "launched":
+            self._set_phase("connected")
         if len(content) <= _LARGE:
             with self._ending_on_error():
                 self._react(self._conversation.receive(content))
@@ -171,28 +150,27 @@ class PlayerConnection:
         try:
             yield
         except UnreadableData as error:
-            self._fail(_fault(str(error), error.remedy))
+            self._fail(player_fault(str(error), error.remedy))
         except (LocalProtocolError, SettingsError) as error:
-            self._fail(_fault(str(error), "report it"))
+            got, expected, remedy = explanation(error)
+            self._fail(player_fault(f"{got}, where {expected} is needed", remedy))
 
     def _react(self, message: PlayerMessage) -> None:
-        conversation = self._conversation
-        if message.farewell is not None:
+        if message.kind == "farewell":
             reason = f" ({message.farewell})" if message.farewell else ""
-            self._fail(_fault(f"a player that ended the conversation{reason}", "keep the game running", GONE))
-            return
-        if message.is_introduction:
-            self._set_phase("connected")
-            answer = conversation.initialize(seed=self._seed, num_areas=self._player.areas)
+            self._fail(player_fault(f"a player that ended the conversation{reason}", "keep the game running"))
+        elif message.kind == "introduction":
+            answer = self._conversation.initialize(seed=self._seed, num_areas=self._player.areas)
             self._set_phase("initialized")
             self._send(answer)
-            return
-        self._event.behaviors |= message.behaviors
-        self._event.plain_goals |= message.plain_goals
-        self._event.statistics += message.statistics
-        if message.reports or conversation.state == "ready":
-            self._request_answer(message.reports)
+        elif message.kind == "ready" or message.reports:
+            self._idle_since = None
+            self._awaits_answer = True
+            self._on_event(message)
+            if self._is_parting and self._awaits_answer:
+                self._quit()
         else:
+            self._on_event(message)
             self._continue()
 
     def _continue(self) -> None:
@@ -209,15 +187,6 @@ class PlayerConnection:
             )
         self._send(self._conversation.step(()))
 
-    def _request_answer(self, reports: tuple[BehaviorReport, ...]) -> None:
-        """Passes an event to the stepper, which answers it."""
-        event, self._event, self._idle_since = self._event, PlayerEvent(), None
-        event.at, event.reports = self._clock(), reports
-        self._awaits_answer = True
-        self._on_event(event)
-        if self._is_parting and self._awaits_answer:
-            self._quit()
-
     def _send(self, message: bytes) -> None:
         self._due = self._clock() + self._player.timeout_s
         self._server.answer(message)
@@ -227,15 +196,15 @@ class PlayerConnection:
         self._on_event(fault)
 
     def _quit(self) -> None:
-        """Asks the player to quit, where it waits for an answer."""
+        """Asks the player to quit, where it waits for an answer; one whose introduction is refused sees an error."""
         self._due, self._awaits_answer = None, False
         self._ended.set()
         try:
-            self._server.answer(self._conversation.quit())
+            self._server.answer(None if self._phase == "connected" else self._conversation.quit())
         except LocalProtocolError:
             self._server.answer(None)
 
-    def _set_phase(self, phase: str) -> None:
+    def _set_phase(self, phase: Phase) -> None:
         if self._phase != phase:
             self._phase = phase
             self._on_event(phase)
@@ -243,8 +212,16 @@ class PlayerConnection:
     def _on_disconnect(self) -> None:
         self._due, self._awaits_answer = None, False
         self._ended.set()
-        self._on_event(_fault("the player broke the connection", "see its log", GONE))
+        self._on_event(player_fault("the player broke the connection", "see its log", GONE))
 
 
-def _fault(got: str, remedy: str, code: str = "player") -> Fault:
+def player_fault(got: str, remedy: str, code: str = "player") -> Fault:
+    """Returns the fault of a player."""
     return Fault(code=code, got=got, expected="a game that keeps running", remedy=remedy)
+
+
+def explanation(error: LocalProtocolError | SettingsError) -> tuple[str, str, str]:
+    """Returns what was got, what was expected, and the remedy."""
+    got, _, rest = str(error).removeprefix("got ").partition("; expected ")
+    expected, _, remedy = rest.partition("; ")
+    return got, expected, remedy
