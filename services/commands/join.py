@@ -38,13 +38,12 @@ from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.pipeline.queues.zmq import ZmqTransport
 from sparring.pipeline.settings import no_device
 from sparring.services.commands.runs import add_insecure
-from sparring.services.process.encryption import KEYS_VARIABLE
+from sparring.services.process.encryption import KEYS_VARIABLE, curve, protection
 from sparring.services.process.hosting import LOOP_OPTIONS, HostedService, ProcessHost, follow_signals
 from sparring.services.process.machines import SILENT_S, OrderExecutor
-from sparring.services.process.protection import curve, protection
 from sparring.services.process.runtime import SUPERVISOR
 from sparring.services.supervision.exports import Exports
-from sparring.services.supervision.hosts import Processes
+from sparring.services.supervision.hosts import Plan, Processes
 from sparring.services.supervision.topology import RUN_FILE, Topology, load_run, load_topology, origin_of
 
 _LOOK_S: Final = 0.25
@@ -236,12 +235,9 @@ class HostSession:
 
     def _start(self, name: str, order: PartOrder) -> HostedService:
         """Starts a service or simulator."""
-        plan = next((plan for plan in self._topology.services if plan.name == name), None)
-        if plan is not None:
-            hosted = self._processes.service(plan, order.start, first=order.first)
-        else:
-            simulator = next(plan for plan in self._topology.simulators if plan.name == name)
-            hosted = self._processes.simulator(simulator)
+        plans: tuple[Plan, ...] = (*self._topology.services, *self._topology.simulators)
+        plan = next(plan for plan in plans if plan.name == name)
+        hosted = self._processes.start(plan, order.start, first=order.first)
         self._log.info("started", part=name, start=order.number, pid=hosted.pid)
         return hosted
 

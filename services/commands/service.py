@@ -16,8 +16,8 @@ import anyio
 from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, first_failure
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.zmq import ZmqTransport
+from sparring.services.process.encryption import protection
 from sparring.services.process.hosting import LOOP_OPTIONS, follow_signals
-from sparring.services.process.protection import protection
 from sparring.services.process.runtime import METRICS_INTERVAL_S, Context, Run
 from sparring.services.supervision.topology import ServicePlan, load_run, plan_of
 

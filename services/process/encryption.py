@@ -1,27 +1,31 @@
-"""Settings show which addresses other machines can reach, and whether keys protect these."""
+"""Which addresses of a run other machines can reach, and the keys that protect these and the queue ends of services."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.queues.curve import Curve, Protection
 from sparring.pipeline.queues.endpoints import is_loopback, is_open
 from sparring.pipeline.security import (
     CONNECTIONS,
     ROLES,
     SIMULATORS,
     allowed,
+    endpoint_role,
+    owner,
     public_key,
     secret_key,
     server_tls,
     token,
 )
 from sparring.pipeline.settings import Settings
-from sparring.pipeline.settings.hosts import main, place
+from sparring.pipeline.settings.hosts import machines, main, place
+from sparring.services.process.runtime import Run
 
 KEYS_VARIABLE: Final = "SPARRING_KEYS"
 
@@ -83,16 +87,10 @@ def keys_missing(settings: Settings) -> list[str]:
 
 
 def keys_unusable(settings: Settings) -> list[str]:
-    """Returns the errors of keys that this machine has and needs, one line for each."""
-    folder = keys_folder(settings)
+    """Returns the errors of keys that this machine, where the run is started, has and needs, one line for each."""
+    folder, hosts = keys_folder(settings), settings.pipeline.hosts
     if folder is None or not folder.is_dir():
         return []
-    return list(dict.fromkeys(str(error) for error in _failures(settings, folder)))
-
-
-def _failures(settings: Settings, folder: Path) -> Iterator[SettingsError]:
-    """Yields the errors of all keys that the machine where the run is started must read."""
-    hosts = settings.pipeline.hosts
     here = main(hosts)
     reads: list[Callable[[], object]] = []
     if any(place(hosts, f"stepping-{index}") == here for index in range(settings.pipeline.stepping_processes)):
@@ -103,8 +101,49 @@ def _failures(settings: Settings, folder: Path) -> Iterator[SettingsError]:
         reads += [partial(secret_key, folder, role) for role in sorted(roles)]
         reads += [partial(public_key, folder, role) for role in ROLES]
         reads += [partial(allowed, folder, kind) for kind in CONNECTIONS]
+    errors = []
     for read in reads:
         try:
             read()
         except SettingsError as error:
-            yield error
+            errors.append(str(error))
+    return list(dict.fromkeys(errors))
+
+
+def curve(folder: Path, role: str, names: Iterable[str]) -> Curve:
+    """Returns the keys of a service.
+
+    Args:
+        folder: of keys.
+        role: of the service.
+        names: of all queues and topics ("topic:NAME") of the run.
+
+    Raises:
+        SettingsError: a key or the list is missing, or others can read or change it.
+    """
+    kinds = {name: endpoint_role(name) for name in names}
+    lists = {kind: allowed(folder, kind) for kind in set(kinds.values())}
+    known = {one: public_key(folder, one) for one in {*map(owner, lists), *frozenset[str]().union(*lists.values())}}
+    return Curve(
+        public=public_key(folder, role),
+        secret=secret_key(folder, role),
+        servers={name: known[owner(kind)] for name, kind in kinds.items()},
+        clients={name: frozenset(known[one] for one in lists[kind]) for name, kind in kinds.items()},
+    )
+
+
+def protection(run: Run, names: Iterable[str], service: str, host: str | None = None) -> Protection:
+    """Returns the protection of the queue ends of a service.
+
+    Args:
+        run: run of the service.
+        names: of all queues and topics ("topic:NAME") of the run.
+        service: such as "learning-Ball", or "supervisor".
+        host: host that it runs on; None for the one in the run's settings.
+
+    Raises:
+        SettingsError: as `curve`.
+    """
+    here = place(run.hosts, service) if host is None else host
+    keys = None if run.keys is None else curve(run.keys, service.partition("-")[0], names)
+    return Protection(curve=keys, insecure=run.insecure, machines=machines(run.hosts, here))

@@ -124,24 +124,16 @@ class Process:
 
     def last_line(self) -> str:
         """Returns the last line of its standard error, which names the failure."""
-        text = _end_of(self.errors, self.offset)
-        if text is None:  # it was rotated meanwhile
-            text = (_end_of(self.errors.with_name(f"{self.errors.name}.1")) or "") + (_end_of(self.errors) or "")
+        try:
+            with self.errors.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                begin = self.offset if size >= self.offset else 0  # it was rotated meanwhile
+                file.seek(max(begin, size - _TAIL))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
-
-
-def _end_of(path: Path, begin: int = 0) -> str | None:
-    """Returns the last bytes of a file from `begin` on as text; None where it is missing or shorter."""
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            if size < begin:
-                return None
-            file.seek(max(begin, size - _TAIL))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return None
 
 
 class ProcessHost:

@@ -233,30 +233,27 @@ class OrderExecutor:
             self._hosted[name].stop()
 
     def _begin(self, name: str, order: PartOrder) -> None:
+        state = PartState(number=order.number)
         if order.stop or order.kill:
-            self._note(name, PartState(number=order.number, ended=True))
+            self._note(name, dataclasses.replace(state, ended=True))
             return
         try:
             hosted = self._hosted[name] = self.start(name, order)
         except Exception as error:
             failure = f"cannot be started: {error}"
-            self._note(name, PartState(number=order.number, ended=True, failure=failure, hopeless=True))
-            return
-        self._note(name, PartState(number=order.number, pid=hosted.pid or 0))
-        self.tasks.start_soon(self._await, name, hosted, order.number)
+            self._note(name, dataclasses.replace(state, ended=True, failure=failure, hopeless=True))
+        else:
+            self._note(name, dataclasses.replace(state, pid=hosted.pid or 0))
+            self.tasks.start_soon(self._await, name, hosted)
 
-    async def _await(self, name: str, hosted: HostedService, number: int) -> None:
-        failure = await hosted.wait()
-        state = PartState(
-            number=number, pid=hosted.pid or 0, ended=True, failure=failure[:2000], hopeless=hosted.hopeless
-        )
-        self._note(name, state)
+    async def _await(self, name: str, hosted: HostedService) -> None:
+        failure, state = await hosted.wait(), self._states[name]
+        self._note(name, dataclasses.replace(state, ended=True, failure=failure[:2000], hopeless=hosted.hopeless))
         self._execute(name, self._orders[name])
 
     def _note(self, name: str, state: PartState) -> None:
-        if name not in self._states or state.number >= self._states[name].number:
-            self._states[name] = state
-            self.publish_state()
+        self._states[name] = state
+        self.publish_state()
 
     def publish_state(self) -> None:
         """Publishes the state of the machine."""

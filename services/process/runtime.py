@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -43,11 +44,6 @@ MATCHES = RESULTS.name
 _LARGEST_GROUP: Final = 1024
 _SHARES: Final = 4
 """A queue holds this many of the largest messages."""
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Runs `work` in a worker thread beside the event loop. A cancellation waits for its end."""
-    return await anyio.to_thread.run_sync(work)
 
 
 async def inline(work: Callable[[], T]) -> T:
@@ -185,7 +181,7 @@ class Context:
         log: structlog logger with run, service and behavior bound.
         clock: seconds, monotonic. An event loop's own clock may be as coarse as a millisecond.
         wall_clock: seconds since the epoch, for readers.
-        compute: runs long work beside the event loop.
+        compute: runs long work beside the event loop, by default in a worker thread; a cancellation waits for its end.
         reload: returns the present run, which may have more behaviors; None where it cannot change.
         listen: opens the endpoint for simulators.
         registry: metrics of the service.
@@ -202,7 +198,7 @@ class Context:
     log: Any
     clock: Clock = anyio.current_time
     wall_clock: Clock = time.time
-    compute: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread
+    compute: Callable[[Callable[[], Any]], Awaitable[Any]] = anyio.to_thread.run_sync
     listen: Callable[[str], Awaitable[Listener[Any]]] = listen
     reload: Callable[[], Run] | None = None
     registry: Registry = field(init=False)
@@ -223,28 +219,19 @@ class Context:
     def note_sender(self, name: str, queue: Sender[T]) -> None:
         """Adds the statistics of a sending end to the metrics."""
         stats = queue.statistics()
-        self.registry.queue(
-            f"{name}.out",
-            messages=stats.unacknowledged_messages,
-            steps=stats.unacknowledged_steps,
-            capacity=queue.maxlen,
-            waits=stats.waits,
-            waited_s=stats.waited_s,
-        )
+        self._note_queue(f"{name}.out", queue, stats.unacknowledged_messages, stats.unacknowledged_steps)
         self.registry.reach(f"queue.{name}.out.put_steps", stats.put_steps)
         self.registry.reach(f"queue.{name}.out.put_bytes", stats.put_bytes)
 
     def note_receiver(self, name: str, queue: Receiver[T]) -> None:
         """Adds the statistics of a receiving end to the metrics."""
         stats = queue.statistics()
-        self.registry.queue(
-            name,
-            messages=stats.queued_messages,
-            steps=stats.queued_steps,
-            capacity=queue.maxlen,
-            waits=stats.waits,
-            waited_s=stats.waited_s,
-        )
+        self._note_queue(name, queue, stats.queued_messages, stats.queued_steps)
+
+    def _note_queue(self, name: str, queue: Sender[T] | Receiver[T], messages: int, steps: int) -> None:
+        stats, capacity = queue.statistics(), queue.maxlen
+        waits, waited_s = stats.waits, stats.waited_s
+        self.registry.queue(name, messages=messages, steps=steps, capacity=capacity, waits=waits, waited_s=waited_s)
 
 
 async def publish_metrics(context: Context, topic: Publisher, refresh: Callable[[], None]) -> None:
@@ -263,14 +250,11 @@ async def publish_metrics(context: Context, topic: Publisher, refresh: Callable[
 
 async def follow(subscription: Subscription, react: Callable[[Subscription], Awaitable[None] | None]) -> None:
     """Calls `react` with the subscription, at once and after each change, until the subscription is closed."""
-    try:
+    with suppress(QueueClosed):
         while True:
             await subscription.changed()
-            outcome = react(subscription)
-            if outcome is not None:
+            if (outcome := react(subscription)) is not None:
                 await outcome
-    except QueueClosed:
-        return
 
 
 async def follow_growth(context: Context, grow: Callable[[Sequence[str]], Awaitable[None]]) -> None:

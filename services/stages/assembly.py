@@ -11,7 +11,9 @@ without steps: what is missing before it was lost.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -38,10 +40,8 @@ class Assembly:
         self._context = context
         self._topic = topic
         self._senders: dict[str, Sender[Segments]] = {}
-        self._assemblers: dict[str, Assembler] = {}  # by source
+        self._assemblers: dict[str, Assembler] = {}  # by source, of those that have listed all their agents
         self._warned: set[str] = set()
-        self._known: set[str] = set()  # sources that have listed all their agents
-        self._sources: dict[str, str] = {}
         self._flushes = FlushRequests(behaviors={})
         self._flushed: dict[tuple[str, str], int] = {}
         self._outbox: deque[Segments] = deque()  # finished, not yet put on a queue
@@ -71,11 +71,12 @@ class Assembly:
 
     def _apply(self, batch: StepBatch) -> None:
         self._replace(batch.source)
-        if batch.introduces:
-            self._known.add(batch.source)
-        if batch.source not in self._known:
-            return  # it describes agents that this incarnation does not know; what it holds is lost
-        assembler = self._assembler(batch.source)
+        if batch.source not in self._assemblers:
+            if not batch.introduces:
+                return  # it describes agents that this incarnation does not know; what it holds is lost
+            made = Assembler(batch.source, self._context.start, self._sizes, self._in_groups)
+            self._assemblers[batch.source] = made
+        assembler = self._assemblers[batch.source]
         # A behavior that may still get a learner has agents, but no step allowance and so no steps.
         run = self._context.run
         parts = [part for part in batch.parts if run.grows or part.behavior in run.learners]
@@ -87,24 +88,14 @@ class Assembly:
             self._warn_of_missing_teammates(assembler, part)
             self._flush_if_due(part.behavior, batch.source)
 
-    def _assembler(self, source: str) -> Assembler:
-        if source not in self._assemblers:
-            self._assemblers[source] = Assembler(source, self._context.start, self._sizes, self._in_groups)
-        return self._assemblers[source]
-
     def _warn_of_missing_teammates(self, assembler: Assembler, part: BehaviorSteps) -> None:
         """Logs once that group members are trained by PPO, so that critics of their teammates do not see them."""
         behavior, joined = part.behavior, part.joined
-        if joined is None or behavior in self._warned or self._in_groups(behavior):
+        if joined is None or behavior in self._warned or self._in_groups(behavior) or not assembler.has(joined.groups):
             return
-        if assembler.has(joined.groups):
-            self._warned.add(behavior)
-            self._context.log.warning(
-                "teammates_left_out",
-                behavior=behavior,
-                cause="its trainer_type is ppo, so the critics of those that share groups with it do not see it",
-                notice=True,
-            )
+        self._warned.add(behavior)
+        cause = "its trainer_type is ppo, so the critics of those that share groups with it do not see it"
+        self._context.log.warning("teammates_left_out", behavior=behavior, cause=cause, notice=True)
 
     async def flush(self, topics: Subscription) -> None:
         """Closes and sends the open segments that coordination has requested."""
@@ -184,32 +175,21 @@ class Assembly:
 
     def _replace(self, source: str) -> None:
         """Closes the segments of a source's previous incarnation once a new one has sent a batch."""
-        name = service_of(source)
-        former = self._sources.get(name)
-        self._sources[name] = source
-        if former is None or former == source:
-            return
-        assembler = self._assemblers.pop(former, None)
-        if assembler is None:
-            return
-        for behavior in assembler.members:
-            self._context.log.warning("source_replaced", behavior=behavior, former=former, source=source)
-        assembler.close_all()
-        self._outbox.extend(assembler.rest())
+        for former in [one for one in self._assemblers if one != source and service_of(one) == service_of(source)]:
+            assembler = self._assemblers.pop(former)
+            for behavior in assembler.members:
+                self._context.log.warning("source_replaced", behavior=behavior, former=former, source=source)
+            assembler.close_all()
+            self._outbox.extend(assembler.rest())
 
     def _flush_if_due(self, behavior: str, source: str) -> None:
         flush = self._flushes.behaviors.get(behavior)
-        if (
-            flush is None
-            or source not in flush.required_steps
-            or self._flushed.get((behavior, source), 0) >= flush.serial
-        ):
+        if flush is None or self._flushed.get((behavior, source), 0) >= flush.serial:
             return
         assembler = self._assemblers[source]
-        if assembler.members[behavior].received < flush.required_steps[source]:
-            return
-        self._flushed[behavior, source] = flush.serial
-        self._outbox.extend(assembler.flush(behavior, flush.serial))
+        if assembler.members[behavior].received >= flush.required_steps.get(source, math.inf):
+            self._flushed[behavior, source] = flush.serial
+            self._outbox.extend(assembler.flush(behavior, flush.serial))
 
     async def _hand_on(self) -> None:
         """Sends finished segments; those that could not be sent stay in the outbox."""
@@ -241,18 +221,16 @@ class Assembly:
             registry.observe_moments("group_return", episodes.group_returns, name)
 
     def _note_open(self) -> None:
-        registry = self._context.registry
-        totals: Counter[str] = Counter()
-        oldest: Counter[str] = Counter()
+        gauges: Counter[str] = Counter()
         for (name, _), members in self._held().items():
             live, lengths = members.live, members.lengths
-            totals[f"open_segments/{name}"] += int(np.count_nonzero(lengths[live]))
-            totals[f"open_steps/{name}"] += members.open_steps
-            totals[f"episodes_open/{name}"] += int(np.count_nonzero(live))
+            gauges[f"open_segments/{name}"] += int(np.count_nonzero(lengths[live]))
+            gauges[f"open_steps/{name}"] += members.open_steps
+            gauges[f"episodes_open/{name}"] += int(np.count_nonzero(live))
             longest = int((members.episode_lengths + lengths)[live].max(initial=0))
-            oldest[f"episode_oldest/{name}"] = max(oldest[f"episode_oldest/{name}"], longest)
-        for gauge, value in {**totals, **oldest}.items():
-            registry.gauge(gauge, float(value))
+            gauges[f"episode_oldest/{name}"] = max(gauges[f"episode_oldest/{name}"], longest)
+        for gauge, value in gauges.items():
+            self._context.registry.gauge(gauge, value)
 
 
 async def run(context: Context) -> None:
@@ -271,14 +249,12 @@ async def run(context: Context) -> None:
         context.note_receiver("steps", receiver)
 
     async def consume() -> None:
-        try:
+        with suppress(QueueClosed):
             while True:
                 context.progress.waits("segments", "steps", *context.run.stepping)
                 batch = await receiver.get()
                 context.progress.works("segments")
                 await assembly.take(batch)
-        except QueueClosed:
-            return
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(consume)

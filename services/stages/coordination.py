@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import anyio
@@ -24,26 +26,10 @@ from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.coordination.teaching import LessonPlan
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.messages.channels import (
-    ASSEMBLY_STATE,
-    ASSIGNMENT,
-    EPISODES,
-    FLUSHES,
-    LEARNER_STATE,
-    METRICS,
-    POLICY_WEIGHTS,
-    RESULTS,
-    RUN,
-    SPECS,
-    STEPPING_STATE,
-    allowances_topic,
-)
+from sparring.pipeline.messages import channels
 from sparring.pipeline.messages.incarnations import service_of
 from sparring.pipeline.messages.matches import Results
-from sparring.pipeline.messages.state import (
-    FlushRequests,
-    StepAllowances,
-)
+from sparring.pipeline.messages.state import FlushRequests, StepAllowances
 from sparring.pipeline.monitoring.progress import ALL, SIMULATORS
 from sparring.pipeline.queues.interface import Delivery, Publisher, Receiver, Subscription
 from sparring.pipeline.settings.parameters import curricula
@@ -81,18 +67,12 @@ class Coordination:
         self._published: dict[str, object] = {}
         self._path = context.run.directory / STATE_FILE
 
-    def grow(self, names: Sequence[str]) -> None:
-        """Takes over behaviors that the run has got."""
-        add_behaviors(self.coordinator, self._context.run, names)
-        if self.coordinator.ghosts is not None:
-            add_sides(self.coordinator.ghosts, self._context.run, names)
-
     # ---------------------------------------------------------------- what arrives
 
     async def rate(self, results: Receiver[Results]) -> None:
         """Counts the results of matches, until their queue is closed."""
         progress = self._context.progress
-        try:
+        with suppress(QueueClosed):
             while True:
                 progress.waits(MATCHES, "steps", *self._context.run.stepping, text="results of matches")
                 delivery = await results.receive()
@@ -102,12 +82,10 @@ class Coordination:
                 for learner, score in self.coordinator.on_results(delivery.record):
                     self._context.registry.observe_moments("Self-play/Win Rate", [score], learner)
                 self.publish()
-        except QueueClosed:
-            return
 
     def on_stepping(self, topics: Subscription) -> None:
         """Takes over what a stepping service publishes."""
-        specs, state = topics.latest(SPECS), topics.latest(STEPPING_STATE)
+        specs, state = topics.latest(channels.SPECS), topics.latest(channels.STEPPING_STATE)
         if state is None or specs is None:
             return
         self.coordinator.on_stepping_state(specs, state)
@@ -120,37 +98,31 @@ class Coordination:
             self._unfinished.add(name)
         elif name in self._unfinished:
             self._unfinished.remove(name)
-            try:
-                self.save()
-            except OSError as error:
-                self._wait_for_room(error)
+            self._write(self.save)
         if not self._unfinished:
             self._final_reports.set()
 
     def on_weights(self, topics: Subscription) -> None:
         """Takes over the weights that a learner under self-play publishes."""
-        weights, ghosts = topics.latest(POLICY_WEIGHTS), self.coordinator.ghosts
+        weights, ghosts = topics.latest(channels.POLICY_WEIGHTS), self.coordinator.ghosts
         if weights is not None and ghosts is not None:
-            try:
-                ghosts.weights(weights)
-            except OSError as error:
-                self._wait_for_room(error)
+            self._write(partial(ghosts.weights, weights))
             self.publish()
 
     def on_assembly(self, topics: Subscription) -> None:
         """Takes over what assembly publishes."""
-        state = topics.latest(ASSEMBLY_STATE)
+        state = topics.latest(channels.ASSEMBLY_STATE)
         if state is not None:
             self.coordinator.on_assembly_state(state)
 
     def on_learner(self, topics: Subscription) -> None:
         """Takes over what a learner publishes."""
-        state = topics.latest(LEARNER_STATE)
+        state = topics.latest(channels.LEARNER_STATE)
         if state is None:
             return
-        for line in self.coordinator.on_learner_state(state, topics.latest(EPISODES)):
+        for line in self.coordinator.on_learner_state(state, topics.latest(channels.EPISODES)):
             self._context.log.info("lesson", **line, notice=True)
-        self._log_losses()
+        self.log_losses()
         self.publish()
 
     # ---------------------------------------------------------------- what is published
@@ -160,10 +132,7 @@ class Coordination:
 
         Where the disk is full, `settle` publishes once it has written what must be on disk first.
         """
-        try:
-            self._publish()
-        except OSError as error:
-            self._wait_for_room(error)
+        self._write(self._publish)
 
     def _publish(self) -> None:
         self._publish_assignment()
@@ -175,13 +144,13 @@ class Coordination:
                 (name, one.serial, one.version, one.assignment, one.lessons) for name, one in sorted(granted.items())
             )
             if self._is_new(source, content):
-                topic = allowances_topic(service_of(source))
+                topic = channels.allowances_topic(service_of(source))
                 self._topic.publish(topic, StepAllowances(source=source, behaviors=granted))
         if self._published.get("flushes", {}) != self.coordinator.flushes:
             self.save()  # a later incarnation must not give the serial to another flush
             self.publish_flushes()
         if self._is_new("run", (len(self.coordinator.specs), self.coordinator.finished)):
-            self._topic.publish(RUN, self.coordinator.state())
+            self._topic.publish(channels.RUN, self.coordinator.state())
 
     def _is_new(self, key: str, content: object) -> bool:
         new = self._published.get(key) != content
@@ -195,14 +164,14 @@ class Coordination:
             return
         self.save()
         ghosts.publish()
-        self._topic.publish(ASSIGNMENT, assignment)
+        self._topic.publish(channels.ASSIGNMENT, assignment)
         self.coordinator.assigned = assignment.serial
         self._context.log.info("opponents_assigned", serial=assignment.serial, **ghosts.described())
 
     def publish_flushes(self) -> None:
         """Publishes the latest flush of each behavior."""
         self._published["flushes"] = latest = self.coordinator.flushes
-        self._topic.publish(FLUSHES, FlushRequests(behaviors=latest))
+        self._topic.publish(channels.FLUSHES, FlushRequests(behaviors=latest))
 
     async def time_out(self, limit_s: float) -> None:
         """Ends a tournament that is not over after `limit_s` seconds."""
@@ -213,7 +182,7 @@ class Coordination:
 
     def refresh(self) -> None:
         """Brings gauges and the state of the run up to date."""
-        self._topic.publish(RUN, self.coordinator.state())
+        self._topic.publish(channels.RUN, self.coordinator.state())
         for gauge, value in self.coordinator.gauges():
             self._context.registry.gauge(gauge, value)
         for name, ledger in self.coordinator.ledgers.items():
@@ -247,10 +216,13 @@ class Coordination:
             self._unwritten = False
             self.publish()
 
-    def _wait_for_room(self, error: OSError) -> None:
-        """Leaves to `settle` what could not be written, and the publication of what depends on it."""
-        self._unwritten = True
-        self._context.writing.failed(error, "the state of coordination")
+    def _write(self, write: Callable[[], None]) -> None:
+        """Writes; on a full disk that is left to `settle`, with the publication of what depends on it."""
+        try:
+            write()
+        except OSError as error:
+            self._unwritten = True
+            self._context.writing.failed(error, "the state of coordination")
 
     async def wait_for_final_reports(self) -> None:
         """Waits for the final reports of stepping, which may be slow to arrive: they hold the last steps produced."""
@@ -266,7 +238,7 @@ class Coordination:
             DiskFull: the step counts could not be written.
         """
         self.coordinator.close()
-        self._log_losses()
+        self.log_losses()
         limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
         try:
             await self._context.writing.until_done(self._settle, "the step counts", limit_s)
@@ -295,19 +267,15 @@ class Coordination:
             self.coordinator.restore(plain)
             self._context.log.info("step_counts_restored", behaviors=sorted(plain["behaviors"]))
 
-    def close_former_run(self) -> None:
-        """Writes off the steps that the processes of a run held before it was resumed."""
-        self.coordinator.close_former_run()
-        self._log_losses()
-
-    def _log_losses(self) -> None:
+    def log_losses(self) -> None:
+        """Logs the steps that were lost since the last call."""
         for name, ledger in self.coordinator.ledgers.items():
             for cause, steps in ledger.take_new_losses().items():
                 self._context.log.warning("steps_lost", behavior=name, cause=cause, steps=steps)
 
 
 def add_behaviors(coordinator: Coordinator, run: Run, names: Iterable[str]) -> None:
-    """Adds behaviors of a run to the step accounting."""
+    """Adds behaviors of a run to the step accounting, and to self-play where they use it."""
     for name in names:
         behavior = run.behavior(name)
         ledger = StepLedger(
@@ -316,6 +284,8 @@ def add_behaviors(coordinator: Coordinator, run: Run, names: Iterable[str]) -> N
             processes=len(run.stepping),
         )
         coordinator.add(name, ledger, behavior.max_steps, added=name in run.added)
+    if coordinator.ghosts is not None:
+        add_sides(coordinator.ghosts, run, names)
 
 
 async def open_coordination(context: Context, topic: Publisher) -> Coordination:
@@ -332,7 +302,8 @@ async def open_coordination(context: Context, topic: Publisher) -> Coordination:
         teaching.restore((read_state(run.directory.parent / STATE_FILE) or {}).get("lessons"))
     coordination.restore()
     if run.resumed and context.first:
-        coordination.close_former_run()
+        coordinator.close_former_run()
+        coordination.log_losses()
     coordination.publish_flushes()
     teaching.publish(topic, coordination.save)
     return coordination
@@ -344,7 +315,7 @@ async def run(context: Context) -> None:
     coordination = await open_coordination(context, topic)
     stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
     assembly = await context.transport.subscribe("assembly")
-    results = await context.transport.receiver(RESULTS, context.run.capacity(RESULTS.name))
+    results = await context.transport.receiver(channels.RESULTS, context.run.capacity(channels.RESULTS.name))
 
     def refresh() -> None:
         coordination.refresh()
@@ -357,7 +328,7 @@ async def run(context: Context) -> None:
                 tasks.start_soon(follow, await context.transport.subscribe(f"policy-{name}"), coordination.on_weights)
 
     async def grow(names: Sequence[str]) -> None:
-        coordination.grow(names)
+        add_behaviors(coordination.coordinator, context.run, names)
         for subscription in stepping:  # what they said of these behaviors before
             coordination.on_stepping(subscription)
         await follow_learners(names)
@@ -379,4 +350,4 @@ async def run(context: Context) -> None:
     try:
         await coordination.end()
     finally:
-        topic.publish(METRICS, context.numbers())
+        topic.publish(channels.METRICS, context.numbers())

@@ -15,7 +15,7 @@ _MOST_PLACES = 16
 
 
 async def open_ghosts(context: Context) -> Ghosts | None:
-    """Opens self-play, if any behavior uses it or may do so, or the tournament that the run plays."""
+    """Opens self-play without behaviors, if any uses it or may do so, or the tournament that the run plays."""
     run, playing = context.run, context.run.playing
     unnamed = run.settings.unnamed if run.grows else None
     if not run.self_play and (unnamed is None or unnamed.self_play is None):
@@ -32,9 +32,7 @@ async def open_ghosts(context: Context) -> Ghosts | None:
         places=min(_MOST_PLACES, max(_LEAST_PLACES, sum(run.simulators.values()))),
         lockstep=run.settings.overlap == 0,
     )
-    ghosts = Ghosts(rules, run.directory, topic)
-    add_sides(ghosts, run, run.self_play)
-    return ghosts
+    return Ghosts(rules, run.directory, topic)
 
 
 def add_sides(ghosts: Ghosts, run: Run, names: Iterable[str]) -> None:

@@ -11,32 +11,28 @@ until then they wait in the queue, which is how a busy learner slows the stages 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 
 import anyio
+import numpy as np
 
+from sparring.pipeline.coordination.coordinator import LAST_EPISODES
+from sparring.pipeline.coordination.lessons import MOST_RECENT
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
 from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.messages.channels import (
-    ASSIGNMENT,
-    EPISODES,
-    LEARNER_STATE,
-    METRICS,
-    POLICY_WEIGHTS,
-    segments_queue,
-)
+from sparring.pipeline.messages import channels
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.messages.state import LearnerState
+from sparring.pipeline.messages.state import EpisodeReturns, LearnerState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
 from sparring.pipeline.monitoring.progress import ALL
 from sparring.pipeline.networks.device import usable
 from sparring.pipeline.queues.interface import Publisher, Receiver, Subscription
 from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import Context, cancel_at_stop, publish_metrics, spec_of
-from sparring.services.stages.episode_window import EpisodeWindow
 from sparring.services.stages.update_reporter import UpdateReporter
 
 
@@ -70,7 +66,10 @@ class Learning:
         self._checkpoint = ""
         self._intake = Intake(restarted=context.run.resumed or not context.first)
         self._stale = 0  # in the lineage, before this incarnation
-        self._episodes = EpisodeWindow(context.start, has_lessons=bool(curricula(settings.environment_parameters)))
+        self._episodes_kept = MOST_RECENT if curricula(settings.environment_parameters) else LAST_EPISODES
+        self._episodes = EpisodeReturns(
+            start=context.start, episodes=0, returns=np.empty(0, np.float32), lessons=np.empty(0, np.int64)
+        )
         self._reporter = UpdateReporter(context, learner.behavior)
         self._flushed = 0
         self._training = 0
@@ -126,7 +125,7 @@ class Learning:
     async def loop(self) -> None:
         """Trains until `max_steps`, or until the queue is closed."""
         clock, registry = self._context.clock, self._context.registry
-        try:
+        with suppress(QueueClosed):
             while not self._learner.done:
                 began = clock()
                 await self._gather()
@@ -141,8 +140,6 @@ class Learning:
                 await self._drain()
             else:  # the other behaviors continue, and their simulators need step allowances for this one's agents
                 await self._discard()
-        except QueueClosed:
-            return
 
     async def finish(self) -> None:
         """Counts the segments that wait in the queue, and saves the current weights.
@@ -164,7 +161,7 @@ class Learning:
         """Publishes the weights before the state, so that no step allowance names unpublished weights."""
         # The note comes first, so that no version is published twice, whichever process dies in between.
         await self._context.writing.until_done(self._note_version, "the version of the next weights")
-        self._policies.publish(POLICY_WEIGHTS, self._learner.weights())
+        self._policies.publish(channels.POLICY_WEIGHTS, self._learner.weights())
         self.publish()
 
     async def _note_version(self) -> None:
@@ -173,9 +170,9 @@ class Learning:
     def publish(self) -> None:
         """Publishes the state, and before it the episodes that it includes."""
         learner = self._learner
-        self._topic.publish(EPISODES, self._episodes.latest)
+        self._topic.publish(channels.EPISODES, self._episodes)
         self._topic.publish(
-            LEARNER_STATE,
+            channels.LEARNER_STATE,
             LearnerState(
                 behavior=learner.behavior,
                 start=self._context.start,
@@ -250,7 +247,14 @@ class Learning:
         """
         before = len(self._intake.reached), sum(self._intake.lost.values())
         self._intake.add(segments)
-        self._episodes.add(segments.episodes)
+        known, ended = self._episodes, segments.episodes
+        if len(ended.returns):
+            self._episodes = replace(
+                known,
+                episodes=known.episodes + len(ended.returns),
+                returns=np.concatenate([known.returns, ended.returns])[-self._episodes_kept :],
+                lessons=np.concatenate([known.lessons, ended.lessons])[-self._episodes_kept :],
+            )
         return before != (len(self._intake.reached), sum(self._intake.lost.values()))
 
     def _completes_flush(self, segments: Segments) -> bool:
@@ -289,7 +293,7 @@ class Learning:
 
     def _team_changed(self) -> bool:
         """Returns whether the learning team changed since the last call, so that the former team's weights are kept."""
-        assignment = self._coordination.latest(ASSIGNMENT)
+        assignment = self._coordination.latest(channels.ASSIGNMENT)
         before = self._team
         if assignment is not None:
             self._team = assignment.matchups[0].team
@@ -340,7 +344,7 @@ async def run(context: Context) -> None:
     device = await context.compute(partial(usable, context.run.settings.torch_settings.device))
     topic = await context.transport.publisher(context.service)
     policies = await context.transport.publisher(f"policy-{name}")  # a topic of its own: few readers, large records
-    queue = segments_queue(name)
+    queue = channels.segments_queue(name)
     receiver = await context.transport.receiver(queue, context.run.capacity(queue.name))
     coordination = await context.transport.subscribe("coordination")
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
@@ -366,4 +370,4 @@ async def run(context: Context) -> None:
         with anyio.CancelScope(shield=True):
             await learning.finish()
             refresh()
-    topic.publish(METRICS, context.numbers())
+    topic.publish(channels.METRICS, context.numbers())

@@ -18,14 +18,13 @@ from which its next incarnation continues.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
-from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.files import Json
 from sparring.pipeline.messages.channels import METRICS
 from sparring.pipeline.monitoring import console, events, logs, prometheus, status
@@ -35,18 +34,14 @@ from sparring.pipeline.monitoring.intervals import Interval, Intervals, Interval
 from sparring.pipeline.monitoring.overview import Overview, Totals
 from sparring.pipeline.monitoring.stalls import Stall, Stalls
 from sparring.pipeline.monitoring.summary import summarize_behavior
-from sparring.pipeline.queues.interface import Publisher, Subscription
-from sparring.services.process.runtime import Context, follow_growth
+from sparring.pipeline.queues.interface import Subscription
+from sparring.services.process.runtime import Context, follow, follow_growth, publish_metrics
 
 SILENT_S = 10.0
 """Seconds without an answer after which a service is shown as silent."""
 
 TOPIC_PACE_S = 0.5
 """Numbers change every second; other keys of the topics change hundreds of times per second."""
-
-
-TICK_S = 1.0
-"""Seconds between two ticks: the greatest age of `status.json`."""
 
 SERVICE_LINES_S = 30.0
 """Seconds between two lines of a service in `services.jsonl`."""
@@ -71,52 +66,30 @@ async def run(context: Context, stream: TextIO = sys.stdout) -> None:
     # Once the console is closed, the monitor continues to write its files.
     display = Display(stream, context.clock, lambda error: context.log.warning("console_closed", error=str(error)))
     try:
-        for service in context.run.services:
-            subscriptions[service] = await context.transport.subscribe(service, TOPIC_PACE_S)
-        watch = MonitorState(context, subscriptions, display)
-        context.registry.add("unwatched_s", watch.unwatched_s)
+        state = MonitorState(context, subscriptions, display)
         topic = await context.transport.publisher(context.service)
 
-        async def grow(names: Sequence[str]) -> None:
-            for service in (f"learning-{name}" for name in names):
+        async def follow_services(services: Iterable[str]) -> None:
+            for service in services:
                 subscriptions[service] = await context.transport.subscribe(service, TOPIC_PACE_S)
-                tasks.start_soon(_follow, subscriptions[service], watch)
-            watch.grow()
+                tasks.start_soon(follow, subscriptions[service], state.take)
+
+        async def grow(names: Sequence[str]) -> None:
+            state.grow()
+            await follow_services(f"learning-{name}" for name in names)
 
         async with anyio.create_task_group() as tasks:
-            for subscription in subscriptions.values():
-                tasks.start_soon(_follow, subscription, watch)
-            tasks.start_soon(_tick, watch, context, topic)
+            await follow_services(context.run.services)
+            tasks.start_soon(publish_metrics, context, topic, state.refresh)
             tasks.start_soon(follow_growth, context, grow)
             await context.stop.wait()
             tasks.cancel_scope.cancel()
-        watch.finish()
+        state.finish()
     finally:
         display.close()
         with anyio.CancelScope(shield=True):
             for subscription in subscriptions.values():
                 await subscription.aclose()
-
-
-async def _follow(subscription: Subscription, watch: MonitorState) -> None:
-    while True:
-        watch.take(subscription)
-        try:
-            await subscription.changed()
-        except QueueClosed:
-            return
-
-
-async def _tick(watch: MonitorState, context: Context, topic: Publisher) -> None:
-    while True:
-        context.registry.add("ticks")
-        try:
-            context.registry.add("intervals", watch.tick())
-        except OSError as error:  # later files contain the numbers, or one line is missing
-            context.writing.failed(error, "metrics")
-        context.registry.gauge("stalled", len(watch.stalled))
-        topic.publish(METRICS, context.numbers())
-        await anyio.sleep(TICK_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,8 +115,6 @@ class MonitorState:
 
     Attributes:
         stalled: stalls at the last tick.
-        unwatched_s: seconds without a monitor between an incarnation that died and this one, whose counts belong to the
-            next interval.
 
     Args:
         context: of the monitor.
@@ -154,11 +125,8 @@ class MonitorState:
     def __init__(self, context: Context, subscriptions: Mapping[str, Subscription], display: Display) -> None:
         run, limits = context.run, context.run.settings.pipeline
         self._context = context
-        self._run = run
         self._subscriptions = subscriptions
         self._display = display
-        self._clock = context.clock
-        self._wall_clock = context.wall_clock
         self._files = RunFiles(run.directory, context.wall_clock(), limits.logs.most_bytes, limits.logs.kept)
         self._overview = Overview(training=run.playing is None)
         self._intervals = Intervals(self._overview, {}, {})
@@ -171,13 +139,12 @@ class MonitorState:
         self._last: dict[str, Interval] = {}
         self._stalls = Stalls((), limits.stall_timeout_s)
         self.stalled: list[Stall] = []
-        self.unwatched_s = 0.0
-        self._restore()
+        context.registry.add("unwatched_s", self._restore())
         self.grow()
 
     def grow(self) -> None:
         """Takes over the behaviors that the run has."""
-        run = self._run = self._context.run
+        run = self._context.run
         behaviors = run.settings.behaviors.items()
         self._overview.expect(run.services)
         self._intervals.frequencies = {name: one.summary_freq for name, one in behaviors}
@@ -188,12 +155,22 @@ class MonitorState:
         """Adds the latest numbers of a topic."""
         metrics = subscription.latest(METRICS)
         if metrics is not None and self._overview.update(metrics):
-            self._arrived_s[metrics.service] = self._clock()
-            self._stalls.update(metrics, self._clock())
+            self._arrived_s[metrics.service] = self._context.clock()
+            self._stalls.update(metrics, self._context.clock())
+
+    def refresh(self) -> None:
+        """Writes due lines and files, and updates the monitor's own numbers."""
+        registry = self._context.registry
+        registry.add("ticks")
+        try:
+            registry.add("intervals", self.tick())
+        except OSError as error:  # later files contain the numbers, or one line is missing
+            self._context.writing.failed(error, "metrics")
+        registry.gauge("stalled", len(self.stalled))
 
     def tick(self) -> int:
         """Writes due lines and files; returns the number of intervals that ended."""
-        clock_s, time_s = self._clock(), self._wall_clock()
+        clock_s, time_s = self._context.clock(), self._context.wall_clock()
         self.stalled = self._stalls.look(clock_s)
         ended = 0
         for behavior in self._behaviors():
@@ -213,17 +190,17 @@ class MonitorState:
         """Adds the final numbers, closes every interval, and plots the curves."""
         for subscription in self._subscriptions.values():
             self.take(subscription)
-        clock_s, time_s = self._clock(), self._wall_clock()
+        clock_s, time_s = self._context.clock(), self._context.wall_clock()
         for behavior in self._behaviors():
             self._look(behavior, clock_s, time_s)
             if self._intervals.progressed(behavior):
                 self._close_interval(behavior, clock_s, time_s)
         self._write_services(time_s)
         self._write_status(clock_s, time_s, ended=True)
-        self._files.plot_curves(self._run.id)
+        self._files.plot_curves(self._context.run.id)
 
     def _behaviors(self) -> list[str]:
-        return sorted({*self._run.settings.behaviors, *self._overview.behaviors()})
+        return sorted({*self._context.run.settings.behaviors, *self._overview.behaviors()})
 
     def _look(self, behavior: str, clock_s: float, time_s: float) -> None:
         self._intervals.track(behavior, time_s)
@@ -262,12 +239,12 @@ class MonitorState:
             self._service_lines[service] = self._windows.report(service, totals, time_s)
             self._files.services.append(to_json(self._service_lines[service]))
         stalled = [stall.root for stall in self.stalled]
-        text = prometheus.text(self._run.id, self._overview.services, self._behaviors(), stalled)
+        text = prometheus.text(self._context.run.id, self._overview.services, self._behaviors(), stalled)
         self._files.replace("metrics.prom", text.encode())
 
     def _write_status(self, clock_s: float, time_s: float, *, ended: bool) -> None:
         content = {
-            "run_id": self._run.id,
+            "run_id": self._context.run.id,
             "time_s": time_s,
             "ended": ended,
             "stalls": [stall.text for stall in self.stalled],
@@ -296,19 +273,24 @@ class MonitorState:
         results = summarize_behavior(self._overview, behavior, pace.mean(self._overview.trained(behavior)))
         return status.behavior_entry(now, self._last.get(behavior), results, pace.recent)
 
-    def _restore(self) -> None:
-        path = self._run.directory / "monitor.json"
+    def _restore(self) -> float:
+        """Continues from the sums of an earlier incarnation; returns the seconds without a monitor since it died.
+
+        What was counted meanwhile belongs to the next interval.
+        """
+        path = self._context.run.directory / "monitor.json"
         if not path.exists():
-            return
+            return 0.0
         try:
             state = _SAVED_STATE.validate_json(path.read_bytes())
         except ValidationError as error:
             self._context.log.warning("monitor.json cannot be read: counting starts from 0", error=repr(error))
-            return
-        gap_s = self._wall_clock() - state.time_s
+            return 0.0
+        gap_s = self._context.wall_clock() - state.time_s
         self._intervals.restore(state.intervals, gap_s)
         self._overview.restore(state.services)
         self._paces = {behavior: Pace(saved.active_s) for behavior, saved in state.paces.items()}
-        if not self._context.first:
-            self.unwatched_s = max(0.0, gap_s)
-            self._context.log.warning("unwatched", seconds=round(self.unwatched_s, 1))
+        if self._context.first:
+            return 0.0
+        self._context.log.warning("unwatched", seconds=round(max(0.0, gap_s), 1))
+        return max(0.0, gap_s)

@@ -12,6 +12,7 @@ Played steps count as "ghost" in the step accounting: no learner uses them.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -233,7 +234,7 @@ async def _player(context: Context, name: str, spec: BehaviorSpec, topic: Publis
 
 async def _play(context: Context, player: CheckpointPlayer, receiver: Receiver[Segments]) -> None:
     name = player.learner.behavior
-    try:
+    with suppress(QueueClosed):
         while True:
             context.progress.waits(ALL, f"segments/{name}", "assembly", text=player.missing)
             segments = await receiver.get()
@@ -241,5 +242,3 @@ async def _play(context: Context, player: CheckpointPlayer, receiver: Receiver[S
             await player.take(segments)
             context.progress.passed(f"episodes/{name}", len(segments.log_probs))
             player.publish()
-    except QueueClosed:
-        return

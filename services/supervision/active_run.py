@@ -16,7 +16,8 @@ from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.settings.pipeline import PipelineSettings
 from sparring.services.process.hosting import HostedService
-from sparring.services.supervision.simulators import Restarts
+from sparring.services.supervision.hosts import Host, Plan
+from sparring.services.supervision.simulators import Restarts, SimulatorPlan
 from sparring.services.supervision.topology import Topology
 
 T = TypeVar("T")
@@ -27,8 +28,7 @@ class Part:
     """A service or simulator that is kept running.
 
     Attributes:
-        name: as "learning-Ball".
-        start: starts an incarnation, given its number from 1.
+        plan: what it is.
         restarts: how often it may fail.
         hosted: the present incarnation.
         starts: number of the present incarnation.
@@ -41,8 +41,7 @@ class Part:
         ended: set when it is not started any more.
     """
 
-    name: str
-    start: Callable[[int], HostedService]
+    plan: Plan
     restarts: Restarts
     hosted: HostedService | None = None
     starts: int = 0
@@ -55,6 +54,11 @@ class Part:
     down: bool = False
     ended: anyio.Event = field(default_factory=anyio.Event)
 
+    @property
+    def name(self) -> str:
+        """Returns its name, as "learning-Ball"."""
+        return self.plan.name
+
     def kill(self) -> None:
         """Ends its present incarnation at once."""
         if self.hosted is not None:
@@ -66,7 +70,7 @@ class ActiveRun:
     """A run under way.
 
     Attributes:
-        topology: of the run; a later one has more behaviors.
+        host: starts the parts of its topology.
         clock: seconds, only rising.
         log: of the supervisor.
         session: distinguishes the incarnations of this run's services from those of an earlier session.
@@ -78,7 +82,7 @@ class ActiveRun:
         error: why it failed.
     """
 
-    topology: Topology
+    host: Host
     clock: Callable[[], float]
     log: FilteringBoundLogger
     session: str
@@ -88,6 +92,11 @@ class ActiveRun:
     hurried: bool = False
     status: Status = "completed"
     error: str | None = None
+
+    @property
+    def topology(self) -> Topology:
+        """Returns the topology of the run; a later one has more behaviors."""
+        return self.host.topology
 
     @property
     def settings(self) -> PipelineSettings:
@@ -124,20 +133,12 @@ class ActiveRun:
 
     # ---------------------------------------------------------------- its parts
 
-    def keep(
-        self, tasks: TaskGroup, name: str, start: Callable[[int], HostedService], restarts: Restarts | None = None
-    ) -> None:
-        """Keeps a part running.
-
-        Args:
-            tasks: group that keeps it running.
-            name: of the part.
-            start: starts an incarnation, given its number from 1.
-            restarts: how often it may fail; None for the usual limits.
-        """
+    def keep(self, tasks: TaskGroup, plan: Plan) -> None:
+        """Keeps a part running, by a task of `tasks`."""
         usual = self.settings.restarts
-        part = Part(name, start, restarts or Restarts(budget=usual.budget, period_s=usual.period_s))
-        self.parts[name] = part
+        restarts = plan.restarts if isinstance(plan, SimulatorPlan) else None
+        part = Part(plan, restarts or Restarts(budget=usual.budget, period_s=usual.period_s))
+        self.parts[plan.name] = part
         tasks.start_soon(self._keep_running, part)
 
     def is_wanted(self, part: Part) -> bool:
@@ -157,7 +158,8 @@ class ActiveRun:
                 part.starts += 1
                 part.started_at = self.clock()
                 try:
-                    part.hosted = part.start(part.starts)
+                    incarnation = self.incarnation(part.name, part.starts)
+                    part.hosted = self.host.start(part.plan, incarnation, first=part.starts == 1)
                 except OSError as error:
                     self.fail(f"{part.name} cannot be started: {error}")
                     return

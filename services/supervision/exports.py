@@ -115,7 +115,7 @@ class Exports:
     async def finish(self, timeout_s: float) -> None:
         """Returns when the newest checkpoint of each behavior is exported, or after `timeout_s` seconds.
 
-        A warning names the checkpoints that are not exported by then. `run` must have been started, and returns too.
+        A warning names the checkpoints that are not exported by then. `run` must have been started, and ends then.
         """
         if not self._enabled:
             return
@@ -129,8 +129,6 @@ class Exports:
             left, remedy = [*self._under_way, *self._waiting.values()], f"sparring export {self._directory}"
             self._scope.cancel()
             self._log.warning("exports_given_up", checkpoints=left, after_s=timeout_s, remedy=remedy)
-            with anyio.CancelScope(shield=True):
-                await self._done.wait()
 
     async def _export_next(self, processes: ProcessHost) -> None:
         behavior, checkpoint = next(iter(self._waiting.items()))

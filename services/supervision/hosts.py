@@ -40,21 +40,24 @@ LOOK_S: Final = 0.5
 RELEASE_S: Final = 5.0
 """How long the end of a run waits until the other machines have received it."""
 
+Plan = ServicePlan | SimulatorPlan
+
 
 class Host(Protocol):
-    """Starts services, as processes or tasks, and simulators.
+    """Starts the parts of a run: services, as processes or tasks, and simulators.
 
     Attributes:
-        topology: of the run; services that start later read it.
+        topology: of the run; parts that start later read it.
     """
 
     topology: Topology
 
-    def service(self, plan: ServicePlan, incarnation: str, /, *, first: bool) -> HostedService:
-        """Starts one service."""
+    def start(self, plan: Plan, incarnation: str, /, *, first: bool) -> HostedService:
+        """Starts an incarnation of a part, which ends with this process.
 
-    def simulator(self, plan: SimulatorPlan, /) -> HostedService:
-        """Starts one simulator, which ends with this process."""
+        Raises:
+            OSError: its program cannot be started.
+        """
 
 
 @dataclass
@@ -71,8 +74,13 @@ class Processes:
     host: ProcessHost
     others: Mapping[str, Machine] = field(default_factory=dict)
 
-    def service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> HostedService:
-        """Starts a service."""
+    def start(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
+        """Starts a part; raises as `Host.start`."""
+        if isinstance(plan, SimulatorPlan):
+            other = self.others.get(plan.host)
+            if other is None:
+                return self.host.watched(plan.name, plan.command, plan.environment)
+            return other.start(plan.name)
         if other := self.others.get(self.topology.place(plan.name)):
             return other.start(plan.name, incarnation, first=first)
         command = [*SPARRING, "service", plan.name, "--run", str(self.topology.run.directory)]
@@ -82,12 +90,6 @@ class Processes:
         threads = {"OMP_NUM_THREADS": str(plan.threads or 1)}
         output = sys.stdout.buffer if plan.name == "monitor" else None
         return self.host.start(plan.name, command, threads, output)
-
-    def simulator(self, plan: SimulatorPlan) -> HostedService:
-        """Starts a simulator."""
-        if other := self.others.get(plan.host):
-            return other.start(plan.name)
-        return self.host.watched(plan.name, plan.command, plan.environment)
 
     async def release(self, status: str) -> None:
         """Orders the other machines to end the run, and waits up to `RELEASE_S` until they have received that."""
@@ -162,7 +164,7 @@ class Tasks:
     """
 
     topology: Topology
-    processes: ProcessHost
+    processes: Processes
     tasks: TaskGroup
     transport: Callable[[str], AbstractAsyncContextManager[Transport]]
     _started: dict[str, Task] = field(default_factory=dict, init=False)
@@ -172,12 +174,10 @@ class Tasks:
         """Returns the services that have not ended: a thread of theirs may hang, which only ends with this process."""
         return [name for name, task in self._started.items() if not task.ended.is_set()]
 
-    def simulator(self, plan: SimulatorPlan) -> HostedService:
-        """Starts a simulator as a process."""
-        return self.processes.watched(plan.name, plan.command, plan.environment)
-
-    def service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> HostedService:
-        """Starts a service as a task."""
+    def start(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
+        """Starts a service as a task, or a simulator as a process; raises as `Host.start`."""
+        if isinstance(plan, SimulatorPlan):
+            return self.processes.start(plan, incarnation, first=first)
 
         async def work(stop: anyio.Event) -> None:
             async with self.transport(incarnation) as transport:

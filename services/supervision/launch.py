@@ -18,11 +18,10 @@ from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder,
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Settings, not_here, started_by_hand
-from sparring.services.process.encryption import exposed, unprotected
+from sparring.services.process.encryption import exposed, protection, unprotected
 from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost
-from sparring.services.process.protection import protection
 from sparring.services.process.runtime import Playback
-from sparring.services.supervision.hosts import Tasks, machines
+from sparring.services.supervision.hosts import Processes, Tasks, machines
 from sparring.services.supervision.ports import Ports, open_ports
 from sparring.services.supervision.supervisor import Grow, Supervisor
 from sparring.services.supervision.topology import Topology, build, load_run
@@ -249,7 +248,7 @@ async def _as_processes(topology: Topology, grow: Grow, processes: ProcessHost) 
             transport.extend(after.endpoints, protection(after.run, after.endpoints, "supervisor"))
             return after
 
-        status = await Supervisor(topology, host, transport, grow_and_connect).supervise()
+        status = await Supervisor(host, transport, grow_and_connect).supervise()
         await host.release(status)
         return status
 
@@ -259,9 +258,9 @@ async def _as_tasks(topology: Topology, grow: Grow, processes: ProcessHost) -> S
 
     hub = MemoryHub()
     async with anyio.create_task_group() as tasks:
-        host = Tasks(topology, processes, tasks, lambda start: MemoryTransport(hub, start=start))
+        host = Tasks(topology, Processes(topology, processes), tasks, lambda start: MemoryTransport(hub, start=start))
         async with MemoryTransport(hub, start=f"supervisor.{secrets.token_hex(3)}") as transport:
-            status = await Supervisor(topology, host, transport, grow).supervise()
+            status = await Supervisor(host, transport, grow).supervise()
         if hanging := host.hanging:  # the interpreter would wait for their threads forever
             logs.get().error("services_hung", services=hanging, notice=True)
             logs.close()

@@ -12,12 +12,8 @@ from sparring.pipeline.monitoring.summary import BehaviorSummary, CheckpointSumm
 from sparring.services.supervision.active_run import ActiveRun
 
 
-def write_summary(active: ActiveRun, wall_s: float) -> str:
-    """Writes `summary.json` of a run that has ended after `wall_s` seconds.
-
-    Returns:
-        The failure to write it, "" for none.
-    """
+def write_summary(active: ActiveRun, wall_s: float) -> None:
+    """Writes `summary.json` of a run that has ended after `wall_s` seconds; the run has failed where that fails."""
     run, path = active.topology.run, active.topology.run.directory / "summary.json"
     behaviors = {name: _with_final_counts(active, name, monitored) for name, monitored in _monitored(active).items()}
     content = summary(
@@ -32,8 +28,8 @@ def write_summary(active: ActiveRun, wall_s: float) -> str:
         write_atomically(path, json.dumps(content, indent=2).encode())
     except OSError as refused:
         active.log.info("summary_not_written", notice=True, **content)
-        return f"{path} cannot be written: {refused}"
-    return ""
+        active.fail_late(f"{path} cannot be written: {refused}")
+    active.log.info("run_ended", status=active.status, summary=str(path), wall_s=round(wall_s, 1), notice=True)
 
 
 def _kept(active: ActiveRun, name: str) -> CheckpointSummary:

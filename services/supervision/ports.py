@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.settings import Settings
-from sparring.pipeline.settings.hosts import HostSettings, main, place
+from sparring.pipeline.settings.hosts import main, place
 from sparring.services.process.runtime import SUPERVISOR
 
 
@@ -83,12 +83,12 @@ def _at(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def endpoints_of(settings: Settings, names: list[str], ports: Ports, first: int = 0) -> dict[str, str]:
+def endpoints_of(settings: Settings, listeners: Mapping[str, str], ports: Ports, first: int = 0) -> dict[str, str]:
     """Returns the addresses of queues and topics.
 
     Args:
         settings: of the run.
-        names: of the queues, and of the topics as "topic:NAME".
+        listeners: by queue, and by topic as "topic:NAME", the service that listens there.
         ports: finds free ports.
         first: number of the first socket.
 
@@ -96,33 +96,20 @@ def endpoints_of(settings: Settings, names: list[str], ports: Ports, first: int 
         SettingsError: a port is not free.
     """
     if settings.pipeline.hosts:
-        return _between_machines(settings, names, ports)
+        return _between_machines(settings, listeners, ports)
     if ports.sockets is not None:
-        return {name: f"ipc://{ports.sockets}/{index}" for index, name in enumerate(names, first)}
-    return {name: f"tcp://127.0.0.1:{ports.find('127.0.0.1')}" for name in names}
+        return {name: f"ipc://{ports.sockets}/{index}" for index, name in enumerate(listeners, first)}
+    return {name: f"tcp://127.0.0.1:{ports.find('127.0.0.1')}" for name in listeners}
 
 
-def _between_machines(settings: Settings, names: list[str], ports: Ports) -> dict[str, str]:
+def _between_machines(settings: Settings, listeners: Mapping[str, str], ports: Ports) -> dict[str, str]:
     """Returns endpoints at numbered ports, the supervisor's first: a machine that joins knows only that one."""
     hosts = settings.pipeline.hosts
-    own = main(hosts)
+    places = {name: place(hosts, service) for name, service in listeners.items()}
+    places = {f"topic:{SUPERVISOR}": main(hosts), **places, **{f"topic:host-{host}": host for host in hosts}}
     found = {}
-    topics = [f"topic:host-{one}" for one in hosts]
-    for port, name in enumerate([f"topic:{SUPERVISOR}", *names, *topics], settings.pipeline.port):
-        where = _listening_host(hosts, name)
-        found[name] = _at(hosts[where].address, port)
-        if where == own:
-            ports.find(hosts[where].address, port)
+    for port, (name, host) in enumerate(places.items(), settings.pipeline.port):
+        found[name] = _at(hosts[host].address, port)
+        if host == main(hosts):
+            ports.find(hosts[host].address, port)
     return found
-
-
-def _listening_host(hosts: Mapping[str, HostSettings], name: str) -> str:
-    """Returns the host whose service listens at a queue or topic."""
-    kind, _, rest = name.partition(":")
-    if kind == "topic" and rest.startswith("host-"):
-        return rest.removeprefix("host-")
-    if kind == "topic":
-        service = {"ghosts": "coordination"}.get(rest, rest.replace("policy-", "learning-", 1))
-    else:
-        service = {"steps": "assembly", "matches": "coordination"}.get(kind, f"learning-{rest}")
-    return place(hosts, service)

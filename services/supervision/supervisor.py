@@ -12,7 +12,6 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -23,19 +22,16 @@ from sparring.pipeline.messages.channels import ADDED, RUN, SPECS
 from sparring.pipeline.messages.state import AddedBehaviors
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import Status
-from sparring.pipeline.queues.interface import Transport
+from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.pipeline.settings import started_by_hand
-from sparring.services.process.hosting import HostedService
-from sparring.services.process.runtime import SUPERVISOR
+from sparring.services.process.runtime import SUPERVISOR, follow
 from sparring.services.supervision.active_run import ActiveRun
-from sparring.services.supervision.byhand import relay
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Host
 from sparring.services.supervision.outcome import write_summary
 from sparring.services.supervision.shutdown import stop_in_order
-from sparring.services.supervision.simulators import SimulatorPlan
 from sparring.services.supervision.topology import ServicePlan, Topology
-from sparring.services.supervision.watchdog import LOOK_S, Watchdog
+from sparring.services.supervision.watchdog import LOOK_S, Watchdog, relay
 
 EXPORT_S = 60.0
 """The time for the exports of the last checkpoints."""
@@ -55,8 +51,7 @@ class Supervisor:
     """Runs one run.
 
     Args:
-        topology: what to run.
-        host: starts the services and simulators.
+        host: starts the parts of the run.
         transport: carries the topics of the services.
         grow: adds behaviors to the topology, in a run that may get some.
         clock: seconds, only rising.
@@ -70,7 +65,6 @@ class Supervisor:
 
     def __init__(
         self,
-        topology: Topology,
         host: Host,
         transport: Transport,
         grow: Grow,
@@ -80,13 +74,12 @@ class Supervisor:
         log: FilteringBoundLogger | None = None,
         handles_signals: bool = True,
     ) -> None:
-        self._host = host
         self._transport = transport
         self._grow = grow
         self._handles_signals = handles_signals
         self._log: FilteringBoundLogger = log or logs.get(service="supervisor")
-        self.active = ActiveRun(topology, clock, self._log, session or secrets.token_hex(3))
-        self._exports = Exports(topology, self.active.topics, self._log)
+        self.active = ActiveRun(host, clock, self._log, session or secrets.token_hex(3))
+        self._exports = Exports(host.topology, self.active.topics, self._log)
 
     async def supervise(self) -> Status:
         """Runs everything to its end, and writes the summary.
@@ -103,9 +96,9 @@ class Supervisor:
                 files = [run.directory / "logs" / f"{plan.name}.stderr" for plan in simulators]
                 tasks.start_soon(relay, files, self._log)
             for plan in simulators:
-                active.keep(tasks, plan.name, partial(self._start_simulator, plan), plan.restarts)
+                active.keep(tasks, plan)
             tasks.start_soon(self._exports.run)
-            tasks.start_soon(self._follow_end)
+            tasks.start_soon(follow, active.topics["coordination"], self._on_run_state)
             if run.grows:
                 tasks.start_soon(self._follow_names, tasks)
             watchdog = Watchdog(active)
@@ -121,7 +114,7 @@ class Supervisor:
                 if active.status in ("completed", "stopped"):
                     await self._exports.finish(0.0 if active.hurried else EXPORT_S)
             tasks.cancel_scope.cancel()
-        self._write_summary(active.clock() - began)
+        write_summary(active, active.clock() - began)
         return active.status
 
     async def _add_services(self, tasks: TaskGroup, plans: Sequence[ServicePlan]) -> None:
@@ -129,13 +122,7 @@ class Supervisor:
         if not self.active.over.is_set():
             self.active.topics |= topics
             for plan in plans:
-                self.active.keep(tasks, plan.name, partial(self._start_service, plan))
-
-    def _start_service(self, plan: ServicePlan, number: int) -> HostedService:
-        return self._host.service(plan, self.active.incarnation(plan.name, number), first=number == 1)
-
-    def _start_simulator(self, plan: SimulatorPlan, _number: int) -> HostedService:
-        return self._host.simulator(plan)
+                self.active.keep(tasks, plan)
 
     # ---------------------------------------------------------------- behaviors that simulators name
 
@@ -166,21 +153,17 @@ class Supervisor:
                 if not run.settings.behaviors:
                     active.fail(f"no learner for {', '.join(names)}: {error}")
                 continue
-            active.topology = self._host.topology = topology
+            active.host.topology = topology
             await self._add_services(tasks, [plan for plan in topology.services if plan.name not in active.topics])
             topic.publish(ADDED, AddedBehaviors(names=topology.run.added))
             self._log.info("behaviors_added", behaviors=names, cause="default_settings count for them", notice=True)
 
     # ---------------------------------------------------------------- the end
 
-    async def _follow_end(self) -> None:
-        topic = self.active.topics["coordination"]
-        while True:
-            await topic.changed()
-            state = topic.latest(RUN)
-            if state is not None and state.finished:
-                self.active.end("completed")
-                return
+    def _on_run_state(self, topics: Subscription) -> None:
+        state = topics.latest(RUN)
+        if state is not None and state.finished:
+            self.active.end("completed")
 
     async def _follow_signals(self) -> None:
         try:
@@ -200,11 +183,3 @@ class Supervisor:
                 for part in self.active.parts.values():
                     part.stopping = True
                     part.kill()
-
-    def _write_summary(self, wall_s: float) -> None:
-        """Writes the summary; the run has failed where that fails."""
-        active = self.active
-        if failure := write_summary(active, wall_s):
-            active.fail_late(failure)
-        path = active.topology.run.directory / "summary.json"
-        self._log.info("run_ended", status=active.status, summary=str(path), wall_s=round(wall_s, 1), notice=True)

@@ -93,7 +93,7 @@ class Topology:
         settings = self.run.settings.naming(names)
         run = dataclasses.replace(self.run, settings=settings, added=(*self.run.added, *names))
         plans = service_plans(run)
-        further = [name for name in _channels(run, plans) if name not in self.endpoints]
+        further = {name: one for name, one in _listeners(run, plans).items() if name not in self.endpoints}
         endpoints = {**self.endpoints, **endpoints_of(settings, further, ports, len(self.endpoints))}
         return dataclasses.replace(self, run=run, endpoints=endpoints, services=plans)
 
@@ -163,7 +163,7 @@ def build(
         plans = service_plans(run)
         return Topology(
             run=run,
-            endpoints=endpoints_of(settings, _channels(run, plans), ports),
+            endpoints=endpoints_of(settings, _listeners(run, plans), ports),
             services=plans,
             simulators=tuple(simulators),
             host=main(run.hosts),
@@ -235,13 +235,16 @@ def plan_of(run: Run, name: str) -> ServicePlan:
 # ---------------------------------------------------------------- parts
 
 
-def _channels(run: Run, plans: Sequence[ServicePlan]) -> list[str]:
-    """Returns the names of all queues, and of all topics as "topic:NAME"."""
-    topics = [*(plan.name for plan in plans), *(f"policy-{name}" for name in run.settings.behaviors), "ghosts"]
+def _listeners(run: Run, plans: Sequence[ServicePlan]) -> dict[str, str]:
+    """Returns the service that listens at each queue, and at each topic as "topic:NAME"."""
+    learners = {name: f"learning-{name}" for name in run.settings.behaviors}
+    queues = {"steps": "assembly", MATCHES: "coordination"}
+    queues |= {f"segments:{name}": learner for name, learner in learners.items()}
+    topics = {plan.name: plan.name for plan in plans}
+    topics |= {f"policy-{name}": learner for name, learner in learners.items()} | {"ghosts": "coordination"}
     if run.grows:
-        topics.append(SUPERVISOR)
-    queues = ("steps", MATCHES, *(f"segments:{name}" for name in run.settings.behaviors))
-    return [*queues, *(f"topic:{topic}" for topic in topics)]
+        topics[SUPERVISOR] = SUPERVISOR
+    return queues | {f"topic:{topic}": service for topic, service in topics.items()}
 
 
 def service_plans(run: Run) -> tuple[ServicePlan, ...]:

@@ -1,6 +1,8 @@
 """Watches the parts of a run: kills services that do not answer, reports stalls, bounds files that others write.
 
-consumes       the topics of all services: heartbeats, metrics, simulators given up
+It also says on the console when a game is to be started by hand, because one that is started earlier finds no trainer.
+
+consumes       the topics of all services: heartbeats, metrics, simulators given up; the standard error of bridges
 produces       killed parts, which are then restarted; log lines; the end of a run that stalls too often
 waits for      its next look
 unblocked by   time alone
@@ -8,10 +10,14 @@ unblocked by   time alone
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import anyio
 import anyio.to_thread
+from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.messages.metrics import Metrics
@@ -41,6 +47,11 @@ _PAUSE_S = 5.0
 """A longer gap between two looks means that this process or the whole machine was paused."""
 _TRIM_S = 2.0
 """A file that others write can exceed its bound by what they write in that time."""
+
+ASKS: Final = "press Play"
+"""A bridge writes these words once it listens for its game."""
+
+_MOST_BYTES: Final = 65536
 
 
 class Watchdog:
@@ -155,3 +166,34 @@ class Watchdog:
                 self._active.end("stalled", stall.text)
             elif stall.kind == "stuck":
                 self._active.parts[stall.root].kill()
+
+
+async def relay(paths: Iterable[Path], log: FilteringBoundLogger, pace_s: float = 0.5) -> None:
+    """Logs each line in which a bridge asks for its game, until it is cancelled.
+
+    Args:
+        paths: files that the bridges write; lines that exist already are skipped, as an earlier session wrote them.
+        log: for the console.
+        pace_s: seconds between two looks.
+    """
+    ends = {path: path.stat().st_size if path.exists() else 0 for path in paths}
+    while True:
+        for path, end in ends.items():
+            new, ends[path] = written_since(path, end)
+            for line in new.decode(errors="replace").splitlines():
+                if ASKS in line:
+                    log.info("start_the_game", part=path.stem, note=line, notice=True)
+        await anyio.sleep(pace_s)
+
+
+def written_since(path: Path, end: int) -> tuple[bytes, int]:
+    """Returns the whole lines of a file after `end`, or all where it was emptied since, and the offset of their end."""
+    try:
+        with path.open("rb") as file:
+            end = end if end <= os.fstat(file.fileno()).st_size else 0
+            file.seek(end)
+            text = file.read(_MOST_BYTES)
+    except OSError:
+        return b"", end
+    whole = text if len(text) == _MOST_BYTES else text[: text.rfind(b"\n") + 1]
+    return whole, end + len(whole)

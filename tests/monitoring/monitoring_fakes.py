@@ -61,7 +61,10 @@ class FakeTransport:
         self.published: list[tuple[str, Any]] = []
 
     async def subscribe(self, service: str, pace: float = 0.0) -> FakeSubscription:
-        return self.subscriptions.setdefault(service, FakeSubscription())
+        subscription = self.subscriptions.setdefault(service, FakeSubscription())
+        if subscription.records:  # a new subscriber gets what is there
+            subscription._news.set()
+        return subscription
 
     async def publisher(self, service: str) -> FakeTransport:
         assert service == "monitor"

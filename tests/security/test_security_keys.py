@@ -26,7 +26,7 @@ from sparring.pipeline.security import (
 from sparring.pipeline.security.making import add, make, numbered
 from sparring.services.commands import keys
 from sparring.services.main import main
-from sparring.services.process.protection import curve
+from sparring.services.process.encryption import curve
 
 NAMES = [
     "steps",

@@ -49,7 +49,7 @@ class TaskHost:
     listener: MemoryListener | None = None
     started: dict[str, list[Task]] = field(default_factory=dict)
 
-    def service(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
+    def start(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
         async def work(stop: anyio.Event) -> None:
             transport = MemoryTransport(self.hub, start=start)
             async with transport:
@@ -91,7 +91,7 @@ async def supervised(
     made, hub = topology(folder, **values), MemoryHub()
     host = TaskHost(made, tasks, hub, compute)
     transport = await stack.enter_async_context(MemoryTransport(hub, start="supervisor.1"))
-    return Supervisor(made, host, transport, None, clock=anyio.current_time), host  # type: ignore[arg-type]
+    return Supervisor(host, transport, None, clock=anyio.current_time), host  # type: ignore[arg-type]
 
 
 async def stalls_after(stalls: Stalls, topics: Mapping[str, Subscription], seconds: float) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -36,9 +37,10 @@ async def test_part_that_fails_too_often_ends_with_the_steps_it_held(tmp_path: P
     """Its steps are then not expected in the step counts of the run's end."""
     settings = parse_settings("behaviors: {Ball: {}}\npipeline: {restarts: {budget: 2}}\n", "test").settings
     topology = build(settings, run_id="test", directory=tmp_path, seed=1)
-    active = ActiveRun(topology, anyio.current_time, Log(), "s")
+    host = SimpleNamespace(topology=topology, start=lambda *_, **__: FailingProcess())
+    active = ActiveRun(host, anyio.current_time, Log(), "s")  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
-        active.keep(tasks, "assembly", lambda _: FailingProcess())
+        active.keep(tasks, next(plan for plan in topology.services if plan.name == "assembly"))
         await active.parts["assembly"].ended.wait()
     assert (active.status, active.error) == ("failed", "assembly failed 3 times in 600 s: signal SIGKILL")
     assert active.parts["assembly"].died

@@ -22,10 +22,10 @@ from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from sparring.services.supervision import supervisor as supervisors
 from sparring.services.supervision.exports import Exports
+from sparring.services.supervision.hosts import Plan
 from sparring.services.supervision.ports import Ports
-from sparring.services.supervision.simulators import SimulatorPlan
 from sparring.services.supervision.supervisor import EXPORT_S, Grow, Supervisor
-from sparring.services.supervision.topology import ServicePlan, Topology, build
+from sparring.services.supervision.topology import Topology, build
 from sparring.services.supervision.watchdog import START_S
 from tests.services.services_graph import settings_text
 
@@ -72,10 +72,7 @@ class FakeHost:
         self.latest: dict[str, FakeService] = {}
         self._failures = failures
 
-    def service(self, plan: ServicePlan, start: str, *, first: bool) -> FakeService:
-        return self._started(plan.name)
-
-    def simulator(self, plan: SimulatorPlan) -> FakeService:
+    def start(self, plan: Plan, incarnation: str, *, first: bool) -> FakeService:
         return self._started(plan.name)
 
     def _started(self, name: str) -> FakeService:
@@ -94,7 +91,8 @@ def supervisor_of(
     topology: Topology, host: FakeHost, transport: MemoryTransport, grow: Grow | None = None
 ) -> Supervisor:
     """Returns a supervisor under the virtual clock."""
-    return Supervisor(topology, host, transport, grow, clock=anyio.current_time)  # type: ignore[arg-type]
+    host.topology = topology
+    return Supervisor(host, transport, grow, clock=anyio.current_time)  # type: ignore[arg-type]
 
 
 async def ended(folder: Path, failures: dict[str, str]) -> tuple[str, dict[str, Any] | None]:

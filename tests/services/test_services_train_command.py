@@ -13,8 +13,8 @@ import structlog
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.settings import Settings, read
 from sparring.services.commands import train
-from sparring.services.supervision.byhand import relay, written_since
 from sparring.services.supervision.launch import checkpoints
+from sparring.services.supervision.watchdog import relay, written_since
 
 
 def parsed(*words: str) -> argparse.Namespace:

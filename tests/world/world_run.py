@@ -141,7 +141,7 @@ class World:
         self.queue = take_over()
         self.network = Network(self.chance, self.watch, self.queue)
         self.listeners = Listeners(self.network)
-        self.run, topology = self._topology()
+        self.run, self.topology = self._make_topology()
         async with anyio.create_task_group() as self.tasks:
             self.watch.on_violation = self._abandon
             self.tasks.start_soon(self.network.timer.run)
@@ -150,7 +150,7 @@ class World:
             for number in range(self.plan.setting.simulators):
                 self.tasks.start_soon(self._simulate, number)
             self.tasks.start_soon(self._watch_progress)
-            await self._supervise(topology)
+            await self._supervise()
             self.faults.stop()
             self.tasks.cancel_scope.cancel()
         if not self.watch.violations:
@@ -161,13 +161,12 @@ class World:
         self.tasks.cancel_scope.cancel()
         self.queue.resume_all()
 
-    async def _supervise(self, topology: Topology) -> None:
+    async def _supervise(self) -> None:
         transport = WorldTransport(
             self.network, "supervisor", "supervisor.1", lambda: self.opened("supervisor"), lambda *_: None
         )
         async with transport:
             supervisor = Supervisor(
-                topology,
                 self,  # type: ignore[arg-type]
                 transport,
                 None,  # type: ignore[arg-type]
@@ -179,13 +178,13 @@ class World:
             self.status = await supervisor.supervise()
             self.died = {part.name for part in supervisor.active.parts.values() if part.died}
 
-    def service(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
+    def start(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
         """Starts a service for the supervisor."""
         hosted = self.hosted[plan.name] = HostedService(self, plan, start, first=first)
         self.tasks.start_soon(hosted.serve)
         return hosted
 
-    def _topology(self) -> tuple[Run, Topology]:
+    def _make_topology(self) -> tuple[Run, Topology]:
         setting = self.plan.setting
         settings = _settings(setting.text())
         topology = build(settings, run_id="world", directory=self.folder, seed=self.plan.seed)
