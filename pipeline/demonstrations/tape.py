@@ -56,7 +56,7 @@ class Tape:
         self._all_allowed = np.zeros(spec.actions.mask_size, np.bool_)
         self._running: dict[tuple[str, int], _Episode] = {}  # by behavior id and agent
         self._ended: dict[int, _Episode] = {}  # the wanted ones, by number
-        self._unanswered: dict[str, NDArray[np.int64]] = {}
+        self._unanswered: dict[str, NDArray[np.int64]] = {}  # agents of the last decisions, by behavior id
 
     @property
     def episodes(self) -> int:
@@ -116,6 +116,7 @@ class Tape:
         return Recording(behavior=self.behavior, spec=self._spec, columns=columns)
 
     def _decide(self, behavior: str, agent: int, decisions: Decisions, row: int) -> None:
+        """Begins a step with copies of a report's row, because a view would keep the whole report in memory."""
         episode = self._running.get((behavior, agent))
         if episode is None:
             self.begun += 1
@@ -126,7 +127,7 @@ class Tape:
             self._complete(episode, decisions, row, behavior)
         episode.values["groups"] = 0 if decisions.groups is None else int(decisions.groups[row])
         step = {f"observation.{at}": column[row].copy() for at, column in enumerate(decisions.observations)}
-        step["masks"] = self._all_allowed if decisions.masks is None else decisions.masks[row]
+        step["masks"] = self._all_allowed if decisions.masks is None else decisions.masks[row].copy()
         if not self._wants(episode):
             episode.steps.clear()
         episode.steps.append(step)
@@ -151,7 +152,7 @@ class Tape:
         if (did_continuous is None and actions.continuous) or (did_discrete is None and actions.discrete):
             self.unreported += 1
         if did_discrete is not None:
-            step["discrete"] = did_discrete[row]
+            step["discrete"] = did_discrete[row].copy()
         if did_continuous is not None:
             if (np.abs(did_continuous[row]) > 1 + SLACK).any():
                 raise RemoteProtocolError(

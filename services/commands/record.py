@@ -72,7 +72,7 @@ _MANUAL_S: Final = 3600.0
 _PARTING_S: Final = 3.0
 _PROGRESS_S: Final = 1.0
 _KEY: Final = 1
-"""Of the only connection."""
+"""Key of the only connection."""
 _NO_LIMIT: Final = 2**62
 """Steps of an allowance that is never used up."""
 
@@ -190,15 +190,9 @@ class _Session:
         """
         self.stepper.add_behaviors(_KEY, behaviors)
         known = self.stepper.behaviors
-        for name in known.keys() - self._policies.keys():
-            recorded = not self._args.behavior or name in self._args.behavior
-            spec = known[name].spec
-            self._policies[name] = (
-                self._trained(name, spec) if self._args.policy else self._scripted(name, spec, recorded)
-            )
-            known[name].grant(StepAllowance(serial=1, steps=_NO_LIMIT))
-            if recorded:
-                self._tapes[name] = Tape(name, spec, self._args.episodes)
+        for behavior in known.values():
+            if behavior.name not in self._policies:
+                self._add(behavior, recorded=not self._args.behavior or behavior.name in self._args.behavior)
         if unknown := sorted(set(self._args.behavior) - known.keys()):
             raise SettingsError(f"got --behavior {unknown}; expected some of {sorted(known)}; correct the name")
         there = [str(path) for name in self._tapes if (path := self._file(name)).exists()]
@@ -206,6 +200,7 @@ class _Session:
             raise SettingsError(f"got {', '.join(there)}, which exist; expected none; name another --out, or --force")
 
     def _add(self, behavior: Behavior, *, recorded: bool) -> None:
+        """Adds a behavior, which waits for nothing before it acts."""
         name, spec = behavior.name, behavior.spec
         self._policies[name] = self._trained(name, spec) if self._args.policy else self._scripted(name, spec, recorded)
         behavior.grant(StepAllowance(serial=1, steps=_NO_LIMIT))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -59,7 +57,7 @@ def run(
     console = Console(file=stream or sys.stdout)
     folder = find(args.run, args.results_dir)
     if args.json:
-        console.file.write(json.dumps(dataclasses.asdict(read(folder)), indent=2) + "\n")
+        console.file.write(json.dumps(read(folder), indent=2) + "\n")
     elif not args.watch:
         console.print(show(read(folder), wall_clock()))
     else:
@@ -67,29 +65,18 @@ def run(
             while True:
                 report = read(folder)
                 live.update(show(report, wall_clock()), refresh=True)
-                if report.summary is not None:
+                if report["summary"] is not None:
                     break
                 sleep(_EVERY_S)
     return 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """The content of a run's folder.
-
-    Attributes:
-        status: content of `status.json`, None where there is none.
-        summary: content of `summary.json`, None where there is none or the run was resumed since.
-        self_play: state of self-play in `coordination.json`, None where there is none.
-    """
-
-    status: Json
-    summary: Json
-    self_play: Json = None
-
-
-def read(folder: Path) -> Report:
+def read(folder: Path) -> dict[str, Json]:
     """Reads the folder of a run.
+
+    Returns:
+        `status`: content of `status.json`, None where there is none; `summary`: that of `summary.json`, None where
+        there is none or the run was resumed since; `self_play`: its state in `coordination.json`, None likewise.
 
     Raises:
         SettingsError: it holds nothing that this command shows, or a file is damaged.
@@ -103,7 +90,7 @@ def read(folder: Path) -> Report:
     if status and summary and not status["ended"] and status_ns > summary_ns:
         summary = None
     coordination = _load(folder / "coordination.json")[0] or {}
-    return Report(status=status, summary=summary, self_play=(coordination.get("self_play") or {}).get("rules"))
+    return {"status": status, "summary": summary, "self_play": (coordination.get("self_play") or {}).get("rules")}
 
 
 def _load(path: Path) -> tuple[Json, int]:
@@ -122,15 +109,15 @@ def _load(path: Path) -> tuple[Json, int]:
 # ---------------------------------------------------------------- tables
 
 
-def show(report: Report, time_s: float) -> RenderableType:
+def show(report: Mapping[str, Json], time_s: float) -> RenderableType:
     """Formats the report as tables.
 
     Args:
-        report: of a run.
+        report: as `read` returns it.
         time_s: now, in seconds since the epoch.
     """
-    status, summary = report.status, report.summary
-    opponents = [_opponents(report.self_play)] if (report.self_play or {}).get("sides") else []
+    status, summary, self_play = report["status"], report["summary"], report["self_play"] or {}
+    opponents = [_opponents(self_play)] if self_play.get("sides") else []
     if summary is not None:
         ended = summary["behaviors"]
         # Outside the table the path of a checkpoint is not folded.

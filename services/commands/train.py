@@ -270,12 +270,4 @@ def going_on(args: argparse.Namespace, run_id: str) -> str:
     return shlex.join(words)
 
 
-_NOT_AGAIN: Final = {
-    "command",
-    "handler",
-    "config",
-    "run_id",
-    "resume",
-    "force",
-    "checkpoint_settings.initialize_from",
-}
+_NOT_AGAIN: Final = {"command", "handler", "config", "run_id", "resume", "force", "checkpoint_settings.initialize_from"}

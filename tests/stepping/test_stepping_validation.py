@@ -239,6 +239,8 @@ def test_another_spec_for_a_known_name_is_refused(stepper: Stepper) -> None:
     with pytest.raises(RemoteProtocolError, match="'A'") as caught:
         stepper.connect(2, 8, {"New": SPEC, "A?team=2": other})
     assert caught.value.code == "specs"
+    with pytest.raises(RemoteProtocolError, match="'B'"):
+        stepper.connect(2, 8, {"B": SPEC, "B?team=1": other})
     with pytest.raises(RemoteProtocolError):
         stepper.add_behaviors(1, {"A?team=2": other})
     assert set(stepper.behaviors) == {"A"}
