@@ -113,9 +113,10 @@ def test_outputs_and_gradients_without_autograd_are_the_same_bit_for_bit(layers,
     expected = perceptron(rows)
     torch.autograd.backward(perceptron(rows), gradient)
     by_autograd = [parameter.grad.clone() for parameter in perceptron.parameters()]
+    perceptron.zero_grad(set_to_none=False)
     with torch.no_grad():
         outputs, backward_fn = perceptron.traced(rows)
-        backward_fn(gradient)  # replaces the earlier gradient
+        backward_fn(gradient)  # adds to the gradient, as autograd does
     assert torch.equal(outputs, expected)
     for parameter, other in zip(perceptron.parameters(), by_autograd, strict=True):
         assert torch.equal(parameter.grad, other)
