@@ -120,7 +120,7 @@ def _network(policy: TrainedPolicy, observations: list[Array], memory_B1M: Array
         return actor(prepared).numpy()[:, : actor.outputs], None
     assert memory_B1M is not None
     each = Layout(np.ones(len(memory_B1M), np.int64))
-    head_BH, after_BM = actor.recurrent.run(actor.encoder(prepared), each, torch.from_numpy(memory_B1M[:, 0]))
+    head_BH, after_BM = actor.recurrent(actor.encoder(prepared), each, torch.from_numpy(memory_B1M[:, 0]))
     return head_BH.numpy()[:, : actor.outputs], after_BM.numpy()
 
 

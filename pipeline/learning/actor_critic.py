@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.buffer import Batch
-from sparring.pipeline.learning.memories import Memories, Tracks, in_parts
-from sparring.pipeline.learning.minibatches import Recurrence, RecurrentState, rows_at_once
+from sparring.pipeline.learning.minibatches import Memories, Recurrence, RecurrentState, Tracks, in_parts, rows_at_once
 from sparring.pipeline.learning.optimizer import BackwardFn
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.networks.actor import Actor, Critic
@@ -246,5 +245,5 @@ class AgentNetworks(ActorCritic):
         assert body is not None
         selected = tuple(column.index_select(0, at) for column in inputs)
         selected, layout, before = over((selected, Layout(lengths), torch.from_numpy(memory)), self.actor.device)
-        outputs, after = body.run(network.encoder(selected), layout, before)
+        outputs, after = body(network.encoder(selected), layout, before)
         return back(outputs[:, values_from:]), back(after)

@@ -21,7 +21,7 @@ from sparring.pipeline.learning.group_networks import GroupNetworks
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.ppo import PPO
-from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.learning.settings import SignalSettings, TrainerSettings
 from sparring.pipeline.learning.signals import EXTRINSIC, Signals
 from sparring.pipeline.learning.signals.gail import Gail
 from sparring.pipeline.learning.signals.novelty import Curiosity, Rnd
@@ -141,15 +141,7 @@ def describe(spec: BehaviorSpec, teammates: Mapping[str, BehaviorSpec], settings
         "network_settings": _shape(settings.network_settings.model_dump(exclude={"deterministic"})),
         "shared_critic": settings.hyperparameters.shared_critic,
         "signals": list(signals),
-        "reward_networks": {
-            name: {
-                key: _shape(value) if key == "network_settings" else value
-                for key, value in one.model_dump().items()
-                if key in ("network_settings", "encoding_size", "use_actions", "use_vail")
-            }
-            for name, one in signals.items()
-            if name != EXTRINSIC
-        },
+        "reward_networks": {name: _reward_network(one) for name, one in signals.items() if name != EXTRINSIC},
     }
     extrinsic = settings.reward_signals.extrinsic
     if extrinsic is not None and extrinsic.normalize:  # absent otherwise, as in checkpoints older than this setting
@@ -207,3 +199,9 @@ def _shape(network: dict[str, Json]) -> dict[str, Json]:
     """Returns the settings that weights depend on: not initialization; SiLU is implied, as in old checkpoints."""
     implied = {"initialization"} | ({"activation"} if network["activation"] == "silu" else set())
     return {key: value for key, value in network.items() if key not in implied}
+
+
+def _reward_network(signal: SignalSettings) -> dict[str, Json]:
+    """Returns the settings that the weights of a reward network depend on."""
+    plain = signal.model_dump(include={"network_settings", "encoding_size", "use_actions", "use_vail"})
+    return plain | {"network_settings": _shape(plain["network_settings"])}

@@ -23,8 +23,7 @@ from sparring.pipeline.specs import Array
 
 _EPISODES_PER_SOURCE: Final = 2**40
 _DECISIONS: Final = ("observations", "continuous", "discrete")
-_RECORDED: Final = ("lengths", "terminated", "next_observations", *_DECISIONS)
-_REWARDED: Final = ("log_probs", "masks", "rewards", "group_rewards", "versions")
+_RECORDED: Final = (*_DECISIONS, "log_probs", "masks", "rewards", "group_rewards", "versions")
 _FOLLOWING: Final = ("next_times", "until", "next_continuous", "next_discrete")
 
 Index = slice | Array
@@ -170,9 +169,8 @@ class Batch:
         return head, tail
 
 
-_PER_ROW: Final = dict.fromkeys((*_DECISIONS, *_REWARDED), "r")
 _AXES: Final[Mapping[type, Mapping[str, str]]] = {
-    Batch: _PER_ROW
+    Batch: dict.fromkeys(_RECORDED, "r")
     | dict.fromkeys(("lengths", "terminated", "next_observations", "ended", "agent_episodes"), "s")
     | {"carried": "q"},
     GroupSegments: dict.fromkeys(("members", "numbers", "spans", "ended"), "g")
@@ -222,7 +220,7 @@ class SegmentBuffer:
             sequence_length=self._sequence_length,
             carried=record.carried if self._sequence_length else None,
             groups=groups,
-            **{name: getattr(record, name) for name in (*_RECORDED, *_REWARDED)},
+            **{name: getattr(record, name) for name in ("lengths", "terminated", "next_observations", *_RECORDED)},
         )
         found = None if batch.carried is None else len(batch.carried)
         if self._sequence_length and batch.steps and found != len(batch.starts()):

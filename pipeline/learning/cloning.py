@@ -39,7 +39,7 @@ from sparring.pipeline.learning.signals import Signals
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import action_features
 from sparring.pipeline.networks.device import over
-from sparring.pipeline.networks.distributions import FORBIDDEN
+from sparring.pipeline.networks.distributions import logits_of
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.recurrent import Layout
 
@@ -76,9 +76,9 @@ class Cloning:
         self._generator = generator
         self._length = settings.network_settings.sequence_length if actor.recurrent is not None else 0
         self._demonstrations = demonstrations
-        self._discrete = torch.from_numpy(demonstrations.discrete).long()
-        self._continuous = torch.from_numpy(demonstrations.continuous)
-        self._masks = None if demonstrations.masks is None else torch.from_numpy(demonstrations.masks)
+        masks = None if demonstrations.masks is None else torch.from_numpy(demonstrations.masks)
+        discrete = torch.from_numpy(demonstrations.discrete).long()
+        self._demonstrated = torch.from_numpy(demonstrations.continuous), discrete, masks
         lengths = np.bincount(demonstrations.episode, minlength=demonstrations.episodes)
         self._first, self._lengths = sequences.divide(lengths, max(1, self._length))
         self._previous = self._previous_actions() if actor.encoder.previous else None
@@ -123,8 +123,9 @@ class Cloning:
         actor, memory = self._actor, None
         if layout is not None and actor.recurrent is not None:
             memory = torch.zeros(len(layout.by_length), actor.carried - actor.encoder.previous)
-        masks = None if self._masks is None else self._masks.index_select(0, rows)
-        demonstrated = self._continuous.index_select(0, rows), self._discrete.index_select(0, rows), masks
+        continuous, discrete, masks = self._demonstrated
+        masks = None if masks is None else masks.index_select(0, rows)
+        demonstrated = continuous.index_select(0, rows), discrete.index_select(0, rows), masks
         (inputs, layout, memory), demonstrated = over(((inputs, layout, memory), demonstrated), actor.device)
         head_BH = actor(inputs, layout, memory)
         loss = imitation_loss(actor, head_BH, *demonstrated)
@@ -221,12 +222,8 @@ def imitation_loss(
     """
     actions = actor.actions
     loss = (head_BH[:, : actions.continuous] / actor.action_limit - continuous_BC).square().sum(1).mean()
-    if actions.discrete:
-        logits_BK = head_BH[:, actions.continuous : actor.outputs]
-        if masks_BK is not None:
-            logits_BK = logits_BK.masked_fill(masks_BK, FORBIDDEN)
-        for branch, logits_Bk in enumerate(logits_BK.split_with_sizes(list(actions.discrete), 1)):
-            loss = loss + cross_entropy(logits_Bk, discrete_BD[:, branch])
+    for branch, logits_Bk in enumerate(logits_of(actions, head_BH[:, : actor.outputs], masks_BK)):
+        loss = loss + cross_entropy(logits_Bk, discrete_BD[:, branch])
     return loss
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.buffer import Batch
-from sparring.pipeline.learning.memories import Memories, Tracks, in_parts
+from sparring.pipeline.learning.minibatches import Memories, Tracks, in_parts
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import TeammateSegments
 from sparring.pipeline.networks.actor import Actor
@@ -164,6 +164,7 @@ class PreparedMembers(NamedTuple):
     decisions: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedGroups:
     """Holds a group batch as the networks read it.
 
@@ -173,11 +174,9 @@ class PreparedGroups:
         rows: members by behavior name, our own first; None where there are none.
     """
 
-    def __init__(self, batch: Batch, index: GroupIndex, rows: list[PreparedMembers | None]) -> None:
-        self.index = index
-        self.windows = GroupWindows(batch, index)
-        self.rows = rows
-        self._places = np.zeros(len(index.counts), np.int64)
+    index: GroupIndex
+    windows: GroupWindows
+    rows: list[PreparedMembers | None]
 
     def gather(self, timesteps: Numbers, rows: Numbers) -> GroupTimesteps:
         """Returns the critic's inputs at some timesteps.
@@ -203,7 +202,8 @@ class PreparedGroups:
             at, here = torch.from_numpy(needed), columns if len(needed) else None
             inputs.append(None if here is None else tuple(column.index_select(0, at) for column in here.inputs))
             actions.append(None if here is None else here.actions.index_select(0, at))
-        self._places[timesteps] = np.arange(m)
+        timestep_places = np.empty(len(index.counts), np.int64)
+        timestep_places[timesteps] = np.arange(m)
         return GroupTimesteps(
             inputs=tuple(inputs),
             actions=tuple(actions),
@@ -211,7 +211,7 @@ class PreparedGroups:
             places=None if place is None else torch.from_numpy(place),
             shape=(m, n, j),
             counts=torch.from_numpy(counts.astype(np.float32)),
-            decided=torch.from_numpy(self._places[index.timesteps[rows]] * j + index.places[rows]),
+            decided=torch.from_numpy(timestep_places[index.timesteps[rows]] * j + index.places[rows]),
         )
 
 
@@ -273,6 +273,7 @@ class GroupNetworks(ActorCritic):
         actor = Actor(spec, network, generator)
         self.critic = GroupCritic(behavior, self.specs, network, tuple(settings.reward_signals.named()), generator)
         super().__init__(actor, self.critic, settings)
+        self._encoders = {behavior: actor.encoder}
         self._units = network.hidden_units
         self._groups = Memories(self.memory)
         self._members = Memories(self.memory)
@@ -285,18 +286,19 @@ class GroupNetworks(ActorCritic):
             Unsupported: no encoder can be built for one of them.
         """
         for name, spec in specs.items():
-            self.critic.add(name, spec, self._generator)
+            self._encoders[name] = self.critic.add(name, spec, self._generator)
             self.specs[name] = spec
 
     def prepare(self, batch: Batch) -> PreparedGroups:
         """Prepares a batch: the part of the networks that no gradient flows through."""
         index, members = GroupIndex(batch, list(self.specs)), batch.members(next(iter(self.specs)))
-        return PreparedGroups(batch, index, [self._prepare(name, members.get(name), batch) for name in self.specs])
+        rows = [self._prepare(name, members.get(name), batch) for name in self.specs]
+        return PreparedGroups(index=index, windows=GroupWindows(batch, index), rows=rows)
 
     def observed(self, prepared: PreparedGroups) -> list[tuple[Encoder, Inputs]]:
         """Returns the observations at decisions, for the running statistics of each encoder."""
         return [
-            (self._encoder(name), tuple(column[: rows.decisions] for column in rows.joined))
+            (self._encoders[name], tuple(column[: rows.decisions] for column in rows.joined))
             for name, rows in zip(self.specs, prepared.rows, strict=True)
             if rows is not None and rows.decisions
         ]
@@ -338,14 +340,11 @@ class GroupNetworks(ActorCritic):
 
     # ---------------------------------------------------------------- inside
 
-    def _encoder(self, name: str) -> Encoder:
-        return self.actor.encoder if name == self.critic.names[0] else self.critic.encoder(name)
-
     def _prepare(self, name: str, members: TeammateSegments | None, batch: Batch) -> PreparedMembers | None:
         """Prepares the members of a behavior name; None if there are none."""
         if members is None or not len(members.lengths):
             return None
-        encoder, actions = self._encoder(name), self.specs[name].actions
+        encoder, actions = self._encoders[name], self.specs[name].actions
         pairs = zip(members.observations, members.next_observations, strict=True)
         joined = encoder.join([np.concatenate(columns) for columns in pairs])
         continuous = np.concatenate([members.continuous, members.next_continuous])
@@ -353,7 +352,7 @@ class GroupNetworks(ActorCritic):
         done = np.zeros((len(continuous), actions.continuous + actions.mask_size), np.float32)
         if continuous.shape[1] + discrete.shape[1]:  # some of them have acted
             done = previous_features(actions, continuous, discrete, self.actor.action_limit)
-        before = self.previous(batch, done) if name == self.critic.names[0] and encoder.previous else None
+        before = self.previous(batch, done) if encoder is self.actor.encoder and encoder.previous else None
         return PreparedMembers(joined, encoder.prepare(joined, before), torch.from_numpy(done), len(members.times))
 
     def _at_once(self, index: GroupIndex) -> int:

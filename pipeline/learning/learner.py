@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -75,8 +76,8 @@ class Learner:
         self.stale = 0
         digest = hashlib.sha256(f"{seed}/{behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        self._device = device
         self._spec = spec
+        self._build = partial(build, behavior, spec, settings, self._generator, learns=learns, device=device)
         self._trained = self._build()
         self._buffer = SegmentBuffer(settings.network_settings.sequence_length, groups=settings.trainer_type == "poca")
         self._episode_returns: list[NDArray[np.float32]] = []
@@ -258,12 +259,6 @@ class Learner:
         own = {name: array for name, array in checkpoint.weights.items() if not name.startswith("signals.")}
         load_arrays(trained.algorithm.modules, own)
         self._trained = trained
-
-    def _build(self) -> Trained:
-        """Returns new networks and optimizers."""
-        return build(
-            self.behavior, self._spec, self.settings, self._generator, learns=self._learns, device=self._device
-        )
 
     def _with_teammates_of(self, checkpoint: Checkpoint) -> Trained:
         """Returns an algorithm whose teammates are registered in a checkpoint's order: embeddings go by number."""

@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N806 (names end in their shape)
 """This module divides the rows of a batch into minibatches, for recurrent networks by whole sequences.
 
-B rows of a minibatch, R rows of the batch, q sequences, F features, C continuous actions, D branches, P = C + D parts
-of an action, S reward signals, M values of a recurrent memory.
+B rows of a minibatch, R rows of the batch, s segments, q sequences, F features, C continuous actions, D branches, P = C
++ D parts of an action, S reward signals, M values of a recurrent memory.
 """
 
 from __future__ import annotations
@@ -152,3 +152,97 @@ def _shuffled(column: Tensor, order_R: Tensor, size: int) -> Iterable[Tensor]:
     if _row_bytes(column) < _WIDE:
         return torch.split(column.index_select(0, order_R), size)
     return (column.index_select(0, part_B) for part_B in torch.split(order_R, size))
+
+
+MOST_AGENTS: Final = 65536
+"""Most agents with a memory, because those of a simulator that disconnected may never send a last segment."""
+
+
+class Memories:
+    """Stores the critic's memory of each agent from one segment to the next; the least recently updated go first.
+
+    An actor's memory travels with the steps, because acting computed it. A critic never acts: its memory of an agent is
+    computed when values are estimated, in the order of the agent's segments, as in ML-Agents.
+
+    Args:
+        size: values in each memory.
+        limit: most agents.
+    """
+
+    def __init__(self, size: int, limit: int = MOST_AGENTS) -> None:
+        self._size = size
+        self._limit = limit
+        self._by_episode: dict[int, Floats] = {}  # in the order of their updates
+
+    def __len__(self) -> int:
+        """Returns the number of agents with a memory."""
+        return len(self._by_episode)
+
+    def recall(self, episodes: Numbers) -> Floats:
+        """Returns [n, size] the memory of each agent episode, zeros for unknown ones."""
+        found = np.zeros((len(episodes), self._size), np.float32)
+        for row, episode in enumerate(episodes.tolist()):
+            found[row] = self._by_episode.get(episode, 0.0)
+        return found
+
+    def keep(self, episodes: Numbers, memories: Floats, ended: NDArray[np.bool_]) -> None:
+        """Stores the memories of agent episodes, and removes those that have ended.
+
+        Args:
+            episodes: [n] each once.
+            memories: [n, size].
+            ended: [n] the agent episode is over.
+        """
+        for episode, memory, is_over in zip(episodes.tolist(), memories.copy(), ended.tolist(), strict=True):
+            self._by_episode.pop(episode, None)
+            if not is_over:
+                self._by_episode[episode] = memory
+        for episode in list(self._by_episode)[: max(0, len(self) - self._limit)]:
+            del self._by_episode[episode]
+
+
+class Tracks:
+    """Orders the sequences of each agent (or group) of a batch by time, and holds the critic's memory of it meanwhile.
+
+    Args:
+        agent_episodes: [s] number of each segment's agent episode.
+        ended: [s] the agent episode ended with the segment.
+        segment_q: segment of each sequence.
+        kept: memories from earlier batches.
+    """
+
+    def __init__(
+        self, agent_episodes: NDArray[np.int64], ended: NDArray[np.bool_], segment_q: Numbers, kept: Memories
+    ) -> None:
+        self._agent_episodes, of_s = np.unique(agent_episodes, return_inverse=True)
+        self._of_q: Numbers = of_s[segment_q]
+        self._ended = np.bincount(of_s, ended) > 0
+        self._kept = kept
+        self._memories = kept.recall(self._agent_episodes)
+
+    def rounds(self, most: int) -> Iterator[Numbers]:
+        """Yields the first sequences of all agents, then all second ones, and so on, at most `most` at a time."""
+        by_agent_q = np.argsort(self._of_q, kind="stable")
+        counts = np.bincount(self._of_q)
+        rank_q = np.empty_like(self._of_q)
+        rank_q[by_agent_q] = np.arange(len(by_agent_q)) - np.repeat(np.cumsum(counts) - counts, counts)
+        by_rank_q = np.argsort(rank_q, kind="stable")
+        for which_q in np.split(by_rank_q, np.cumsum(np.bincount(rank_q))[:-1]):
+            yield from in_parts(which_q, most)
+
+    def __getitem__(self, which_q: Numbers) -> Floats:
+        """Returns [sequences, M] the current memories of the agents of some sequences, each of another agent."""
+        found: Floats = self._memories[self._of_q[which_q]]
+        return found
+
+    def __setitem__(self, which_q: Numbers, memories: Floats) -> None:
+        self._memories[self._of_q[which_q]] = memories
+
+    def keep(self) -> None:
+        """Stores the current memory of each agent for later batches."""
+        self._kept.keep(self._agent_episodes, self._memories, self._ended)
+
+
+def in_parts(which: Numbers, most: int) -> list[Numbers]:
+    """Divides numbers into as few parts of about equal size as have at most `most` each."""
+    return np.array_split(which, -(-len(which) // most))

@@ -45,13 +45,7 @@ from torch import Tensor
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.group_networks import CriticInputs, GroupEstimates, GroupNetworks, PreparedGroups
 from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState
-from sparring.pipeline.learning.policy_gradient import (
-    VALUE_WEIGHT,
-    Estimated,
-    ForwardPass,
-    PolicyGradient,
-    Targets,
-)
+from sparring.pipeline.learning.policy_gradient import VALUE_WEIGHT, Estimated, ForwardPass, PolicyGradient, Targets
 from sparring.pipeline.learning.signals import EXTRINSIC, by_series
 from sparring.pipeline.specs import BehaviorSpec
 

@@ -34,13 +34,7 @@ from torch import Tensor
 from sparring.pipeline.learning.actor_critic import AgentNetworks
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import Minibatch, RecurrentState
-from sparring.pipeline.learning.policy_gradient import (
-    VALUE_WEIGHT,
-    Estimated,
-    ForwardPass,
-    PolicyGradient,
-    Targets,
-)
+from sparring.pipeline.learning.policy_gradient import VALUE_WEIGHT, Estimated, ForwardPass, PolicyGradient, Targets
 
 
 class PPO(PolicyGradient[AgentNetworks, Targets, None]):

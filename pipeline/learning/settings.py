@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sparring.pipeline.demonstrations.episodes import DemoActions
-from sparring.pipeline.networks.settings import HEADS, NetworkSettings
+from sparring.pipeline.networks.settings import HEADS, NetworkSettings, StrictSettings
 
 TrainerType = Literal["ppo", "poca", "bc"]
 Schedule = Literal["linear", "constant"]
@@ -22,11 +22,7 @@ EPSILON_END: Final = 0.1
 BETA_END: Final = 1e-5
 
 
-class _LearningModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Hyperparameters(_LearningModel):
+class Hyperparameters(StrictSettings):
     """Holds the hyperparameters of PPO and MA-POCA.
 
     Attributes:
@@ -87,7 +83,7 @@ class Hyperparameters(_LearningModel):
         return self
 
 
-class SignalSettings(_LearningModel):
+class SignalSettings(StrictSettings):
     """Holds the settings common to all reward signals.
 
     Attributes:
@@ -151,7 +147,7 @@ class RndSettings(IntrinsicSettings):
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
 
 
-class RewardSignals(_LearningModel):
+class RewardSignals(StrictSettings):
     """Holds the reward signals of a behavior; one that is None is off.
 
     Attributes:
@@ -180,7 +176,7 @@ class RewardSignals(_LearningModel):
         return {name: getattr(self, name) for name in get_args(RewardSignalName) if getattr(self, name) is not None}
 
 
-class BehavioralCloningSettings(_LearningModel):
+class BehavioralCloningSettings(StrictSettings):
     """Configures supervised imitation of demonstrations beside training.
 
     Attributes:
@@ -203,7 +199,7 @@ class BehavioralCloningSettings(_LearningModel):
     batch_size: int | None = Field(default=None, ge=1)
 
 
-class TrainerSettings(_LearningModel):
+class TrainerSettings(StrictSettings):
     """Configures the learner of one behavior name.
 
     Attributes:

@@ -62,7 +62,7 @@ class _EncodedBody(nn.Module):
             memory_QM: the network's memory before the first row of each sequence; only for recurrent networks.
         """
         features = self.encoder(prepared)
-        outputs: Tensor = self.body(features) if layout is None else self.body(features, layout, memory_QM)
+        outputs: Tensor = self.body(features) if layout is None else self.body(features, layout, memory_QM)[0]
         return outputs
 
 
@@ -116,16 +116,6 @@ class Actor(_EncodedBody):
     def device(self) -> torch.device:
         """Returns the device of the parameters and inputs; the statistics of observations may be elsewhere."""
         return self.log_sigma.device
-
-    def act(
-        self,
-        observations: Sequence[Array],
-        masks: NDArray[np.bool_] | None,
-        generator: torch.Generator,
-        deterministic: bool = False,
-    ) -> Choices:
-        """Chooses once with the current weights: `InferenceActor.act` of a `frozen` copy, without carried numbers."""
-        return self.frozen().act(observations, masks, generator, deterministic)
 
     def arrays(self) -> Arrays:
         """Returns copies of the weights needed for acting: all but the values' outputs."""

@@ -24,7 +24,7 @@ class ResidualAttention(nn.Module):
         generator: random source of the initial weights.
     """
 
-    def __init__(self, units: int, generator: torch.Generator | None = None) -> None:
+    def __init__(self, units: int, generator: torch.Generator) -> None:
         super().__init__()
         self.before = nn.LayerNorm(units)
         self.project = linear(units, 3 * units, 1.0, generator)
@@ -87,7 +87,7 @@ class EntityEncoder(nn.Module):
         generator: random source of the initial weights.
     """
 
-    def __init__(self, sizes: tuple[int, ...], own: int, units: int, generator: torch.Generator | None = None) -> None:
+    def __init__(self, sizes: tuple[int, ...], own: int, units: int, generator: torch.Generator) -> None:
         super().__init__()
         self.embeddings = nn.ModuleList(linear(size + own, units, 1.0, generator) for size in sizes)
         self.attention = ResidualAttention(units, generator)

@@ -199,7 +199,7 @@ def evaluate(
         log_prob = _log_normalizer(log_sigma_C).neg_().sub(squares_BC.sum(1), alpha=0.5)
     entropy = log_sigma_C.mean() + 0.5 * (1 + _LOG_2PI) if actions.continuous else log_sigma_C.sum()
     branches = []
-    for number, logits_Bk in enumerate(_logits(actions, head_BH, masks_BK)):
+    for number, logits_Bk in enumerate(logits_of(actions, head_BH, masks_BK)):
         log_p_Bk, chosen_B1 = logits_Bk.log_softmax(1), discrete_BD[:, number : number + 1]
         p_Bk = log_p_Bk.exp()
         entropy_B1 = p_Bk.mul(log_p_Bk).sum(1, keepdim=True).neg_()
@@ -215,7 +215,7 @@ def _log_normalizer(log_sigma_C: Tensor) -> Tensor:
     return log_sigma_C.sum().add_(0.5 * _LOG_2PI * len(log_sigma_C))
 
 
-def _logits(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Sequence[Tensor]:
+def logits_of(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Sequence[Tensor]:
     """Returns [B, k] logits of each branch, those of forbidden choices far below all others."""
     if not actions.discrete:
         return ()

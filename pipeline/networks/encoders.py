@@ -123,9 +123,7 @@ class ImageEncoder(nn.Module):
         generator: random source of the initial weights.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], kind: VisualEncoder, units: int, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], kind: VisualEncoder, units: int, generator: torch.Generator) -> None:
         super().__init__()
         layers = _resnet(shape[0]) if kind == "resnet" else _plain_convolutions(shape[0], kind)
         self.convolutions = nn.Sequential(*layers, nn.Flatten())
@@ -185,7 +183,7 @@ class Encoder(nn.Module):
     Args:
         spec: observations and actions of the behavior.
         settings: the network's settings.
-        generator: random source of the initial weights; unneeded if weights are loaded afterwards.
+        generator: random source of the initial weights.
 
     Attributes:
         previous: P; 0 if the network does not read its previous action.
@@ -196,37 +194,35 @@ class Encoder(nn.Module):
         Unsupported: no encoder can be built for an observation or a setting.
     """
 
-    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator | None = None) -> None:
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator) -> None:
         super().__init__()
         refuse_unsupported(spec, settings)
         kinds = [
             "vector" if one.kind == "goal" and settings.goal_conditioning_type == "none" else one.kind
             for one in spec.observations
         ]
-        self._vectors = [at for at, kind in enumerate(kinds) if kind == "vector"]
+        names = ("vector", "image", "entities", "goal")
+        by_kind = {name: [at for at, kind in enumerate(kinds) if kind == name] for name in names}
+        self._vectors = by_kind["vector"]
         self._others = [at for at, kind in enumerate(kinds) if kind != "vector"]
         # Each other observation's place in `Inputs`, after the vectors.
+        places = {at: place for place, at in enumerate(self._others, 1)}
         self._images, self._entities, self._goals = (
-            [place for place, at in enumerate(self._others, 1) if kinds[at] == kind]
-            for kind in ("image", "entities", "goal")
+            [places[at] for at in by_kind[kind]] for kind in ("image", "entities", "goal")
         )
         shapes = [one.shape for one in spec.observations]
         size = sum(shapes[at][0] for at in self._vectors)
         self.normalizer = Normalizer(size) if settings.normalize and size else None
         self.previous = settings.previous_size(spec.actions)
-        units = settings.hidden_units
-        self.images = nn.ModuleList(
-            ImageEncoder(shape, settings.vis_encode_type, units, generator)
-            for shape, kind in zip(shapes, kinds, strict=True)
-            if kind == "image"
-        )
+        units, kind = settings.hidden_units, settings.vis_encode_type
+        self.images = nn.ModuleList(ImageEncoder(shapes[at], kind, units, generator) for at in by_kind["image"])
         size += self.previous + units * len(self._images)
         self.entities = None
         if self._entities:
-            features = tuple(shape[1] for shape, kind in zip(shapes, kinds, strict=True) if kind == "entities")
+            features = tuple(shapes[at][1] for at in by_kind["entities"])
             self.entities = EntityEncoder(features, size, units, generator)
             size += units
-        self.goal = sum(shape[0] for shape, kind in zip(shapes, kinds, strict=True) if kind == "goal")
+        self.goal = sum(shapes[at][0] for at in by_kind["goal"])
         self.size = size + self.goal
 
     @property

@@ -87,12 +87,12 @@ class GroupCritic(nn.Module):
         units, kind = settings.hidden_units, settings.initialization
         self._settings = settings
         self._activate = FUNCTIONS[settings.activation].forward
-        self.names = [own, *(name for name in specs if name != own)]
+        self.names: list[str] = []
         self.encoders = nn.ModuleList()
         self.observed = nn.ModuleList()
         self.acted = nn.ModuleList()
-        for name in self.names:
-            self._embed(specs[name], generator)
+        for name in (own, *(name for name in specs if name != own)):
+            self.add(name, specs[name], generator)
         self.attention = ResidualAttention(units, generator)
         hidden, gains = [units] * (settings.num_layers - 1), [HIDDEN_GAINS[kind]] * units
         self.trunk = Perceptron(units, hidden, gains, settings, generator)
@@ -102,25 +102,19 @@ class GroupCritic(nn.Module):
         self.baseline = linear(encoding + 1, len(signals), VALUE_GAIN, generator, kind)
         self.register_buffer("largest", torch.ones((), dtype=torch.int64))
 
-    def add(self, name: str, spec: BehaviorSpec, generator: torch.Generator) -> None:
-        """Adds embeddings for one more behavior name."""
-        self.names.append(name)
-        self._embed(spec, generator)
+    def add(self, name: str, spec: BehaviorSpec, generator: torch.Generator) -> Encoder:
+        """Adds embeddings for a behavior name, and returns the encoder that prepares its observations.
 
-    def _embed(self, spec: BehaviorSpec, generator: torch.Generator) -> None:
-        """Adds a behavior name. Our own is prepared by the actor's encoder, which has the statistics."""
+        Those of our own name, the first, are prepared by the actor's encoder, which has the statistics.
+        """
         changes = {"previous_action": False} if self.encoders else {"normalize": False}
         encoder = Encoder(spec, self._settings.model_copy(update=changes), generator)
         units, done = self._settings.hidden_units, spec.actions.continuous + spec.actions.mask_size
         self.encoders.append(encoder)
         self.observed.append(hidden_layer(encoder.size, units, self._settings, generator))
         self.acted.append(hidden_layer(done, units, self._settings, generator))
-
-    def encoder(self, name: str) -> Encoder:
-        """Returns the encoder of a behavior name."""
-        found = self.encoders[self.names.index(name)]
-        assert isinstance(found, Encoder)
-        return found
+        self.names.append(name)
+        return encoder
 
     def raise_largest(self, most: int) -> None:
         """Raises `largest` to at least `most`; called between updates, never during one."""

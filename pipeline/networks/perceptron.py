@@ -54,10 +54,7 @@ FUNCTIONS: Final[dict[Activation, Function]] = {
 
 
 def initialize_weights(
-    layer: nn.Conv2d | nn.Linear,
-    gain: float,
-    generator: torch.Generator | None,
-    initialization: Initialization = "he_normal",
+    layer: nn.Conv2d | nn.Linear, gain: float, generator: torch.Generator, initialization: Initialization = "he_normal"
 ) -> None:
     """Samples the initial weights of a layer, and sets its biases to 0.
 
@@ -78,11 +75,7 @@ def initialize_weights(
 
 
 def linear(
-    inputs: int,
-    outputs: int,
-    gain: float,
-    generator: torch.Generator | None,
-    initialization: Initialization = "he_normal",
+    inputs: int, outputs: int, gain: float, generator: torch.Generator, initialization: Initialization = "he_normal"
 ) -> nn.Linear:
     """Builds a linear layer with sampled weights; the last arguments are those of `initialize_weights`.
 
@@ -95,7 +88,7 @@ def linear(
     return layer
 
 
-def hidden_layer(inputs: int, units: int, settings: NetworkSettings, generator: torch.Generator | None) -> nn.Linear:
+def hidden_layer(inputs: int, units: int, settings: NetworkSettings, generator: torch.Generator) -> nn.Linear:
     """Builds the linear layer of hidden units."""
     return linear(inputs, units, HIDDEN_GAINS[settings.initialization], generator, settings.initialization)
 

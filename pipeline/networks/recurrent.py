@@ -133,11 +133,7 @@ class Recurrent(nn.Module):
         self.head = output_layer(memory // 2, output_gains, settings, generator)
         self.lstm = Memory(settings.hidden_units, memory, generator)
 
-    def forward(self, rows_BF: Tensor, layout: Layout, memory_QM: Tensor) -> Tensor:
-        """Returns outputs [B, O]; the arguments are those of `run`."""
-        return self.run(rows_BF, layout, memory_QM)[0]
-
-    def run(self, rows_BF: Tensor, layout: Layout, memory_QM: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, rows_BF: Tensor, layout: Layout, memory_QM: Tensor) -> tuple[Tensor, Tensor]:
         """Processes sequences.
 
         Args:

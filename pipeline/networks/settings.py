@@ -32,14 +32,18 @@ SMALLEST: Final[dict[VisualEncoder, int]] = {
 }
 """Fewest pixels of an image's height and width, so that something is left after the last convolution (ML-Agents)."""
 
-_STRICT: Final = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+class StrictSettings(BaseModel):
+    """Refuses unknown keys, other types and numbers that are not finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Unsupported(ExplainedError, SettingsError):
     """Reports that the settings or a behavior's spec need what cannot be built."""
 
 
-class MemorySettings(BaseModel):
+class MemorySettings(StrictSettings):
     """Configures a recurrent layer (LSTM) after the body.
 
     Attributes:
@@ -47,13 +51,11 @@ class MemorySettings(BaseModel):
         memory_size: values in an agent's memory: hidden and cell state, half each.
     """
 
-    model_config = _STRICT
-
     sequence_length: int = Field(default=64, ge=1)
     memory_size: int = Field(default=128, ge=2, multiple_of=2)
 
 
-class NetworkSettings(BaseModel):
+class NetworkSettings(StrictSettings):
     """Configures an actor, critic or reward network.
 
     Attributes:
@@ -72,8 +74,6 @@ class NetworkSettings(BaseModel):
         initialization: distribution of the initial weights of the body and of the outputs; image and entity encoders,
             hypernetworks and recurrent layers keep their own.
     """
-
-    model_config = _STRICT
 
     normalize: bool = False
     hidden_units: int = Field(default=128, ge=1)

@@ -193,7 +193,7 @@ def features_of(poca: POCA, name: str, decision: Decision) -> np.ndarray:
 
 def prepared_row(poca: POCA, member: Member, decision: Decision) -> tuple[torch.Tensor, ...]:
     """Returns the prepared observations of a decision."""
-    encoder = poca.actor.encoder if member.name == OWN else poca.networks.critic.encoder(member.name)
+    encoder = poca.networks._encoders[member.name]
     before = None
     if member.name == OWN and encoder.previous:
         before = torch.from_numpy(_previous(poca, member, decision)[None])

@@ -68,7 +68,7 @@ def segments(
     if masked:
         masks = np.zeros((rows, spec.actions.mask_size), np.bool_)
         masks[::2, 0] = True
-    continuous, discrete, log_probs = actor.act(observations, masks, torch.Generator().manual_seed(seed))
+    continuous, discrete, log_probs = actor.frozen().act(observations, masks, torch.Generator().manual_seed(seed))
     columns = {
         **_head(rows),
         "lengths": lengths,
@@ -120,7 +120,7 @@ def play_goal(actions: ActionSpec, settings: TrainerSettings, seed: int, steps: 
     rows: list[tuple] = []
     for _ in range(steps):
         seen = np.full((1, 1), goal, np.float32)
-        continuous, discrete, log_prob = actor.act((seen,), None, generator)
+        continuous, discrete, log_prob = actor.frozen().act((seen,), None, generator)
         move = np.concatenate([to_environment(continuous)[0], discrete[0] * 2.0 - 1.0])
         places = np.clip(places + 0.2 * move, -1, 1)
         over = bool((np.abs(places) >= 1).all())

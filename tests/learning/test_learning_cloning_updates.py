@@ -160,7 +160,7 @@ def test_mode_of_the_policy_becomes_the_demonstrated_action() -> None:
     for _ in range(150):
         last = one.update(0)[PRETRAINING]
     assert last < 0.05 * first
-    continuous, discrete, _ = actor.act((seen[:2],), None, torch.Generator(), deterministic=True)
+    continuous, discrete, _ = actor.frozen().act((seen[:2],), None, torch.Generator(), deterministic=True)
     np.testing.assert_allclose(continuous[:, 0] / 3, [-0.5, 0.5], atol=0.05)
     assert discrete[:, 0].tolist() == [0, 1]
 

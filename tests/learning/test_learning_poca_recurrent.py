@@ -35,7 +35,7 @@ def test_values_and_memories_equal_those_of_the_twin_over_several_batches(varian
     assert {one.number for one in groups[:half]} & {one.number for one in groups[half:]}
     for part in (groups[:half], groups[half:]):
         compare(poca, part, walk)
-        open_groups, members = ({one % 2**40 for one in found._agent_episodes.tolist()} for found in memories)
+        open_groups, members = ({one % 2**40 for one in found._by_episode} for found in memories)
         assert open_groups == set(walk.groups)
         assert set(walk.members) <= members
         assert not members & {one.episode for group in part for one in group.of(OWN) if one.ended}
@@ -112,7 +112,7 @@ def test_replay_from_stored_memories_gives_the_same_values_and_log_probabilities
     targets, timesteps, rows_seen = poca._targets(batch, 0.2), timesteps_of(later), set()
     for rows, recurrent_state, _, part in poca._minibatches(targets):
         with torch.no_grad():
-            values, baselines, _ = poca.networks.evaluate(part.inputs)
+            values, baselines, _ = poca.networks.critic.remember(part.inputs.members, part.inputs.state)
             head = poca.actor(rows.inputs, recurrent_state.layout, recurrent_state.actor)
             evaluated = distributions.evaluate(
                 actions, head, poca.actor.log_sigma, rows.continuous, rows.discrete, rows.masks

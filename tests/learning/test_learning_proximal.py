@@ -86,7 +86,7 @@ def twin(algorithm, rows, batch):
         if memory is None:
             head = actor(one.inputs)
         else:
-            head, memory = actor.recurrent.run(actor.encoder(one.inputs), Layout(np.array([1])), memory)
+            head, memory = actor.recurrent(actor.encoder(one.inputs), Layout(np.array([1])), memory)
         single = one._replace(
             continuous=one.continuous[0], discrete=one.discrete[0], masks=None if one.masks is None else one.masks[0]
         )

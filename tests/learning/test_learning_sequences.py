@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.learning.buffer import SegmentBuffer
-from sparring.pipeline.learning.memories import Memories
+from sparring.pipeline.learning.minibatches import Memories
 from tests.learning.learning_helpers import segments
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=8)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.pipeline.learning.memories import MOST_AGENTS
+from sparring.pipeline.learning.minibatches import MOST_AGENTS
 from sparring.pipeline.learning.signals import EpisodeStarts, EpisodeSums, Signals, by_series
 from sparring.pipeline.learning.signals.steps import Features, Steps
 from sparring.pipeline.networks.settings import NetworkSettings

@@ -113,9 +113,10 @@ def test_outputs_and_gradients_without_autograd_are_the_same_bit_for_bit(layers,
     expected = perceptron(rows)
     torch.autograd.backward(perceptron(rows), gradient)
     by_autograd = [parameter.grad.clone() for parameter in perceptron.parameters()]
+    perceptron.zero_grad(set_to_none=False)
     with torch.no_grad():
         outputs, backward_fn = perceptron.traced(rows)
-        backward_fn(gradient)  # replaces the earlier gradient
+        backward_fn(gradient)  # adds to the gradient, as autograd does
     assert torch.equal(outputs, expected)
     for parameter, other in zip(perceptron.parameters(), by_autograd, strict=True):
         assert torch.equal(parameter.grad, other)
@@ -176,7 +177,7 @@ def test_same_generator_gives_the_same_weights_without_the_global_one():
 
 
 def test_act_returns_columns_with_dtypes_of_the_records():
-    continuous, discrete, log_probs = Actor(SPEC, SMALL, seeded()).act(observed(), None, seeded())
+    continuous, discrete, log_probs = Actor(SPEC, SMALL, seeded()).frozen().act(observed(), None, seeded())
     assert (continuous.shape, discrete.shape, log_probs.shape) == ((5, 2), (5, 1), (5,))
     assert (continuous.dtype, discrete.dtype, log_probs.dtype) == (np.float32, np.int32, np.float32)
 
@@ -186,8 +187,8 @@ def test_act_respects_masks_and_repeats_for_a_seed():
     masks = np.zeros((200, 3), np.bool_)
     masks[:, 1] = True
     masks.flags.writeable = False
-    first = actor.act(observed(200), masks, seeded(3))
-    second = actor.act(observed(200), masks, seeded(3))
+    first = actor.frozen().act(observed(200), masks, seeded(3))
+    second = actor.frozen().act(observed(200), masks, seeded(3))
     assert not (first[1] == 1).any()
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -226,7 +227,7 @@ def test_frozen_actor_does_not_change_while_the_actor_learns():
     after = frozen.act(observed(), None, seeded(3))
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert not np.array_equal(actor.act(observed(), None, seeded(3))[0], before[0])
+    assert not np.array_equal(actor.frozen().act(observed(), None, seeded(3))[0], before[0])
 
 
 def test_new_policy_has_means_near_0_and_sigma_1():
@@ -283,7 +284,8 @@ def test_weights_are_arrays_including_the_normalizer():
     load_arrays(other, arrays)
     assert {"encoder.normalizer.mean", "encoder.normalizer.count", "log_sigma"} <= arrays.keys()
     assert weights_sha256(to_arrays(other)) == weights_sha256(arrays)
-    for got, expected in zip(other.act(observed(), None, seeded()), one.act(observed(), None, seeded()), strict=True):
+    found = [actor.frozen().act(observed(), None, seeded()) for actor in (other, one)]
+    for got, expected in zip(*found, strict=True):
         np.testing.assert_array_equal(got, expected)
 
 

@@ -114,16 +114,15 @@ def slow_run(body, rows, lengths, memories):
 def test_outputs_and_memories_equal_those_of_the_textbook(kind, lengths, seed):
     body, (rows, memories) = recurrent(kind, seed), random_sequences(lengths, seed)
     expected = slow_run(body, rows, lengths, memories)
-    for got, slow in zip(body.run(rows, layout(lengths), memories), expected, strict=True):
+    for got, slow in zip(body(rows, layout(lengths), memories), expected, strict=True):
         torch.testing.assert_close(got, slow)
-    torch.testing.assert_close(body(rows, layout(lengths), memories), expected[0])
 
 
 @TRUNKS
 def test_gradients_of_features_and_memories_equal_differences(kind):
     body, lengths = recurrent(kind), (2, 4, 1)
     rows, memories = (part.requires_grad_() for part in random_sequences(lengths, 1))
-    assert torch.autograd.gradcheck(lambda *inputs: body.run(inputs[0], layout(lengths), inputs[1]), (rows, memories))
+    assert torch.autograd.gradcheck(lambda *inputs: body(inputs[0], layout(lengths), inputs[1]), (rows, memories))
 
 
 @TRUNKS
@@ -131,11 +130,11 @@ def test_gradients_of_parameters_equal_differences(kind):
     """The loss weights outputs and last memories; a perceptron computes its gradients without autograd."""
     body, lengths, step = recurrent(kind), (3, 1, 4), 1e-6
     rows, memories = random_sequences(lengths, 2)
-    shapes = [part.shape for part in body.run(rows, layout(lengths), memories)]
+    shapes = [part.shape for part in body(rows, layout(lengths), memories)]
     weighing = [torch.randn(shape, generator=seeded(4), dtype=torch.float64) for shape in shapes]
 
     def loss():
-        found = body.run(rows, layout(lengths), memories)
+        found = body(rows, layout(lengths), memories)
         return sum((part * weights).sum() for part, weights in zip(found, weighing, strict=True))
 
     loss().backward()
@@ -199,9 +198,9 @@ def test_other_sequences_of_a_batch_change_nothing(kind, lengths, seed, data):
     some = data.draw(st.lists(st.sampled_from(range(len(lengths))), min_size=1, unique=True))
     starts = np.cumsum(lengths) - lengths
     places = torch.tensor([int(starts[one]) + row for one in some for row in range(lengths[one])])
-    outputs, after = body.run(rows, layout(lengths), memories)
+    outputs, after = body(rows, layout(lengths), memories)
     alone = rows.detach()[places].requires_grad_()
-    got, got_after = body.run(alone, layout([lengths[one] for one in some]), memories[some])
+    got, got_after = body(alone, layout([lengths[one] for one in some]), memories[some])
     torch.testing.assert_close(got, outputs[places])
     torch.testing.assert_close(got_after, after[some])
     outputs[places].square().sum().backward()
@@ -222,10 +221,10 @@ def test_sequence_in_two_parts_gives_the_same_if_its_memory_continues(kind, leng
     front = torch.tensor([int(start) + row for start, head, _ in parts for row in range(head)])
     parts = zip(starts, heads, lengths, strict=True)
     back = torch.tensor([int(start) + row for start, head, length in parts for row in range(head, length)])
-    outputs, after = body.run(rows, layout(lengths), memories)
-    first, between = body.run(rows[front], layout(heads), memories)
+    outputs, after = body(rows, layout(lengths), memories)
+    first, between = body(rows[front], layout(heads), memories)
     tails = [length - head for head, length in zip(heads, lengths, strict=True)]
-    second, end = body.run(rows[back], layout(tails), between)
+    second, end = body(rows[back], layout(tails), between)
     torch.testing.assert_close(first, outputs[front])
     torch.testing.assert_close(second, outputs[back])
     torch.testing.assert_close(end, after)
@@ -236,7 +235,7 @@ def test_sequence_in_two_parts_gives_the_same_if_its_memory_continues(kind, leng
 def test_frozen_body_step_by_step_equals_a_run(kind, outputs):
     body, agents, steps = recurrent(kind), 3, 5
     rows, memory = random_sequences([steps] * agents, 3)
-    expected, after = body.run(rows, layout([steps] * agents), memory)
+    expected, after = body(rows, layout([steps] * agents), memory)
     frozen = body.frozen(outputs)
     with torch.no_grad():
         for parameter in body.parameters():

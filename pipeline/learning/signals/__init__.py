@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning import returns
-from sparring.pipeline.learning.memories import Memories
+from sparring.pipeline.learning.minibatches import Memories
 from sparring.pipeline.learning.settings import RewardSignals
 from sparring.pipeline.learning.signals.steps import Floats, RewardNetwork, Steps
 from sparring.pipeline.networks.encoders import Normalizer
@@ -69,9 +69,6 @@ class Signals:
         self._scale = RewardScale(extrinsic.gamma) if extrinsic is not None and extrinsic.normalize else None
         if self._scale is not None:
             self.modules[EXTRINSIC] = self._scale.module
-
-    def __bool__(self) -> bool:
-        return bool(self.sources)
 
     def scaled(self, extrinsic_r: Floats, lengths_s: Array, episodes_s: Numbers, ended_s: Flags) -> Floats:
         """Returns the simulator's rewards [r], scaled if the settings enable it; call it once a batch."""

@@ -75,9 +75,7 @@ class Features(nn.Module):
         size: number of features.
     """
 
-    def __init__(
-        self, spec: BehaviorSpec, settings: NetworkSettings, more: int, generator: torch.Generator | None
-    ) -> None:
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, more: int, generator: torch.Generator) -> None:
         super().__init__()
         plain = {"memory": None, "previous_action": False, "goal_conditioning_type": "none"}
         self.encoder = Encoder(spec, settings.model_copy(update=plain), generator)
@@ -91,7 +89,7 @@ class Features(nn.Module):
         return features
 
 
-def dense(sizes: Sequence[int], settings: NetworkSettings, generator: torch.Generator | None) -> nn.Sequential:
+def dense(sizes: Sequence[int], settings: NetworkSettings, generator: torch.Generator) -> nn.Sequential:
     """Builds layers of hidden units; `sizes` begins with the number of inputs."""
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes):
