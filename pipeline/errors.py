@@ -153,3 +153,10 @@ def install_command(extra: str = "") -> str:
         if f'extra == "{extra}"' in marker if extra else not marker:
             libraries.append(library.strip())
     return "pip install " + " ".join(map(repr, libraries))
+
+
+def too_large(got: str, limit: int | str, key: str, remedy: str) -> RemoteProtocolError:
+    """Returns the error of a simulator that exceeds a limit, which is `pipeline.KEY` in the settings."""
+    return RemoteProtocolError(
+        "too_large", got=got, expected=f"at most {limit}", remedy=f"{remedy}, or raise pipeline.{key}"
+    )

@@ -9,12 +9,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.errors import RemoteProtocolError, too_large
 from sparring.pipeline.messages.matches import Matchup
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.agents import Behavior, Roster, Slots, SlotTable
-from sparring.pipeline.stepping.limits import too_large
 from sparring.pipeline.stepping.steps import select_rows
 from sparring.pipeline.stepping.validation import check_report, check_unique
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sparring.pipeline.errors import RemoteProtocolError
+from sparring.pipeline.errors import RemoteProtocolError, too_large
 from sparring.pipeline.messages.codec import SIMULATORS, Limits
 from sparring.pipeline.specs import BehaviorSpec, names_a_folder
 
@@ -127,10 +127,3 @@ def check_unnamed(name: str, known: int, limit: int) -> None:
     if known >= limit:
         got = f"behavior {name!r} beside {known} that the configuration does not name"
         raise too_large(got, limit, "limits.unnamed_behaviors", "list those to be trained below `behaviors`")
-
-
-def too_large(got: str, limit: int | str, key: str, remedy: str) -> RemoteProtocolError:
-    """Returns the error of a simulator that exceeds a limit, which is `pipeline.KEY` in the settings."""
-    return RemoteProtocolError(
-        "too_large", got=got, expected=f"at most {limit}", remedy=f"{remedy}, or raise pipeline.{key}"
-    )

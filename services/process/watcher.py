@@ -26,6 +26,8 @@ _GRACE_S = 3.0
 def main(command: list[str]) -> int:
     """Runs the program; returns its exit status."""
     pipe = int(os.environ.pop(PIPE_VARIABLE))
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
     signal.set_wakeup_fd(wake_writer)

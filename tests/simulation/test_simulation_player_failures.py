@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from sparring.pipeline.bridges.unity import game as bridge
 from sparring.pipeline.bridges.unity.game import Unity
 from sparring.pipeline.games.registry import make
 from sparring.pipeline.messages.simulator import Bye, Fault, Step
-from sparring.services.process.lifeline import PIPE_VARIABLE
+from sparring.services.process.hosting import ProcessHost
 from tests.simulation.simulation_helpers import Trainer, act_for
 from tests.simulation.unity_bridge import LONG_S, Bridges, play, step
 from tests.simulation.unity_null_trainer import executable
@@ -265,9 +265,9 @@ def test_the_line_of_a_failed_player_is_short_enough_for_the_supervisor(tmp_path
 
 
 def test_the_watcher_ends_the_player_of_a_killed_bridge(trainer: Trainer, tmp_path: Path) -> None:
-    """The player itself ignores the lost trainer."""
+    """The player itself ignores the lost trainer; it ends with the process group of its watcher."""
     build = executable(tmp_path, "--ignore-quit")
-    reader, writer = os.pipe()
+    host = ProcessHost(tmp_path)
     processes: list[psutil.Process] = []
 
     def script(one: Trainer) -> None:
@@ -285,16 +285,12 @@ def test_the_watcher_ends_the_player_of_a_killed_bridge(trainer: Trainer, tmp_pa
             elif not isinstance(message, Bye):
                 hello.behaviors.update(getattr(message, "behaviors", {}))
 
-    command = [sys.executable, "-m", "sparring.services.process.watcher", sys.executable, "-m", "sparring"]
-    command += ["simulator", "unity", "--connect", trainer.address, "--option", f"path={build}", "--option", "port=0"]
-    with ExitStack() as stack:
-        for end in (reader, writer):
-            stack.callback(os.close, end)
-        environment = {**os.environ, PIPE_VARIABLE: str(reader)}
-        watcher = subprocess.Popen(command, pass_fds=(reader,), cwd=ROOT, stderr=subprocess.DEVNULL, env=environment)
+    command = [sys.executable, "-m", "sparring", "simulator", "unity", "--connect", trainer.address]
+    watcher = host.watched("bridge", [*command, "--option", f"path={build}", "--option", "port=0"], {})
+    with closing(host):
         trainer.play(script)
         trainer.result()
-        assert watcher.wait(LONG_S) == -signal.SIGKILL or watcher.returncode != 0
+        assert watcher.join(LONG_S)
     assert len(processes) == 2
     _, left = psutil.wait_procs(processes, timeout=5)
     assert not left
