@@ -1,0 +1,88 @@
+"""Real runs beside each other, at addresses of others, and with hasty signals."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.services.services_helpers import HANG_S, Training, config
+
+pytestmark = pytest.mark.slow
+
+ENDLESS = {"max_steps": 10**9, "summary_freq": 1024, "buffer_size": 1024, "count": 1}
+
+
+def again(training: Training, file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Starts the run of `training` a second time and waits for the end of that."""
+    command = [sys.executable, "-m", "sparring", "train", str(file), "--results-dir", str(training.directory.parent)]
+    command += ["--run-id", training.directory.name, "--no-export", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+
+
+def test_second_start_in_the_folder_of_a_living_run_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    file = config(tmp_path, **ENDLESS)
+    training = Training(tmp_path, str(file))
+    training.updates(1)
+    for argument in ("--resume", "--force"):
+        second = again(training, file, argument)
+        assert second.returncode == 2, second.stderr
+        assert str(training.process.pid) in second.stderr
+    training.updates(1)
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
+    assert training.summary["status"] == "stopped"
+    assert again(training, file, "--resume", "--max-steps", "1").returncode == 0
+
+
+def test_port_in_use_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
+    file = config(tmp_path, **ENDLESS)
+    plain = yaml.safe_load(file.read_text())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        plain["pipeline"]["address"] = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        file.write_text(yaml.safe_dump(plain))
+        training = Training(tmp_path, str(file))
+        assert training.end() == 2, "\n".join(training.lines)
+    assert not training.directory.exists()
+
+
+def test_unix_address_takes_no_file_and_no_socket_of_others(tmp_path: Path) -> None:
+    file = config(tmp_path, **ENDLESS)
+    plain = yaml.safe_load(file.read_text())
+    path = tmp_path / "own"
+    plain["pipeline"]["address"] = f"unix://{path}"
+    file.write_text(yaml.safe_dump(plain))
+    path.write_text("precious")
+    assert Training(tmp_path, str(file), run_id="file").end() != 0
+    assert path.read_text() == "precious"
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        assert Training(tmp_path, str(file), run_id="socket").end() != 0
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_two_signals_at_once_are_one(tmp_path: Path) -> None:
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
+    training.updates(2)
+    training.process.send_signal(signal.SIGINT)
+    training.process.send_signal(signal.SIGTERM)
+    assert training.end() == 0, "\n".join(training.lines)
+    assert training.summary["status"] == "stopped"
+    assert training.summary["behaviors"]["Balance"]["checkpoint"] is not None
+    assert any("--resume" in line for line in training.lines)
+
+
+def test_hangup_ends_a_run_in_order(tmp_path: Path) -> None:
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
+    training.updates(1)
+    training.process.send_signal(signal.SIGHUP)
+    assert training.end() == 0, "\n".join(training.lines)
+    assert training.summary["status"] == "stopped"
