@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.queues.curve import Curve, Protection
@@ -25,7 +25,9 @@ from sparring.pipeline.security import (
 )
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.hosts import machines, main, place
-from sparring.services.process.runtime import Run
+
+if TYPE_CHECKING:  # `sparring check` needs no event loop
+    from sparring.services.process.runtime import Run
 
 KEYS_VARIABLE: Final = "SPARRING_KEYS"
 
