@@ -69,20 +69,12 @@ def test_unix_address_takes_no_file_and_no_socket_of_others(tmp_path: Path) -> N
             client.connect(str(path))
 
 
-def test_two_signals_at_once_are_one(tmp_path: Path) -> None:
+def test_hangup_ends_a_run_in_order_and_two_signals_at_once_are_one(tmp_path: Path) -> None:
     training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
     training.updates(2)
-    training.process.send_signal(signal.SIGINT)
+    training.process.send_signal(signal.SIGHUP)
     training.process.send_signal(signal.SIGTERM)
     assert training.end() == 0, "\n".join(training.lines)
     assert training.summary["status"] == "stopped"
     assert training.summary["behaviors"]["Balance"]["checkpoint"] is not None
     assert any("--resume" in line for line in training.lines)
-
-
-def test_hangup_ends_a_run_in_order(tmp_path: Path) -> None:
-    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
-    training.updates(1)
-    training.process.send_signal(signal.SIGHUP)
-    assert training.end() == 0, "\n".join(training.lines)
-    assert training.summary["status"] == "stopped"
