@@ -20,8 +20,6 @@
 A message states what was got, what was expected and what to try.
 """
 
-from __future__ import annotations
-
 from importlib import metadata
 from typing import Final
 

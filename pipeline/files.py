@@ -1,7 +1,5 @@
 """Writes files so that they are either complete or absent."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ A behavior id is `Name?team=N`. Behaviors of one name share one network, with wh
 play against each other.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The `sparring` command, which imports only the module of the chosen command: a simulator loads no torch."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import importlib

@@ -1,7 +1,5 @@
 """Notes the episodes of members that end, for the next message."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -4,8 +4,6 @@ A group timestep passes at each tick in which any member decides or ends. A grou
 together, whatever their behavior names, and closes for all together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final

@@ -5,8 +5,6 @@ of row numbers, so a step of all agents is written as it arrives and copied once
 the log is full, rows that no segment needs are dropped, and the others move to its front.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

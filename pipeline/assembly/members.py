@@ -4,8 +4,6 @@ An open segment of length t has its steps in rows `path[slot, :t]` of the log; r
 the decision that waits for its outcome. All operations are on columns of slots.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 

@@ -5,8 +5,6 @@ A segment's first sequence begins with its first step, and a new one every `leng
 s segments, q sequences, r rows of all segments, one segment after the other.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

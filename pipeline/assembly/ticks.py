@@ -1,7 +1,5 @@
 """Splits a record of several ticks into the events of each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

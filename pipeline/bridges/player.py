@@ -4,8 +4,6 @@ A bridge talks to a program that it does not own. Every error about it holds the
 status and the last lines of its log.
 """
 
-from __future__ import annotations
-
 import shlex
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs a foreign simulator under test as a process, and holds one connection to it, without threads."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

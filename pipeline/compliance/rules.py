@@ -3,8 +3,6 @@
 The rules of conduct are here in the order of play; those about Steps are in `steps.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final

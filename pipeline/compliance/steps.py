@@ -3,8 +3,6 @@
 What one Step must hold is checked by the same functions as in a run; this module adds what only several Steps show.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial

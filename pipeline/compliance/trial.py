@@ -1,7 +1,5 @@
 """Leads conversations with a simulator to the state that a rule checks."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

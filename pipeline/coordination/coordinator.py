@@ -3,8 +3,6 @@
 The service around it (`services/stages/coordination.py`) receives, writes the file and publishes.
 """
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ Stepping receives weights under a few keys that are reused, so that no reader ke
 They are published before the assignment that names them, and the assignment after it is on disk.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -19,8 +19,6 @@ Step accounting says where every step is. Each term is counted where it happens:
     open        what stepping produced and the learner has not received, and what it buffers or trains on
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

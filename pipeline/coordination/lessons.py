@@ -8,8 +8,6 @@ Lessons only advance, one at a time. Time is that of the weights: in lockstep no
 the answer depends on nothing that is still in flight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal

@@ -1,7 +1,5 @@
 """Which opponent plays next."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ Bayesian Approximation Method for Online Ranking"), by the library `openskill`. 
 fixed policies it plays against, by name.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from typing import Any, Final

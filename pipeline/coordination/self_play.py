@@ -11,8 +11,6 @@ Time is that of the weights: a snapshot, a change of team and, in lockstep, a ch
 weights arrive. A learner that a crash threw back continues to count from where it stands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final

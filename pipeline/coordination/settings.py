@@ -1,7 +1,5 @@
 """Settings of coordination: how fresh data must be, and ghost self-play in ML-Agents' words."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator

@@ -1,7 +1,5 @@
 """The steps that simulators count themselves, over all incarnations of stepping."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Snapshots of policies in the run folder: RUN/BEHAVIOR/snapshots/VERSION.safetensors."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final

@@ -3,8 +3,6 @@
 Lessons are published after they are on disk, and before any step allowance that waits for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A tournament: fixed players play each other in all orders, and no team learns. Rules without I/O."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

@@ -18,8 +18,6 @@ the other, each episode's steps in order:
     group_rewards       [r] float32     its group's
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """This module assembles whole episodes from a simulator's reports and the answers to it, as columns of `episodes`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -47,8 +47,6 @@ the file. The rule, in this order:
 n pairs of a file, e episodes, r steps, K choices of all branches.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ are waited for, and others that have ended by then are left out. Recordings are 
 `sparring.pipeline.demonstrations.episodes`.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator, Mapping

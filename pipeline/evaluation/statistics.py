@@ -10,8 +10,6 @@ half a win, on Elo's scale, with mean 0. A normal prior of 800 points keeps the 
 finite. Their intervals use the curvature there (Laplace).
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import math

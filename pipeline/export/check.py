@@ -4,8 +4,6 @@
 B rows, C continuous actions, D branches, K choices of all branches, H = C + K, M values of a memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Final

@@ -4,8 +4,6 @@ A file is written only after its content has been loaded, run and compared with 
 earlier export of the same name is unchanged, and no wrong one is visible.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

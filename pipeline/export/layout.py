@@ -1,7 +1,5 @@
 """This module extracts a policy from a checkpoint for export to any format, and lays out inputs and outputs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Final

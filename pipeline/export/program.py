@@ -4,8 +4,6 @@
 successor, but still supports all of it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import warnings

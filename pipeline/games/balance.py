@@ -5,8 +5,6 @@ the plate's own motion are neglected. One decision is one semi-implicit Euler st
 when its center leaves the round plate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Holds what the built-in games share: areas side by side, their random source, reports, and plane geometry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar

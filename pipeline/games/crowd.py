@@ -3,8 +3,6 @@
 The group earns from members that pass the gate, and no member passes unless another one holds it open.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Simulates the 1-D goal game, in which an agent walks to the side that is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Simulates the 1-D goal game for groups, whose members end one by one and earn together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

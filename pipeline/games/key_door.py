@@ -4,8 +4,6 @@ Random actions practically never get there, so that it takes curiosity or demons
 record them from. The maze is small enough to be a table: every transition is looked up in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Final
 

@@ -1,7 +1,5 @@
 """Finds the built-in simulators and bridges by name, and parses their options from a command line."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import inspect

@@ -3,8 +3,6 @@
 The group earns for that after the end of the member that opened: only credit beyond an agent's own episode finds it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

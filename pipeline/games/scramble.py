@@ -4,8 +4,6 @@ Each agent observes the arena in its own frame, and its rivals differ by their d
 all teams.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

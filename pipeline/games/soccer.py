@@ -4,8 +4,6 @@ Rules and reports are here, the motion is in `soccer_physics.py`, a scripted tea
 +x, team 1 attacks -x; each agent observes the pitch in its own frame, so that one policy plays both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 

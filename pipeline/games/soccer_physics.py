@@ -5,8 +5,6 @@ equally; a player that touches the ball drives it away from its center, and kick
 commands forward; the ball rolls with friction and bounces off the walls except into the goals.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

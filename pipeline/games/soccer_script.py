@@ -3,8 +3,6 @@
 The scripts are pure functions of the pitch and the team, without memory or randomness.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -4,8 +4,6 @@ The two have different behaviors: the chaser is faster in the long run, the runn
 stamina lasts. They also have different observations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Final
 

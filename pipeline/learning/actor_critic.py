@@ -8,8 +8,6 @@ B rows of a minibatch, R rows of the batch, s segments, q sequences, F features,
 features of a previous action, M values of a recurrent memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

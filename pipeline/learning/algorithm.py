@@ -1,7 +1,5 @@
 """This module builds what a learner trains from its settings, and checks which checkpoints fit it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

@@ -12,8 +12,6 @@ crash leaves the old ones and perhaps a `.partial-` folder, which the next save 
 the same steps, the version is added to the name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

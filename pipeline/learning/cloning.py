@@ -16,8 +16,6 @@ B rows of a minibatch, E steps demonstrated, C continuous actions, D branches, K
 values of a recurrent memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Final

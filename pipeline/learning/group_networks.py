@@ -8,8 +8,6 @@ timestep each without memory; q sequences, of one row each without memory; S rew
 memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """This module counts the steps that reach a learner, and those that are missing between its segments."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from sparring.pipeline.files import Json

@@ -4,8 +4,6 @@ All random numbers come from one generator that is seeded here and kept in check
 segments give bit-identical weights, with the same number of threads.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial

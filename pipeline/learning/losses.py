@@ -8,8 +8,6 @@ B rows of a minibatch, C continuous actions, D branches, H means and logits, S r
 action.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

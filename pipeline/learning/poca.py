@@ -31,8 +31,6 @@ B rows of a minibatch, M its timesteps, R rows of the batch, K timesteps of the 
 reward signals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple

@@ -8,8 +8,6 @@ the critic's estimates, which the algorithm evaluates (`_forward`).
 B rows of a minibatch, R rows of the batch, T steps of g series, H means and logits, S reward signals.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

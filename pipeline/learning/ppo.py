@@ -24,8 +24,6 @@ It differs from the paper as follows:
 B rows of a minibatch, R rows of the batch, F features, C continuous actions, D branches, S reward signals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

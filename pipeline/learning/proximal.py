@@ -17,8 +17,6 @@ of the joint action.
 R rows of the batch, B of some of them, P parts of an action (continuous dimensions, then branches).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 

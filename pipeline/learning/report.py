@@ -4,8 +4,6 @@
 B rows of a minibatch, P parts of an action, K timesteps or rows of the batch, S reward signals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean

@@ -6,8 +6,6 @@ A non-finite reward or value passes through without a warning: the update that c
 R rows of all segments, one segment after the other; S segments.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

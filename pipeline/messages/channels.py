@@ -4,8 +4,6 @@ A queue is named in the whole run. A topic is a key among those that one service
 same key for records of their own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 

@@ -3,8 +3,6 @@
 `TRANSITIONS` holds the whole protocol; the diagram in `docs/protocol.md` is generated from it.
 """
 
-from __future__ import annotations
-
 from typing import Final, Literal, get_args
 
 from sparring.pipeline.errors import LocalProtocolError, RemoteProtocolError

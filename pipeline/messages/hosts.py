@@ -4,8 +4,6 @@ The main machine, where the run was started, publishes orders for each other mac
 parts. Only the latest record counts. A *session* lasts while a machine takes part in the run; orders hold for one.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from sparring.pipeline.messages.schema import Octets, record

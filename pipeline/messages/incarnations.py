@@ -1,7 +1,5 @@
 """Names of incarnations of services: "stepping-0.5f3a-2" is the second one of stepping-0 in the session 5f3a."""
 
-from __future__ import annotations
-
 
 def service_of(incarnation: str) -> str:
     """Returns the service of an incarnation: "stepping-0" of "stepping-0.5f3a-2"."""

@@ -4,8 +4,6 @@ In self-play one team learns; *ghosts*, fixed policies, play the behavior ids ("
 *matchup* names these ghosts; a match begins and ends under the same one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 

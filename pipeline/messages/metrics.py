@@ -1,7 +1,5 @@
 """Every service publishes these numbers for the monitor."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from sparring.pipeline.messages.schema import record

@@ -1,7 +1,5 @@
 """A sampler yields the same numbers on both sides of a connection."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 

@@ -5,8 +5,6 @@ A record is a frozen, keyword-only dataclass decorated with `@record("tag")`. It
 `tuple[T, ...]` and `dict[str, T]`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar, dataclass_transform

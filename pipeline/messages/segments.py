@@ -1,7 +1,5 @@
 """Assembly sends the learner finished segments of agents and groups, and statistics of the episodes that ended."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 import numpy as np

@@ -3,8 +3,6 @@
 Rows of arrays in one record belong together: `n` decisions, `m` ends.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Final, Literal
 

@@ -4,8 +4,6 @@ The latest value wins, counts are cumulative since the publishing process starte
 receives the latest value at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Final
 

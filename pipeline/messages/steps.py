@@ -4,8 +4,6 @@ A *slot* is the row of a live agent in its stepping process, for one behavior na
 Rows of arrays in one record belong together.
 """
 
-from __future__ import annotations
-
 from sparring.pipeline.messages.schema import (
     F32,
     I32,

@@ -4,8 +4,6 @@ The caller appends the bytes to an event file. They are encoded with TensorBoard
 TensorFlow nor torch is loaded.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ for a file that another process has open: its content is copied and the file emp
 can continue to write to it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

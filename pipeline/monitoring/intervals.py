@@ -4,8 +4,6 @@ An interval ends when the trained steps pass a multiple of `summary_freq`. Servi
 a second, so a fast run may pass several multiples at once, which then form one interval.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -10,8 +10,6 @@ reads blocks the program; lines that find its queue full are dropped and counted
     log.info("checkpoint saved", step=24_000, notice=True)
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import logging.handlers

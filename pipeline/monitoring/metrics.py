@@ -9,8 +9,6 @@ counters `X.sum`, `X.sumsq` and `X.count`: the mean over any interval is the dif
 difference of the last.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from bisect import bisect_left

@@ -7,8 +7,6 @@ which sources, before it can continue. `monitoring.stalls` evaluates both.
 Products and activities are named like numbers: `segments/Walk` are the segments of behavior Walk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Formats the numbers of all services as a Prometheus text file, for node exporter's textfile collector."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate

@@ -7,8 +7,6 @@ watermarks do not rise is *stuck*; simulators and the disk are *outside*; a stag
 cause, and a stage that no other waits for is not considered.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Describes the present state of a run: the content of `status.json`, and the lines of `services.jsonl`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from sparring.pipeline.files import Json

@@ -1,7 +1,5 @@
 """Summarizes a run: the content of `summary.json`, and the same figures for the live status."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal

@@ -1,7 +1,5 @@
 """Handles a full disk: failed writes are logged and counted, and essential ones repeated up to a time limit."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 

@@ -3,8 +3,6 @@
 B rows, C continuous actions, D branches.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@
 B rows, N members of a set, U units, H heads, u units of a head, E features of an entity, S of the agent itself.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention

@@ -7,8 +7,6 @@ same initial weights and the same order on every device.
     python -m sparring.pipeline.networks.device cuda    # exit status 0, or why it cannot train there, as JSON
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

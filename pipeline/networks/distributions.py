@@ -8,8 +8,6 @@ parts together.
 B rows, C continuous actions, D branches, P = C + D parts, K choices of all branches, H = C + K, k choices of one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple

@@ -10,8 +10,6 @@ fixed weights.
 B rows, F features, P features of the previous action, C channels, H x W pixels, U features of an image.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ decisions with baselines; K rows of members' observations and actions, each embe
 heads, u units of a head, Q sequences, E values of a recurrent memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Final, NamedTuple

@@ -9,8 +9,6 @@ works without it.
 B rows, F inputs, G features of a goal, U units of a layer, O outputs.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 The check builds none, because stepping makes it at a simulator's Hello.
 """
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

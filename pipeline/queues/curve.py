@@ -4,8 +4,6 @@ ZeroMQ asks about each client that has presented a key (ZAP, rfc.zeromq.org/spec
 the wrong server's key, another protocol than ZeroMQ, silence) it only reports as events of the socket.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final

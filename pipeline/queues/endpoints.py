@@ -4,8 +4,6 @@ A Unix socket is opened here and passed to ZeroMQ. ZeroMQ by itself would take o
 running listener, and delete the file some time after closing, possibly that of its successor.
 """
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import os

@@ -5,8 +5,6 @@ that never wait; the coroutines only wait until these can act, and no await foll
 changes hands: a cancellation can neither lose nor repeat one.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator

@@ -12,8 +12,6 @@ A topic is for state: subscribers get the publisher's latest record, never a his
 subscriber gets it at once. `messages.channels` names the queues and topics, and the type of the records of each.
 """
 
-from __future__ import annotations
-
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The ends and their rules are the same as over ZeroMQ; here the link is a list of
 passed by reference: neither side may change one after it was put or published.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Callable, Hashable

@@ -18,8 +18,6 @@ being sent twice.
 `Sender` is the end of a queue that adds waiting to these rules.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable

@@ -8,8 +8,6 @@ names the one it follows, so that a subscriber accepts none after a gap; an upda
 sent again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass

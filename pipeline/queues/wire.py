@@ -13,8 +13,6 @@ incarnations of a service share a name (`stepping-0~0`) and have an order (2, 0x
 later one replaces an earlier one and never the reverse.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -11,8 +11,6 @@ for each message. A ZeroMQ file descriptor announces changes only, and any call 
 swallow the announcement, so its events are read again after every send (`ZmqSocket.poll`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -14,8 +14,6 @@ standard library only (and PyYAML for `allowed`), so that a simulator's machine 
 that others could read or change are rejected, and no message contains a key.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import ssl

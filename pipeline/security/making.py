@@ -3,8 +3,6 @@
 Certificates of simulators and their endpoint are signed by the folder's authority (X.509, P-256, SHA-256).
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import ipaddress
 import re

@@ -1,7 +1,5 @@
 """Finds contradictions in a configuration whose keys are valid one by one, and keys that it ignores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

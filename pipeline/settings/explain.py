@@ -1,7 +1,5 @@
 """Explains errors of validation: each with its line, got, expected, remedy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

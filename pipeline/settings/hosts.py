@@ -1,7 +1,5 @@
 """Defines the machines of a run, and which services run on which."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """Lists the keys of each section, read from the models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, get_args, get_origin

@@ -1,7 +1,5 @@
 """Reads a configuration file, with the overrides of the command line, as one `Settings`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Final

@@ -1,7 +1,5 @@
 """Brings a document into the one form that the models know, and every entry keeps its line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final

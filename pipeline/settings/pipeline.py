@@ -1,7 +1,5 @@
 """Defines the `pipeline` section, which configures the services of a run."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

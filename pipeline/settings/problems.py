@@ -1,7 +1,5 @@
 """Describes problems of a configuration, each with its place."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Finds parts of a configuration that have no effect or are not available on this machine."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

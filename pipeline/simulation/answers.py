@@ -1,7 +1,5 @@
 """Checks the trainer's answers: an `Act` that does not fit the decisions would move the wrong agents."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Plays a game for the trainer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

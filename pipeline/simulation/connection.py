@@ -11,8 +11,6 @@ The client repairs a broken connection by itself: `exchange` returns the Reset t
 actions, and new episodes begin. `client.parameters` always holds the current environment parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Counts steps as step accounting does: a decision that got an action, with its outcome once it is sent."""
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Dials the trainer, and tries again until an attempt's time is over."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import time

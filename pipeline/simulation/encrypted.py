@@ -1,7 +1,5 @@
 """Encrypts the connection to the trainer with TLS, and finds the simulator's credentials."""
 
-from __future__ import annotations
-
 import os
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Defines the interface of games, and functions that build reports."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 

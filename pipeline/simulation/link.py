@@ -1,7 +1,5 @@
 """Keeps one connection to the trainer alive, over a plain blocking socket with a heartbeat."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import selectors

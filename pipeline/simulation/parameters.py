@@ -1,7 +1,5 @@
 """Shows environment parameters to a game as a mapping that follows the trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from sparring.pipeline.messages.samplers import samples

@@ -1,7 +1,5 @@
 """Policies act for all waiting agents of a behavior; each simulator gets its part of the actions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol

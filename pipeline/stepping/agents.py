@@ -4,8 +4,6 @@ A slot belongs to one agent episode. A frame with the same ids as the last one c
 ends and decides again in one frame keeps its slot and begins a new episode.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Final
 

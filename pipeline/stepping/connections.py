@@ -1,7 +1,5 @@
 """A connection holds one simulator's agents and the frame that waits for an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

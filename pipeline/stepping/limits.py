@@ -3,8 +3,6 @@
 `docs/security.md` says what each limit prevents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

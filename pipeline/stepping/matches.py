@@ -5,8 +5,6 @@ the matches; else each group is a match, whose later members join its matchup, a
 match ends when none of its agents is left.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Simulators receive the environment parameters as numbers or seeded samplers, and their changes."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Policies act with the weights of each behavior; no other file of stepping uses torch."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol

@@ -1,7 +1,5 @@
 """The steps of simulators' processes, which may connect several times to one incarnation of stepping."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """The outcomes in a simulator's report complete steps; new agents get slots, and ended ones give theirs back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

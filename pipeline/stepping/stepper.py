@@ -11,8 +11,6 @@ agents: otherwise timing would decide whether their steps come before or after t
 A change of lessons goes out with a simulator's next answer; one that requires new episodes replaces it with a Reset.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

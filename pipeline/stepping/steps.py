@@ -3,8 +3,6 @@
 Joining is deferred because simulators wait for their actions, while no service waits for a single step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeVar

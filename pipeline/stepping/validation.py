@@ -3,8 +3,6 @@
 Each violation becomes a `RemoteProtocolError` that names behavior, field and agent; it affects that simulator alone.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields
 from typing import Final

@@ -1,7 +1,5 @@
 """Simulators wait until everything that their agents need to act is present; this module names what is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple

@@ -5,8 +5,6 @@
 | a command that starts a simulator | one verdict per rule | each answer of the simulator | the answer, or `--timeout` |
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import shutil

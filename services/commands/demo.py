@@ -1,7 +1,5 @@
 """`sparring demo info PATH...`: shows the content of recorded episodes."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ It uses only the standard library, so that it runs where an installation is inco
 arguments, so that a test can set them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """`sparring evaluate RUN`: measures a trained policy in episodes without learning."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`sparring export RUN`: writes trained policies as files for games and other programs."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

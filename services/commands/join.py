@@ -10,8 +10,6 @@ for a few seconds, this machine ends whatever it runs and waits for the main mac
 end of the run, 1 where the run has failed or did not begin in time, and 2 for bad input.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets

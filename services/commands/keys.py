@@ -6,8 +6,6 @@ waits for     nothing
 unblocked by  nothing
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

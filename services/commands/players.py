@@ -1,7 +1,5 @@
 """Players from checkpoints: those of a tournament, and external opponents."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence

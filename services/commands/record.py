@@ -9,8 +9,6 @@ The command is a trainer without learning and without other services. It acts wi
 play by a script of its own, or leaves the choice to a person; the simulator then reports what was done.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import sys

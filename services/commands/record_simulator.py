@@ -1,7 +1,5 @@
 """A single simulator: its process and its connection."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What several commands do alike: their common options, and finding a run by its path or id."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

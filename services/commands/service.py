@@ -1,7 +1,5 @@
 """`sparring service NAME --run DIR`: runs one service of a run, for the supervisor, systemd or a cluster."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

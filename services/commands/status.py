@@ -1,7 +1,5 @@
 """`sparring status RUN`: shows the state or the outcome of a run, from the files in its folder."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """`sparring tournament RUN [RUN ...]`: lets trained policies play against each other, without learning."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`sparring train CONFIG`: a whole run, from the configuration to its summary."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import shlex

@@ -6,8 +6,6 @@
 Where the endpoint requires a credential, a peer without one learns only that it is missing.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections import Counter
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Simulators authenticate with a certificate of the keys' authority over TLS, or with the token in their Hello."""
 
-from __future__ import annotations
-
 import hmac
 import re
 import ssl

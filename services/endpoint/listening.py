@@ -1,7 +1,5 @@
 """Simulators connect to a listening socket, here an anyio listener of byte streams."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable, Mapping
 from pathlib import Path

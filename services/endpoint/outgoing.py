@@ -4,8 +4,6 @@ An action that waits for a task to be scheduled costs its simulator a tenth of i
 at once, unless a simulator does not read; from then on the task writes to that one.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections import deque

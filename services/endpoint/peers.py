@@ -1,7 +1,5 @@
 """A peer is one simulator with its socket and conversation, from its connection to its end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final

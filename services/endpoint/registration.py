@@ -1,7 +1,5 @@
 """Simulators register behaviors and a number; both are checked here before stepping uses them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final

@@ -3,8 +3,6 @@
 A peer that could cause a log line with each attempt would fill the disk and hide the other lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final

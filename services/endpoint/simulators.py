@@ -4,8 +4,6 @@ Valid reports go to the stepper; errors go to the simulator that caused them. Wh
 and asks this process to speak with it, a player connection (`pipeline/bridges/unity/`) exists beside the socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A peer that sends too much is read more slowly: its own system then makes it wai
 waiting cannot repair are rejected (`pipeline/stepping/limits.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -4,8 +4,6 @@ Both hosts start services and report how these ended. A process holds the readin
 the supervisor has (`services/process/lifeline.py`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

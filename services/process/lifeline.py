@@ -4,8 +4,6 @@ A process holds the reading end of a pipe whose writing end only the supervisor 
 supervisor died, the process ends at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -8,8 +8,6 @@ A machine that loses contact ends all parts that it has started, and these count
 session and gets new orders. So no part runs twice, and no order is executed twice.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ randomness and threads only from its context, so that the same function runs as 
 over memory, and under a virtual clock in a test.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress

@@ -7,8 +7,6 @@ end, because a shell does not take its children with it.
 standard library, so that it stays small.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -9,8 +9,6 @@ Every incarnation of a learner, and every new source, gets a message that says h
 without steps: what is missing before it was lost.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from contextlib import suppress

@@ -10,8 +10,6 @@ unblocked by   produced steps, a published update, an ended match
 Results are acknowledged once the ratings that include them are on disk, so that a restart loses none.
 """
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Self-play and tournaments of a run, as its settings ask for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from sparring.pipeline.coordination.ghosts import Ghosts

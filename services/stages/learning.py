@@ -9,8 +9,6 @@ Updates run in a worker thread, so that the event loop stays responsive. Segment
 until then they wait in the queue, which is how a busy learner slows the stages before it.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Stepping reports the results of matches to coordination, until coordination has them on disk."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import anyio

@@ -9,8 +9,6 @@ unblocked by   coordination, which flushes open segments whenever a whole buffer
 Played steps count as "ghost" in the step accounting: no learner uses them.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from functools import partial

@@ -10,8 +10,6 @@ rejected version, credential, spec or behavior name), and with 1 and one line on
 Fault. Its last line on stdout is JSON with the steps that it counted itself, for the step accounting.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

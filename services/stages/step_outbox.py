@@ -1,7 +1,5 @@
 """Stepping gathers the steps of several ticks and sends them to assembly in one message."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import anyio

@@ -8,8 +8,6 @@ waits for      frames; step allowances and weights for those it has; credit for 
 unblocked by   a frame, a step allowance, new weights, assembly's acknowledgement
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import anyio

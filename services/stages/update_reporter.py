@@ -1,7 +1,5 @@
 """This module turns the reports of a learner's updates into metrics and log events."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

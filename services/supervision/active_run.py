@@ -1,7 +1,5 @@
 """A run under way, as all see it that start, watch and stop its parts; a part is restarted until it fails too often."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ The child ends when this process does, however that happens. A checkpoint waits 
 newer one of its behavior replaces it. An export that fails is a warning, never an error.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -8,8 +8,6 @@ waits for      `sparring join` on each machine, `pipeline.host_timeout_s` at mos
 unblocked by   a machine that joins, or the end of that time
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -1,7 +1,5 @@
 """Runs a topology to its end: a training run, or a run that plays checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import random

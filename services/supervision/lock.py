@@ -1,7 +1,5 @@
 """The lock of a run's folder: one process at a time writes into it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Iterator

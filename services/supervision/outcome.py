@@ -1,7 +1,5 @@
 """The outcome of a run: `summary.json`, from the last reports of its services."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Addresses at which the services of a run listen for each other and for simulators."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -6,8 +6,6 @@ waits for      the reports of restarted services; the end of each part
 unblocked by   these, or the deadlines `pipeline.stop_timeout_s`
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

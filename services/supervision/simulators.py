@@ -1,7 +1,5 @@
 """The simulator processes of a run: commands and environments, from the settings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ waits for      the end of the run, the end of a process, a signal
 unblocked by   coordination's "finished"; SIGINT, SIGTERM or SIGHUP; a failure beyond the restart budget
 """
 
-from __future__ import annotations
-
 import secrets
 import signal
 import time

@@ -8,8 +8,6 @@ waits for      its next look
 unblocked by   time alone
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

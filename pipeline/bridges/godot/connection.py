@@ -4,8 +4,6 @@ A message is a little-endian uint32, the number of bytes that follow, and a JSON
 the game answers. Every error of the game is a `PlayerFailed`; every wait has a deadline.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import re

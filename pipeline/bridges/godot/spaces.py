@@ -6,8 +6,6 @@ numbers; `discrete` is one-hot. Actions: `continuous` heads lie side by side, `d
 A reader takes the values of n agents at once. Only if it fails does it read them one by one, to name the agent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ connection      one player's calls, answered on an event loop
 game            a player as a game of ours; `build` finds its program
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from sparring.pipeline.errors import SparringError

@@ -7,8 +7,6 @@ The actions of all agents of one behavior are one array of bytes with a row for 
 and differ in their numbers only.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

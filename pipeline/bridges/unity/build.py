@@ -1,7 +1,5 @@
 """Finds the program of a Unity build, and makes its command line with the port that it calls."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ all little-endian. A text is an int32 length and ASCII. An unknown channel is sk
 package appends to a payload.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence

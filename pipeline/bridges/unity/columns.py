@@ -9,8 +9,6 @@ observations of all agents are joined as rows: the bytes before and after the nu
 numbers are the array. Another layout is read message by message.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ players of its machine, without a hop through their simulators, which only super
 trainer the bridge speaks with the player, on a loop of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator

@@ -12,8 +12,6 @@ The player calls, and each message of the trainer is the answer to the open call
 `TRANSITIONS` lists all of it. Received bytes become a `PlayerMessage`, and answers become bytes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field

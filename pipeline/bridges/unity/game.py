@@ -6,8 +6,6 @@ and the bridge only supervises it. For any other trainer the bridge plays it as 
 reset, because that brings the seed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import queue

@@ -8,8 +8,6 @@ The memory and work that the other side can cause is bounded: one message by its
 the connection is admitted, so that a rejected call does not send its message.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import quote

@@ -18,8 +18,6 @@ channels). Bytes stay bytes: a PNG image is uint8, unless channels are averaged,
 255 at the input of a network, it equals the number of ML-Agents.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import struct

@@ -19,8 +19,6 @@ ever acts: it is never trained and can diverge.)
 r steps of a batch, B of these in a minibatch, s segments, one after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Final
 

@@ -32,8 +32,6 @@ discriminator takes for demonstrations.
 B rows of a minibatch, A action features, Z numbers of a code, r steps of a batch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Final

@@ -21,8 +21,6 @@ Both: if `normalize` is set, observations are normalized by the statistics of al
 B rows of a minibatch, U features, A action features, r steps of a batch.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Final
 

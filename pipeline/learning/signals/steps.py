@@ -4,8 +4,6 @@
 B rows of a minibatch, r steps of s segments, one segment after the other; A action features.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
