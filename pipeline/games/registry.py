@@ -87,11 +87,16 @@ def option_types(name: str) -> tuple[dict[str, tuple[type[Option], ...]], bool]:
     """
     parameters = inspect.signature(_maker(name)).parameters
     kinds = {
-        key: tuple(_TYPES[word] for word in one.annotation.split(" | ") if word in _TYPES)  # others need not exist here
+        key: tuple(_TYPES[word] for word in _written(one.annotation).split(" | ") if word in _TYPES)
         for key, one in parameters.items()
         if one.kind is not one.VAR_KEYWORD and key != "areas"
     }
     return kinds, any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+def _written(annotation: type | str) -> str:
+    """Returns an annotation as text, which it is already where its module postpones the evaluation."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def required_options(name: str) -> list[str]:
