@@ -17,6 +17,9 @@ from sparring.pipeline.errors import ExplainedError
 
 Array = NDArray[Any]
 """An array whose dtype only its reader knows: an observation, a column of a message, a weight."""
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 ObservationKind = Literal["vector", "image", "entities", "goal"]
 ObservationDtype = Literal["float32", "uint8"]

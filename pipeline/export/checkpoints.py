@@ -2,21 +2,34 @@
 
 A file is written only after its content has been loaded, run and compared with the network: after any failure, an
 earlier export of the same name is unchanged, and no wrong one is visible.
+
+The forms for PyTorch, which need nothing of this package, are TorchScript and a `torch.export` program.
+`torch.jit.load` and libtorch read only the first. PyTorch calls it deprecated and names `torch.export` as its
+successor, but still supports all of it.
 """
 
+import io
+import json
 import time
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from sparring.pipeline.export import program
-from sparring.pipeline.export.check import Model, compare
-from sparring.pipeline.export.layout import ExportError, Tensors, TrainedPolicy, require_packages, trained_policy
+import numpy as np
+import torch
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+from torch import Tensor, nn
+
+from sparring.pipeline.export import layout
+from sparring.pipeline.export.layout import ExportError, Model, Tensors, TrainedPolicy, require_packages, trained_policy
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint
-
-__all__ = ["FORMATS", "SUFFIXES", "ExportError", "ExportResult", "Format", "export"]
+from sparring.pipeline.networks.distributions import FORBIDDEN
+from sparring.pipeline.networks.perceptron import FUNCTIONS
 
 Format = Literal["onnx", "torchscript", "torch_export", "safetensors"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
@@ -28,6 +41,9 @@ SUFFIXES: Final[dict[Format, str]] = {
     "safetensors": ".safetensors",
 }
 """Suffixes of the files."""
+
+WEIGHTS_FORMAT: Final = "1"
+_ROWS: Final = 2  # of the example: torch.export treats sizes of 0 and 1 as fixed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +81,11 @@ def export(checkpoint: Checkpoint, paths: Sequence[Path], kind: Format = "onnx")
     policy = trained_policy(checkpoint)
     difference = 0.0
     if kind == "safetensors":
-        content = program.weights_file(policy)
+        content = weights_file(policy)
     else:
         _refuse_previous_action(policy)
         content, model = _WRITERS[kind](policy)
-        difference = compare(policy, model)
+        difference = layout.compare(policy, model)
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
@@ -123,8 +139,135 @@ def _onnx(policy: TrainedPolicy) -> tuple[bytes, Model]:
     return content, load_onnx(content)
 
 
+class Program(nn.Module):
+    """Evaluates a policy with the inputs and outputs of the ONNX model, by the same names.
+
+    Args:
+        policy: what to run; its actor becomes a part of this module.
+    """
+
+    def __init__(self, policy: TrainedPolicy) -> None:
+        super().__init__()
+        self.actor = policy.actor
+        self._actions = policy.spec.actions
+        self._observations = len(policy.spec.observations)
+        self._vectors = policy.vectors
+        self._others = [at for at in range(self._observations) if at not in self._vectors]
+        self._facts = list(policy.facts)
+        for name, values in policy.facts.items():
+            self.register_buffer(name, torch.from_numpy(values))
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns outputs by name, from inputs by name."""
+        head, memory = self._head(inputs)
+        count = self._actions.continuous
+        found = {name: self.get_buffer(name).clone() for name in self._facts}
+        if count:
+            found |= self._continuous(head[:, :count])
+        if self._actions.discrete:
+            found |= self._discrete(head[:, count : self.actor.outputs], inputs[layout.MASKS])
+        if memory is not None:
+            found[layout.MEMORY_OUT] = memory
+        return {name: found[name] for name in layout.OUTPUTS if name in found}
+
+    def _head(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Returns means and logits, and the memory after them."""
+        given = [inputs[layout.observation_name(at)] for at in range(self._observations)]
+        vectors = [given[at] for at in self._vectors]
+        joined = torch.cat(vectors, 1) if vectors else given[0].new_empty((given[0].shape[0], 0))
+        encoder, body = self.actor.encoder, self.actor.recurrent
+        rows = encoder(encoder.prepare((joined, *(given[at] for at in self._others))))
+        if body is None:
+            return self.actor.body(rows), None
+        before = inputs[layout.MEMORY_IN][:, 0].chunk(2, 1)
+        hidden = FUNCTIONS[body.activation].forward(body.trunk(rows))
+        after = torch.lstm_cell(hidden, before, *body.lstm.parameters())
+        return body.head(after[0]), torch.cat(after, 1).unsqueeze(1)
+
+    def _continuous(self, means: Tensor) -> dict[str, Tensor]:
+        limit = self.actor.action_limit
+        raw = means + torch.randn_like(means) * self.actor.log_sigma.exp()
+        return {
+            "continuous_actions": raw.clamp(-limit, limit) / limit,
+            "deterministic_continuous_actions": means.clamp(-limit, limit) / limit,
+        }
+
+    def _discrete(self, logits: Tensor, allowed: Tensor) -> dict[str, Tensor]:
+        masked = torch.where(allowed > 0, logits, FORBIDDEN)
+        branches = masked.split_with_sizes(list(self._actions.discrete), dim=1)
+        return {
+            "discrete_actions": torch.cat([torch.multinomial(one.softmax(1), 1) for one in branches], 1),
+            "deterministic_discrete_actions": torch.cat([one.argmax(1, keepdim=True) for one in branches], 1),
+        }
+
+
+def torchscript(policy: TrainedPolicy) -> tuple[bytes, Model]:
+    """Returns the content of a TorchScript file (`.pt`), and the model that is in it."""
+    content = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        # PyTorch warns that TorchScript is deprecated, but its users have asked for it by name.
+        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+        # Not strict, because it returns a dictionary; not checked by PyTorch, which would compare sampled actions.
+        traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+            Program(policy).eval(), (_example(policy),), strict=False, check_trace=False
+        )
+        torch.jit.save(traced, content)
+        loaded = torch.jit.load(io.BytesIO(content.getvalue()))  # type: ignore[no-untyped-call]
+    return content.getvalue(), partial(_run, loaded)
+
+
+def _run(module: nn.Module, inputs: Tensors) -> Tensors:
+    with torch.no_grad():
+        found = module({name: torch.from_numpy(np.array(one)) for name, one in inputs.items()})
+    return {name: one.numpy() for name, one in found.items()}
+
+
+def _example(policy: TrainedPolicy) -> dict[str, Tensor]:
+    return {name: torch.zeros(_ROWS, *shape) for name, shape in policy.inputs.items()}
+
+
+def torch_program(policy: TrainedPolicy) -> tuple[bytes, Model]:
+    """Returns the content of a `torch.export` file (`.pt2`), and the model that is in it."""
+    example = _example(policy)
+    batch = torch.export.Dim("batch")
+    with torch.no_grad():
+        program = torch.export.export(
+            Program(policy).eval(), (example,), dynamic_shapes=({name: {0: batch} for name in example},)
+        )
+    program.example_inputs = None  # otherwise the file would contain them pickled
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    return content.getvalue(), partial(_run, torch.export.load(io.BytesIO(content.getvalue())).module())
+
+
+def weights_file(policy: TrainedPolicy) -> bytes:
+    """Returns the content of a file of weights, with their description as JSON in its metadata.
+
+    Raises:
+        ExportError: the content differs when it is read back.
+    """
+    arrays = policy.actor.arrays()
+    described = {
+        "format": WEIGHTS_FORMAT,
+        "behavior": policy.behavior,
+        "steps": str(policy.steps),
+        "version": str(policy.version),
+        "spec": json.dumps(asdict(policy.spec)),
+        "network_settings": policy.network.model_dump_json(),
+    }
+    content = save_tensors({name: np.asarray(one, order="C") for name, one in arrays.items()}, described)
+    again = load_tensors(content)
+    if again.keys() != arrays.keys() or any(not np.array_equal(again[name], one) for name, one in arrays.items()):
+        raise ExportError(
+            got=f"weights of {policy.behavior} that differ when read back from the file",
+            expected="equal weights",
+            remedy="report it with the run's settings",
+        )
+    return content
+
+
 _WRITERS: Final[dict[Format, Callable[[TrainedPolicy], tuple[bytes, Model]]]] = {
     "onnx": _onnx,
-    "torchscript": program.torchscript,
-    "torch_export": program.torch_program,
+    "torchscript": torchscript,
+    "torch_export": torch_program,
 }

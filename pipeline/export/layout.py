@@ -1,18 +1,36 @@
-"""This module extracts a policy from a checkpoint for export to any format, and lays out inputs and outputs."""
+# ruff: noqa: N803, N806 (names end in their shape)
+"""This module extracts a policy from a checkpoint for export, lays out inputs and outputs, and compares the result.
+
+An exported model of any format is compared with its network on the same random inputs.
+
+B rows, C continuous actions, D branches, K choices of all branches, H = C + K, M values of a memory.
+"""
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import torch
 
 from sparring.pipeline.errors import ExplainedError, install_command
 from sparring.pipeline.export import missing_packages
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.networks.actor import Actor
+from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.device import load_arrays
+from sparring.pipeline.networks.distributions import FORBIDDEN
+from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.specs import Array, BehaviorSpec, read_spec
+from sparring.pipeline.specs import Array, BehaviorSpec, Floats, ObservationSpec, read_spec
+
+TOLERANCE: Final = 1e-4
+"""Largest difference between an export and its network: of an action in [-1, 1], a logit, or a value of a memory."""
+
+BATCHES: Final = (1, 7)
+"""Numbers of agents to try, because one model must take any number."""
 
 VERSION: Final = 3
 """Version of the layout of a model, which ML-Agents' packages from 2.0 on load."""
@@ -35,6 +53,9 @@ OUTPUTS: Final = (
 
 Tensors = dict[str, Array]
 """Inputs or outputs of a model, by name."""
+
+Model = Callable[[Tensors], Tensors]
+"""Runs an exported model: maps inputs by name to outputs by name."""
 
 _ACTOR: Final = "actor."
 
@@ -148,3 +169,149 @@ def require_packages() -> None:
             expected="the packages of the extra onnx, which write and run ONNX files",
             remedy=install_command("onnx"),
         )
+
+
+def compare(policy: TrainedPolicy, model: Model) -> float:
+    """Runs a model and its network on the same random inputs.
+
+    Args:
+        policy: the policy with the network.
+        model: the model, loaded from the exported file.
+
+    Returns:
+        The largest difference. For a choice it is the network's preference for its own choice over the model's.
+
+    Raises:
+        ExportError: a name or shape differs from the layout, a sampled action is invalid, or the difference is above
+            1e-4.
+    """
+    differences: dict[str, float] = {}
+    for rows in BATCHES:
+        given, observations = random_inputs(policy, rows, np.random.default_rng(rows))
+        got = model(given)
+        _check_layout(policy, got, rows)
+        head_BH, after_BM = _network(policy, observations, given.get(MEMORY_IN))
+        found = _continuous(policy, got, head_BH) | _discrete(policy, got, head_BH, given.get(MASKS))
+        if after_BM is not None:
+            found[MEMORY_OUT] = float(np.abs(got[MEMORY_OUT][:, 0] - after_BM).max())
+        for name, one in found.items():
+            differences[name] = max(one if math.isfinite(one) else math.inf, differences.get(name, 0.0))
+    worst = max(differences, key=differences.__getitem__)
+    if differences[worst] > TOLERANCE:
+        raise _wrong(policy, f"{worst} that differ by {differences[worst]:.3g}", f"at most {TOLERANCE:g}")
+    return differences[worst]
+
+
+def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator) -> tuple[Tensors, list[Array]]:
+    """Returns inputs as a game would provide them, and the same observations as the network reads them in training.
+
+    Vectors follow the statistics of a normalizer if there is one. Lists of entities hold some, all or none. Each branch
+    has an allowed choice.
+    """
+    observations = [_observation(one, rows, random) for one in policy.spec.observations]
+    normalizer = policy.actor.encoder.normalizer
+    if normalizer is not None:
+        mean, deviation = normalizer.mean.numpy(), normalizer.variance.sqrt().numpy()
+        first = 0
+        for at in policy.vectors:
+            part = slice(first, first := first + observations[at].shape[1])
+            observations[at] = observations[at] * deviation[part] + mean[part]
+    given = {
+        observation_name(at): one.astype(np.float32) / np.float32(255) if one.dtype == np.uint8 else one
+        for at, one in enumerate(observations)
+    }
+    if policy.spec.actions.discrete:
+        given[MASKS] = _masks(policy.spec.actions.discrete, rows, random)
+    if policy.memory:
+        given[MEMORY_IN] = random.uniform(-1, 1, (rows, 1, policy.memory)).astype(np.float32)
+    return given, observations
+
+
+def _observation(spec: ObservationSpec, rows: int, random: np.random.Generator) -> Array:
+    shape = (rows, *spec.shape)
+    if spec.dtype == "uint8":
+        return random.integers(0, 256, shape, np.uint8)
+    if spec.kind == "image":
+        return random.random(shape, np.float32)
+    values = random.standard_normal(shape, np.float32)
+    if spec.kind == "entities":
+        present = random.integers(0, spec.shape[0] + 1, rows)
+        present[: rows // 2 : 3] = 0
+        values[np.arange(spec.shape[0]) >= present[:, None]] = 0
+    return values
+
+
+def _masks(branches: tuple[int, ...], rows: int, random: np.random.Generator) -> Floats:
+    """Returns [B, K] 1 = allowed."""
+    parts = []
+    for size in branches:
+        part = random.random((rows, size)) < 0.5
+        part[np.arange(rows), random.integers(0, size, rows)] = True
+        parts.append(part)
+    return np.concatenate(parts, 1).astype(np.float32)
+
+
+@torch.no_grad()
+def _network(policy: TrainedPolicy, observations: list[Array], memory_B1M: Array | None) -> tuple[Array, Array | None]:
+    """Returns means and logits [B, H], and the memory after them."""
+    actor = policy.actor
+    prepared = actor.encoder.prepare(actor.encoder.join(observations))
+    if actor.recurrent is None:
+        return actor(prepared).numpy()[:, : actor.outputs], None
+    assert memory_B1M is not None
+    each = Layout(np.ones(len(memory_B1M), np.int64))
+    head_BH, after_BM = actor.recurrent(actor.encoder(prepared), each, torch.from_numpy(memory_B1M[:, 0]))
+    return head_BH.numpy()[:, : actor.outputs], after_BM.numpy()
+
+
+def _check_layout(policy: TrainedPolicy, got: Tensors, rows: int) -> None:
+    facts = policy.facts
+    expected = {name: (rows, *shape) for name, shape in policy.outputs.items()}
+    expected |= {name: values.shape for name, values in facts.items()}
+    if (found := {name: values.shape for name, values in got.items()}) != expected:
+        raise _wrong(policy, f"outputs {found}", f"{expected}")
+    for name, values in facts.items():
+        if not np.array_equal(got[name], values):
+            raise _wrong(policy, f"{name} {got[name].tolist()}", f"{values.tolist()}")
+
+
+def _continuous(policy: TrainedPolicy, got: Tensors, head_BH: Array) -> dict[str, float]:
+    count = policy.spec.actions.continuous
+    if not count:
+        return {}
+    sampled_BC = got["continuous_actions"]
+    if not (np.abs(sampled_BC) <= 1).all():
+        raise _wrong(policy, f"continuous_actions {sampled_BC.tolist()}", "numbers from -1 to 1")
+    name = "deterministic_continuous_actions"
+    return {name: float(np.abs(got[name] - to_environment(head_BH[:, :count], policy.actor.action_limit)).max())}
+
+
+def _discrete(policy: TrainedPolicy, got: Tensors, head_BH: Array, allowed_BK: Array | None) -> dict[str, float]:
+    actions = policy.spec.actions
+    if allowed_BK is None:
+        return {}
+    ends = np.cumsum(actions.discrete)[:-1]
+    logits_BK = np.where(allowed_BK > 0, head_BH[:, actions.continuous :], FORBIDDEN)
+    name, worst = "deterministic_discrete_actions", 0.0
+    parts = zip(np.split(logits_BK, ends, 1), np.split(allowed_BK, ends, 1), strict=True)
+    for branch, (logits_Bk, allowed_Bk) in enumerate(parts):
+        for which in ("discrete_actions", name):
+            choice_B = got[which][:, branch]
+            if not ((choice_B >= 0) & (choice_B < allowed_Bk.shape[1])).all() or not _at(allowed_Bk, choice_B).all():
+                raise _wrong(
+                    policy, f"{which} {got[which].tolist()}", f"choices that the masks {allowed_BK.tolist()} allow"
+                )
+        worst = max(worst, float((logits_Bk.max(1) - _at(logits_Bk, got[name][:, branch])).max()))
+    return {name: worst}
+
+
+def _at(values_Bk: Array, choice_B: Array) -> Array:
+    return np.take_along_axis(values_Bk, choice_B[:, None], 1)[:, 0]
+
+
+def _wrong(policy: TrainedPolicy, got: str, expected: str) -> ExportError:
+    return ExportError(
+        got=f"an export of {policy.behavior} with {got}",
+        expected=f"the outputs of its network: {expected}",
+        remedy="report it with the run's settings; export the weights as safetensors meanwhile",
+    )

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparring.pipeline.assembly import sequences
@@ -27,10 +26,7 @@ from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import Perceptron, accumulate
 from sparring.pipeline.networks.recurrent import Layout
-from sparring.pipeline.specs import BehaviorSpec
-
-Floats = NDArray[np.float32]
-Numbers = NDArray[np.int64]
+from sparring.pipeline.specs import BehaviorSpec, Floats, Numbers
 
 
 class ActorCritic:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
-from sparring.pipeline.specs import Array
+from sparring.pipeline.specs import Array, Flags, Numbers
 
 _EPISODES_PER_SOURCE: Final = 2**40
 _DECISIONS: Final = ("observations", "continuous", "discrete")
@@ -118,7 +117,7 @@ class Batch:
         ours |= {name: getattr(groups, name) for name in ("members", "times", *_FOLLOWING)}
         return {own: TeammateSegments(behavior=own, **ours)} | {one.behavior: one for one in groups.teammates}
 
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Numbers:
         """Returns [q] the first row of each sequence."""
         length = self.sequence_length or 1
         if self.groups is None:
@@ -137,7 +136,7 @@ class Batch:
         ends = np.cumsum(self.sizes)
         return int(ends[np.searchsorted(ends, steps)])
 
-    def select(self, kept_g: NDArray[np.bool_]) -> Batch:
+    def select(self, kept_g: Flags) -> Batch:
         """Returns some of the group segments."""
         groups = self.groups
         segments = kept_g if groups is None else np.repeat(kept_g, groups.members)
@@ -300,7 +299,7 @@ class SegmentBuffer:
             self.steps += chunk.steps
 
 
-def _of_groups(members: TeammateSegments, kept_g: NDArray[np.bool_]) -> TeammateSegments:
+def _of_groups(members: TeammateSegments, kept_g: Flags) -> TeammateSegments:
     """Returns the members of some group segments."""
     segments = np.repeat(kept_g, members.members)
     return _part(members, {"g": kept_g, "s": segments, "r": np.repeat(segments, members.lengths)})

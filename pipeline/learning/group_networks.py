@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sparring.pipeline.assembly import sequences
@@ -30,13 +29,10 @@ from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.group_critic import GroupCritic, GroupTimesteps
 from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.networks.settings import HEADS
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import BehaviorSpec, Floats, Numbers
 
 _BYTES_AT_ONCE: Final = 16 * 2**20
 _TIMESTEPS_AT_ONCE: Final = 1024
-
-Floats = NDArray[np.float32]
-Numbers = NDArray[np.int64]
 
 
 class GroupIndex:
@@ -335,8 +331,6 @@ class GroupNetworks(ActorCritic):
             layout = Layout(np.concatenate([windows.lengths[which], windows.lengths_q[of_q]]))
             state = layout, torch.from_numpy(np.concatenate([estimates.groups[which], estimates.members[of_q]]))
         return CriticInputs(timesteps, rows, prepared.gather(timesteps, rows), state)
-
-    # ---------------------------------------------------------------- inside
 
     def _prepare(self, name: str, members: TeammateSegments | None, batch: Batch) -> PreparedMembers | None:
         """Prepares the members of a behavior name; None if there are none."""

@@ -14,21 +14,17 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.recurrent import Layout
-from sparring.pipeline.specs import Array
+from sparring.pipeline.specs import Array, Flags, Floats, Numbers
 
 _ROWS_AT_ONCE: Final = 1024
 _BYTES_AT_ONCE: Final = 4 * 2**20
 _WIDE: Final = 4096
 """Bytes of a row from which a column is shuffled one minibatch at a time instead of all at once."""
-
-Floats = NDArray[np.float32]
-Numbers = NDArray[np.int64]
 
 
 class Minibatch(NamedTuple):
@@ -93,10 +89,10 @@ class Recurrence:
     actor: Floats
     critic: Floats | None
 
-    def holding(self, wanted_r: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def holding(self, wanted_r: Flags) -> Flags:
         """Returns [q] which sequences contain a wanted row."""
         within = wanted_r[sequences.rows_of(self.first, self.lengths)]
-        found: NDArray[np.bool_] = np.logical_or.reduceat(within, np.cumsum(self.lengths) - self.lengths)
+        found: Flags = np.logical_or.reduceat(within, np.cumsum(self.lengths) - self.lengths)
         return found
 
     def select(self, which_q: Array) -> tuple[Tensor, RecurrentState]:
@@ -185,7 +181,7 @@ class Memories:
             found[row] = self._by_episode.get(episode, 0.0)
         return found
 
-    def keep(self, episodes: Numbers, memories: Floats, ended: NDArray[np.bool_]) -> None:
+    def keep(self, episodes: Numbers, memories: Floats, ended: Flags) -> None:
         """Stores the memories of agent episodes, and removes those that have ended.
 
         Args:
@@ -211,9 +207,7 @@ class Tracks:
         kept: memories from earlier batches.
     """
 
-    def __init__(
-        self, agent_episodes: NDArray[np.int64], ended: NDArray[np.bool_], segment_q: Numbers, kept: Memories
-    ) -> None:
+    def __init__(self, agent_episodes: Numbers, ended: Flags, segment_q: Numbers, kept: Memories) -> None:
         self._agent_episodes, of_s = np.unique(agent_episodes, return_inverse=True)
         self._of_q: Numbers = of_s[segment_q]
         self._ended = np.bincount(of_s, ended) > 0

@@ -37,19 +37,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.group_networks import CriticInputs, GroupEstimates, GroupNetworks, PreparedGroups
 from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState
-from sparring.pipeline.learning.policy_gradient import VALUE_WEIGHT, Estimated, ForwardPass, PolicyGradient, Targets
+from sparring.pipeline.learning.ppo import VALUE_WEIGHT, Estimated, ForwardPass, PolicyGradient, Targets
 from sparring.pipeline.learning.signals import EXTRINSIC, by_series
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import BehaviorSpec, Numbers
 
 BASELINE_WEIGHT: Final = 0.5 * VALUE_WEIGHT
-
-Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

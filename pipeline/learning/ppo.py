@@ -1,4 +1,4 @@
-# ruff: noqa: N806 (names end in their shape)
+# ruff: noqa: N803, N806 (names end in their shape)
 """Proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347) trains on one batch per update.
 
 It differs from the paper as follows:
@@ -19,20 +19,280 @@ It differs from the paper as follows:
    those of GAIL do so in proportion to how often demonstrations end, see `signals.gail`.
 8. A recurrent network is trained on sequences from the memory that was stored at their start; no gradient flows beyond
    that start (ML-Agents).
-9. Steps by an older version are corrected for (`proximal`).
+9. Steps by an older version are corrected for (`losses.correct`).
 
-B rows of a minibatch, R rows of the batch, F features, C continuous actions, D branches, S reward signals.
+`PolicyGradient` is what it has in common with MA-POCA. An algorithm computes targets of a whole batch (`_targets`).
+After the correction for staleness (`losses.correct`), Adam takes a step on each of several shuffled minibatches: minus
+the clipped surrogate and the entropy bonus, plus the losses of the critic's estimates, which the algorithm evaluates
+(`_forward`).
+
+B rows of a minibatch, R rows of the batch, T steps of g series, H means and logits, S reward signals.
 """
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from sparring.pipeline.learning.actor_critic import AgentNetworks
-from sparring.pipeline.learning.buffer import Batch
-from sparring.pipeline.learning.minibatches import Minibatch, RecurrentState
-from sparring.pipeline.learning.policy_gradient import VALUE_WEIGHT, Estimated, ForwardPass, PolicyGradient, Targets
+from sparring.pipeline.learning import losses
+from sparring.pipeline.learning.actor_critic import ActorCritic, AgentNetworks
+from sparring.pipeline.learning.buffer import Batch, Series
+from sparring.pipeline.learning.minibatches import (
+    Minibatch,
+    Recurrence,
+    RecurrentState,
+    minibatches,
+    recurrent_minibatches,
+)
+from sparring.pipeline.learning.optimizer import Adam, BackwardFn
+from sparring.pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
+from sparring.pipeline.learning.settings import Coefficients, TrainerSettings
+from sparring.pipeline.learning.signals import EpisodeStarts, Signals
+from sparring.pipeline.learning.signals.steps import Steps
+from sparring.pipeline.networks.device import over
+from sparring.pipeline.networks.encoders import Encoder, Inputs
+from sparring.pipeline.specs import Array, Floats
+
+VALUE_WEIGHT: Final = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """Holds the targets of a batch.
+
+    Attributes:
+        rows: all decisions.
+        recurrence: the actor's sequences; None for an actor without memory.
+        returns: [T, S] targets of the values.
+        values: [T, S] values before the update.
+        observed: observations before normalization, for the running statistics of each encoder.
+        terminated: some episode or group ended by itself.
+        groups: some agents shared a group.
+    """
+
+    rows: Minibatch
+    recurrence: Recurrence | None
+    returns: Tensor
+    values: Tensor
+    observed: Sequence[tuple[Encoder, Inputs]]
+    terminated: bool
+    groups: bool = False
+
+
+class Estimated(NamedTuple):
+    """Holds estimates of the critic for a minibatch.
+
+    Attributes:
+        found: [n, S].
+        returns: [n, S] their targets.
+        before: [n, S] the estimates before the update.
+        weight: factor of their mean squared error.
+    """
+
+    found: Tensor
+    returns: Tensor
+    before: Tensor
+    weight: float
+
+
+class ForwardPass(NamedTuple):
+    """Holds the outputs of the networks for a minibatch.
+
+    Attributes:
+        head: [B, H] means and logits.
+        estimates: of the critic, by kind.
+        backward_fn: propagates gradients of head, log sigma and estimates to the parameters.
+    """
+
+    head: Tensor
+    estimates: Mapping[str, Estimated]
+    backward_fn: BackwardFn
+
+
+NetworksT = TypeVar("NetworksT", bound=ActorCritic)
+TargetsT = TypeVar("TargetsT", bound=Targets)
+CriticT = TypeVar("CriticT")
+
+
+@dataclass(eq=False)
+class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
+    """Trains the networks of one behavior; minibatches may hold a part (`CriticT`) for the critic alone.
+
+    Attributes:
+        networks: actor and critic.
+        optimizer: changes their parameters.
+        signals: rewards, and the networks of reward signals.
+        settings: the learner's settings.
+        generator: random source of shuffling.
+        clone: trains the actor beside this, after a number of steps, and returns statistics; None for no cloning.
+        is_stopping: returns whether an update is to end after its present minibatch.
+        actor: the one of `networks`.
+        modules: both networks by name.
+    """
+
+    networks: NetworksT
+    optimizer: Adam
+    signals: Signals
+    settings: TrainerSettings
+    generator: torch.Generator
+    clone: Callable[[int], dict[str, float]] | None = None
+    is_stopping: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self.actor = self.networks.actor
+        self.modules = self.networks.modules
+        self._episode_starts = EpisodeStarts()
+
+    def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
+        """Trains on `batch`: estimates and advantages, then `num_epoch` passes over shuffled minibatches.
+
+        Args:
+            batch: whole segments.
+            version: version of the current weights.
+            trained: steps trained on before, for the schedules.
+        """
+        hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
+        epsilon = coefficients.epsilon
+        self.optimizer.learning_rate = coefficients.learning_rate
+        targets, stale = self._targets(batch, coefficients.epsilon), batch.versions < version
+        rows, staleness = losses.correct(
+            self.actor, targets.rows, stale, targets.recurrence, coefficients.epsilon, hyper
+        )
+        targets = replace(targets, rows=rows)
+        done = []
+        passes = chain.from_iterable(self._minibatches(targets) for _ in range(hyper.num_epoch))
+        for part, state, at_B, critic in passes:
+            done.append(self._step(*over((part, state, critic), self.optimizer.device), coefficients))
+            self.signals.learn(at_B)
+            if self.is_stopping():
+                break
+        cloned = {} if self.clone is None else self.clone(trained)
+        for encoder, joined in targets.observed:
+            encoder.update(joined)
+        taken = [step for step in done if step is not None]
+        return UpdateReport(
+            statistics=general(coefficients, list(self.signals.settings), self._means(targets))
+            | losses_of(taken)
+            | diagnostics(taken, targets.returns.numpy(), targets.values.numpy(), epsilon, staleness)
+            | self.signals.statistics()
+            | cloned,
+            steps=batch.steps,
+            minibatches=len(done),
+            skipped=len(done) - len(taken),
+            lags=lags(version, batch.versions),
+            group_rewards=bool(batch.group_rewards.any()),
+            groups=targets.groups,
+            terminated=targets.terminated,
+            staleness=staleness,
+        )
+
+    # ---------------------------------------------------------------- what differs
+
+    @abstractmethod
+    def _targets(self, batch: Batch, epsilon: float) -> TargetsT:
+        """Estimates a batch, and computes returns and advantages from that."""
+
+    @abstractmethod
+    def _minibatches(self, targets: TargetsT) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor, CriticT]]:
+        """Yields the minibatches of one pass: rows, the actor's memories, row numbers, the critic's part."""
+
+    @abstractmethod
+    def _forward(self, rows: Minibatch, state: RecurrentState | None, critic: CriticT) -> ForwardPass:
+        """Evaluates a minibatch for differentiation, under `no_grad`."""
+
+    def _means(self, targets: TargetsT) -> dict[str, Tensor]:
+        """Returns the mean [S] of the estimates before the update, by kind."""
+        return {"Value": targets.values.mean(0)}
+
+    # ---------------------------------------------------------------- what is shared
+
+    def _advantages(
+        self,
+        series: Series,
+        rewards: Mapping[str, Floats],
+        values_TS: Floats,
+        next_values_gS: Floats,
+        terminated_g: Array,
+        occupied_g: Array,
+    ) -> Floats:
+        """Returns [T, S] generalized advantage estimates.
+
+        Args:
+            series: segments of agents or groups.
+            rewards: [T] by signal.
+            values_TS: estimates before the update.
+            next_values_gS: those of what follows each segment; replaced where no member is left.
+            terminated_g: no member is left after the segment.
+            occupied_g: a member is there at its first step.
+        """
+        begun = (np.cumsum(series.lengths) - series.lengths)[
+            self._episode_starts.find(series.numbers, series.ended) & occupied_g
+        ]
+        found = []
+        for head, (name, signal) in enumerate(self.signals.settings.items()):
+            values_T, next_values_g = values_TS[:, head], next_values_gS[:, head]
+            share = self.signals.terminal_bootstrap_fraction(name, int(terminated_g.sum()), len(values_T))
+            next_values_g[terminated_g] = share * self._episode_starts.value(name, values_T[begun])
+            lambd = self.settings.hyperparameters.lambd
+            found.append(losses.advantages(rewards[name], values_T, next_values_g, series.lengths, signal.gamma, lambd))
+        return np.stack(found, axis=1)
+
+    def _rows(
+        self, batch: Batch, inputs: Inputs, advantages_R: Floats, returns_RS: Floats, values_RS: Floats, epsilon: float
+    ) -> Minibatch:
+        """Returns all decisions of a batch as tensors, with normalized advantages."""
+        advantage_R = torch.from_numpy(losses.normalized(advantages_R))
+        return Minibatch(
+            inputs=inputs,
+            continuous=torch.from_numpy(batch.continuous),
+            discrete=torch.from_numpy(batch.discrete).long(),
+            masks=None if batch.masks is None else torch.from_numpy(batch.masks),
+            log_prob=torch.from_numpy(batch.log_probs),
+            advantage=advantage_R,
+            limit=losses.clip_limit(advantage_R, epsilon),
+            returns=torch.from_numpy(returns_RS),
+            values=torch.from_numpy(values_RS),
+        )
+
+    def _reward_steps(self, batch: Batch) -> Steps:
+        """Returns our own decisions as reward networks read them."""
+        return Steps(batch, self.actor.actions, self.actor.action_limit)
+
+    def _of_actor(self, targets: Targets) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor]]:
+        """Yields shuffled minibatches of rows, or of whole sequences, with their row numbers."""
+        size = self.settings.hyperparameters.batch_size
+        if targets.recurrence is None:
+            return minibatches(targets.rows, size, self.generator)
+        size //= self.settings.network_settings.sequence_length
+        return recurrent_minibatches(targets.rows, targets.recurrence, size, self.generator)
+
+    @torch.no_grad()
+    def _step(
+        self, rows: Minibatch, state: RecurrentState | None, critic: CriticT, coefficients: Coefficients
+    ) -> Losses | None:
+        """Takes one step of Adam on a minibatch.
+
+        Returns:
+            Its losses; None if the gradient was not finite and the step was skipped.
+        """
+        head_BH, estimates, backward_fn = self._forward(rows, state, critic)
+        clipped = self.settings.hyperparameters.clip_value_loss
+        chosen = losses.policy_loss(self.actor, head_BH, rows, coefficients.beta)
+        outputs, gradients = [head_BH, self.actor.log_sigma], [chosen.to_head, chosen.to_log_sigma]
+        squares = {}
+        for kind, (found, aims, before, weight) in estimates.items():
+            old = before if clipped else None
+            squares[kind], gradient = losses.value_loss(found, aims, weight, old, coefficients.epsilon)
+            outputs.append(found)
+            gradients.append(gradient)
+        if not self.optimizer.step(outputs, gradients, backward_fn):
+            return None
+        return Losses(chosen.objective, chosen.log_ratio, chosen.entropy, squares, self.optimizer.gradient_norm)
 
 
 class PPO(PolicyGradient[AgentNetworks, Targets, None]):

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sparring.pipeline.learning.proximal import NONE_STALE, Staleness
+from sparring.pipeline.learning.losses import NONE_STALE, Staleness
 from sparring.pipeline.learning.settings import Coefficients
+from sparring.pipeline.specs import Floats, Numbers
 
 
 class Losses(NamedTuple):
@@ -63,7 +63,7 @@ class UpdateReport:
     staleness: Staleness = NONE_STALE
 
 
-def lags(version: int, versions: NDArray[np.int64]) -> tuple[int, ...]:
+def lags(version: int, versions: Numbers) -> tuple[int, ...]:
     """Returns how many rows were acted by a policy 0, 1, ... versions older than `version`."""
     return tuple(np.bincount(np.maximum(version - versions, 0)).tolist())
 
@@ -104,8 +104,8 @@ def losses_of(taken: Sequence[Losses]) -> dict[str, float]:
 
 def diagnostics(
     taken: Sequence[Losses],
-    returns_KS: NDArray[np.float32],
-    values_KS: NDArray[np.float32],
+    returns_KS: Floats,
+    values_KS: Floats,
     epsilon: float,
     staleness: Staleness,
 ) -> dict[str, float]:

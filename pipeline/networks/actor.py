@@ -21,7 +21,7 @@ from sparring.pipeline.networks.distributions import ActionSampler
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.recurrent import Layout, Recurrent
 from sparring.pipeline.networks.settings import Initialization, NetworkSettings
-from sparring.pipeline.specs import Array, BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats
 
 VALUE_GAIN: Final = 1.0
 MEAN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.2, "orthogonal": 0.01}
@@ -30,7 +30,7 @@ MEAN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.2, "orthogonal"
 LOGIT_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.1, "orthogonal": 0.01}
 """Gains of the logits of discrete actions."""
 
-Choices = tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]
+Choices = tuple[Floats, NDArray[np.int32], Floats]
 """Continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together."""
 
 
@@ -154,10 +154,10 @@ class InferenceActor:
     def act(
         self,
         observations: Sequence[Array],
-        masks: NDArray[np.bool_] | None,
+        masks: Flags | None,
         generator: torch.Generator,
         deterministic: bool = False,
-        carried: NDArray[np.float32] | None = None,
+        carried: Floats | None = None,
     ) -> Choices:
         """Chooses an action per row.
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.networks.settings import ACTION_LIMIT
-from sparring.pipeline.specs import ActionSpec, Array
+from sparring.pipeline.specs import ActionSpec, Array, Floats
 
 Arrays = dict[str, Array]
 """Weights by name."""
 
 
-def to_environment(continuous: NDArray[np.float32], limit: float = ACTION_LIMIT) -> NDArray[np.float32]:
+def to_environment(continuous: Floats, limit: float = ACTION_LIMIT) -> Floats:
     """Converts raw samples [B, C] to actions in [-1, 1] for a simulator: clips them to +-`limit` and divides by it."""
     bound = np.float32(limit)
     executed = np.minimum(continuous, bound)  # faster than np.clip
@@ -26,15 +26,13 @@ def to_environment(continuous: NDArray[np.float32], limit: float = ACTION_LIMIT)
 
 
 def previous_features(
-    actions: ActionSpec, continuous: NDArray[np.float32], discrete: NDArray[np.int32], limit: float = ACTION_LIMIT
-) -> NDArray[np.float32]:
+    actions: ActionSpec, continuous: Floats, discrete: NDArray[np.int32], limit: float = ACTION_LIMIT
+) -> Floats:
     """Returns `action_features` of raw samples [B, C] and choices [B, D]."""
     return action_features(actions, to_environment(continuous, limit), discrete)
 
 
-def action_features(
-    actions: ActionSpec, executed: NDArray[np.float32], discrete: NDArray[np.int32]
-) -> NDArray[np.float32]:
+def action_features(actions: ActionSpec, executed: Floats, discrete: NDArray[np.int32]) -> Floats:
     """Returns features of actions: continuous ones [B, C] as simulators receive them, one 1 for each branch."""
     features = np.zeros((len(executed), actions.continuous + actions.mask_size), np.float32)
     features[:, : actions.continuous] = executed

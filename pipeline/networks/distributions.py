@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparring.pipeline.specs import ActionSpec, Array
+from sparring.pipeline.specs import ActionSpec, Array, Flags
 
 FORBIDDEN: Final = -1e8
 """Logit of a masked choice: its probability is exactly 0, its logarithm finite."""
@@ -49,7 +49,7 @@ class ActionSampler:
     def sample(
         self,
         head_BH: Tensor,
-        masks_BK: NDArray[np.bool_] | None,
+        masks_BK: Flags | None,
         generator: torch.Generator,
         deterministic: bool = False,
     ) -> tuple[Array, NDArray[np.int32], Array]:

@@ -24,13 +24,13 @@ from torch.nn.functional import silu
 
 from sparring.pipeline.assembly.assembler import Assembler
 from sparring.pipeline.assembly.members import Sizes
-from sparring.pipeline.learning import losses, returns
+from sparring.pipeline.learning import losses
 from sparring.pipeline.learning.algorithm import build
 from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
 from sparring.pipeline.learning.minibatches import Minibatch
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import BASELINE_WEIGHT, POCA
-from sparring.pipeline.learning.policy_gradient import VALUE_WEIGHT
+from sparring.pipeline.learning.ppo import VALUE_WEIGHT
 from sparring.pipeline.learning.settings import Coefficients, Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.codec import encode
 from sparring.pipeline.messages.segments import Segments, TeammateSegments
@@ -160,8 +160,8 @@ class Copying:
         lengths = np.full(STEPS // HORIZON, HORIZON)
         rewards = batch.group_rewards
         ends = torch.cat(following).numpy()[:, 0]
-        target = returns.advantages(rewards, values[:, 0], ends, lengths, 0.99, hyper.lambd) + values[:, 0]
-        advantage = torch.from_numpy(returns.normalized(target - baselines[:, 0]))
+        target = losses.advantages(rewards, values[:, 0], ends, lengths, 0.99, hyper.lambd) + values[:, 0]
+        advantage = torch.from_numpy(losses.normalized(target - baselines[:, 0]))
         rows = Minibatch(
             inputs=(self.own,),
             continuous=torch.from_numpy(batch.continuous),

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from sparring.pipeline.errors import FAILED, CheckpointError, SettingsError
-from sparring.pipeline.export.checkpoints import FORMATS, SUFFIXES, ExportError, Format, export
+from sparring.pipeline.export.checkpoints import FORMATS, SUFFIXES, Format, export
+from sparring.pipeline.export.layout import ExportError
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, load
 from sparring.services.commands.runs import add_run, find
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
-from sparring.pipeline.learning.intake import Intake
+from sparring.pipeline.learning.learner import Intake
 from tests.coordination.coordination_parts import Part, Segments, Stepping
 from tests.coordination.coordination_stages import Stages
 

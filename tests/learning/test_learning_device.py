@@ -162,7 +162,7 @@ def test_simulated_device_detects_a_missing_transfer(
     with other_device() as device:
         learner = Learner("Test", SPECS["hybrid"], settings, 3, device=device)
         learner.add(played_records(settings, SPECS["hybrid"])[0])
-        monkeypatch.setattr("sparring.pipeline.learning.policy_gradient.over", over_except_one)
+        monkeypatch.setattr("sparring.pipeline.learning.ppo.over", over_except_one)
         with pytest.raises(RuntimeError, match="is on the CPU, others are on another device"):
             learner.update(everything=True)
 

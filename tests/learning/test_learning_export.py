@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from sparring.pipeline.errors import CheckpointError
+from sparring.pipeline.export import checkpoints as export_checkpoints
 from sparring.pipeline.export import onnx as export_onnx
-from sparring.pipeline.export import program as export_program
-from sparring.pipeline.export.check import random_inputs
-from sparring.pipeline.export.checkpoints import SUFFIXES, ExportError, export, load_onnx
-from sparring.pipeline.export.layout import trained_policy
+from sparring.pipeline.export.checkpoints import SUFFIXES, export, load_onnx
+from sparring.pipeline.export.layout import ExportError, random_inputs, trained_policy
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.device import load_arrays
@@ -379,7 +378,7 @@ def test_torchscript_is_loaded_by_torch_and_equals_the_policy(tmp_path, name):
 
 def test_torchscript_that_differs_from_the_policy_is_refused(tmp_path, monkeypatch):
     other = FUNCTIONS["silu"]._replace(forward=torch.sigmoid)
-    monkeypatch.setattr(export_program, "FUNCTIONS", {"silu": other})
+    monkeypatch.setattr(export_checkpoints, "FUNCTIONS", {"silu": other})
     with pytest.raises(ExportError, match="recurrent_out that differ by"):
         export(checkpoint_of(KINDS["memory"]), [tmp_path / "Goal.pt"], "torchscript")
     assert not list(tmp_path.iterdir())

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from sparring.pipeline.learning import losses, returns
+from sparring.pipeline.learning import losses
 from sparring.pipeline.learning.settings import Coefficients, Hyperparameters, TrainerSettings, scheduled
 from tests.learning.learning_helpers import small_settings
 
 
 def test_advantages_by_hand():
-    got = returns.advantages(
+    got = losses.advantages(
         np.float32([1, 2, 4]), np.float32([1, 1, 1]), np.float32([0, 3]), np.int32([2, 1]), gamma=0.5, lambd=0.5
     )
     # the first segment terminated: 2 - 1 = 1; 1 + 0.5 - 1 + 0.25 = 0.75. The second bootstraps: 4 + 1.5 - 1.
@@ -20,10 +20,10 @@ def test_advantages_by_hand():
 
 
 def test_normalized_advantages_have_mean_0_and_deviation_1_and_equal_ones_are_0():
-    scaled = returns.normalized(np.float32([1, 2, 3, 6]))
+    scaled = losses.normalized(np.float32([1, 2, 3, 6]))
     assert scaled.mean() == pytest.approx(0, abs=1e-6)
     assert scaled.std() == pytest.approx(1, abs=1e-6)
-    assert returns.normalized(np.full(4, 2, np.float32)).tolist() == [0, 0, 0, 0]
+    assert losses.normalized(np.full(4, 2, np.float32)).tolist() == [0, 0, 0, 0]
 
 
 def random_rows(*shape, seed=0):

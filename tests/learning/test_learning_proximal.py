@@ -10,7 +10,7 @@ import torch
 from torch.distributions import Categorical, Normal
 
 import tests.learning.recurrent_helpers as recurrent
-from sparring.pipeline.learning import policy_gradient, proximal
+from sparring.pipeline.learning import losses
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.report import Losses, diagnostics
 from sparring.pipeline.networks import distributions
@@ -97,14 +97,14 @@ def twin(algorithm, rows, batch):
 @pytest.fixture
 def corrections(monkeypatch):
     """Records the arguments and results of the correction in updates."""
-    seen, real = [], proximal.correct
+    seen, real = [], losses.correct
 
     def correct(actor, rows, *others, **options):
         out = real(actor, rows, *others, **options)
         seen.append((rows, *out))
         return out
 
-    monkeypatch.setattr(policy_gradient, "correct", correct)
+    monkeypatch.setattr(losses, "correct", correct)
     return seen
 
 
@@ -133,7 +133,7 @@ def check(algorithm, batch, before, after, staleness, *, per_dimension=False):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("ratio", ["joint", "per_dimension"])
 def test_stale_rows_get_the_log_probability_of_the_current_actor(actions, shared, ratio, corrections, monkeypatch):
-    monkeypatch.setattr(proximal, "rows_at_once", lambda _: 7)  # so that there are several chunks
+    monkeypatch.setattr(losses, "rows_at_once", lambda _: 7)  # so that there are several chunks
     algorithm, spec = plain(actions, shared_critic=shared, ratio=ratio)
     batch = mixed(batch_for(algorithm, spec))
     move(algorithm, 0.3)
@@ -144,7 +144,7 @@ def test_stale_rows_get_the_log_probability_of_the_current_actor(actions, shared
 
 @pytest.mark.parametrize("variant", ["memory", "shared_previous"])
 def test_recurrent_actors_act_again_from_stored_memories(variant, corrections, monkeypatch):
-    monkeypatch.setattr(proximal, "rows_at_once", lambda _: 7)
+    monkeypatch.setattr(losses, "rows_at_once", lambda _: 7)
     algorithm = recurrent.learning(**recurrent.VARIANTS[variant])
     batch = mixed(recurrent.played(algorithm, recurrent.FIRST))
     move(algorithm, 0.8)
@@ -233,7 +233,7 @@ def test_diagnostics_follow_their_formulas():
         for log_ratio, norm in zip(ratios.log().split(2), (1.0, 3.0), strict=True)
     ]
     targets, values = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [1.0], [4.0]], np.float32)
-    found = diagnostics(minibatches, targets, values, 0.2, proximal.Staleness(weight=0.9, sample_size=0.7))
+    found = diagnostics(minibatches, targets, values, 0.2, losses.Staleness(weight=0.9, sample_size=0.7))
     assert found["Update/Approximate KL"] == pytest.approx((ratios - 1 - ratios.log()).mean().item(), rel=1e-5)
     assert found["Update/Clip Fraction"] == 0.5
     assert found["Update/Gradient Norm"] == 2.0
@@ -243,5 +243,5 @@ def test_diagnostics_follow_their_formulas():
 
 def test_diagnostics_are_omitted_without_minibatches_or_variance_of_returns():
     still = np.ones((3, 1), np.float32)
-    found = diagnostics([], still, still, 0.2, proximal.NONE_STALE)
+    found = diagnostics([], still, still, 0.2, losses.NONE_STALE)
     assert set(found) == {"Update/Stale Weight", "Update/Effective Sample Size"}

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sparring.pipeline.export.check import TOLERANCE, compare
 from sparring.pipeline.export.checkpoints import load_onnx
-from sparring.pipeline.export.layout import trained_policy
+from sparring.pipeline.export.layout import TOLERANCE, compare, trained_policy
 from sparring.pipeline.learning.checkpoints import load
 from tests.services.services_helpers import Training
 

@@ -24,24 +24,20 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparring.pipeline.assembly import sequences
-from sparring.pipeline.learning import returns
+from sparring.pipeline.learning.losses import advantages
 from sparring.pipeline.learning.minibatches import Memories
 from sparring.pipeline.learning.settings import RewardSignals
-from sparring.pipeline.learning.signals.steps import Floats, RewardNetwork, Steps
+from sparring.pipeline.learning.signals.steps import RewardNetwork, Steps
 from sparring.pipeline.networks.encoders import Normalizer
-from sparring.pipeline.specs import Array
+from sparring.pipeline.specs import Array, Flags, Floats, Numbers
 
 EXTRINSIC: Final = "extrinsic"
 
 CLIP: Final = np.float32(10.0)
 """Largest absolute value of a scaled reward."""
-
-Numbers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 class Signals:
@@ -211,7 +207,7 @@ class RewardScale:
         rows = sequences.rows_of((np.cumsum(lengths_s) - lengths_s)[by_episode_s], lengths_s[by_episode_s])
         back = rewards_r[rows][::-1].copy()
         before = self._sums.recall(agent_episodes)[::-1, 0]
-        sums_back = returns.advantages(back, np.zeros_like(back), before, steps[::-1], self._gamma, 1.0)
+        sums_back = advantages(back, np.zeros_like(back), before, steps[::-1], self._gamma, 1.0)
         sums_r: Floats = sums_back[::-1].copy()
         last = sums_r[np.cumsum(steps) - 1, None]
         over = np.isin(agent_episodes, episodes_s[ended_s])

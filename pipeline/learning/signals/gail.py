@@ -38,19 +38,18 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid
 
 from sparring.pipeline.demonstrations.library import Demonstrations
 from sparring.pipeline.learning.settings import ExtrinsicSettings, GailSettings
-from sparring.pipeline.learning.signals.steps import Features, Floats, RewardNetwork, Steps, blocks, select_rows
+from sparring.pipeline.learning.signals.steps import Features, RewardNetwork, Steps, blocks, select_rows
 from sparring.pipeline.networks.arrays import action_features
 from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import linear
-from sparring.pipeline.specs import Array, BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats
 
 PENALTY: Final = 10.0
 CODE: Final = 128
@@ -115,7 +114,7 @@ class Discriminator(nn.Module):
             self.register_buffer("beta", torch.zeros(()))
         self.head = linear(CODE if settings.use_vail else self.features.size, 1, _HEAD_GAIN, generator)
 
-    def prepare(self, observations: Sequence[Array], done_rA: Tensor, ended_r: NDArray[np.bool_]) -> Inputs:
+    def prepare(self, observations: Sequence[Array], done_rA: Tensor, ended_r: Flags) -> Inputs:
         """Returns steps as this network reads them, on the CPU.
 
         Args:

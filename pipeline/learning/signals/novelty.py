@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 from sparring.pipeline.learning.optimizer import place
 from sparring.pipeline.learning.settings import CuriositySettings, RndSettings
-from sparring.pipeline.learning.signals.steps import Features, Floats, RewardNetwork, Steps, blocks, dense, select_rows
+from sparring.pipeline.learning.signals.steps import Features, RewardNetwork, Steps, blocks, dense, select_rows
 from sparring.pipeline.networks.device import CPU, back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import linear
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import BehaviorSpec, Floats
 
 FORWARD: Final = 0.2
 LOSS: Final = 10.0

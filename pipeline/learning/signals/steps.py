@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparring.pipeline.learning.buffer import Batch
@@ -20,11 +19,9 @@ from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.perceptron import hidden_layer
 from sparring.pipeline.networks.settings import ACTION_LIMIT, NetworkSettings
-from sparring.pipeline.specs import ActionSpec, BehaviorSpec
+from sparring.pipeline.specs import ActionSpec, BehaviorSpec, Floats
 
 _ROWS_AT_ONCE: Final = 4096
-
-Floats = NDArray[np.float32]
 
 
 class Steps:
