@@ -39,6 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status: 0 success, 1 failure, 2 bad input."""
     end_with_supervisor()  # before the imports, during which it may end
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(given)
+    except KeyboardInterrupt:  # before the command handles signals itself, during its imports, or after
+        return 128 + signal.SIGINT
+    except Exception as failure:
+        return _report(failure)
+
+
+def _run(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="sparring", description="Trains teams of agents in simulators of your own.")
     parser.add_argument("--version", action="version", version=f"sparring {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -50,19 +59,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module.add_arguments(command)
             command.set_defaults(handler=module.run)
     args = parser.parse_args(given)
-    try:
-        return int(args.handler(args))
-    except KeyboardInterrupt:  # before the command handles signals itself, or after
-        return 128 + signal.SIGINT
-    except Exception as failure:
-        error = first_failure(failure)
-        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-            sys.stderr.write(
-                f"sparring: got {error}; expected a folder with room, and with permission to write; mend it\n"
-            )
-            return FAILED
-        if not isinstance(error, SparringError):
-            raise
-        bad_input = isinstance(error, SettingsError)
-        sys.stderr.write(f"sparring: {'' if bad_input else type(error).__name__ + ': '}{error}\n")
-        return BAD_INPUT if bad_input else FAILED
+    return int(args.handler(args))
+
+
+def _report(failure: Exception) -> int:
+    """Writes what went wrong; returns the exit status.
+
+    Raises:
+        Exception: the failure, where it is a defect of sparring.
+    """
+    error = first_failure(failure)
+    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+        sys.stderr.write(f"sparring: got {error}; expected a folder with room, and with permission to write; mend it\n")
+        return FAILED
+    if not isinstance(error, SparringError):
+        raise failure
+    bad_input = isinstance(error, SettingsError)
+    sys.stderr.write(f"sparring: {'' if bad_input else type(error).__name__ + ': '}{error}\n")
+    return BAD_INPUT if bad_input else FAILED

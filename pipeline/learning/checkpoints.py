@@ -112,7 +112,7 @@ class CheckpointFolder:
         """Returns all checkpoints, recovery checkpoints included, by steps; they are not verified."""
         if not self.path.is_dir():
             return []
-        return sorted((path for path in self.path.iterdir() if _NAMES.fullmatch(path.name)), key=_age, reverse=True)
+        return sorted((path for path in self.path.iterdir() if _NAMES.fullmatch(path.name)), key=age, reverse=True)
 
     def load_latest(self) -> Checkpoint:
         """Returns the newest checkpoint.
@@ -270,8 +270,8 @@ def _canonical(state: Mapping[str, Json]) -> bytes:
     return json.dumps(state, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _age(path: Path) -> tuple[int, int]:
-    """Returns steps and version in a checkpoint's name; of equal steps the one with a version is newer."""
+def age(path: Path) -> tuple[int, int]:
+    """Returns the steps and the version in the name of a checkpoint; of equal steps the one with a version is newer."""
     steps, version = _NAMES.fullmatch(path.name).groups()[1:]  # type: ignore[union-attr]
     return int(steps), int(version or 0)
 

@@ -154,6 +154,7 @@ class SteppingState:
         deterministic: False once a simulator left a lockstep run: the run is no longer reproducible.
         final: it has stopped in order, and publishes no further state.
         given_up: by number of the simulator, how often it was disconnected because it was silent.
+        stepped: numbers of the simulators that have completed a step.
         matches: results of matches that it has reported so far.
         processes: steps of each simulator's process, by its name in Hello; "" for all that have none.
     """
@@ -164,6 +165,7 @@ class SteppingState:
     deterministic: bool = True
     final: bool = False
     given_up: dict[str, int] = field(default_factory=dict)
+    stepped: tuple[int, ...] = ()
     matches: int = 0
     processes: dict[str, SimulatorSteps] = field(default_factory=dict)
 

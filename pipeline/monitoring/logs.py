@@ -149,7 +149,10 @@ def _dropped_lines(count: int) -> logging.LogRecord:
 
 
 class _Terminal(logging.Handler):
-    """Writes to standard error past its buffer, whose lock a blocked thread would hold at the end of the process."""
+    """Writes to standard error without buffer or lock: a blocked thread that held one would keep the process alive."""
+
+    def createLock(self) -> None:  # noqa: N802 (the name of the standard library)
+        self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -59,6 +59,7 @@ class Simulators:
     def __init__(self, stepper: Stepper, context: ServerContext) -> None:
         self.stopping = False
         self.given_up: dict[str, int] = {}
+        self._stepped: set[int] = set()
         self.peers: dict[int, SimulatorPeer] = {}
         self.rejections = RejectionLog(context.registry, context.log, context.clock)
         self.pool = Pool(context.settings.limits.receiving_bytes)
@@ -112,6 +113,12 @@ class Simulators:
             self._all_left = anyio.Event()  # all may have left before, and reconnected
             await self._all_left.wait()
 
+    def that_stepped(self) -> tuple[int, ...]:
+        """Returns the numbers of the simulators that have completed a step, whether they are still connected or not."""
+        connections = self._stepper.connections.values()
+        self._stepped.update(one.number for one in connections if any(one.completed.values()))
+        return tuple(sorted(self._stepped))
+
     def add(self, peer: SimulatorPeer) -> None:
         """Adds a simulator whose handshake is complete."""
         self._keys += 1
@@ -161,6 +168,7 @@ class Simulators:
         if not self.peers:
             self._all_left.set()
         if not self.stopping and peer.key in self._stepper.connections:
+            self.that_stepped()
             self._stepper.disconnect(peer.key)
             self._context.registry.add("simulators.lost")
             self._context.arrived()

@@ -16,6 +16,7 @@ from typing import IO, Final, Protocol
 
 import anyio
 import anyio.to_thread
+import psutil
 
 from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, first_failure
 from sparring.pipeline.monitoring import logs
@@ -45,6 +46,10 @@ class HostedService(Protocol):
     @property
     def pid(self) -> int | None:
         """Returns its process id; None for a task."""
+
+    @property
+    def cpu_s(self) -> float | None:
+        """Returns the CPU time that it was given, in seconds; None where that is unknown."""
 
     async def wait(self) -> str:
         """Waits for its end; returns "" where it ended in order, else what went wrong."""
@@ -79,6 +84,15 @@ class Process:
     def pid(self) -> int:
         """Returns its process id."""
         return self.process.pid
+
+    @property
+    def cpu_s(self) -> float | None:
+        """Returns the CPU time that it was given, in seconds; None where it has ended."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return None
+        return float(times.user + times.system)
 
     @property
     def hopeless(self) -> bool:
@@ -122,6 +136,10 @@ class Process:
 
     def last_line(self) -> str:
         """Returns the last line of its standard error, which names the failure."""
+        return self.last_lines(1).strip()
+
+    def last_lines(self, most: int) -> str:
+        """Returns the end of its standard error, without empty lines."""
         try:
             with self.errors.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -130,8 +148,7 @@ class Process:
                 text = file.read().decode(errors="replace")
         except OSError:
             return ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1] if lines else ""
+        return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-most:])
 
 
 class ProcessHost:
@@ -194,7 +211,7 @@ class Task:
     Attributes:
         name: of the service, for its log.
         hopeless: it failed with an error of this package, which a restart would repeat.
-        pid: None, because it has no process of its own.
+        pid: None, because it has no process of its own; so is `cpu_s`.
         stopping: its stop signal.
         ended: set at its end.
     """
@@ -202,6 +219,7 @@ class Task:
     name: str
     hopeless: bool = field(default=False, init=False)
     pid: None = field(default=None, init=False)
+    cpu_s: None = field(default=None, init=False)
     stopping: anyio.Event = field(default_factory=anyio.Event, init=False)
     ended: anyio.Event = field(default_factory=anyio.Event, init=False)
     _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope, init=False)

@@ -34,12 +34,14 @@ class RemotePart:
         order: what its machine is to do.
         changed: called when the order has changed.
         ordered: the order was published.
+        cpu_s: None, because its machine does not report it.
         ended: set at its end.
     """
 
     order: PartOrder
     changed: Callable[[], None]
     ordered: bool = field(default=False, init=False)
+    cpu_s: None = field(default=None, init=False)
     ended: anyio.Event = field(default_factory=anyio.Event, init=False)
 
     def __post_init__(self) -> None:

@@ -223,6 +223,7 @@ class Stepping:
                 deterministic=self.stepper.requirements.deterministic,
                 final=self._final,
                 given_up=dict(self.simulators.given_up),
+                stepped=self.simulators.that_stepped(),
                 matches=self.stepper.matches.reported,
                 processes=self.stepper.processes.steps(self.stepper.connections.values()),
             ),

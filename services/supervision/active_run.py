@@ -3,22 +3,24 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 from structlog.typing import FilteringBoundLogger
 
-from sparring.pipeline.messages.channels import Topic
+from sparring.pipeline.messages.channels import STEPPING_STATE, Topic
 from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.settings.pipeline import PipelineSettings
-from sparring.services.process.hosting import HostedService
+from sparring.services.process.hosting import HostedService, Process
 from sparring.services.supervision.hosts import Host, Plan
 from sparring.services.supervision.simulators import Restarts, SimulatorPlan
 from sparring.services.supervision.topology import Topology
 
 T = TypeVar("T")
+_SHOWN_LINES: Final = 12
+"""Lines of a failed process's output on the console: the end of a traceback."""
 
 
 @dataclass
@@ -30,8 +32,9 @@ class Part:
         restarts: how often it may fail.
         hosted: the present incarnation.
         starts: number of the present incarnation.
+        started_at: when it began.
+        cpu_s: CPU time that it had been given by `given_at`, while it started.
         failures: times of its failures within the period.
-        slow: incarnations in a row that took too long to answer.
         stopping: it is being ended, so that its end is no failure.
         failure: what went wrong while it was being ended; "" for nothing.
         died: an incarnation failed, or ended without a request, while the run ended.
@@ -44,8 +47,9 @@ class Part:
     hosted: HostedService | None = None
     starts: int = 0
     started_at: float = 0.0
+    cpu_s: float = 0.0
+    given_at: float = 0.0
     failures: deque[float] = field(default_factory=deque)
-    slow: int = 0
     stopping: bool = False
     failure: str = ""
     died: bool = False
@@ -154,7 +158,7 @@ class ActiveRun:
         try:
             while self.is_wanted(part):
                 part.starts += 1
-                part.started_at = self.clock()
+                part.started_at, part.cpu_s = self.clock(), 0.0
                 try:
                     incarnation = self.incarnation(part.name, part.starts)
                     part.hosted = self.host.start(part.plan, incarnation, first=part.starts == 1)
@@ -169,13 +173,12 @@ class ActiveRun:
                     part.failure = failure
                     return
                 part.down = True
-                hopeless = part.hosted.hopeless
-                if not self.is_wanted(part) or not await self._may_restart(part, failure, hopeless=hopeless):
+                if not self.is_wanted(part) or not await self._may_restart(part, part.hosted, failure):
                     return
         finally:
             part.ended.set()
 
-    async def _may_restart(self, part: Part, failure: str, *, hopeless: bool) -> bool:
+    async def _may_restart(self, part: Part, hosted: HostedService, failure: str) -> bool:
         """Waits before a restart; returns False where there is none."""
         limits, usual = part.restarts, self.settings.restarts
         error = failure or "ended without a request to stop"
@@ -183,14 +186,41 @@ class ActiveRun:
         part.failures.append(now)
         while now - part.failures[0] > limits.period_s:
             part.failures.popleft()
-        count = len(part.failures)
-        self.log.warning("failed", part=part.name, error=error, failures=count, notice=True)
-        if hopeless or count > limits.budget or part.starts > limits.lifetime:
-            within = count <= limits.budget
-            times = f" {part.starts} times" if within else f" {count} times in {limits.period_s:g} s"
+        count, why = len(part.failures), ""
+        if hosted.hopeless:
+            why = "failed"
+        elif count > limits.budget:
+            why = f"failed {count} times in {limits.period_s:g} s"
+        elif part.starts > limits.lifetime:
+            why = f"failed {part.starts} times"
+        self.log.warning("failed", part=part.name, error=error, failures=count, notice=not why)
+        if not why:
+            with anyio.move_on_after(min(usual.backoff_max_s, usual.backoff_s * 2 ** (count - 1))):
+                await self.over.wait()
+            if self._never_worked(part, hosted):
+                why = "failed before its first step"
+        if why:
             part.died = True
-            self.fail(f"{part.name} failed{'' if hopeless else times}: {error}")
+            self.fail(f"{part.name} {why}: {error}{_explanation(hosted)}")
+        return not why and self.is_wanted(part)
+
+    def _never_worked(self, part: Part, hosted: HostedService) -> bool:
+        """Returns whether the first incarnation of a simulator has ended with an error before its first step.
+
+        A restart would most likely repeat that. A signal is no such error, nor is an end after stepping has failed.
+        """
+        if part.starts > 1 or not isinstance(part.plan, SimulatorPlan) or not isinstance(hosted, Process):
             return False
-        with anyio.move_on_after(min(usual.backoff_max_s, usual.backoff_s * 2 ** (count - 1))):
-            await self.over.wait()
-        return self.is_wanted(part)
+        stepping, number = self.topology.run.stepping, int(part.name.rpartition("-")[2])
+        if hosted.process.returncode < 0 or any(self.parts[name].starts > 1 for name in stepping):
+            return False
+        states = [self.latest(name, STEPPING_STATE) for name in stepping]
+        return not any(state is not None and number in state.stepped for state in states)
+
+
+def _explanation(hosted: HostedService) -> str:
+    """Returns the end of the output of a process, and where the whole is; "" for a task, whose log has all."""
+    if not isinstance(hosted, Process):
+        return ""
+    lines = hosted.last_lines(_SHOWN_LINES)
+    return f"; all that it wrote is in {hosted.errors}" + (f", at the end:\n{lines}" if "\n" in lines else "")

@@ -20,6 +20,7 @@ from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import install_command
 from sparring.pipeline.export import missing_packages
+from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.messages.channels import LEARNER_STATE
 from sparring.pipeline.queues.interface import Subscription
 from sparring.services.process.hosting import SPARRING, ProcessHost
@@ -113,11 +114,14 @@ class Exports:
     async def finish(self, timeout_s: float) -> None:
         """Returns when the newest checkpoint of each behavior is exported, or after `timeout_s` seconds.
 
+        A learner that died or hangs has named none: then the newest one in its folder counts.
         A warning names the checkpoints that are not exported by then. `run` must have been started, and ends then.
         """
         if not self._enabled:
             return
-        self._look()
+        for name in self._topology.run.settings.behaviors:
+            for newest in CheckpointFolder(self._directory, name).newest_first()[:1]:
+                self.on_checkpoint(name, str(newest.relative_to(self._directory)))
         self._ending.set()
         if left := [*self._under_way, *self._waiting.values()]:
             self._log.info("waiting_for_exports", checkpoints=left, at_most_s=timeout_s, notice=True)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
 from sparring.pipeline.messages.channels import LEARNER_STATE, RUN
 from sparring.pipeline.monitoring.summary import BehaviorSummary, CheckpointSummary, from_status, summary
 from sparring.services.supervision.active_run import ActiveRun
@@ -31,17 +31,24 @@ def write_summary(active: ActiveRun, wall_s: float) -> None:
 
 
 def _kept(active: ActiveRun, name: str) -> CheckpointSummary:
+    """Returns what a resumed run continues from; it logs the steps whose training is not in it."""
     topology, run = active.topology, active.latest("coordination", RUN)
     rated = {} if run is None else run.ratings
     state = active.latest(f"learning-{name}", LEARNER_STATE)
-    host = topology.place(f"learning-{name}")
-    here = host == topology.host
-    folder = str(topology.run.directory) if here else f"{host}:{topology.run.id}"
-    saved = None if state is None or not state.checkpoint else f"{folder}/{state.checkpoint}"
-    # A learner that died or hangs has not saved at the end: a resumed run continues from its newest checkpoint.
-    there = [] if saved or not here else CheckpointFolder(topology.run.directory, name).newest_first()
+    named, host = "" if state is None else state.checkpoint, topology.place(f"learning-{name}")
+    if host == topology.host:
+        directory = topology.run.directory
+        newest = next(iter(CheckpointFolder(directory, name).newest_first()), None)
+        checkpoint = None if newest is None else str(newest)
+        saved = checkpoint == f"{directory}/{named}"  # a learner that died or hangs has not saved at the end
+        trained = 0 if newest is None else age(newest)[0]
+        if state is not None and state.trained > trained:
+            lost = state.trained - trained
+            active.log.warning("training_lost", behavior=name, steps=lost, newest=checkpoint, notice=True)
+    else:
+        checkpoint, saved = f"{host}:{topology.run.id}/{named}" if named else None, bool(named)
     return CheckpointSummary(
-        checkpoint=saved or next(map(str, there), None),
+        checkpoint=checkpoint,
         weights_sha256=(state.weights_sha256 or None) if state is not None and saved else None,
         self_play=dataclasses.asdict(rated[name]) if name in rated else None,
     )

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import SparringError
-from sparring.pipeline.messages.channels import ADDED, RUN, SPECS
+from sparring.pipeline.messages.channels import ADDED, RUN, SPECS, STEPPING_STATE
 from sparring.pipeline.messages.state import AddedBehaviors
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import Status
@@ -93,8 +93,7 @@ class Supervisor:
             if started_by_hand(run.settings):
                 files = [run.directory / "logs" / f"{plan.name}.stderr" for plan in simulators]
                 tasks.start_soon(relay, files, self._log)
-            for plan in simulators:
-                active.keep(tasks, plan)
+            tasks.start_soon(self._start_simulators, tasks)
             tasks.start_soon(self._exports.run)
             tasks.start_soon(follow, active.topics["coordination"], self._on_run_state)
             if run.grows:
@@ -114,6 +113,15 @@ class Supervisor:
             tasks.cancel_scope.cancel()
         write_summary(active, active.clock() - began)
         return active.status
+
+    async def _start_simulators(self, tasks: TaskGroup) -> None:
+        """Starts the simulators once stepping listens: the time in which they must connect begins then."""
+        active = self.active
+        for name in active.topology.run.stepping:
+            while active.latest(name, STEPPING_STATE) is None:
+                await active.topics[name].changed()
+        for plan in active.topology.simulators if not active.over.is_set() else ():
+            active.keep(tasks, plan)
 
     async def _add_services(self, tasks: TaskGroup, plans: Sequence[ServicePlan]) -> None:
         topics = {plan.name: await self._transport.subscribe(plan.name, TOPIC_PACE_S) for plan in plans}
@@ -176,7 +184,7 @@ class Supervisor:
             async for _ in signals:
                 if self.active.clock() - first_at < SAME_SIGNAL_S:
                     continue
-                self._log.warning("stopped_at_once", lost="all since the newest checkpoints", notice=True)
+                self._log.warning("stopped_at_once", notice=True)
                 self.active.hurried = True
                 for part in self.active.parts.values():
                     part.stopping = True

@@ -35,10 +35,15 @@ MONITOR_HANG_S = 30.0
 """The same for the monitor, which no other service waits for and which runs at the lowest priority."""
 
 START_S = 90.0
-"""A service that has not answered this long after its start is killed; the next incarnation gets twice the time."""
+"""A service that has not answered since its start is killed after so much CPU time, or so long without any.
+
+On a machine that is too busy it gets little CPU time, and needs as much of it as elsewhere.
+"""
 
 WRITES_S = 10.0
 """The shortest time between two reports that a service cannot write."""
+
+_ANY_CPU_S: Final = 0.1
 
 LOOK_S = 0.5
 _PAUSE_S = 5.0
@@ -113,19 +118,30 @@ class Watchdog:
         if isinstance(part.hosted, RemotePart) and not part.hosted.ordered:
             part.started_at = now  # its machine has not joined yet, which has a deadline of its own
             return
-        since = min(topic.heartbeat_age, now - part.started_at, now - awake)
-        usual = HANG_S if part.name in self._active.topology.run.services else MONITOR_HANG_S
-        starting = topic.heartbeat_age >= now - part.started_at
-        # A machine too busy for one start is hardly faster at the next one: each gets twice the time.
-        limit = START_S * 2**part.slow if starting else usual
-        part.slow = part.slow if starting else 0
-        if part.hosted is not None and since > limit and not part.stopping:
-            part.started_at = now
-            part.slow += starting
-            self._kill_silent(part, since)
+        if part.hosted is None or part.stopping:
+            return
+        if topic.heartbeat_age >= now - part.started_at:
+            self._check_start(part, now, awake)
+            return
+        since = min(topic.heartbeat_age, now - awake)
+        if since > (HANG_S if part.name in self._active.topology.run.services else MONITOR_HANG_S):
+            self._kill_silent(part, "hangs", since)
 
-    def _kill_silent(self, part: Part, silent_s: float) -> None:
-        self._active.log.warning("heartbeat_missed", part=part.name, seconds=round(silent_s, 1), notice=True)
+    def _check_start(self, part: Part, now: float, awake: float) -> None:
+        """Kills a service that has not answered yet, and has had enough time for that."""
+        cpu_s = None if part.hosted is None else part.hosted.cpu_s
+        if cpu_s is not None and cpu_s - part.cpu_s >= _ANY_CPU_S:
+            part.cpu_s, part.given_at = cpu_s, now
+        idle_s = now - max(part.given_at, part.started_at, awake)
+        if part.cpu_s > START_S:
+            self._kill_silent(part, f"does not answer after {part.cpu_s:.0f} s of CPU time", now - part.started_at)
+        elif idle_s > START_S:
+            self._kill_silent(part, "does not start, and uses no CPU time", idle_s)
+
+    def _kill_silent(self, part: Part, cause: str, silent_s: float) -> None:
+        seconds = round(silent_s, 1)
+        self._active.log.warning("heartbeat_missed", part=part.name, cause=cause, seconds=seconds, notice=True)
+        part.started_at = self._active.clock()  # until it has ended
         part.kill()
 
     def _check_simulators(self, now: float) -> None:
@@ -140,7 +156,7 @@ class Watchdog:
                 part = self._active.parts.get(f"simulator-{number}")  # None where it was started by hand
                 limit_s = self._settings.simulator_timeout_s
                 if fresh and part is not None and part.hosted is not None and now - part.started_at > limit_s:
-                    self._kill_silent(part, limit_s)
+                    self._kill_silent(part, "is silent", limit_s)
 
     def _check_writes(self, metrics: Metrics, now: float) -> None:
         """Reports a service that cannot write: on a full disk it cannot write its own log either."""

@@ -30,7 +30,11 @@ def fill_disk(bench: Bench, *, freed: bool) -> Outcome:
                 began, trained = time.monotonic(), trial.trained()
                 small.fill()
                 if not freed:
-                    return _expect_failure(trial, trained)
+                    _expect_failure(trial, trained)
+                    small.free()
+                    trial.resume()
+                    expect(trial.end() == 0, f"the run does not go on with space again: {trial.training.lines[-3:]}")
+                    return Outcome(trial.training.summary["behaviors"][BEHAVIOR]["step_counts"]["lost"])
                 time.sleep(2 * RECOVERY_S)
                 small.free()
                 wanted = trial.version + 4
@@ -54,15 +58,16 @@ def _expect_completion(trial: Trial) -> Outcome:
     return Outcome(step_counts["lost"], trial.recovery_s)
 
 
-def _expect_failure(trial: Trial, trained: int) -> Outcome:
+def _expect_failure(trial: Trial, trained: int) -> None:
     """Without space the run ends, reports the cause, and leaves the last checkpoint intact."""
     status = trial.end()
     expect(status in (STATUSES["failed"], STATUSES["stalled"]), f"exit status {status}: {trial.training.lines[-3:]}")
     causes = [line for line in trial.training.lines if "run_failed" in line or "run_stalled" in line]
     is_reported = any(word in line for line in causes for word in ("No space left", "room from the disk", "no room"))
     expect(is_reported, f"no cause in {causes or trial.training.lines[-5:]}")
+    noise = [line for line in trial.training.lines if "Traceback" in line or "Logging error" in line]
+    expect(not noise, f"the console shows {noise[:3]}")
     found = trial.folder.newest_first()
     if found:
         last = trial.folder.load_latest()  # raises if it is damaged
         expect(last.trained <= trained + 8 * in_flight(trial.mode), f"checkpoint of {last.trained}, trained {trained}")
-    return Outcome(0)

@@ -1,17 +1,21 @@
-"""Real runs beside each other, at addresses of others, and with hasty signals."""
+"""Real runs beside each other, at addresses of others, with hasty signals, full consoles and broken simulators."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
-from tests.services.services_helpers import HANG_S, Training, config
+from tests.services.services_helpers import HANG_S, Training, config, json_lines
 
 pytestmark = pytest.mark.slow
 
@@ -78,3 +82,74 @@ def test_hangup_ends_a_run_in_order_and_two_signals_at_once_are_one(tmp_path: Pa
     assert training.summary["status"] == "stopped"
     assert training.summary["behaviors"]["Balance"]["checkpoint"] is not None
     assert any("--resume" in line for line in training.lines)
+
+
+def test_second_signal_says_what_it_costs(tmp_path: Path) -> None:
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS | {"buffer_size": 10**6})))
+    training.wait_for(lambda lines: any("run_started" in line for line in lines))
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
+    assert not any("--resume" in line for line in training.lines), "there is no checkpoint"
+
+
+def test_simulator_that_fails_before_its_first_step_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    game = tmp_path / "broken_game.py"
+    game.write_text("import json\n\n\ndef make():\n    return json()\n\n\nmake()\n")
+    file = config(tmp_path, **ENDLESS)
+    plain = yaml.safe_load(file.read_text())
+    plain["simulators"] = [{"command": [sys.executable, str(game)]}]
+    file.write_text(yaml.safe_dump(plain))
+    training = Training(tmp_path, str(file))
+    assert training.end() == 1, "\n".join(training.lines)
+    text = "\n".join(training.lines)
+    assert "broken_game.py" in text
+    assert "line 5" in text
+    assert "'module' object is not callable" in text
+    assert str(training.directory / "logs" / "simulator-0.stderr") in text
+    starts = [one for one in training.log() if one["event"] == "started" and one["part"] == "simulator-0"]
+    assert len(starts) == 1
+
+
+def test_console_that_nothing_reads_and_simulators_behind_a_shell_hold_nothing_up(tmp_path: Path) -> None:
+    """The console is a full pipe; a suspended simulator, and a killed service, end in order nevertheless."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    pid, file = tmp_path / "pid", config(tmp_path, **ENDLESS)
+    plain = yaml.safe_load(file.read_text())
+    inner = f"{sys.executable} -m sparring simulator balance & echo $! > {pid}; wait"
+    plain["simulators"] = [{"command": ["/bin/sh", "-c", inner]}]
+    file.write_text(yaml.safe_dump(plain))
+    command = [sys.executable, "-m", "sparring", "train", str(file), "--no-export"]
+    command += ["--results-dir", str(tmp_path), "--run-id", "run"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer)
+    os.close(writer)
+    log, metrics = tmp_path / "run" / "logs" / "supervisor.jsonl", tmp_path / "run" / "metrics.jsonl"
+
+    def started() -> dict[str, int]:
+        events = json_lines(log) if log.exists() else []
+        return {f"{one['part']} {one['start']}": one["pid"] for one in events if one["event"] == "started"}
+
+    def wait_until(part: str, path: Path) -> None:
+        deadline = time.monotonic() + HANG_S
+        while part not in started() or not path.exists() or not path.read_text():
+            assert time.monotonic() < deadline, started()
+            assert process.poll() is None
+            time.sleep(0.05)
+
+    try:
+        wait_until("simulator-0 1", metrics)
+        os.kill(started()["assembly 1"], signal.SIGKILL)
+        wait_until("assembly 2", metrics)
+        simulator = psutil.Process(int(pid.read_text()))
+        simulator.suspend()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG_S) == 0
+        assert not simulator.is_running() or simulator.status() == psutil.STATUS_ZOMBIE
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
