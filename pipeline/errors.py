@@ -20,7 +20,6 @@
 A message states what was got, what was expected and what to try.
 """
 
-from importlib import metadata
 from typing import Final
 
 
@@ -145,6 +144,8 @@ def first_failure(failure: BaseException) -> BaseException:
 
 def install_command(extra: str = "") -> str:
     """Returns the command that installs the libraries of an extra, or the required ones, with their version bounds."""
+    from importlib import metadata  # which takes a tenth of a second, in every process of a run
+
     libraries = []
     for requirement in metadata.requires("sparring") or ():
         library, _, marker = requirement.partition(";")

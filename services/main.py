@@ -3,7 +3,6 @@
 import argparse
 import errno
 import importlib
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -41,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(given)
-    except KeyboardInterrupt:  # before the command handles signals itself, during its imports, or after
-        return 128 + signal.SIGINT
     except Exception as failure:
         return _report(failure)
 

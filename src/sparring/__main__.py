@@ -1,7 +1,17 @@
-"""`python -m sparring` is the `sparring` command."""
+"""`sparring` and `python -m sparring` are the same command."""
 
 import sys
 
-from sparring.services.main import main
 
-sys.exit(main())
+def main() -> int:
+    """Runs the command; an interrupt that it does not handle, as one during its imports, ends it with status 130."""
+    try:
+        from sparring.services.main import main as run_command
+
+        return run_command()
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

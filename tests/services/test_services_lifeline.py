@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sparring import __main__
 from sparring.services import main as command
 from sparring.services.process.lifeline import PIPE_VARIABLE
 
@@ -25,6 +26,14 @@ def test_service_watches_its_supervisor_before_it_loads_anything_else(monkeypatc
     with pytest.raises(KeyboardInterrupt):
         command.main(["service", "assembly"])
     assert order == ["tied", "sparring.services.commands.service"]
+
+
+def test_interrupt_that_no_command_handles_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "main", interrupted)
+    assert __main__.main() == 130
 
 
 def test_process_without_a_supervisor_ends_at_once(tmp_path: Path) -> None:
