@@ -30,6 +30,8 @@ COMMANDS: Final = {
 
 
 _UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+_FORKING: Final = {"train", "evaluate", "tournament"}
+"""Commands that start services."""
 _MODULES: Final = {"simulator": "sparring.services.stages.simulator"}
 """Modules of commands that are also stages of a run."""
 
@@ -52,6 +54,10 @@ def _run(given: Sequence[str]) -> int:
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name == chosen:
+            if name in _FORKING and "--in-process" not in given and sys.platform == "linux":
+                from sparring.services.process import forking
+
+                forking.server()  # its imports take longer than all that is done here until the first service starts
             module = importlib.import_module(_MODULES.get(name, f"sparring.services.commands.{name}"))
             module.add_arguments(command)
             command.set_defaults(handler=module.run)

@@ -26,6 +26,11 @@ CPU: Final = torch.device("cpu")
 T = TypeVar("T")
 
 
+def use_threads(count: int) -> None:
+    """Sets the number of threads that an operation may use on the CPU."""
+    torch.set_num_threads(count)
+
+
 def usable(name: str | None) -> torch.device:
     """Returns the device of a name after a test computation on it; the CPU for None.
 

@@ -235,7 +235,7 @@ class HostSession:
         """Starts a service or simulator."""
         plans: tuple[Plan, ...] = (*self._topology.services, *self._topology.simulators)
         plan = next(plan for plan in plans if plan.name == name)
-        hosted = self._processes.start(plan, order.start, first=order.first)
+        hosted = self._processes.start_here(plan, order.start, first=order.first)
         self._log.info("started", part=name, start=order.number, pid=hosted.pid)
         return hosted
 

@@ -42,6 +42,10 @@ def run(args: argparse.Namespace) -> int:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if os.name == "posix":
         os.nice(plan.niceness)
+    if plan.threads:  # only these use torch
+        from sparring.pipeline.networks.device import use_threads
+
+        use_threads(plan.threads)
     bounds = prepared.settings.pipeline.logs
     logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
     incarnation = args.start or own_incarnation(plan.name)

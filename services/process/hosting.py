@@ -20,6 +20,8 @@ import psutil
 
 from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, first_failure
 from sparring.pipeline.monitoring import logs
+from sparring.services.process import forking
+from sparring.services.process.forking import ForkedProcess
 from sparring.services.process.lifeline import PIPE_VARIABLE
 
 PYTHON: Final = (sys.executable, "-P", "-m")
@@ -75,7 +77,7 @@ class Process:
         offset: where the output of this process begins.
     """
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     errors: Path
     offset: int = 0
     _asked: bool = field(default=False, init=False)
@@ -131,8 +133,9 @@ class Process:
             self._kill_group()
 
     def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        for kill in (os.killpg, os.kill) if self.process.returncode is None else (os.killpg,):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it may have no group yet
+                kill(self.process.pid, signal.SIGKILL)
 
     def last_line(self) -> str:
         """Returns the last line of its standard error, which names the failure."""
@@ -198,6 +201,19 @@ class ProcessHost:
                 process_group=0,
             )
         return Process(process, path, offset)
+
+    async def forked(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
+    ) -> Process:
+        """Starts `sparring ARGUMENTS` without its imports, where the system can; as `start` otherwise."""
+        if sys.platform != "linux":
+            return self.start(name, [*SPARRING, *arguments], environment, output)
+        path = self._logs / f"{name}.stderr"
+        with path.open("ab") as errors:
+            offset = errors.tell()
+            descriptors = [(output or errors).fileno(), errors.fileno(), self._reader]
+            child = await anyio.to_thread.run_sync(forking.fork, arguments, environment, descriptors)
+        return Process(child, path, offset)
 
     def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
         """Starts a foreign program under a watcher that ends it with this process. Raises as `start`."""

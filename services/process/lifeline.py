@@ -21,14 +21,36 @@ def end_with_supervisor() -> None:
     if not text:
         return
     end_with_parent()  # also where it is stopped and cannot read its pipe
-    descriptor = int(text)
+    end_at_close(int(text))
+
+
+def end_at_close(descriptor: int) -> None:
+    """Makes this process end when the writing end of a pipe is closed."""
     threading.Thread(target=_end_at_close, args=(descriptor,), name="supervisor pipe", daemon=True).start()
 
 
 def end_with_parent() -> None:
     """Makes this process end with the one that started it (Linux only; elsewhere the pipe must suffice)."""
+    _control(_PARENT_DEATH, signal.SIGKILL)
+
+
+def resume_with_parent() -> None:
+    """Lets this process run again, should it be stopped, when the one that started it ends (Linux only)."""
+    _control(_PARENT_DEATH, signal.SIGCONT)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of those below it whose own parent has ended (Linux only)."""
+    _control(_ADOPT, 1)
+
+
+_PARENT_DEATH: Final = 1  # of <sys/prctl.h>
+_ADOPT: Final = 36
+
+
+def _control(operation: int, argument: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(operation, argument)
 
 
 def _end_at_close(descriptor: int) -> None:

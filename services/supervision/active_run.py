@@ -161,11 +161,13 @@ class ActiveRun:
                 part.started_at, part.cpu_s = self.clock(), 0.0
                 try:
                     incarnation = self.incarnation(part.name, part.starts)
-                    part.hosted = self.host.start(part.plan, incarnation, first=part.starts == 1)
+                    part.hosted = await self.host.start(part.plan, incarnation, first=part.starts == 1)
                 except OSError as error:
                     self.fail(f"{part.name} cannot be started: {error}")
                     return
                 part.down = False
+                if part.stopping:
+                    part.hosted.stop()
                 self.log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)
                 failure = await part.hosted.wait()
                 part.died |= self.over.is_set() and (bool(failure) or not part.stopping)
@@ -212,7 +214,7 @@ class ActiveRun:
         if part.starts > 1 or not isinstance(part.plan, SimulatorPlan) or not isinstance(hosted, Process):
             return False
         stepping, number = self.topology.run.stepping, int(part.name.rpartition("-")[2])
-        if hosted.process.returncode < 0 or any(self.parts[name].starts > 1 for name in stepping):
+        if hosted.process.wait() < 0 or any(self.parts[name].starts > 1 for name in stepping):
             return False
         states = [self.latest(name, STEPPING_STATE) for name in stepping]
         return not any(state is not None and number in state.stepped for state in states)

@@ -164,7 +164,7 @@ class Exports:
             child.kill()
             with anyio.CancelScope(shield=True):
                 await child.wait()
-        return int(child.process.returncode), child.last_line()
+        return child.process.wait(), child.last_line()
 
     def _skip(self, behavior: str, checkpoint: str, why: str) -> None:
         self._skipped += 1

@@ -50,7 +50,7 @@ class Host(Protocol):
 
     topology: Topology
 
-    def start(self, plan: Plan, incarnation: str, /, *, first: bool) -> HostedService:
+    async def start(self, plan: Plan, incarnation: str, /, *, first: bool) -> HostedService:
         """Starts an incarnation of a part, which ends with this process.
 
         Raises:
@@ -72,22 +72,30 @@ class Processes:
     host: ProcessHost
     others: Mapping[str, Machine] = field(default_factory=dict)
 
-    def start(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
+    async def start(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a part; raises as `Host.start`."""
         if isinstance(plan, SimulatorPlan):
             other = self.others.get(plan.host)
-            if other is None:
-                return self.host.watched(plan.name, plan.command, plan.environment)
-            return other.start(plan.name)
+            return self.start_here(plan, incarnation, first=first) if other is None else other.start(plan.name)
         if other := self.others.get(self.topology.place(plan.name)):
             return other.start(plan.name, incarnation, first=first)
-        command = [*SPARRING, "service", plan.name, "--run", str(self.topology.run.directory)]
-        command += ["--start", incarnation, *(["--first"] if first else [])]
-        if cores := self.topology.cores.get(plan.name):
-            command += ["--cores", ",".join(map(str, cores))]
-        threads = {"OMP_NUM_THREADS": str(plan.threads or 1)}
         output = sys.stdout.buffer if plan.name == "monitor" else None
-        return self.host.start(plan.name, command, threads, output)
+        return await self.host.forked(plan.name, *self._service(plan, incarnation, first=first), output)
+
+    def start_here(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
+        """Starts a part on this machine, without a fork server; raises as `Host.start`."""
+        if isinstance(plan, SimulatorPlan):
+            return self.host.watched(plan.name, plan.command, plan.environment)
+        arguments, environment = self._service(plan, incarnation, first=first)
+        return self.host.start(plan.name, [*SPARRING, *arguments], environment)
+
+    def _service(self, plan: ServicePlan, incarnation: str, *, first: bool) -> tuple[list[str], dict[str, str]]:
+        """Returns the arguments and variables of a service's process."""
+        arguments = ["service", plan.name, "--run", str(self.topology.run.directory)]
+        arguments += ["--start", incarnation, *(["--first"] if first else [])]
+        if cores := self.topology.cores.get(plan.name):
+            arguments += ["--cores", ",".join(map(str, cores))]
+        return arguments, {"OMP_NUM_THREADS": str(plan.threads or 1)}
 
     async def release(self, status: str) -> None:
         """Orders the other machines to end the run, and waits up to `RELEASE_S` until they have received that."""
@@ -172,10 +180,10 @@ class Tasks:
         """Returns the services that have not ended: a thread of theirs may hang, which only ends with this process."""
         return [name for name, task in self._started.items() if not task.ended.is_set()]
 
-    def start(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
+    async def start(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a service as a task, or a simulator as a process; raises as `Host.start`."""
         if isinstance(plan, SimulatorPlan):
-            return self.processes.start(plan, incarnation, first=first)
+            return await self.processes.start(plan, incarnation, first=first)
 
         async def work(stop: anyio.Event) -> None:
             async with self.transport(incarnation) as transport:

@@ -16,6 +16,7 @@ from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder,
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Settings, not_here, started_by_hand
+from sparring.services.process import forking
 from sparring.services.process.encryption import exposed, protection, unprotected
 from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost
 from sparring.services.process.runtime import Playback
@@ -229,6 +230,7 @@ async def _supervise(topology: Topology, grow: Grow, in_process: bool) -> Status
         return await (_as_tasks if in_process else _as_processes)(topology, grow, processes)
     finally:
         processes.close()
+        forking.end()
 
 
 async def _as_processes(topology: Topology, grow: Grow, processes: ProcessHost) -> Status:

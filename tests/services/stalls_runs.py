@@ -49,7 +49,7 @@ class TaskHost:
     listener: MemoryListener | None = None
     started: dict[str, list[Task]] = field(default_factory=dict)
 
-    def start(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
+    async def start(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
         async def work(stop: anyio.Event) -> None:
             transport = MemoryTransport(self.hub, start=start)
             async with transport:

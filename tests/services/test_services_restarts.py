@@ -37,7 +37,11 @@ async def test_part_that_fails_too_often_ends_with_the_steps_it_held(tmp_path: P
     """Its steps are then not expected in the step counts of the run's end."""
     settings = parse_settings("behaviors: {Ball: {}}\npipeline: {restarts: {budget: 2}}\n", "test").settings
     topology = build(settings, run_id="test", directory=tmp_path, seed=1)
-    host = SimpleNamespace(topology=topology, start=lambda *_, **__: FailingProcess())
+
+    async def start(*_: object, **__: object) -> FailingProcess:
+        return FailingProcess()
+
+    host = SimpleNamespace(topology=topology, start=start)
     active = ActiveRun(host, anyio.current_time, Log(), "s")  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         active.keep(tasks, next(plan for plan in topology.services if plan.name == "assembly"))

@@ -80,7 +80,7 @@ class FakeHost:
         self.latest: dict[str, FakeService] = {}
         self._failures = failures
 
-    def start(self, plan: Plan, incarnation: str, *, first: bool) -> FakeService:
+    async def start(self, plan: Plan, incarnation: str, *, first: bool) -> FakeService:
         return self._started(plan.name)
 
     def _started(self, name: str) -> FakeService:

@@ -178,7 +178,7 @@ class World:
             self.status = await supervisor.supervise()
             self.died = {part.name for part in supervisor.active.parts.values() if part.died}
 
-    def start(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
+    async def start(self, plan: ServicePlan, start: str, *, first: bool) -> HostedService:
         """Starts a service for the supervisor."""
         hosted = self.hosted[plan.name] = HostedService(self, plan, start, first=first)
         self.tasks.start_soon(hosted.serve)

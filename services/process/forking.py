@@ -1,0 +1,276 @@
+"""A fork server imports what services need, torch above all, once, and forks a process for each service (Linux).
+
+    supervisor                                          fork server
+    ForkServer(modules)  ------------ starts ---------> imports the modules of its command line
+    ForkServer.fork      -- arguments, descriptors ---> forks a child, which runs `sparring ARGUMENTS`
+                         <------------ pid ------------
+    ForkedProcess.wait   <---- exit status (pipe) ----- reaps the child
+
+It has one thread and no state of a run. When it dies, its children live on: the supervisor adopts them, and starts
+another server for the next child. When the supervisor dies, the server kills all children, stopped ones included.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NoReturn
+
+from setproctitle import setproctitle
+
+from sparring.services.process.lifeline import adopt_orphans, end_at_close, resume_with_parent
+
+MODULES: Final = ("sparring.services.process.preloaded",)
+_LARGEST: Final = 2**16
+_IMPORTS_S: Final = 300.0
+"""The time for the first answer of a server, which imports first; a machine that is too busy needs long for that."""
+_ANSWER_S: Final = 10.0
+
+
+class ForkServer:
+    """A ForkServer forks processes. All methods may block, and may be called in any thread.
+
+    Args:
+        modules: what the server imports before it forks.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._lock = threading.Lock()
+        self._has_forked = False
+        adopt_orphans()
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_IMPORTS_S)
+        with theirs:
+            command = [sys.executable, "-P", "-m", "sparring.services.process.forking", str(theirs.fileno()), *modules]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # no pool of threads may exist when it forks
+            self._server = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()], process_group=0
+            )
+
+    @property
+    def pid(self) -> int:
+        """Returns the process id of the server."""
+        return self._server.pid
+
+    def fork(
+        self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+    ) -> "ForkedProcess":
+        """Starts `sparring ARGUMENTS` in a process group of its own.
+
+        Args:
+            arguments: of the command.
+            environment: variables in addition to those of the server.
+            descriptors: that become standard output and standard error, and the pipe of its supervisor.
+
+        Raises:
+            OSError: the server has died, or does not answer.
+        """
+        reader, writer = os.pipe()
+        try:
+            request = json.dumps({"arguments": arguments, "environment": environment}).encode()
+            if len(request) > _LARGEST:
+                raise OSError(f"got {len(request)} bytes of arguments and variables; expected at most {_LARGEST}")
+            with self._lock:
+                socket.send_fds(self._socket, [request], [*descriptors, writer])
+                answer = self._socket.recv(_LARGEST)
+                self._socket.settimeout(_ANSWER_S)
+                self._has_forked = True
+            if not answer:
+                raise ConnectionResetError("the fork server has ended")
+            return ForkedProcess(int(answer), reader, self._server)
+        except OSError:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+
+    def close(self) -> None:
+        """Ends the server, and with it all its children."""
+        self._socket.close()
+        if self._has_forked:
+            with suppress(subprocess.TimeoutExpired):
+                self._server.wait(_ANSWER_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the server; its children live on."""
+        self._server.kill()
+        self._server.wait()
+
+
+class ForkedProcess:
+    """A ForkedProcess was forked by a server; it has the members of `subprocess.Popen` that its users need.
+
+    Args:
+        pid: of the process.
+        status: reading end of the pipe to which the server writes its exit status.
+        server: its parent.
+
+    Attributes:
+        pid: of the process.
+        returncode: its exit status, negative for a signal; None while it runs, or as long as nothing has waited.
+    """
+
+    def __init__(self, pid: int, status: int, server: "subprocess.Popen[bytes]") -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+        self._server = server
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for its end, and returns its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+            text = os.read(self._status, 32)
+            os.close(self._status)
+            self.returncode = int(text) if text else self._wait_for_adopted()
+        return self.returncode
+
+    def _wait_for_adopted(self) -> int:
+        """Waits for the end of a process that this one has adopted from a dead server."""
+        self._server.wait()  # only then it is a child of this process
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:  # the server has reaped it, and died before it could say so
+            return -signal.SIGKILL
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+
+_current: ForkServer | None = None
+_lock = threading.Lock()
+
+
+def server() -> ForkServer:
+    """Returns the fork server of this process, which begins its imports with the first call."""
+    global _current
+    with _lock:
+        if _current is None:
+            _current = ForkServer(MODULES)
+            atexit.register(end)
+        return _current
+
+
+def fork(arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> ForkedProcess:
+    """Starts a process with the server of this process; one that has died is replaced. Raises as `ForkServer.fork`."""
+    former = server()
+    try:
+        return former.fork(arguments, environment, descriptors)
+    except (ConnectionError, TimeoutError):
+        former.kill()
+        end(former)
+        return server().fork(arguments, environment, descriptors)
+
+
+def end(former: ForkServer | None = None) -> None:
+    """Ends the server of this process, where there is one (or only if it is `former`)."""
+    global _current
+    with _lock:
+        if _current is not None and former in (None, _current):
+            _current.close()
+            _current = None
+
+
+# ---------------------------------------------------------------- the server
+
+
+def serve(requests: socket.socket) -> list[str]:
+    """Forks until the supervisor ends; returns only in a child, with the arguments of its command."""
+    writers: dict[int, int] = {}  # of exit statuses, by child
+    wake, waker = os.pipe()
+    for end_of_pipe in (wake, waker):
+        os.set_blocking(end_of_pipe, False)
+    signal.set_wakeup_fd(waker)
+    signal.signal(signal.SIGCHLD, _ignore)
+    while True:
+        ready, _, _ = select.select([requests.fileno(), wake], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
+            _reap(writers)
+        if requests.fileno() not in ready:
+            continue
+        text = b""
+        with suppress(ConnectionError):
+            text, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 8)
+        if not text:
+            _end(writers)
+        *streams, lifeline, writer = descriptors
+        if child := os.fork():
+            writers[child] = writer
+            for one in (*streams, lifeline):
+                os.close(one)
+            with suppress(OSError):  # the supervisor has ended, which the next round notices
+                requests.send(b"%d" % child)
+            continue
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        requests.close()
+        for one in (wake, waker, writer, *writers.values()):
+            os.close(one)
+        for number, stream in enumerate(streams, 1):
+            os.dup2(stream, number)
+            os.close(stream)
+        request = json.loads(text)
+        os.environ.update(request["environment"])
+        end_at_close(lifeline)
+        setproctitle(" ".join(["sparring", *request["arguments"]]))
+        return [str(one) for one in request["arguments"]]
+
+
+def _reap(writers: dict[int, int]) -> None:
+    """Writes the exit statuses of the children that have ended."""
+    while writers:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if not child:
+            return
+        writer = writers.pop(child)
+        with suppress(BrokenPipeError):
+            os.write(writer, b"%d" % os.waitstatus_to_exitcode(status))
+        os.close(writer)
+
+
+def _end(children: Mapping[int, int]) -> NoReturn:
+    """Kills all children with their groups, and ends."""
+    for child in children:
+        for kill in (os.killpg, os.kill):
+            with suppress(ProcessLookupError, PermissionError):
+                kill(child, signal.SIGKILL)
+    os._exit(0)
+
+
+def _ignore(_signal: int, _frame: object) -> None:
+    """Does nothing: the loop that reads the signal pipe handles signals."""
+
+
+def main(arguments: Sequence[str]) -> list[str]:
+    """Runs the server; returns only in a child, with the arguments of its command."""
+    resume_with_parent()
+    for module in arguments[1:]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # imported modules stay: a collection that visits them would copy their pages into each child
+    return serve(socket.socket(fileno=int(arguments[0])))
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = main(sys.argv[1:])
+    runpy.run_module("sparring", run_name="__main__", alter_sys=True)

@@ -1,0 +1,145 @@
+"""A server that forks processes, whatever dies first: the process, the server, or their supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sparring.services.process import forking
+from sparring.services.process.forking import ForkedProcess, ForkServer
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is a fork server on Linux only")
+
+LIMIT_S = 60.0
+
+COMMANDS = """
+import os, sys, time
+
+def run(arguments=None):
+    text = sys.argv[1]
+    sys.argv[1:] = []
+    exec(text)
+    return 0
+
+from sparring.services import main
+main.main = run
+"""
+"""A module for the server to import: the command of its children is the text that they are given."""
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a child run the text that it gets in place of a command."""
+    (tmp_path / "forked_commands.py").write_text(COMMANDS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(forking, "MODULES", ("forked_commands",))
+
+
+@pytest.fixture
+def server(commands: None) -> Iterator[ForkServer]:
+    made = ForkServer(forking.MODULES)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lifeline() -> Iterator[tuple[int, int]]:
+    """A pipe whose writing end only the supervisor has."""
+    ends = os.pipe()
+    yield ends
+    for one in ends:
+        os.close(one)
+
+
+def start(server: ForkServer, text: str, folder: Path, lifeline: tuple[int, int]) -> ForkedProcess:
+    """Forks a process with files as its output."""
+    with (folder / "out").open("ab") as out, (folder / "err").open("ab") as errors:
+        return server.fork([text], {"GREETING": "hello"}, [out.fileno(), errors.fileno(), lifeline[0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("pass", 0),
+        ("sys.exit(3)", 3),
+        ("raise ValueError('no')", 1),
+        ("os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("time.sleep(0.2); os.kill(os.getpid(), 15)", -signal.SIGTERM),
+    ],
+)
+def test_status_is_that_of_the_process(
+    server: ForkServer, tmp_path: Path, lifeline: tuple[int, int], text: str, status: int
+) -> None:
+    assert start(server, text, tmp_path, lifeline).wait(LIMIT_S) == status
+
+
+def test_process_has_its_own_variables_output_group_and_title_and_no_folder_of_the_user(
+    server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]
+) -> None:
+    text = "print(os.environ['GREETING'], os.getpgrp() == os.getpid(), '' in sys.path); print('bad', file=sys.stderr)"
+    text += "; print(open('/proc/self/cmdline').read())"
+    assert start(server, text, tmp_path, lifeline).wait(LIMIT_S) == 0
+    assert (tmp_path / "out").read_text().startswith("hello True False\nsparring print(")
+    assert (tmp_path / "err").read_text() == "bad\n"
+
+
+def test_wait_has_a_limit(server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]) -> None:
+    process = start(server, "time.sleep(1000)", tmp_path, lifeline)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.0)
+    process.terminate()
+    assert process.wait(LIMIT_S) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_children_outlive_a_dead_server_and_the_next_process_gets_another(
+    commands: None, tmp_path: Path, lifeline: tuple[int, int], monkeypatch: pytest.MonkeyPatch, end: signal.Signals
+) -> None:
+    monkeypatch.setattr(forking, "_ANSWER_S", 0.5)
+    first = forking.server()
+    try:
+        child = start(first, "time.sleep(1000)", tmp_path, lifeline)
+        os.kill(first.pid, end)
+        with (tmp_path / "out").open("ab") as out:
+            other = forking.fork(["sys.exit(7)"], {}, [out.fileno(), out.fileno(), lifeline[0]])
+        assert other.wait(LIMIT_S) == 7
+        assert forking.server() is not first
+        assert psutil.Process(child.pid).is_running()
+        child.terminate()
+        assert child.wait(LIMIT_S) == -signal.SIGTERM
+    finally:
+        forking.end()
+
+
+SUPERVISOR = """
+import os, signal, sys, time
+from sparring.services.process.forking import ForkServer
+server = ForkServer(("forked_commands",))
+reader, writer = os.pipe()
+children = [server.fork(["time.sleep(1000)"], {}, [1, 2, reader]) for _ in range(2)]
+os.kill(children[0].pid, signal.SIGSTOP)
+if sys.argv[1] == "stopped":
+    os.kill(server.pid, signal.SIGSTOP)
+print(server.pid, *[one.pid for one in children], flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("kind", ["running", "stopped"])
+def test_nothing_outlives_the_supervisor_though_it_be_stopped(commands: None, kind: str) -> None:
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR, kind], stdout=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None
+    with supervisor.stdout as output:
+        processes = [psutil.Process(int(pid)) for pid in output.readline().split()]
+        supervisor.kill()
+        supervisor.wait(LIMIT_S)
+        _, alive = psutil.wait_procs(processes, LIMIT_S)
+    assert len(processes) == 3
+    assert not alive
