@@ -45,7 +45,7 @@ class Log:
 class HostedService:
     """One incarnation of a service."""
 
-    pid = None
+    pid = cpu_s = None
 
     def __init__(self, world: World, plan: ServicePlan, start: str, *, first: bool) -> None:
         self.world, self.plan, self.start, self.first = world, plan, start, first
