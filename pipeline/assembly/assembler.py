@@ -11,19 +11,15 @@ groups are sent at once, because their messages contain rows of teammates. A flu
 waits forever: a learner that waits for steps always causes a flush.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly.columns import NO_ROWS, Places, RowNumbers, Slots, pick_ragged, pick_where
-from sparring.pipeline.assembly.episodes import are_last, group_returns, has_episodes, note_episodes
 from sparring.pipeline.assembly.groups import NO_GROUPS, Groups
 from sparring.pipeline.assembly.members import NO_SLOTS, Members, Sizes
-from sparring.pipeline.assembly.messages import FinishedSegments
+from sparring.pipeline.assembly.messages import FinishedSegments, are_last, group_returns, has_episodes, note_episodes
 from sparring.pipeline.assembly.ticks import TickEvents, split_ticks
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.steps import AgentsStarted, BehaviorSteps
@@ -79,7 +75,9 @@ class Assembler:
                     self._tick_of_agents(one, events)
                     continue
                 # Disconnections of simulators are reported apart, after the other events of the tick.
-                ticks.setdefault((number, events.has_only_losses), []).append((one, events))
+                others = events.ended or events.joined or events.reported or events.acted
+                only_losses = events.lost is not None and others is None
+                ticks.setdefault((number, only_losses), []).append((one, events))
         for (number, _), tick in sorted(ticks.items()):
             self._tick_of_groups(number, tick)
 
@@ -103,7 +101,9 @@ class Assembler:
 
     def ready_messages(self) -> Iterator[Segments]:
         """Yields messages when there are enough steps: of groups for all behavior names when one has enough."""
-        yield from self._messages_of(lambda one: one.closed_steps >= one.sizes.message_steps)
+        for together in self._together:
+            if any(one.closed_steps >= one.sizes.message_steps for one in together.values()):
+                yield from self._messages(together)
         for behavior, one in self.members.items():
             if one.reached > one.announced:
                 yield self.announcement(behavior)
@@ -116,7 +116,8 @@ class Assembler:
 
     def rest(self) -> Iterator[Segments]:
         """Yields messages with all finished segments."""
-        yield from self._messages_of(lambda _: True)
+        for together in self._together:
+            yield from self._messages(together)
 
     # ---------------------------------------------------------------- one tick
 
@@ -151,10 +152,10 @@ class Assembler:
         self._earn(tick)
         continuing = self._leave(tick)
         moving = [(one, self._join(one, events.joined)) for one, events in tick if events.joined is not None]
-        moves = [_Move(one, slots, groups.find(one.keys(slots))) for one, slots in moving if slots.size]
+        moves = [(one, slots, groups.find(one.keys(slots))) for one, slots in moving if slots.size]
         reports = [(one, events.reported.slots) for one, events in tick if events.reported is not None]
         deciding = [one.places[slots[one.live[slots]]] for one, slots in reports]
-        groups.advance(np.unique(np.concatenate([continuing, *deciding, *(move.entered for move in moves)])))
+        groups.advance(np.unique(np.concatenate([continuing, *deciding, *(entered for *_, entered in moves)])))
         rows = [self._observe(number, one, events) for one, events in tick]
         if moves:
             self._move(moves)
@@ -222,10 +223,10 @@ class Assembler:
         one.decided[slots] = number
         return rows
 
-    def _move(self, moves: Sequence[_Move]) -> None:
-        """Moves members to other groups with their pending decisions: first all leave, then all enter."""
+    def _move(self, moves: Sequence[tuple[Members, Slots, Places]]) -> None:
+        """Moves members in slots to places of other groups with their pending decisions: all leave, then all enter."""
         groups = self._groups
-        before = [move.one.places[move.slots] for move in moves]
+        before = [one.places[slots] for one, slots, _ in moves]
         left = groups.leave(before)
         for one, _, entered in moves:
             groups.enter(entered, one.number, one.horizon, np.ones(len(entered), bool))
@@ -274,17 +275,12 @@ class Assembler:
         spans = groups.times[places] - 1
         rank = np.full(len(groups.live), -1, np.int64)
         rank[places] = np.arange(len(places))
+        finished = sum(len(one.numbers) for one in groups.unsent)
         for one in self._sharing.values():
-            one.collect(rank, spans, groups.finished, ended=ended)
+            one.collect(rank, spans, finished, ended=ended)
         groups.close(places, spans, ended=ended)
 
     # ---------------------------------------------------------------- messages
-
-    def _messages_of(self, ready: Callable[[Members], bool]) -> Iterator[Segments]:
-        """Yields all messages of those behavior names that are ready."""
-        for together in self._together:
-            if any(map(ready, together.values())):
-                yield from self._messages(together)
 
     def _messages(self, together: Mapping[str, Members], behavior: str = "", serial: int = 0) -> Iterator[Segments]:
         """Yields all finished segments of names that share groups, or of one that does not.
@@ -299,9 +295,3 @@ class Assembler:
                 pieces = [finished.pick(NO_ROWS)]
             for at, piece in enumerate(pieces, 1):
                 yield piece.message(name, serial if name == behavior and at == len(pieces) else 0)
-
-
-class _Move(NamedTuple):
-    one: Members
-    slots: Slots
-    entered: Places

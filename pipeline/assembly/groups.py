@@ -95,9 +95,7 @@ class Groups:
             np.subtract.at(self.live, places, 1)
         return np.unique(np.concatenate(left))
 
-    def earn(
-        self, own: Array, shared: Array, ended: Mask, places: Places, totals: NDArray[np.float64], decided: Array
-    ) -> None:
+    def earn(self, own: Array, shared: Array, ended: Mask, places: Places, totals: Array, decided: Array) -> None:
         """Adds the rewards of members since the last group timestep, and the group's own as far as not yet counted.
 
         Args:
@@ -132,22 +130,16 @@ class Groups:
         had_members = (self.names[ended] >> name & 1) > 0
         return self.totals[ended[reported & had_members]].astype(np.float32)
 
-    @property
-    def finished(self) -> int:
-        """Returns the number of finished group segments that are not sent yet."""
-        return sum(len(one.numbers) for one in self.unsent)
-
     def close(self, places: Places, spans: NDArray[np.int64], *, ended: bool) -> None:
         """Finishes segments of `spans` group timesteps, and begins new ones with the present timestep."""
         times = sequences.rows_of(np.zeros(len(spans), np.int64), spans)
-        self.unsent.append(
-            FinishedGroups(
-                numbers=self.numbers[places],
-                spans=spans.astype(np.int32),
-                ended=np.full(len(places), ended),
-                rewards=self.series[np.repeat(places, spans), times].astype(np.float32),
-            )
+        finished = FinishedGroups(
+            numbers=self.numbers[places],
+            spans=spans.astype(np.int32),
+            ended=np.full(len(places), ended),
+            rewards=self.series[np.repeat(places, spans), times].astype(np.float32),
         )
+        self.unsent.append(finished)
         self.times[places] = 1
         self.participants[places] = self.live[places]
         self.series[places, 0] = 0.0

@@ -11,16 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import columns
-from sparring.pipeline.assembly.columns import (
-    NO_ROWS,
-    Mask,
-    Places,
-    RowNumbers,
-    Slots,
-    concatenate,
-    pick_ragged,
-    pick_where,
-)
+from sparring.pipeline.assembly.columns import NO_ROWS, Mask, Places, RowNumbers, Slots, pick_ragged, pick_where
 from sparring.pipeline.assembly.log import MemberSegments, StepLog
 from sparring.pipeline.assembly.ticks import TickEvents
 from sparring.pipeline.messages.segments import Episodes
@@ -78,7 +69,6 @@ class Members:
         departed: segments of agents that have left groups whose segments are still open.
         unsent: finished segments that are not sent yet, in all of `closed_steps`.
         episodes: episodes that have ended since the last message.
-        has_group_rewards: whether any was reported.
         has_matchups: whether the behavior is under self-play.
         has_lessons: whether environment parameters have curricula.
     """
@@ -117,7 +107,6 @@ class Members:
     unsent: list[MemberSegments] = field(default_factory=list)
     closed_steps: int = 0
     episodes: list[Episodes] = field(default_factory=list)
-    has_group_rewards: bool = False
     has_matchups: bool = False
     has_lessons: bool = False
 
@@ -144,7 +133,7 @@ class Members:
     def take(self) -> MemberSegments:
         """Returns all finished segments that are not sent yet, and forgets them."""
         unsent, self.unsent, self.closed_steps = self.unsent, [], 0
-        segments = concatenate(unsent or [self.cut(NO_SLOTS)])
+        segments = columns.concatenate(unsent or [self.cut(NO_SLOTS)])
         if not self.in_groups:
             segments.places = np.arange(len(segments.lengths))
         return segments
@@ -187,7 +176,6 @@ class Members:
         rows = self.path[slots, times]
         self.log.columns["rewards"][rows] = rewards[which]
         if shared is not None:
-            self.has_group_rewards = True
             self.log.columns["group_rewards"][rows] = shared[:n][which]
         self.lengths[slots] = times + 1
         self.acted[slots] = False
@@ -300,7 +288,7 @@ class Members:
         present = self.cut(np.flatnonzero(self.live & self.seen & (rank[self.places] >= 0)).astype(np.int32))
         present.until = (spans[rank[present.places]] + 1).astype(np.int32)
         self.log.columns["times"][present.following] = 0
-        every = concatenate([present, *self.departed])
+        every = columns.concatenate([present, *self.departed])
         order = np.argsort(rank[every.places], kind="stable")
         remaining = np.searchsorted(rank[every.places[order]], 0)
         self.departed = [pick_ragged(every, order[:remaining], "rows", "lengths")] if remaining else []
@@ -330,8 +318,7 @@ class Members:
         stepped = lengths > 0
         those, starts = slots[stepped], starts[stepped]
         self.episode_returns[those] += np.add.reduceat(log["rewards"][rows], starts, dtype=np.float64)
-        if self.has_group_rewards:
-            self.episode_group_returns[those] += np.add.reduceat(log["group_rewards"][rows], starts, dtype=np.float64)
+        self.episode_group_returns[those] += np.add.reduceat(log["group_rewards"][rows], starts, dtype=np.float64)
         self.episode_lengths[slots] += lengths
         next_times: NDArray[np.int32] = log["times"][following]
         no_flags = np.zeros(len(slots), bool)

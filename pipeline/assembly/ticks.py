@@ -35,11 +35,6 @@ class TickEvents(NamedTuple):
         """Returns the outcomes of steps in their order: a slot in both records has another agent in the second."""
         return [report for report in (self.ended, self.reported) if report is not None]
 
-    @property
-    def has_only_losses(self) -> bool:
-        """Returns whether simulators have disconnected and nothing else happened."""
-        return self.lost is not None and (self.ended or self.joined or self.reported or self.acted) is None
-
 
 def split_ticks(part: BehaviorSteps, live: Mask, most: int) -> Iterator[tuple[int, TickEvents]]:
     """Yields numbers and events of the ticks of a record; the other arguments are those of `count_alike`."""

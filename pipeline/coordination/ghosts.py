@@ -5,16 +5,19 @@ They are published before the assignment that names them, and the assignment aft
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from sparring.pipeline.coordination.opponents import ExternalOpponent
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load, save
+
+from sparring.pipeline.coordination.opponents import ExternalOpponent, Tournament
 from sparring.pipeline.coordination.self_play import SelfPlay
-from sparring.pipeline.coordination.snapshots import Snapshots
-from sparring.pipeline.coordination.tournament import Tournament
-from sparring.pipeline.files import append
+from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.files import append, write_atomically
 from sparring.pipeline.messages.channels import ghost_topic
 from sparring.pipeline.messages.matches import RatedLearner, Rating, Results
 from sparring.pipeline.messages.state import PolicyWeights
@@ -26,6 +29,68 @@ PLAYERS_FOLDER: Final = "players"
 _LONGEST: Final = 16 * 2**20
 
 
+@dataclass(slots=True)
+class SavedGhosts:
+    """What a restart needs of self-play.
+
+    Attributes:
+        rules: of self-play.
+        matches_bytes: size of the match file.
+        received: matches whose results arrived, by source and behavior.
+    """
+
+    rules: SelfPlay
+    matches_bytes: int
+    received: dict[str, dict[str, int]]
+
+
+class Snapshots:
+    """Stores the snapshots of policies of a run: RUN/BEHAVIOR/snapshots/VERSION.safetensors.
+
+    Args:
+        root: the run folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def path(self, name: str, version: int) -> Path:
+        """Returns the path of a snapshot."""
+        return self._root / name / "snapshots" / f"{version:09d}.safetensors"
+
+    def save(self, weights: PolicyWeights) -> None:
+        """Writes a snapshot atomically."""
+        path = self.path(weights.behavior, weights.version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noted = {"trained": str(weights.trained), "network": weights.network}
+        write_atomically(path, save(weights.arrays, noted), durable=False)
+
+    def load(self, name: str, version: int) -> PolicyWeights:
+        """Reads a snapshot.
+
+        Raises:
+            ServiceError: it is missing or damaged.
+        """
+        path = self.path(name, version)
+        try:
+            arrays = dict(sorted(load(path.read_bytes()).items()))  # safetensors gives them in any order
+            with safe_open(path, "np") as file:
+                noted = file.metadata() or {}
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ServiceError(
+                f"got {path}, which cannot be read ({error}); expected a snapshot that this run has written; "
+                "put it back from a copy of the run folder, or start a new run"
+            ) from error
+        trained, network = int(noted.get("trained", 0)), noted.get("network", "")
+        return PolicyWeights(behavior=name, version=version, arrays=arrays, trained=trained, network=network)
+
+    def keep(self, name: str, versions: Collection[int]) -> None:
+        """Removes all other snapshots of a behavior."""
+        for path in self.path(name, 0).parent.glob("*.safetensors"):
+            if int(path.stem) not in versions:
+                path.unlink(missing_ok=True)
+
+
 class Ghosts:
     """Applies the rules of self-play to a run, and publishes and stores what follows.
 
@@ -35,19 +100,13 @@ class Ghosts:
         topic: for weights of ghosts.
     """
 
-    def __init__(
-        self,
-        rules: SelfPlay | Tournament,
-        directory: Path,
-        topic: Publisher,
-    ) -> None:
+    def __init__(self, rules: SelfPlay | Tournament, directory: Path, topic: Publisher) -> None:
         self.rules = rules
         self._directory = directory
         self._snapshots = Snapshots(directory)
         self._external: dict[tuple[str, int], PolicyWeights] = {}
         self._topic = topic
-        self._latest: dict[str, PolicyWeights] = {}
-        self._unsaved: dict[tuple[str, int], PolicyWeights] = {}
+        self._held: dict[tuple[str, int], PolicyWeights] = {}  # the latest, and those that are not on disk yet
         self._slots: list[tuple[str, int] | None] = []  # what is published under each key
         self._matches = directory / MATCHES_FILE
         self._lines: list[str] = []
@@ -66,11 +125,6 @@ class Ghosts:
             weights = scripted if one.script else replace(players.load(name, number), version=-number)
             self._external[name, -number] = weights
 
-    @property
-    def serial(self) -> int:
-        """Serial of the assignment, 0 before the first."""
-        return 0 if self.rules.assignment is None else self.rules.assignment.serial
-
     def knows(self, name: str, version: int) -> bool:
         """Whether an assignment takes this version of a behavior into account."""
         side = self.rules.sides.get(name)
@@ -81,8 +135,7 @@ class Ghosts:
     def weights(self, weights: PolicyWeights) -> None:
         """Takes over the weights that a learner has published."""
         assert isinstance(self.rules, SelfPlay)
-        self._hold()
-        self._latest[weights.behavior] = weights
+        self._held[weights.behavior, weights.version] = weights
         self.rules.weights(weights.behavior, weights.version, weights.trained)
         self._save()  # the next weights may arrive before the next state is written
 
@@ -101,7 +154,7 @@ class Ghosts:
         received = self._received.setdefault(results.source, {})
         known = max(0, received.get(results.behavior, 0) - results.before)
         received[results.behavior] = max(received.get(results.behavior, 0), results.before + len(results.numbers))
-        lines = list(self.rules.results(_without(results, known)))
+        lines = list(self.rules.results(results, known))
         self._lines += [json.dumps({"source": results.source, **line}) for line in lines]
         return [
             (player, line["scores"][behavior_id])
@@ -116,24 +169,23 @@ class Ghosts:
 
     # ---------------------------------------------------------------- what is kept and published
 
-    def keep(self) -> dict[str, Any]:
-        """Writes snapshots and matches to disk, and returns the state as plain JSON values."""
+    def keep(self) -> SavedGhosts | None:
+        """Writes snapshots and matches to disk, and returns all that a restart needs; no tournament is restarted."""
         self._save()
         if self._lines:
             if self._written > _LONGEST:
                 self._matches.replace(self._former)
             self._written = append(self._matches, "".join(line + "\n" for line in self._lines).encode())
             self._lines.clear()
-        return {
-            "rules": self.rules.to_plain(),
-            "matches_bytes": self._written,
-            "received": self._received,
-        }
+        if isinstance(self.rules, Tournament):
+            return None
+        return SavedGhosts(self.rules, self._written, self._received)
 
-    def restore(self, plain: Mapping[str, Any]) -> None:
+    def restore(self, saved: SavedGhosts) -> None:
         """Continues from what `keep` returned; later lines of the match file are removed, as they arrive again."""
-        self.rules.restore(plain["rules"])
-        self._written, self._received = plain["matches_bytes"], plain["received"]
+        assert isinstance(self.rules, SelfPlay)
+        self.rules = self.rules.continue_from(saved.rules)
+        self._written, self._received = saved.matches_bytes, saved.received
         if _size(self._matches) < self._written <= _size(self._former):  # rotated after that state was written
             self._former.replace(self._matches)
         if _size(self._matches) > self._written:
@@ -144,35 +196,45 @@ class Ghosts:
     def publish(self) -> None:
         """Publishes the weights that the assignment names and that are not published yet."""
         playing = self.rules.playing
-        for at, key in enumerate(self._slots):
-            if key not in playing:
-                self._slots[at] = None
-        for name, number in sorted(playing - set(self._slots)):
+        self._slots = [key if key in playing else None for key in self._slots]
+        for key in sorted(playing - set(self._slots)):
             if None not in self._slots:
                 self._slots.append(None)
             at = self._slots.index(None)
-            self._slots[at] = name, number
-            known = self._latest.get(name)
-            if number < 0:
-                weights = self._external[name, number]
-            elif known is not None and known.version == number:
-                weights = known
-            else:
-                weights = self._snapshots.load(name, number)
+            self._slots[at] = key
+            weights = self._external.get(key) or self._held.get(key) or self._snapshots.load(*key)
             self._topic.publish(ghost_topic(at), weights)
-        self._tidy()
+        for name, side in self.rules.sides.items():
+            if not side.settings.keep_all_snapshots:
+                self._snapshots.keep(name, {number for one, number in self.rules.wanted if one == name})
 
     def ratings(self) -> dict[str, RatedLearner]:
         """Returns the rating of each learner and of its opponents."""
         rules = self.rules
-        return {} if isinstance(rules, Tournament) else {name: _rated(rules, name) for name in rules.sides}
+        if isinstance(rules, Tournament):
+            return {}
+        team, elo, skills = -1 if rules.team is None else rules.team, rules.ratings.elo, rules.ratings.skills
+        return {
+            name: RatedLearner(
+                team=team,
+                learning=name in rules.learning,
+                elo=elo[name],
+                mu=skills[name][0],
+                sigma=skills[name][1],
+                ghost_steps=side.ghost,
+                opponents={
+                    player: Rating(elo=elo[player], mu=skills[player][0], matches=matches, win_rate=points / matches)
+                    for player, (matches, points) in side.records.items()
+                    if player in elo
+                },
+            )
+            for name, side in rules.sides.items()
+        }
 
     def rating(self, name: str) -> float | None:
         """Returns a learner's Elo rating, or with more than two teams its mu; None where nothing is rated."""
-        rules = self.rules
-        if isinstance(rules, Tournament) or name not in rules.sides:
-            return None
-        return rules.ratings.skills[name][0] if _many(rules) else rules.ratings.elo[name]
+        rated = self.ratings().get(name)
+        return None if rated is None else rated.mu if self._has_many_teams else rated.elo
 
     def gauges(self) -> Iterator[tuple[str, float]]:
         """Yields name and value of each gauge."""
@@ -180,15 +242,14 @@ class Ghosts:
             return
         ratings = self.rules.ratings
         for name, side in self.rules.sides.items():
-            window = [ratings.elo[f"{name}@{version}"] for version in side.window]
-            mean, deviation = spread(window)
-            if _many(self.rules):
+            window = [ratings.elo[f"{name}@{version}"] for version in side.window] or [0.0]
+            if self._has_many_teams:
                 yield f"mu/{name}", ratings.skills[name][0]
                 yield f"sigma/{name}", ratings.skills[name][1]
             else:
                 yield f"elo/{name}", ratings.elo[name]
-                yield f"opponents.elo/{name}", mean
-                yield f"opponents.elo_deviation/{name}", deviation
+                yield f"opponents.elo/{name}", statistics.fmean(window)
+                yield f"opponents.elo_deviation/{name}", statistics.pstdev(window)
 
     def described(self) -> dict[str, Any]:
         """Describes the assignment for the log."""
@@ -197,6 +258,11 @@ class Ghosts:
         return {"team": rules.team, "opponents": opponents, "changes": rules.changes}
 
     # ---------------------------------------------------------------- inside
+
+    @property
+    def _has_many_teams(self) -> bool:
+        """Whether the game has more than two teams."""
+        return len({team for side in self.rules.sides.values() for team in side.teams}) > 2
 
     @property
     def _former(self) -> Path:
@@ -209,75 +275,14 @@ class Ghosts:
         Raises:
             OSError: the disk is full.
         """
-        self._hold()
-        for key, weights in [*self._unsaved.items()]:
-            self._snapshots.save(weights)
-            del self._unsaved[key]
-
-    def _hold(self) -> None:
-        """Keeps the latest weights past the next ones, where they can still play and are not on disk."""
-        wanted = self.rules.wanted
-        for name, latest in self._latest.items():
-            if (name, latest.version) in wanted and not self._snapshots.has(name, latest.version):
-                self._unsaved[name, latest.version] = latest
-        self._unsaved = {key: weights for key, weights in self._unsaved.items() if key in wanted}
-
-    def _tidy(self) -> None:
-        """Removes the snapshots that can no longer play."""
-        wanted = self.rules.wanted
-        for name, side in self.rules.sides.items():
-            if not side.settings.keep_all_snapshots:
-                self._snapshots.keep(name, {number for one, number in wanted if one == name})
-
-
-def _without(results: Results, first: int) -> Results:
-    """Returns the results without their first matches."""
-    if not first:
-        return results
-    rows = int(results.row_counts[:first].sum())
-    return replace(
-        results,
-        **{name: getattr(results, name)[first:] for name in ("numbers", "matchups", "simulators", "row_counts")},
-        **{name: getattr(results, name)[rows:] for name in ("who", "scores", "explicit", "rewards")},
-    )
+        wanted, latest = self.rules.wanted, {(name, side.version) for name, side in self.rules.sides.items()}
+        self._held = {key: weights for key, weights in self._held.items() if key in wanted | latest}
+        for key, weights in [*self._held.items()]:
+            if key in wanted and not self._snapshots.path(*key).exists():
+                self._snapshots.save(weights)
+            if key not in latest:
+                del self._held[key]
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _many(rules: SelfPlay) -> bool:
-    """Whether the game has more than two teams."""
-    return len({team for side in rules.sides.values() for team in side.teams}) > 2
-
-
-def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Returns mean and standard deviation, zeros for no values."""
-    found = list(values)
-    if not found:
-        return 0.0, 0.0
-    mean = sum(found) / len(found)
-    return float(mean), float((sum((one - mean) ** 2 for one in found) / len(found)) ** 0.5)
-
-
-def _rated(rules: SelfPlay, name: str) -> RatedLearner:
-    side = rules.sides[name]
-    ratings = rules.ratings
-    opponents = [(player, record) for player, record in side.records.items() if player in ratings.elo]
-    return RatedLearner(
-        team=-1 if rules.team is None else rules.team,
-        learning=name in rules.learning,
-        elo=ratings.elo[name],
-        mu=ratings.skills[name][0],
-        sigma=ratings.skills[name][1],
-        ghost_steps=side.ghost,
-        opponents={
-            player: Rating(
-                elo=ratings.elo[player],
-                mu=ratings.skills[player][0],
-                matches=record.matches,
-                win_rate=record.points / record.matches,
-            )
-            for player, record in opponents
-        },
-    )

@@ -1,4 +1,4 @@
-"""The step budget and the step accounting of one behavior: arithmetic without I/O.
+"""The step budget and the step accounting of one behavior, and what simulators count: arithmetic without I/O.
 
 One rule bounds how old the data can be (`docs/decisions/0003-freshness.md`):
 
@@ -21,19 +21,15 @@ Step accounting says where every step is. Each term is counted where it happens:
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
 
+from sparring.pipeline.messages import state as records
 from sparring.pipeline.messages.incarnations import precedes, service_of
-from sparring.pipeline.messages.state import (
-    EARLIER,
-    AssembledSteps,
-    FlushRequest,
-    LearnerState,
-    ProducedSteps,
-    StepAllowance,
-    StepCounts,
-)
+
+LAST_EPISODES: Final = 100
+_NO_LEARNER: Final = records.LearnerState(behavior="", start="", version=0, updates=0, trained=0)
+_SETTINGS: Final = ("buffer_size", "overlap", "processes", "max_steps", "added")
 
 
 @dataclass(slots=True)
@@ -74,13 +70,48 @@ class SteppingSource:
 
 
 @dataclass(slots=True)
+class EpisodeCounts:
+    """The episodes of one behavior that have ended, over all incarnations of its learner.
+
+    Attributes:
+        episodes: number of them.
+        last_returns: of the latest.
+        start: incarnation of the learner that reported them last, and `reported` how many it did.
+    """
+
+    episodes: int = 0
+    last_returns: list[float] = field(default_factory=list)
+    start: str = ""
+    reported: int = 0
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean return of the last episodes; None before the first."""
+        return sum(self.last_returns) / len(self.last_returns) if self.last_returns else None
+
+    def new(self, latest: records.EpisodeReturns) -> records.EpisodeReturns:
+        """Counts what a learner reports, and returns the part of it that is new."""
+        if latest.start != self.start:
+            self.start, self.reported = latest.start, 0
+        new = latest.episodes - self.reported
+        self.reported = latest.episodes
+        self.episodes += new
+        fresh = slice(-new, None) if new else slice(0)
+        returns, lessons = latest.returns[fresh], latest.lessons[fresh]
+        self.last_returns = [*self.last_returns, *returns.tolist()][-LAST_EPISODES:]
+        return replace(latest, returns=returns, lessons=lessons)
+
+
+@dataclass(slots=True)
 class StepLedger:
-    """Counts the steps of one behavior and shares out its budget.
+    """Counts the steps of one behavior and shares out its budget; it is saved as it is.
 
     Args:
         buffer_size: steps of an update.
         overlap: 1 lets one buffer be collected while another is trained, 0 is lockstep.
         processes: stepping processes that share the budget.
+        max_steps: where the learner ends.
+        added: only simulators have named the behavior; the run does not wait for it where it never steps.
 
     Attributes:
         sources: by incarnation of stepping.
@@ -88,20 +119,24 @@ class StepLedger:
         version: highest that a learner has published.
         flush: the latest request.
         recovered: steps that simulators had reported to stepping services that died, and that these had not published.
+        flushed_at: steps done or in training at the latest flush; -1 where the next buffer is flushed in any case.
+        reported: losses by cause that have been logged.
+        episodes: that have ended.
     """
 
     buffer_size: int
     overlap: int
     processes: int = 1
+    max_steps: int = 2**62
+    added: bool = False
     sources: dict[str, SteppingSource] = field(default_factory=dict)
-    learner: LearnerState = field(
-        default_factory=lambda: LearnerState(behavior="", start="", version=0, updates=0, trained=0)
-    )
+    learner: records.LearnerState = _NO_LEARNER
     version: int = 0
-    flush: FlushRequest = field(default_factory=lambda: FlushRequest(serial=0, required_steps={}))
+    flush: records.FlushRequest = field(default_factory=lambda: records.FlushRequest(serial=0, required_steps={}))
     recovered: int = 0
-    _flushed_at: int = -1
-    _reported: dict[str, int] = field(default_factory=dict)
+    flushed_at: int = -1
+    reported: dict[str, int] = field(default_factory=dict)
+    episodes: EpisodeCounts = field(default_factory=EpisodeCounts)
 
     # ---------------------------------------------------------------- where the steps are
 
@@ -143,10 +178,8 @@ class StepLedger:
     @property
     def open(self) -> int:
         """Steps that are under way, buffered or in the update under way."""
-        on_the_way = sum(
-            (source.held or 0) if source.closed else self._unreceived(name) for name, source in self.sources.items()
-        )
-        return on_the_way + self.learner.buffered + self.learner.training
+        total = sum((one.held or 0) if one.closed else self._unreceived(name) for name, one in self.sources.items())
+        return total + self.learner.buffered + self.learner.training
 
     @property
     def done(self) -> int:
@@ -158,12 +191,12 @@ class StepLedger:
         """Steps produced or allowed that no finished update has used."""
         return self.open + sum(source.unused for source in self.sources.values())
 
-    def step_counts(self) -> StepCounts:
+    def step_counts(self) -> records.StepCounts:
         """Returns where every produced step is.
 
         A ghost's step counts as produced and as ghost at once: it needs no budget and no segment carries it.
         """
-        return StepCounts(
+        return records.StepCounts(
             produced=self.produced + self.ghosts,
             trained=self.learner.trained,
             ghost=self.learner.ghost + self.ghosts,
@@ -174,12 +207,12 @@ class StepLedger:
 
     # ---------------------------------------------------------------- what the stages report
 
-    def on_produced(self, name: str, produced: ProducedSteps) -> None:
+    def on_produced(self, name: str, produced: records.ProducedSteps) -> None:
         """Takes over how far a source is, and what it keeps of its allowance."""
         source = self.sources.setdefault(name, SteppingSource(alive=False))
         if not source.alive and not source.closed:
             source.alive = True
-            self._flushed_at = -1
+            self.flushed_at = -1
         source.produced, source.ghosts, source.agents = produced.steps, produced.ghosts, produced.agents
         if produced.serial >= source.serial:
             source.serial, source.allowance = produced.serial, produced.allowance
@@ -195,9 +228,9 @@ class StepLedger:
         source = self.sources[name]
         if source.alive:
             source.alive = False
-            self._flushed_at = -1  # a flush that waits for it may never be completed
+            self.flushed_at = -1  # a flush that waits for it may never be completed
 
-    def on_learner_state(self, state: LearnerState) -> None:
+    def on_learner_state(self, state: records.LearnerState) -> None:
         """Takes over the counts of the learner."""
         self.learner = state
         self.version = max(self.version, state.version)
@@ -208,11 +241,11 @@ class StepLedger:
         for name, source in self.sources.items():
             newest = latest.get(service_of(name), "")
             passed = name in state.reached and name != newest
-            if passed or name == EARLIER or (not source.alive and precedes(name, newest)):
+            if passed or name == records.EARLIER or (not source.alive and precedes(name, newest)):
                 self.retire(name)
                 source.closed = True
 
-    def close(self, assembled: Mapping[str, AssembledSteps]) -> None:
+    def close(self, assembled: Mapping[str, records.AssembledSteps]) -> None:
         """Closes all sources: the run ends. What assembly holds stays open, and all else on its way is lost.
 
         Args:
@@ -239,7 +272,7 @@ class StepLedger:
 
     # ---------------------------------------------------------------- what follows
 
-    def allowances(self) -> dict[str, StepAllowance]:
+    def allowances(self) -> dict[str, records.StepAllowance]:
         """Shares out what the budget has left, and returns the allowance of each living source."""
         living = {name: source for name, source in self.sources.items() if source.alive}
         share = self.budget if self.processes == 1 else max(1, self.buffer_size // (2 * self.processes))
@@ -251,7 +284,7 @@ class StepLedger:
                 source.serial += 1
         # An update makes new room; steps produced before its weights arrive would be older than necessary.
         return {
-            name: StepAllowance(serial=source.serial, steps=source.allowance, version=self.version)
+            name: records.StepAllowance(serial=source.serial, steps=source.allowance, version=self.version)
             for name, source in living.items()
         }
 
@@ -266,10 +299,10 @@ class StepLedger:
         marks = {name: source.produced for name, source in self.sources.items() if source.alive}
         since = sum(steps - self.flush.required_steps.get(name, 0) for name, steps in marks.items())
         again = not training and 2 * since >= self.buffer_size
-        if self.open - training < self.buffer_size or (basis == self._flushed_at and not again):
+        if self.open - training < self.buffer_size or (basis == self.flushed_at and not again):
             return False
-        self._flushed_at = basis
-        self.flush = FlushRequest(serial=self.flush.serial + 1, required_steps=marks)
+        self.flushed_at = basis
+        self.flush = records.FlushRequest(serial=self.flush.serial + 1, required_steps=marks)
         return True
 
     def take_new_losses(self) -> dict[str, int]:
@@ -277,23 +310,56 @@ class StepLedger:
 
         A restored learner counts as its own loss what an earlier incarnation may have counted to another cause.
         """
-        now, former = self.losses, self._reported
-        self._reported = now
+        now, former = self.losses, self.reported
+        self.reported = now
         return {cause: steps - former.get(cause, 0) for cause, steps in now.items() if steps > former.get(cause, 0)}
 
-    # ---------------------------------------------------------------- on disk
-
-    def to_plain(self) -> dict[str, Any]:
-        """Returns all that a restart needs, as plain JSON values."""
-        return {name: asdict(self)[name] for name in _SAVED}
-
-    def restore(self, plain: Mapping[str, Any]) -> None:
-        """Continues from what `to_plain` returned."""
-        for name, value in plain.items():
-            setattr(self, name, value)
-        self.sources = {name: SteppingSource(**saved) for name, saved in plain["sources"].items()}
-        self.learner = LearnerState(**plain["learner"])
-        self.flush = FlushRequest(**plain["flush"])
+    def continue_from(self, saved: Self) -> Self:
+        """Returns the saved step accounting with the settings of this one."""
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        return replace(saved, **settings)
 
 
-_SAVED = ("sources", "learner", "version", "flush", "recovered", "_flushed_at", "_reported")
+@dataclass(slots=True)
+class SimulatorTotals:
+    """Compares what simulators' processes count with what stepping reports of them.
+
+    A process that connects again says how many steps it has reported in all. What is beyond the last report of stepping
+    was in the memory of an incarnation that died, or on a connection that broke.
+
+    Attributes:
+        known: by process, the incarnation of stepping that it last reported to, and this report.
+        first: by process, what it had reported to earlier runs.
+        unnamed: steps of processes without a name, by stepping's incarnation.
+    """
+
+    known: dict[str, tuple[str, records.SimulatorSteps]] = field(default_factory=dict)
+    first: dict[str, dict[str, int]] = field(default_factory=dict)
+    unnamed: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def on_stepping_state(self, state: records.SteppingState) -> Counter[str]:
+        """Takes over the steps of simulators; returns by behavior those that no report of stepping has counted."""
+        found: Counter[str] = Counter()
+        for process, steps in state.processes.items():
+            if not process:
+                self.unnamed[state.source] = dict(steps.completed)
+                continue
+            source, known = self.known.get(process, ("", None))
+            first = self.first.setdefault(process, dict(steps.before))
+            for name, before in steps.before.items():
+                if known is None:
+                    continue
+                counted = known.before.get(name, first.setdefault(name, 0))
+                if source != state.source:
+                    counted += known.completed.get(name, 0)
+                found[name] += before - counted
+            self.known[process] = state.source, steps
+        return found
+
+    def total(self, behavior: str) -> int:
+        """Returns the steps of a behavior that simulators have reported in this run."""
+        named = 0
+        for process, (_, steps) in self.known.items():
+            counted = steps.before.get(behavior, 0) + steps.completed.get(behavior, 0)
+            named += steps.total.get(behavior, counted) - self.first[process].get(behavior, 0)
+        return named + sum(steps.get(behavior, 0) for steps in self.unnamed.values())

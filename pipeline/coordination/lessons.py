@@ -8,13 +8,12 @@ Lessons only advance, one at a time. Time is that of the weights: in lockstep no
 the answer depends on nothing that is still in flight.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Self
 
+from sparring.pipeline.coordination.settings import CompletionCriteria
 from sparring.pipeline.messages.state import EpisodeReturns, LessonsState
-
-Measure = Literal["reward", "progress", "rating"]
 
 RECENT: Final = 100
 """Episodes of a mean return, where a lesson has no least length."""
@@ -22,32 +21,6 @@ MOST_RECENT: Final = 1000
 """Most episodes of a mean return, because they are kept on disk."""
 WEIGHT: Final = 0.75
 """Weight of a new measure in a smoothed one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Criterion:
-    """The condition that ends a lesson.
-
-    Attributes:
-        measure: what is measured.
-        behavior: name whose.
-        threshold: the lesson is over above it.
-        smoothed: the measure is averaged with its last value.
-        episodes: that must have ended before.
-        resets: all agents begin new episodes with the next lesson.
-    """
-
-    measure: Measure
-    behavior: str
-    threshold: float
-    smoothed: bool = True
-    episodes: int = 0
-    resets: bool = False
-
-    @property
-    def recent(self) -> int:
-        """Number of episodes of the mean return."""
-        return min(self.episodes, MOST_RECENT) or RECENT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +35,10 @@ class Lesson:
 
     name: str
     value: str
-    criterion: Criterion | None = None
+    criterion: CompletionCriteria | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightsUpdate:
+class WeightsUpdate(NamedTuple):
     """What new weights of a behavior change for its lessons.
 
     Attributes:
@@ -82,20 +54,21 @@ class WeightsUpdate:
     done: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """The change of a parameter to its next lesson.
+class Change(NamedTuple):
+    """The change of a parameter to its next lesson, as it is logged.
 
     Attributes:
         parameter: name.
+        lesson: name of the lesson.
         number: of the lesson, from 0.
-        lesson: the lesson.
-        measure: of the one before.
+        value: of the parameter.
+        measure: of the lesson before.
     """
 
     parameter: str
+    lesson: str
     number: int
-    lesson: Lesson
+    value: str
     measure: float
 
 
@@ -122,53 +95,63 @@ class LessonProgress:
     smoothed: float | None = None
 
 
+@dataclass(slots=True)
 class Lessons:
-    """Decides the lessons of one run.
-
-    Args:
-        curricula: lessons by parameter name, at least one each; all but the last have a criterion.
+    """Decides the lessons of one run; it is saved as it is.
 
     Attributes:
+        curricula: lessons by parameter name, at least one each; all but the last have a criterion.
         serial: counts changes.
         resets: serial of the last that asks for new episodes.
+        progress: by parameter name.
+        asked: version of each behavior for which it was last asked.
     """
 
-    def __init__(self, curricula: Mapping[str, Sequence[Lesson]]) -> None:
-        self.serial = 0
-        self.resets = 0
-        self._curricula = {name: tuple(lessons) for name, lessons in curricula.items()}
-        self._standings = {name: LessonProgress() for name in self._curricula}
-        self._asked: dict[str, int] = {}  # version of each behavior for which it was last asked
+    curricula: dict[str, tuple[Lesson, ...]] = field(default_factory=dict)
+    serial: int = 0
+    resets: int = 0
+    progress: dict[str, LessonProgress] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.curricula:
+            self.progress.setdefault(name, LessonProgress())
 
     @property
     def state(self) -> LessonsState:
         """The state that stepping needs."""
-        return LessonsState(
-            serial=self.serial,
-            numbers={name: one.number for name, one in self._standings.items()},
-            since={name: one.since for name, one in self._standings.items()},
-            resets=self.resets,
-        )
+        numbers = {name: one.number for name, one in self.progress.items()}
+        since = {name: one.since for name, one in self.progress.items()}
+        return LessonsState(serial=self.serial, numbers=numbers, since=since, resets=self.resets)
 
     def numbers(self, behavior: str) -> dict[str, int]:
         """Returns the number of the present lesson of each parameter that depends on a behavior."""
         return {
-            name: self._standings[name].number
-            for name, lessons in self._curricula.items()
+            name: self.progress[name].number
+            for name, lessons in self.curricula.items()
             if any(lesson.criterion is not None and lesson.criterion.behavior == behavior for lesson in lessons)
         }
+
+    def continue_from(self, saved: Self) -> Self:
+        """Returns the saved lessons in these curricula; one that is now shorter is in its last lesson."""
+        progress = {
+            name: replace(one, number=min(one.number, len(self.curricula[name]) - 1))
+            for name, one in saved.progress.items()
+            if name in self.curricula
+        }
+        return replace(saved, curricula=self.curricula, progress=progress)
 
     # ---------------------------------------------------------------- what arrives
 
     def ended(self, behavior: str, episodes: EpisodeReturns) -> None:
         """Counts episodes of learning agents that ended."""
-        for name, standing in self._standings.items():
-            criterion = self._criterion(name)
-            if criterion is None or criterion.behavior != behavior or not len(episodes.lessons):
-                continue
-            found = episodes.returns[episodes.lessons >= standing.counted].tolist()
-            standing.episodes += len(found)
-            standing.returns = [*standing.returns, *found][-criterion.recent :]
+        for name, criterion in self._measuring(behavior).items():
+            if len(episodes.lessons):
+                progress = self.progress[name]
+                found = episodes.returns[episodes.lessons >= progress.counted].tolist()
+                progress.episodes += len(found)
+                recent = min(criterion.min_lesson_length, MOST_RECENT) or RECENT
+                progress.returns = [*progress.returns, *found][-recent:]
 
     def updated(self, behavior: str, update: WeightsUpdate, produced: Mapping[str, int]) -> list[Change]:
         """Ends the lessons that an update of a behavior completes.
@@ -178,85 +161,63 @@ class Lessons:
             update: what came of it.
             produced: steps of each behavior so far, by name.
         """
-        if update.version <= self._asked.get(behavior, 0):
+        if update.version <= self.asked.get(behavior, 0):
             return []
-        self._asked[behavior] = update.version
-        found = {name: self._over(name, behavior, update) for name in self._standings}
-        changes = [self._next(name, measure, produced) for name, measure in found.items() if measure is not None]
+        self.asked[behavior] = update.version
+        measuring = self._measuring(behavior)
+        found = {name: _measure(criterion, self.progress[name], update) for name, criterion in measuring.items()}
+        changes = [
+            self._next(name, measuring[name], measure, produced)
+            for name, measure in found.items()
+            if measure is not None and measure > measuring[name].threshold
+        ]
         if changes:
-            self._count_anew(behavior)
+            for name in self._measuring(behavior):  # returns in other lessons do not measure the present ones
+                progress = self.progress[name]
+                progress.counted, progress.episodes, progress.returns = self.serial, 0, []
         return changes
 
     # ---------------------------------------------------------------- inside
 
-    def _criterion(self, name: str) -> Criterion | None:
-        """Returns the criterion of the present lesson; None for the last one."""
-        lessons, number = self._curricula[name], self._standings[name].number
-        return lessons[number].criterion if number + 1 < len(lessons) else None
-
-    def _over(self, name: str, behavior: str, update: WeightsUpdate) -> float | None:
-        """Returns the measure of a lesson that ends; None where it continues."""
-        criterion, standing = self._criterion(name), self._standings[name]
-        if criterion is None or criterion.behavior != behavior or update.done <= standing.mark:
-            return None
-        if standing.episodes < criterion.episodes:
-            return None
-        measure = _measure(criterion, standing, update)
-        return measure if measure is not None and measure > criterion.threshold else None
-
-    def _next(self, name: str, measure: float, produced: Mapping[str, int]) -> Change:
-        former = self._criterion(name)
-        number = self._standings[name].number + 1
-        self.serial += 1
-        if former is not None and former.resets:
-            self.resets = self.serial
-        self._standings[name] = LessonProgress(number=number, since=self.serial, counted=self.serial)
-        criterion = self._criterion(name)
-        if criterion is not None and former is not None and criterion.behavior != former.behavior:
-            self._standings[name].mark = produced.get(criterion.behavior, 0)
-        return Change(parameter=name, number=number, lesson=self._curricula[name][number], measure=measure)
-
-    def _count_anew(self, behavior: str) -> None:
-        """Discards the returns of a behavior in other lessons, which do not measure the present ones."""
-        for name, standing in self._standings.items():
-            criterion = self._criterion(name)
+    def _measuring(self, behavior: str) -> dict[str, CompletionCriteria]:
+        """Returns the criterion of each present lesson that measures a behavior; the last lessons have none."""
+        found = {}
+        for name, lessons in self.curricula.items():
+            number = self.progress[name].number
+            criterion = lessons[number].criterion if number + 1 < len(lessons) else None
             if criterion is not None and criterion.behavior == behavior:
-                standing.counted, standing.episodes, standing.returns = self.serial, 0, []
+                found[name] = criterion
+        return found
 
-    # ---------------------------------------------------------------- on disk
-
-    def to_plain(self) -> dict[str, Any]:
-        """Returns all that a restart needs, as plain JSON values."""
-        return {
-            "serial": self.serial,
-            "resets": self.resets,
-            "asked": self._asked,
-            "standings": {name: asdict(standing) for name, standing in self._standings.items()},
-        }
-
-    def restore(self, plain: Mapping[str, Any]) -> None:
-        """Continues from what `to_plain` returned; a curriculum that is now shorter is in its last lesson."""
-        self.serial, self.resets, self._asked = plain["serial"], plain["resets"], dict(plain["asked"])
-        for name, saved in plain["standings"].items():
-            if name in self._standings:
-                last = len(self._curricula[name]) - 1
-                self._standings[name] = LessonProgress(**{**saved, "number": min(saved["number"], last)})
+    def _next(self, name: str, former: CompletionCriteria, measure: float, produced: Mapping[str, int]) -> Change:
+        """Changes a parameter to the lesson after the one that `former` ends."""
+        number = self.progress[name].number + 1
+        lesson = self.curricula[name][number]
+        self.serial += 1
+        if former.require_reset:
+            self.resets = self.serial
+        self.progress[name] = LessonProgress(number=number, since=self.serial, counted=self.serial)
+        if lesson.criterion is not None and lesson.criterion.behavior != former.behavior:
+            self.progress[name].mark = produced.get(lesson.criterion.behavior, 0)
+        return Change(parameter=name, lesson=lesson.name, number=number, value=lesson.value, measure=measure)
 
 
-def _measure(criterion: Criterion, standing: LessonProgress, update: WeightsUpdate) -> float | None:
-    """Returns the present measure of a lesson; None before there is any.
+def _measure(criterion: CompletionCriteria, progress: LessonProgress, update: WeightsUpdate) -> float | None:
+    """Returns the present measure of a lesson; None before there is any, or while the lesson may not end.
 
     Smoothing begins with the first measure of the lesson: from 0 a lesson of negative returns would be over at once.
     """
+    if update.done <= progress.mark or progress.episodes < criterion.min_lesson_length:
+        return None
     if criterion.measure == "progress":
         return update.progress
     if criterion.measure == "rating":
         return update.rating
-    if not standing.returns:
+    if not progress.returns:
         return None
-    mean = sum(standing.returns) / len(standing.returns)
-    if not criterion.smoothed:
+    mean = sum(progress.returns) / len(progress.returns)
+    if not criterion.signal_smoothing:
         return mean
-    last = mean if standing.smoothed is None else standing.smoothed
-    standing.smoothed = WEIGHT * mean + (1 - WEIGHT) * last
-    return standing.smoothed
+    last = mean if progress.smoothed is None else progress.smoothed
+    progress.smoothed = WEIGHT * mean + (1 - WEIGHT) * last
+    return progress.smoothed

@@ -1,15 +1,17 @@
-"""Which opponent plays next."""
+"""Which opponent plays next: samples under self-play, and the line-ups of a tournament. Rules without I/O."""
 
+import itertools
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from sparring.pipeline.coordination.settings import SelfPlaySettings
+from sparring.pipeline.messages.matches import NO_TEAM, Matchup, MatchupAssignment, Results, one_by_one
 from sparring.pipeline.specs import BehaviorId
 
 OPPONENTS_FILE: Final = "opponents.json"
@@ -40,8 +42,7 @@ def opponents_of(directory: Path) -> dict[str, list[ExternalOpponent]]:
     }
 
 
-@dataclass(slots=True)
-class Record:
+class Record(NamedTuple):
     """The record of matches against one opponent.
 
     Attributes:
@@ -60,7 +61,7 @@ class Record:
 
 @dataclass(slots=True)
 class Side:
-    """One behavior name under self-play.
+    """One behavior name under self-play; it is saved as it is.
 
     Attributes:
         settings: its own.
@@ -119,19 +120,141 @@ def sample_opponent(seed: Sequence[int], behavior_id: BehaviorId, side: Side, ra
         return -which
     if latest or not side.window:
         return side.version
-    return _by_share(side.window, [_weight(settings, rates.get(version, 0.5)) for version in side.window], share)
-
-
-def _weight(settings: SelfPlaySettings, rate: float) -> float:
-    """Returns the sampling weight of a snapshot for a win rate against it.
-
-    Prioritised fictitious self-play with weights (1 - rate)^2: the harder the more often (Vinyals et al. 2019,
-    "Grandmaster level in StarCraft II using multi-agent reinforcement learning", Methods).
-    """
-    return (1 - rate) ** 2 if settings.opponent_sampling == "prioritized" else 1.0
-
-
-def _by_share(values: Sequence[int], weights: Sequence[float], share: float) -> int:
-    ends = np.cumsum(weights)
+    # Prioritized fictitious self-play with weights (1 - rate)^2: the harder the more often (Vinyals et al. 2019,
+    # "Grandmaster level in StarCraft II using multi-agent reinforcement learning", Methods).
+    power = 2 if settings.opponent_sampling == "prioritized" else 0
+    ends = np.cumsum([(1 - rates.get(version, 0.5)) ** power for version in side.window])
     at = int(np.searchsorted(ends, share * ends[-1], side="right"))
-    return values[min(at, len(values) - 1)]
+    return side.window[min(at, len(side.window) - 1)]
+
+
+class Tournament:
+    """Lets fixed players play each other in all orders, decides who plays whom, and counts what is missing.
+
+    No team learns. A *line-up* says which player has which team. All line-ups of different players are played, as often
+    as each other; where there are more teams than players, those with at least two different ones.
+
+    Args:
+        names: of the behaviors.
+        players: labels; the number of each, from 1, is what plays for it, negative.
+        matches: of each pair of players, at least.
+        mirror: each also plays itself.
+
+    Attributes:
+        assignment: who plays now; None before all teams are known.
+        team: `NO_TEAM`, as no team learns.
+        changes: none.
+    """
+
+    def __init__(self, names: Sequence[str], players: Sequence[str], matches: int, *, mirror: bool = False) -> None:
+        self.names = frozenset(names)
+        self.sides: dict[str, Any] = {}
+        self.players = tuple(players)
+        self.assignment: MatchupAssignment | None = None
+        self.team = NO_TEAM
+        self.changes = 0
+        self._matches = matches
+        self._mirror = mirror
+        self._teams: dict[str, set[int]] = {}
+        self._lineups: dict[int, tuple[int, ...]] = {}  # by number of the matchup, player of each team
+        self._quota = 0
+        self._ended: dict[int, int] = {}  # number of a match: its matchup
+        self._whole = 0  # all matches up to this number have ended
+
+    @property
+    def playing(self) -> set[tuple[str, int]]:
+        """Behavior name and number of all players."""
+        if self.assignment is None:
+            return set()
+        return {(name, -number) for name in self._teams for number in range(1, len(self.players) + 1)}
+
+    wanted = playing
+
+    @property
+    def complete(self) -> bool:
+        """Whether every line-up has been played often enough.
+
+        Matches count in the order in which they began, once all that began before have ended: else short ones would
+        count more often.
+        """
+        if not self._lineups:
+            return False
+        return min(self._counts(range(1, self._whole + 1)).values()) >= self._quota
+
+    def _counts(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Counts ended matches by line-up; matches from before all teams were known belong to none."""
+        counts = dict.fromkeys(self._lineups, 0)
+        for number in numbers:
+            if (matchup := self._ended[number]) in counts:
+                counts[matchup] += 1
+        return counts
+
+    def player(self, _name: str, number: int) -> str:
+        """Returns the label of a player."""
+        return self.players[-number - 1]
+
+    def set_teams(self, name: str, teams: tuple[int, ...]) -> None:
+        """Takes over the teams of a behavior name that simulators have."""
+        known = self._teams.setdefault(name, set())
+        if known >= set(teams):
+            return
+        known |= set(teams)
+        if self._teams.keys() >= self.names and len(self._order()) > 1:
+            self._begin()
+
+    def ghosts(self, name: str, steps: int) -> None:
+        """Does nothing: a tournament does not depend on steps."""
+
+    def results(self, results: Results, first: int = 0) -> Iterator[dict[str, Any]]:
+        """Counts matches that ended, and yields a line of the match file for each from the `first` on."""
+        for match in itertools.islice(one_by_one(results), first, None):
+            lineup, teams = self._lineups.get(match.matchup), self._order()
+            line = {"match": match.number, "simulator": match.simulator, "matchup": match.matchup}
+            if lineup is None or not match.behavior_ids:
+                self._ended[match.number] = 0
+                yield {**line, "lost": True}
+                continue
+            self._ended[match.number] = match.matchup
+            yield {
+                **line,
+                "players": {s: self.players[lineup[teams.index(BehaviorId.parse(s).team)]] for s in match.behavior_ids},
+                "scores": match.scores,
+                "rewards": match.rewards,
+                "explicit": match.explicit,
+            }
+        while self._whole + 1 in self._ended:
+            self._whole += 1
+        counts = self._counts(self._ended)  # line-ups that have been played often enough leave the assignment
+        left = [matchup for matchup, count in counts.items() if count < self._quota] or list(self._lineups)
+        if self.assignment is not None and left != [one.number for one in self.assignment.matchups]:
+            self._assign(left)
+
+    # ---------------------------------------------------------------- inside
+
+    def _order(self) -> list[int]:
+        return sorted(set().union(*self._teams.values()))
+
+    def _begin(self) -> None:
+        """Begins the tournament, because all teams are known."""
+        teams, count = self._order(), len(self.players)
+        lineups: list[tuple[int, ...]] = list(itertools.permutations(range(count), len(teams)))
+        if self._mirror or count < len(teams):
+            every = itertools.product(range(count), repeat=len(teams))
+            lineups = [one for one in every if self._mirror or len(set(one)) > 1]
+        self._lineups = dict(enumerate(lineups, max(self._lineups, default=0) + 1))
+        of_a_pair = sum({0, 1} <= set(one) for one in lineups) or 1
+        self._quota = -(-self._matches // of_a_pair)
+        self._assign(list(self._lineups))
+
+    def _assign(self, numbers: Sequence[int]) -> None:
+        teams = self._order()
+        matchups = []
+        for number in numbers:
+            ghosts = {
+                str(BehaviorId(name=name, team=team)): -1 - self._lineups[number][teams.index(team)]
+                for name, own in sorted(self._teams.items())
+                for team in sorted(own)
+            }
+            matchups.append(Matchup(number=number, team=NO_TEAM, ghosts=ghosts))
+        serial = 1 if self.assignment is None else self.assignment.serial + 1
+        self.assignment = MatchupAssignment(serial=serial, matchups=tuple(matchups))

@@ -11,12 +11,15 @@ Time is that of the weights: a snapshot, a change of team and, in lockstep, a ch
 weights arrive. A learner that a crash threw back continues to count from where it stands.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+from openskill.models import PlackettLuce
 
 from sparring.pipeline.coordination.opponents import ExternalOpponent, Record, Side, sample_opponent
-from sparring.pipeline.coordination.ratings import Ratings
 from sparring.pipeline.coordination.settings import SelfPlaySettings
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, Results, one_by_one
 from sparring.pipeline.specs import BehaviorId
@@ -24,59 +27,110 @@ from sparring.pipeline.specs import BehaviorId
 SCRIPTED: Final = "scripted"
 """The player of a side that simulators play themselves."""
 _KNOWN_MATCHUPS: Final = 256
+_MODEL: Final = PlackettLuce()
 
 
+def expected(own: float, other: float) -> float:
+    """Returns the expected score, 0 to 1, of a player with rating `own` against one with `other`."""
+    return float(1 / (1 + 10 ** ((other - own) / 400)))
+
+
+@dataclass(slots=True)
+class Ratings:
+    """Keeps the ratings of all players: learners, and the fixed policies that they play against, by name.
+
+    Two teams: Elo (1978, "The Rating of Chessplayers"). More: Plackett-Luce with mu and sigma (Weng and Lin 2011, "A
+    Bayesian Approximation Method for Online Ranking"), by the library `openskill`.
+
+    Attributes:
+        elo: by player.
+        skills: mu and sigma, by player.
+        matches: rated so far.
+    """
+
+    elo: dict[str, float] = field(default_factory=dict)
+    skills: dict[str, tuple[float, float]] = field(default_factory=dict)
+    matches: int = 0
+
+    def enter(self, player: str, *, elo: float = 1200.0, like: str | None = None) -> None:
+        """Enters a new player with the given rating, or with that of another player."""
+        if player in self.elo:
+            return
+        if like is None:
+            rating = _MODEL.rating()
+            self.elo[player], self.skills[player] = elo, (rating.mu, rating.sigma)
+        else:
+            self.elo[player], self.skills[player] = self.elo[like], self.skills[like]
+
+    def leave(self, player: str) -> None:
+        """Removes a player."""
+        self.elo.pop(player, None)
+        self.skills.pop(player, None)
+
+    def rate(self, teams: Sequence[Sequence[str]], scores: Sequence[float], k: float = 16.0) -> None:
+        """Rates one match.
+
+        Args:
+            teams: players of each, at least two teams.
+            scores: of each team: 1 won, 0.5 a draw, 0 lost; with more than two teams, the higher the better.
+            k: how far an Elo rating moves at most.
+        """
+        self.matches += 1
+        if len(teams) == 2:
+            own, other = (sum(self.elo[player] for player in team) / len(team) for team in teams)
+            change = k * (scores[0] - expected(own, other))
+            for team, moved in zip(teams, (change, -change), strict=True):
+                for player in team:
+                    self.elo[player] += moved
+            return
+        before = [[_MODEL.create_rating(list(self.skills[player])) for player in team] for team in teams]
+        after: Any = _MODEL.rate(before, scores=[float(score) for score in scores])
+        found: dict[str, list[tuple[float, float]]] = {}  # a policy may play several behavior ids
+        for team, ratings in zip(teams, after, strict=True):
+            for player, rating in zip(team, ratings, strict=True):
+                found.setdefault(player, []).append((rating.mu, rating.sigma))
+        for player, values in found.items():
+            self.skills[player] = statistics.mean(mu for mu, _ in values), statistics.mean(sigma for _, sigma in values)
+
+
+@dataclass(kw_only=True, slots=True)
 class SelfPlay:
-    """Decides the learning team and the matchups of one run.
+    """Decides the learning team and the matchups of one run; it is saved as it is.
 
-    Args:
+    Attributes:
         seed: of the run.
         places: matchups of an assignment.
         lockstep: opponents change with new weights only.
-
-    Attributes:
         sides: by behavior name.
         ratings: of all players.
         assignment: who plays now; None before all is known.
         changes: of the learning team so far.
         unknown: matches of matchups that are no longer known.
         lost: matches without a result.
+        queue: teams, the learning one first.
+        turn: learner steps since the team began to learn, by behavior name.
+        sampled: opponent in each place, by behavior id.
+        matchups: the latest, by number.
+        arrived: names whose weights have arrived in this incarnation.
     """
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        places: int,
-        lockstep: bool,
-    ) -> None:
-        self.sides: dict[str, Side] = {}
-        self.ratings = Ratings()
-        self.assignment: MatchupAssignment | None = None
-        self.changes = 0
-        self.unknown = 0
-        self.lost = 0
-        self._seed = seed
-        self._places = places
-        self._lockstep = lockstep
-        self._queue: list[int] = []  # teams, the learning one first
-        self._turn: dict[str, int] = {}  # learner steps since the team began to learn, by behavior name
-        self._sampled: dict[BehaviorId, list[int]] = {}
-        self._matchups: dict[int, Matchup] = {}  # the latest, by number
-        self._numbers = 0
-        self._arrived: set[str] = set()  # names whose weights have arrived in this incarnation
+    seed: int
+    places: int
+    lockstep: bool
+    sides: dict[str, Side] = field(default_factory=dict)
+    ratings: Ratings = field(default_factory=Ratings)
+    assignment: MatchupAssignment | None = None
+    changes: int = 0
+    unknown: int = 0
+    lost: int = 0
+    queue: list[int] = field(default_factory=list)
+    turn: dict[str, int] = field(default_factory=dict)
+    sampled: dict[str, list[int]] = field(default_factory=dict)
+    matchups: dict[int, Matchup] = field(default_factory=dict)
+    arrived: set[str] = field(default_factory=set)
 
-    def add(
-        self, name: str, settings: SelfPlaySettings, max_steps: int, external: Sequence[ExternalOpponent] = ()
-    ) -> None:
-        """Adds a behavior name.
-
-        Args:
-            name: of the behavior.
-            settings: of its self-play.
-            max_steps: where its learner ends.
-            external: opponents that are no snapshots of this run.
-        """
+    def add(self, name: str, settings: SelfPlaySettings, max_steps: int, external: Sequence[ExternalOpponent]) -> None:
+        """Adds a behavior name, whose learner ends at `max_steps`, with opponents that are no snapshots of this run."""
         self.sides = dict(sorted({**self.sides, name: Side(settings, max_steps, [*external])}.items()))
         self.ratings.enter(name, elo=settings.initial_elo)
 
@@ -88,7 +142,7 @@ class SelfPlay:
     @property
     def team(self) -> int | None:
         """The team that learns; None before any team is known."""
-        return self._queue[0] if self._queue else None
+        return self.queue[0] if self.queue else None
 
     @property
     def learning(self) -> list[str]:
@@ -104,12 +158,7 @@ class SelfPlay:
     @property
     def playing(self) -> set[tuple[str, int]]:
         """Behavior name and number of the ghosts of the assignment."""
-        matchups = () if self.assignment is None else self.assignment.matchups
-        return {
-            (BehaviorId.parse(behavior_id).name, number)
-            for one in matchups
-            for behavior_id, number in one.ghosts.items()
-        }
+        return set() if self.assignment is None else _policies(self.assignment.matchups)
 
     # ---------------------------------------------------------------- what arrives
 
@@ -118,16 +167,16 @@ class SelfPlay:
         side = self.sides[name]
         new = [team for team in teams if team not in side.teams]
         side.teams = sorted([*side.teams, *new])
-        self._queue += [team for team in new if team not in self._queue]
-        if not self.changes and not any(self._turn.values()):
-            self._queue.sort()
+        self.queue += [team for team in new if team not in self.queue]
+        if not self.changes and not any(self.turn.values()):
+            self.queue.sort()
         if new:
             self._assign()
 
     def weights(self, name: str, version: int, trained: int) -> None:
         """Takes over new weights of a behavior name."""
         side = self.sides[name]
-        self._arrived.add(name)
+        self.arrived.add(name)
         if version <= side.version:
             self._assign()
             return
@@ -138,8 +187,8 @@ class SelfPlay:
         if not side.window or side.steps - side.saved_at >= side.settings.save_steps:
             self._save(name, side)
         if self.team in side.teams:
-            self._turn[name] = self._turn.get(name, 0) + gained
-            if self._turn[name] >= side.settings.team_change:
+            self.turn[name] = self.turn.get(name, 0) + gained
+            if self.turn[name] >= side.settings.team_change:
                 self._change_team()
         self._swap()
         self._assign()
@@ -147,32 +196,27 @@ class SelfPlay:
     def ghosts(self, name: str, steps: int) -> None:
         """Takes over the total steps of ghosts of a behavior name."""
         self.sides[name].ghost = max(self.sides[name].ghost, steps)
-        if not self._lockstep and self._swap():
+        if not self.lockstep and self._swap():
             self._assign()
 
-    def results(self, results: Results) -> Iterator[dict[str, Any]]:
-        """Rates matches that ended, and yields a line of the match file for each."""
-        for ended in one_by_one(results):
-            known = self._matchups.get(ended.matchup)
-            if not ended.behavior_ids:
+    def results(self, results: Results, first: int = 0) -> Iterator[dict[str, Any]]:
+        """Rates matches that ended, and yields a line of the match file for each from the `first` on."""
+        for match in itertools.islice(one_by_one(results), first, None):
+            matchup = self.matchups.get(match.matchup)
+            if not match.behavior_ids:
                 self.lost += 1
-                continue
-            if known is None:
+            elif matchup is None:
                 self.unknown += 1
-                continue
-            players = {
-                behavior_id: self._player(known, BehaviorId.parse(behavior_id)) for behavior_id in ended.behavior_ids
-            }
-            self._rate(known, players, ended.scores)
-            yield {
-                "match": ended.number,
-                "simulator": ended.simulator,
-                "matchup": ended.matchup,
-                "team": known.team,
-                "players": players,
-                "scores": {behavior_id: score for behavior_id, score in ended.scores.items() if score >= 0},
-                "explicit": ended.explicit,
-            }
+            else:
+                yield {
+                    "match": match.number,
+                    "simulator": match.simulator,
+                    "matchup": match.matchup,
+                    "team": matchup.team,
+                    "players": self._rate(matchup, match.scores),
+                    "scores": {behavior_id: score for behavior_id, score in match.scores.items() if score >= 0},
+                    "explicit": match.explicit,
+                }
 
     # ---------------------------------------------------------------- what follows
 
@@ -186,94 +230,73 @@ class SelfPlay:
 
     def _change_team(self) -> None:
         """Gives the turn to the next team that is not done."""
-        for _ in self._queue:
-            self._queue.append(self._queue.pop(0))
-            if not self._over():
+        for _ in self.queue:
+            self.queue.append(self.queue.pop(0))
+            if not all(self.sides[name].done for name in self.learning):
                 break
         self.changes += 1
-        self._turn.clear()
-        self._sampled.clear()
-
-    def _over(self) -> bool:
-        """Returns whether all learners of a team have reached their end."""
-        return all(self.sides[name].done for name in self.learning)
+        self.turn.clear()
+        self.sampled.clear()
 
     def _swap(self) -> bool:
         """Forgets the opponents of names whose ghosts have played long enough; returns whether there were any."""
-        due = [side for side in self.sides.values() if side.ghost - side.swapped_at >= side.settings.swap_steps]
-        for side in due:
+        due = {name for name, side in self.sides.items() if side.ghost - side.swapped_at >= side.settings.swap_steps}
+        for side in (self.sides[name] for name in due):
             side.swapped_at = side.ghost
             side.crossings += 1
-        names = {name for name, side in self.sides.items() if side in due}
-        self._sampled = {
-            behavior_id: matchup for behavior_id, matchup in self._sampled.items() if behavior_id.name not in names
-        }
+        self.sampled = {one: own for one, own in self.sampled.items() if BehaviorId.parse(one).name not in due}
         return bool(due)
 
     def _assign(self) -> None:
         """Samples opponents for the behavior ids that have none, and makes a new assignment if they differ."""
         team = self.team
         present = {name: side for name, side in self.sides.items() if side.teams}
-        if team is None or not present.keys() <= self._arrived:
+        if team is None or not present.keys() <= self.arrived:
             return
-        if self._over() and not all(side.done for side in present.values()):
+        if all(self.sides[name].done for name in self.learning) and not all(side.done for side in present.values()):
             self._change_team()
-            team = self._queue[0]
-        behavior_ids = [
-            BehaviorId(name=name, team=one) for name, side in present.items() for one in side.teams if one != team
-        ]
-        for behavior_id in behavior_ids:
-            if behavior_id not in self._sampled:
-                self._sampled[behavior_id] = [self._sample(behavior_id, place) for place in range(self._places)]
+            team = self.queue[0]
+        ids = [BehaviorId(name=name, team=one) for name, side in present.items() for one in side.teams if one != team]
+        for behavior_id in ids:
+            if str(behavior_id) not in self.sampled:
+                self.sampled[str(behavior_id)] = [self._sample(behavior_id, place) for place in range(self.places)]
         former = () if self.assignment is None else self.assignment.matchups
         matchups = []
-        for place in range(self._places):
-            ghosts = {str(behavior_id): self._sampled[behavior_id][place] for behavior_id in behavior_ids}
-            same = former and former[place].team == team and former[place].ghosts == ghosts
-            matchups.append(former[place] if same else self._new_matchup(team, ghosts))
+        for place in range(self.places):
+            ghosts = {one: self.sampled[one][place] for one in map(str, ids)}
+            if former and former[place].team == team and former[place].ghosts == ghosts:
+                matchups.append(former[place])
+                continue
+            number = next(reversed(self.matchups), 0) + 1
+            self.matchups[number] = Matchup(number=number, team=team, ghosts=ghosts)
+            matchups.append(self.matchups[number])
         if tuple(matchups) != former:
             serial = 1 if self.assignment is None else self.assignment.serial + 1
             self.assignment = MatchupAssignment(serial=serial, matchups=tuple(matchups))
+            self.matchups = dict([*self.matchups.items()][-_KNOWN_MATCHUPS:])
             self._forget()
 
     def _sample(self, behavior_id: BehaviorId, place: int) -> int:
         side = self.sides[behavior_id.name]
-        occasion = (self._seed, place, side.crossings, self.changes)
+        occasion = (self.seed, place, side.crossings, self.changes)
         number = sample_opponent(occasion, behavior_id, side, self._rates(behavior_id.name, side))
-        player = self.player(behavior_id.name, number)
-        if number > 0:
-            self.ratings.enter(player, like=behavior_id.name)
-        else:
-            self.ratings.enter(player, elo=side.settings.initial_elo)
+        like = behavior_id.name if number > 0 else None
+        self.ratings.enter(self.player(behavior_id.name, number), elo=side.settings.initial_elo, like=like)
         return number
 
     def _rates(self, name: str, side: Side) -> dict[int, float]:
         """Returns the win rate of the learning team against each snapshot of a side."""
-        found = {}
-        for version in side.window:
-            player = _name_of(name, version)
-            records = [self.sides[one].records.get(player, Record()) for one in self.learning]
-            if records:
-                found[version] = sum(record.rate for record in records) / len(records)
-        return found
-
-    def _new_matchup(self, team: int, ghosts: dict[str, int]) -> Matchup:
-        self._numbers += 1
-        new = Matchup(number=self._numbers, team=team, ghosts=ghosts)
-        self._matchups[new.number] = new
-        while len(self._matchups) > _KNOWN_MATCHUPS:
-            self._matchups.pop(next(iter(self._matchups)))
-        return new
+        learners = [self.sides[one].records for one in self.learning]
+        return {
+            version: sum(records.get(_name_of(name, version), Record()).rate for records in learners) / len(learners)
+            for version in side.window
+            if learners
+        }
 
     def _forget(self) -> None:
         """Removes the players that can no longer be opponents."""
-        possible = {
-            self.player(BehaviorId.parse(behavior_id).name, n)
-            for d in self._matchups.values()
-            for behavior_id, n in d.ghosts.items()
-        }
-        possible |= {_name_of(name, version) for name, side in self.sides.items() for version in side.window}
-        possible |= {*self.sides, SCRIPTED}
+        known = _policies(self.matchups.values()) | self.wanted
+        possible = {self.player(*policy) for policy in known} | {*self.sides, SCRIPTED}
         for player in [player for player in self.ratings.elo if player not in possible]:
             self.ratings.leave(player)
             for side in self.sides.values():
@@ -283,110 +306,65 @@ class SelfPlay:
         """Returns the label of a ghost."""
         return _name_of(name, number) if number > 0 else self.sides[name].external[-number - 1].label
 
-    def _player(self, matchup: Matchup, behavior_id: BehaviorId) -> str:
-        return (
-            behavior_id.name
-            if behavior_id.team == matchup.team
-            else self.player(behavior_id.name, matchup.ghosts[str(behavior_id)])
-        )
-
-    def _rate(self, matchup: Matchup, players: Mapping[str, str], scores: Mapping[str, float]) -> None:
-        """Rates one match, the learning team first."""
+    def _rate(self, matchup: Matchup, scores: Mapping[str, float]) -> dict[str, str]:
+        """Rates one match, the learning team first; returns its players by behavior id."""
+        players: dict[str, str] = {}
         teams: dict[int, list[str]] = {matchup.team: []}
         found: dict[int, list[float]] = {}
-        for behavior_id, player in players.items():
-            team = BehaviorId.parse(behavior_id).team
-            teams.setdefault(team, []).append(player)
-            if scores[behavior_id] >= 0:
-                found.setdefault(team, []).append(scores[behavior_id])
+        for behavior_id, score in scores.items():
+            one = BehaviorId.parse(behavior_id)
+            learns = one.team == matchup.team
+            players[behavior_id] = one.name if learns else self.player(one.name, matchup.ghosts[behavior_id])
+            teams.setdefault(one.team, []).append(players[behavior_id])
+            if score >= 0:
+                found.setdefault(one.team, []).append(score)
         if matchup.team not in found:
             self.lost += 1
-            return
+            return players
         own = sum(found[matchup.team]) / len(found[matchup.team])
+        settings = self.sides[teams[matchup.team][0]].settings
         if len(teams) == 1:
-            self.ratings.enter(SCRIPTED, elo=self.sides[teams[matchup.team][0]].settings.initial_elo)
+            self.ratings.enter(SCRIPTED, elo=settings.initial_elo)
             teams[matchup.team + 1] = [SCRIPTED]
         results = [sum(found[team]) / len(found[team]) if team in found else 1 - own for team in teams]
-        k = self.sides[teams[matchup.team][0]].settings.elo_k
-        self.ratings.rate(list(teams.values()), results, k)
-        for learner in teams[matchup.team]:
-            for opponents, other in list(zip(teams.values(), results, strict=True))[1:]:
-                for opponent in opponents:
-                    record = self.sides[learner].records.setdefault(opponent, Record())
-                    record.matches += 1
-                    record.points += own if len(teams) == 2 else 0.5 + 0.5 * ((own > other) - (own < other))
+        learners, *others = teams.values()
+        self.ratings.rate([learners, *others], results, settings.elo_k)
+        for opponents, other in zip(others, results[1:], strict=True):
+            points = own if len(teams) == 2 else 0.5 + 0.5 * ((own > other) - (own < other))
+            for learner, opponent in itertools.product(learners, opponents):
+                records = self.sides[learner].records
+                matches, before = records.get(opponent, Record())
+                records[opponent] = Record(matches + 1, before + points)
+        return players
 
     # ---------------------------------------------------------------- on disk
 
-    def to_plain(self) -> dict[str, Any]:
-        """Returns all that a restart needs, as plain JSON values."""
-        sides = {}
+    def continue_from(self, saved: Self) -> Self:
+        """Returns the saved rules with the settings and the behavior names of these."""
+        rules = replace(
+            saved, seed=self.seed, places=self.places, lockstep=self.lockstep, sides={}, arrived=self.arrived
+        )
         for name, side in self.sides.items():
-            records = {player: [record.matches, record.points] for player, record in side.records.items()}
-            external = [one.label for one in side.external]
-            sides[name] = {key: getattr(side, key) for key in _SAVED} | {"records": records, "external": external}
-        return {
-            "sides": sides,
-            "elo": self.ratings.elo,
-            "skills": self.ratings.skills,
-            "matches": self.ratings.matches,
-            "changes": self.changes,
-            "unknown": self.unknown,
-            "lost": self.lost,
-            "queue": self._queue,
-            "turn": self._turn,
-            "sampled": {str(behavior_id): matchup for behavior_id, matchup in self._sampled.items()},
-            "matchups": [asdict(one) for one in self._matchups.values()],
-            "numbers": self._numbers,
-            "assignment": None if self.assignment is None else asdict(self.assignment),
-        }
-
-    def restore(self, plain: dict[str, Any]) -> None:
-        """Continues from what `to_plain` returned."""
-        for name, saved in plain["sides"].items():
-            side = self.sides.get(name)
-            if side is None:
-                continue
-            for key in _SAVED:
-                setattr(side, key, saved[key])
-            side.external = _renumbered(saved["external"], side.external)
-            side.records = {player: Record(*counts) for player, counts in saved["records"].items()}
-        self.ratings.elo = dict(plain["elo"])
-        self.ratings.skills = {player: (mu, sigma) for player, (mu, sigma) in plain["skills"].items()}
-        for name, side in self.sides.items():  # those that the state does not know yet
-            self.ratings.enter(name, elo=side.settings.initial_elo)
-        self.ratings.matches = plain["matches"]
-        self.changes, self.unknown, self.lost = plain["changes"], plain["unknown"], plain["lost"]
-        self._numbers = plain["numbers"]
-        self._queue, self._turn = list(plain["queue"]), dict(plain["turn"])
-        self._sampled = {BehaviorId.parse(behavior_id): matchup for behavior_id, matchup in plain["sampled"].items()}
-        self._matchups = {one["number"]: Matchup(**one) for one in plain["matchups"]}
-        if plain["assignment"] is not None:
-            matchups = tuple(Matchup(**one) for one in plain["assignment"]["matchups"])
-            self.assignment = MatchupAssignment(serial=plain["assignment"]["serial"], matchups=matchups)
+            former = saved.sides.get(name, side)
+            external = _renumbered(former.external, side.external)
+            rules.sides[name] = replace(former, settings=side.settings, max_steps=side.max_steps, external=external)
+            rules.ratings.enter(name, elo=side.settings.initial_elo)
+        return rules
 
 
-_SAVED: Final = (
-    "teams",
-    "version",
-    "trained",
-    "steps",
-    "saved_at",
-    "ghost",
-    "swapped_at",
-    "crossings",
-    "window",
-)
+def _policies(matchups: Iterable[Matchup]) -> set[tuple[str, int]]:
+    """Returns behavior name and number of the ghosts in some matchups."""
+    return {(BehaviorId.parse(one).name, number) for matchup in matchups for one, number in matchup.ghosts.items()}
 
 
 def _name_of(name: str, version: int) -> str:
     return f"{name}@{version}"
 
 
-def _renumbered(labels: Sequence[str], present: Sequence[ExternalOpponent]) -> list[ExternalOpponent]:
+def _renumbered(saved: Sequence[ExternalOpponent], present: Sequence[ExternalOpponent]) -> list[ExternalOpponent]:
     """Returns the present external opponents under the numbers that a saved state has for them.
 
     One that is no longer configured keeps its number and is not sampled again.
     """
     known = {one.label: one for one in present}
-    return [known.pop(label, ExternalOpponent(label, 0.0)) for label in labels] + list(known.values())
+    return [known.pop(one.label, replace(one, weight=0.0)) for one in saved] + list(known.values())

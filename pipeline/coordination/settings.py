@@ -1,13 +1,20 @@
-"""Settings of coordination: how fresh data must be, and ghost self-play in ML-Agents' words."""
+"""Settings of coordination: how fresh data must be, ghost self-play and the ends of lessons, in ML-Agents' words."""
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Mode = Literal["overlap", "lockstep"]
+Measure = Literal["reward", "progress", "rating"]
 
 
-class CoordinationSettings(BaseModel):
+class SettingsModel(BaseModel):
+    """Refuses unknown keys, values of another type, and numbers that are not finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class CoordinationSettings(SettingsModel):
     """How old the data of an update may be.
 
     Attributes:
@@ -17,13 +24,11 @@ class CoordinationSettings(BaseModel):
             dropped and counted, unless the learner would wait for lack of data.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
     mode: Mode | None = None
     max_policy_lag: int = Field(default=3, ge=1)
 
 
-class OpponentSettings(BaseModel):
+class OpponentSettings(SettingsModel):
     """An external opponent.
 
     Attributes:
@@ -31,8 +36,6 @@ class OpponentSettings(BaseModel):
         scripted: name of a script with which the simulators play the behavior id themselves.
         weight: relative frequency, those of a folder together; all snapshots of the run together have 1.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     checkpoint: str | None = None
     scripted: str | None = Field(default=None, min_length=1)
@@ -45,7 +48,7 @@ class OpponentSettings(BaseModel):
         return self
 
 
-class SelfPlaySettings(BaseModel):
+class SelfPlaySettings(SettingsModel):
     """Ghost self-play: one team learns, the others play past policies.
 
     Attributes:
@@ -60,8 +63,6 @@ class SelfPlaySettings(BaseModel):
         opponents: others than snapshots of the run.
         keep_all_snapshots: those that leave the window stay on disk.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     save_steps: int = Field(default=20_000, ge=1)
     team_change: int = Field(default=100_000, ge=1)
@@ -81,3 +82,38 @@ class SelfPlaySettings(BaseModel):
         if type(save_steps) is int and save_steps > 0:
             return {"team_change": 5 * save_steps, **data}
         return data
+
+
+class CompletionCriteria(SettingsModel):
+    """Decides when a lesson is completed.
+
+    Attributes:
+        measure: `reward`: mean return of the last `min_lesson_length` episodes, or of up to 100 if that is 0;
+            `progress`: completed share of `max_steps`; `rating`: Elo of the learner under self-play, with more than two
+            teams its mu. ML-Agents' name `Elo` is accepted too.
+        behavior: name of the measured behavior.
+        signal_smoothing: weight a mean return by 0.75 and the former measure by 0.25.
+        min_lesson_length: least episodes in the lesson.
+        threshold: the lesson is completed above it.
+        require_reset: all agents begin new episodes with the next lesson.
+    """
+
+    measure: Measure = "reward"
+    behavior: str
+    signal_smoothing: bool = True
+    min_lesson_length: int = Field(default=0, ge=0)
+    threshold: float = 0.0
+    require_reset: bool = False
+
+    @field_validator("measure", mode="before")
+    @classmethod
+    def _ml_agents_name(cls, measure: object) -> object:
+        return "rating" if measure in ("Elo", "elo", "ELO") else measure
+
+    @model_validator(mode="after")
+    def _share(self) -> Self:
+        if self.measure == "progress" and not 0 <= self.threshold <= 1:
+            raise ValueError(
+                f"got threshold {self.threshold:g} for progress; expected 0 to 1; write the share of max_steps"
+            )
+        return self

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class SettingsModel(BaseModel):
-    """Refuses unknown keys, values of another type, and numbers that are not finite."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+from sparring.pipeline.coordination.settings import SettingsModel
 
 
 class EnvironmentSettings(SettingsModel):

@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import Field, field_validator
 
-from sparring.pipeline.settings.environment import SettingsModel
+from sparring.pipeline.coordination.settings import SettingsModel
 
 MOVABLE: Final = ("stepping", "assembly", "learning")
 """Stages that may run on any machine. Coordination and monitor stay on the first, which has the files of the run."""

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from sparring.pipeline.coordination.settings import Mode, SelfPlaySettings
+from sparring.pipeline.coordination.settings import Mode, SelfPlaySettings, SettingsModel
 from sparring.pipeline.files import Json
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.settings.environment import (
     CheckpointSettings,
     EngineSettings,
     EnvironmentSettings,
-    SettingsModel,
     TorchSettings,
 )
 from sparring.pipeline.settings.parameters import EnvironmentParameter

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from sparring.pipeline.coordination import lessons
+from sparring.pipeline.coordination.settings import CompletionCriteria, SettingsModel
 from sparring.pipeline.files import Json
 from sparring.pipeline.messages import simulator
-from sparring.pipeline.settings.environment import SettingsModel
 
 
 class ConstantParameters(SettingsModel):
@@ -150,41 +150,6 @@ LessonValue = Annotated[
 ]
 
 
-class CompletionCriteria(SettingsModel):
-    """Decides when a lesson is completed.
-
-    Attributes:
-        measure: `reward`: mean return of the last `min_lesson_length` episodes, or of up to 100 if that is 0;
-            `progress`: completed share of `max_steps`; `rating`: Elo of the learner under self-play, with more than two
-            teams its mu. ML-Agents' name `Elo` is accepted too.
-        behavior: name of the measured behavior.
-        signal_smoothing: weight a mean return by 0.75 and the former measure by 0.25.
-        min_lesson_length: least episodes in the lesson.
-        threshold: the lesson is completed above it.
-        require_reset: all agents begin new episodes with the next lesson.
-    """
-
-    measure: lessons.Measure = "reward"
-    behavior: str
-    signal_smoothing: bool = True
-    min_lesson_length: int = Field(default=0, ge=0)
-    threshold: float = 0.0
-    require_reset: bool = False
-
-    @field_validator("measure", mode="before")
-    @classmethod
-    def _ml_agents_name(cls, measure: object) -> object:
-        return "rating" if measure in ("Elo", "elo", "ELO") else measure
-
-    @model_validator(mode="after")
-    def _share(self) -> CompletionCriteria:
-        if self.measure == "progress" and not 0 <= self.threshold <= 1:
-            raise ValueError(
-                f"got threshold {self.threshold:g} for progress; expected 0 to 1; write the share of max_steps"
-            )
-        return self
-
-
 class LessonSettings(SettingsModel):
     """Configures one lesson of a curriculum.
 
@@ -252,16 +217,6 @@ def _number(value: float | Sampler) -> float | RandomSampler:
 
 
 def _lesson(lesson: LessonSettings) -> lessons.Lesson:
-    value, criteria = _number(lesson.value), lesson.completion_criteria
+    value = _number(lesson.value)
     shown = f"{value:g}" if isinstance(value, float) else f"{value.sampler_type}{value.values}"
-    if criteria is None:
-        return lessons.Lesson(name=lesson.name, value=shown)
-    criterion = lessons.Criterion(
-        measure=criteria.measure,
-        behavior=criteria.behavior,
-        threshold=criteria.threshold,
-        smoothed=criteria.signal_smoothing,
-        episodes=criteria.min_lesson_length,
-        resets=criteria.require_reset,
-    )
-    return lessons.Lesson(name=lesson.name, value=shown, criterion=criterion)
+    return lessons.Lesson(name=lesson.name, value=shown, criterion=lesson.completion_criteria)

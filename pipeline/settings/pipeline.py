@@ -5,8 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from sparring.pipeline.coordination.settings import CoordinationSettings
-from sparring.pipeline.settings.environment import SettingsModel
+from sparring.pipeline.coordination.settings import CoordinationSettings, SettingsModel
 from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.stepping.settings import SteppingSettings
 

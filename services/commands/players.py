@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sparring.pipeline.coordination.ghosts import PLAYERS_FOLDER
+from sparring.pipeline.coordination.ghosts import PLAYERS_FOLDER, Snapshots
 from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
-from sparring.pipeline.coordination.snapshots import Snapshots
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder

@@ -182,7 +182,8 @@ def _opponents(rules: Json) -> Table:
     """Formats each learner under self-play, with its results against the opponents that it may play again."""
     sides = rules["sides"].items()
     rows = [(name, player, *record) for name, side in sides for player, record in side["records"].items()]
-    ratings = {player: f"{rating:,.0f}" for player, rating in rules["elo"].items()}
+    elo = rules.get("ratings", rules)["elo"]  # files of older versions have no section for ratings
+    ratings = {player: f"{rating:,.0f}" for player, rating in elo.items()}
     return _table(
         ("Learner", (name for name, *_ in rows)),
         ("Rating", (ratings.get(name, "-") for name, *_ in rows)),

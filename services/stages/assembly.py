@@ -44,7 +44,7 @@ class Assembly:
         self._flushed: dict[tuple[str, str], int] = {}
         self._outbox: deque[Segments] = deque()  # finished, not yet put on a queue
         self._turn = anyio.Lock(fast_acquire=True)  # messages leave in the order of their numbers
-        self._announced: set[str] = set()  # behaviors whose present learner knows how far the segments have come
+        self._unaware: set[str] = set()  # behaviors whose learner does not know how far the segments have come
         self._learner_started = anyio.Event()
 
     async def open(self, name: str) -> bool:
@@ -113,13 +113,13 @@ class Assembly:
             self._learner_started = anyio.Event()
             async with self._turn:
                 for behavior, source in self._held():
-                    if behavior not in self._announced:
+                    if behavior in self._unaware:
                         self._outbox.append(self._assemblers[source].announcement(behavior))
-                self._announced.update(self._senders)
+                self._unaware.clear()
                 await self._hand_on()
 
     def _on_learner(self, behavior: str, _receivers: int) -> None:
-        self._announced.discard(behavior)
+        self._unaware.add(behavior)
         self._learner_started.set()
 
     async def settle(self) -> None:
@@ -133,9 +133,8 @@ class Assembly:
         """Brings gauges and state up to date; a final state is the last."""
         held: dict[str, dict[str, AssembledSteps]] = {}
         for (behavior, source), members in self._held().items():
-            held.setdefault(behavior, {})[source] = AssembledSteps(
-                sent=members.reached, open=members.open_steps, closed=members.closed_steps
-            )
+            steps = AssembledSteps(sent=members.reached, open=members.open_steps, closed=members.closed_steps)
+            held.setdefault(behavior, {})[source] = steps
         for message in self._outbox:
             sources = held.setdefault(message.behavior, {})
             rows = len(message.log_probs)
@@ -164,12 +163,9 @@ class Assembly:
     def _sizes(self, behavior: str) -> Sizes:
         settings = self._context.run.behavior(behavior)
         largest = self._context.run.capacity(f"segments:{behavior}").largest
-        return Sizes(
-            horizon=settings.time_horizon,
-            message_steps=max(1, min(settings.hyperparameters.buffer_size // 16, largest // 2)),
-            largest=largest,
-            sequence=settings.network_settings.sequence_length,
-        )
+        steps, sequence = settings.hyperparameters.buffer_size // 16, settings.network_settings.sequence_length
+        least = max(1, min(steps, largest // 2))
+        return Sizes(horizon=settings.time_horizon, message_steps=least, largest=largest, sequence=sequence)
 
     def _replace(self, source: str) -> None:
         """Closes the segments of a source's previous incarnation once a new one has sent a batch."""

@@ -10,7 +10,6 @@ unblocked by   produced steps, a published update, an ended match
 Results are acknowledged once the ratings that include them are on disk, so that a restart loses none.
 """
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -20,29 +19,25 @@ from typing import Final
 import anyio
 
 from sparring.pipeline.coordination.coordinator import STATE_FILE, Coordinator, read_state
+from sparring.pipeline.coordination.ghosts import Ghosts
 from sparring.pipeline.coordination.ledger import StepLedger
-from sparring.pipeline.coordination.teaching import LessonPlan
+from sparring.pipeline.coordination.lessons import Lessons
+from sparring.pipeline.coordination.opponents import ExternalOpponent, Tournament, opponents_of
+from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages import channels
 from sparring.pipeline.messages.incarnations import service_of
 from sparring.pipeline.messages.matches import Results
-from sparring.pipeline.messages.state import FlushRequests, StepAllowances
+from sparring.pipeline.messages.state import AssemblyState, FlushRequests, StepAllowances
 from sparring.pipeline.monitoring.progress import ALL, SIMULATORS
 from sparring.pipeline.queues.interface import Delivery, Publisher, Receiver, Subscription
 from sparring.pipeline.settings.parameters import curricula
-from sparring.services.process.runtime import (
-    MATCHES,
-    Context,
-    Run,
-    follow,
-    follow_growth,
-    publish_metrics,
-    refuse_restart,
-)
-from sparring.services.stages.ghosts import add_sides, open_ghosts
+from sparring.services.process.runtime import MATCHES, Context, follow, follow_growth, publish_metrics, refuse_restart
 
 _SAVE_INTERVAL_S: Final = 0.2
+_LEAST_PLACES: Final = 4
+_MOST_PLACES: Final = 16
 
 
 class Coordination:
@@ -69,7 +64,7 @@ class Coordination:
 
     async def rate(self, results: Receiver[Results]) -> None:
         """Counts the results of matches, until their queue is closed."""
-        progress = self._context.progress
+        progress, ghosts = self._context.progress, self.coordinator.ghosts
         with suppress(QueueClosed):
             while True:
                 progress.waits(MATCHES, "steps", *self._context.run.stepping, text="results of matches")
@@ -77,7 +72,7 @@ class Coordination:
                 progress.works(MATCHES)
                 progress.passed(MATCHES, delivery.steps)
                 self._unsaved.append(delivery)
-                for learner, score in self.coordinator.on_results(delivery.record):
+                for learner, score in [] if ghosts is None else ghosts.results(delivery.record):
                     self._context.registry.observe_moments("Self-play/Win Rate", [score], learner)
                 self.publish()
 
@@ -87,18 +82,15 @@ class Coordination:
         if state is None or specs is None:
             return
         self.coordinator.on_stepping_state(specs, state)
-        self._note_final_report(service_of(state.source), final=state.final)
-        self.publish()
-
-    def _note_final_report(self, name: str, *, final: bool) -> None:
-        """Saves a final report at once, because it is published only once."""
-        if not final:
+        name = service_of(state.source)
+        if not state.final:
             self._unfinished.add(name)
-        elif name in self._unfinished:
+        elif name in self._unfinished:  # saved at once, because a final report is published only once
             self._unfinished.remove(name)
             self._write(self.save)
         if not self._unfinished:
             self._final_reports.set()
+        self.publish()
 
     def on_weights(self, topics: Subscription) -> None:
         """Takes over the weights that a learner under self-play publishes."""
@@ -107,19 +99,14 @@ class Coordination:
             self._write(partial(ghosts.weights, weights))
             self.publish()
 
-    def on_assembly(self, topics: Subscription) -> None:
-        """Takes over what assembly publishes."""
-        state = topics.latest(channels.ASSEMBLY_STATE)
-        if state is not None:
-            self.coordinator.on_assembly_state(state)
-
     def on_learner(self, topics: Subscription) -> None:
         """Takes over what a learner publishes."""
         state = topics.latest(channels.LEARNER_STATE)
         if state is None:
             return
-        for line in self.coordinator.on_learner_state(state, topics.latest(channels.EPISODES)):
-            self._context.log.info("lesson", **line, notice=True)
+        for change in self.coordinator.on_learner_state(state, topics.latest(channels.EPISODES)):
+            rounded = change._replace(measure=round(change.measure, 6))
+            self._context.log.info("lesson", **rounded._asdict(), notice=True)
         self.log_losses()
         self.publish()
 
@@ -134,13 +121,11 @@ class Coordination:
 
     def _publish(self) -> None:
         self._publish_assignment()
-        self.coordinator.teaching.publish(self._topic, self.save)
+        self.coordinator.publish_lessons(self._topic, self.save)
         for name in self.coordinator.next_flushes():
             self._context.registry.add(f"flushes/{name}")
         for source, granted in self.coordinator.allowances().items():
-            content = tuple(
-                (name, one.serial, one.version, one.assignment, one.lessons) for name, one in sorted(granted.items())
-            )
+            content = {name: (one.serial, one.version, one.assignment, one.lessons) for name, one in granted.items()}
             if self._is_new(source, content):
                 topic = channels.allowances_topic(service_of(source))
                 self._topic.publish(topic, StepAllowances(source=source, behaviors=granted))
@@ -174,7 +159,8 @@ class Coordination:
     async def time_out(self, limit_s: float) -> None:
         """Ends a tournament that is not over after `limit_s` seconds."""
         await anyio.sleep(limit_s)
-        if self.coordinator.time_out():
+        if not self.coordinator.finished:
+            self.coordinator.timed_out = True
             self._context.log.error("tournament_timed_out", seconds=limit_s, notice=True)
             self.publish()
 
@@ -229,13 +215,13 @@ class Coordination:
                 self._final_reports = anyio.Event()
                 await self._final_reports.wait()
 
-    async def end(self) -> None:
+    async def end(self, assembly: AssemblyState | None) -> None:
         """Writes off what no learner received, saves the step counts a last time, and publishes the final state.
 
         Raises:
             DiskFull: the step counts could not be written.
         """
-        self.coordinator.close()
+        self.coordinator.close(assembly)
         self.log_losses()
         limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
         try:
@@ -250,7 +236,7 @@ class Coordination:
         Raises:
             OSError: the disk is full or the folder cannot be written; nothing is acknowledged.
         """
-        write_atomically(self._path, json.dumps(self.coordinator.to_plain()).encode(), durable=False)
+        write_atomically(self._path, self.coordinator.saved(), durable=False)
         while self._unsaved:
             self._unsaved.popleft().acknowledge()
 
@@ -260,10 +246,10 @@ class Coordination:
         Raises:
             ServiceError: a loss of power or another program has damaged the file.
         """
-        plain = read_state(self._path)
-        if plain is not None:
-            self.coordinator.restore(plain)
-            self._context.log.info("step_counts_restored", behaviors=sorted(plain["behaviors"]))
+        saved = read_state(self._path)
+        if saved is not None:
+            self.coordinator.restore(saved)
+            self._context.log.info("step_counts_restored", behaviors=sorted(saved.behaviors))
 
     def log_losses(self) -> None:
         """Logs the steps that were lost since the last call."""
@@ -272,18 +258,39 @@ class Coordination:
                 self._context.log.warning("steps_lost", behavior=name, cause=cause, steps=steps)
 
 
-def add_behaviors(coordinator: Coordinator, run: Run, names: Iterable[str]) -> None:
+def add_behaviors(coordinator: Coordinator, context: Context, names: Iterable[str]) -> None:
     """Adds behaviors of a run to the step accounting, and to self-play where they use it."""
+    run = context.run
     for name in names:
         behavior = run.behavior(name)
-        ledger = StepLedger(
+        coordinator.ledgers[name] = StepLedger(
             buffer_size=behavior.hyperparameters.buffer_size,
             overlap=run.settings.overlap,
             processes=len(run.stepping),
+            max_steps=behavior.max_steps,
+            added=name in run.added,
         )
-        coordinator.add(name, ledger, behavior.max_steps, added=name in run.added)
-    if coordinator.ghosts is not None:
-        add_sides(coordinator.ghosts, run, names)
+        ghosts, external = coordinator.ghosts, opponents_of(run.directory).get(name, ())
+        if behavior.self_play is not None and ghosts is not None and isinstance(ghosts.rules, SelfPlay):
+            ghosts.rules.add(name, behavior.self_play, behavior.max_steps, external)
+            ghosts.load_external(name, external)
+
+
+async def open_ghosts(context: Context) -> Ghosts | None:
+    """Opens self-play without behaviors, if any uses it or may do so, or the tournament that the run plays."""
+    run, playing = context.run, context.run.playing
+    unnamed = run.settings.unnamed if run.grows else None
+    if not run.self_play and (unnamed is None or unnamed.self_play is None):
+        return None
+    topic = await context.transport.publisher("ghosts")
+    if playing is None:
+        places = min(_MOST_PLACES, max(_LEAST_PLACES, sum(run.simulators.values())))
+        return Ghosts(SelfPlay(seed=run.seed, places=places, lockstep=run.settings.overlap == 0), run.directory, topic)
+    tournament = Tournament(run.self_play, playing.players, playing.matches, mirror=playing.mirror)
+    ghosts = Ghosts(tournament, run.directory, topic)
+    for name in run.self_play:
+        ghosts.load_external(name, [ExternalOpponent(label, 1.0) for label in playing.players])
+    return ghosts
 
 
 async def open_coordination(context: Context, topic: Publisher) -> Coordination:
@@ -292,18 +299,20 @@ async def open_coordination(context: Context, topic: Publisher) -> Coordination:
     if playing is not None and playing.players:
         refuse_restart(context)
     ghosts = await open_ghosts(context)
-    teaching = LessonPlan(curricula(run.settings.environment_parameters), ghosts)
-    coordinator = Coordinator(context.start, ghosts=ghosts, teaching=teaching)
-    add_behaviors(coordinator, run, run.settings.behaviors)
+    parameters = run.settings.environment_parameters
+    coordinator = Coordinator(context.start, ghosts=ghosts, lessons=Lessons(curricula(parameters)))
+    add_behaviors(coordinator, context, run.settings.behaviors)
     coordination = Coordination(context, topic, coordinator)
-    if playing is not None:  # checkpoints play in the lessons that their run has come to
-        teaching.restore((read_state(run.directory.parent / STATE_FILE) or {}).get("lessons"))
+    former = None if playing is None else read_state(run.directory.parent / STATE_FILE)
+    if former is not None:  # checkpoints play in the lessons that their run has come to
+        coordinator.lessons = coordinator.lessons.continue_from(former.lessons)
     coordination.restore()
     if run.resumed and context.first:
-        coordinator.close_former_run()
+        for ledger in coordinator.ledgers.values():
+            ledger.close_former_run()
         coordination.log_losses()
     coordination.publish_flushes()
-    teaching.publish(topic, coordination.save)
+    coordinator.publish_lessons(topic, coordination.save)
     return coordination
 
 
@@ -326,7 +335,7 @@ async def run(context: Context) -> None:
                 tasks.start_soon(follow, await context.transport.subscribe(f"policy-{name}"), coordination.on_weights)
 
     async def grow(names: Sequence[str]) -> None:
-        add_behaviors(coordination.coordinator, context.run, names)
+        add_behaviors(coordination.coordinator, context, names)
         for subscription in stepping:  # what they said of these behaviors before
             coordination.on_stepping(subscription)
         await follow_learners(names)
@@ -336,7 +345,6 @@ async def run(context: Context) -> None:
             tasks.start_soon(coordination.time_out, playing.timeout_s)
         for subscription in stepping:
             tasks.start_soon(follow, subscription, coordination.on_stepping)
-        tasks.start_soon(follow, assembly, coordination.on_assembly)
         await follow_learners(context.run.learners)
         tasks.start_soon(follow_growth, context, grow)
         tasks.start_soon(coordination.rate, results)
@@ -346,6 +354,6 @@ async def run(context: Context) -> None:
         await coordination.wait_for_final_reports()
         tasks.cancel_scope.cancel()
     try:
-        await coordination.end()
+        await coordination.end(assembly.latest(channels.ASSEMBLY_STATE))
     finally:
         topic.publish(channels.METRICS, context.numbers())

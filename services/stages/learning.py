@@ -16,7 +16,7 @@ from functools import partial
 import anyio
 import numpy as np
 
-from sparring.pipeline.coordination.coordinator import LAST_EPISODES
+from sparring.pipeline.coordination.ledger import LAST_EPISODES
 from sparring.pipeline.coordination.lessons import MOST_RECENT
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
@@ -27,59 +27,50 @@ from sparring.pipeline.messages.state import EpisodeReturns, LearnerState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
 from sparring.pipeline.monitoring.progress import ALL
 from sparring.pipeline.networks.device import usable
-from sparring.pipeline.queues.interface import Publisher, Receiver, Subscription
 from sparring.pipeline.settings.parameters import curricula
-from sparring.services.process.runtime import Context, cancel_at_stop, publish_metrics, spec_of
+from sparring.services.process.runtime import Context, cancel_at_stop, publish_metrics, refuse_restart, spec_of
+from sparring.services.stages.playing import CheckpointPlayer, LearnerLinks, open_player
 from sparring.services.stages.update_reporter import UpdateReporter
 
 
 class Learning:
-    """Connects a learner to its queue, its topics and its checkpoints."""
+    """Connects a learner to its queue, its topics and its checkpoints.
 
-    def __init__(
-        self,
-        context: Context,
-        learner: Learner,
-        topic: Publisher,
-        policies: Publisher,
-        receiver: Receiver[Segments],
-        coordination: Subscription,
-    ) -> None:
+    Args:
+        context: of the service.
+        learner: without weights of a checkpoint.
+        links: to other services.
+        versions_seen: highest version that coordination has seen; newer ones may exist.
+    """
+
+    def __init__(self, context: Context, learner: Learner, links: LearnerLinks, versions_seen: int) -> None:
         settings = context.run.settings
         self._context = context
         self._learner = learner
         learner.is_stopping = context.stop.is_set
-        self._topic = topic
-        self._policies = policies
-        self._receiver = receiver
-        self._coordination = coordination
+        self._links = links
+        self._versions_seen = versions_seen
         self._pipeline = settings.pipeline
         self._behavior = settings.behaviors[learner.behavior]
         self._lockstep = settings.overlap == 0
         self._alone = len(settings.behaviors) == 1 and settings.unnamed is None
         self._folder = CheckpointFolder(context.run.directory, learner.behavior)
         self._recovered_at = context.clock()
-        self._next_checkpoint = 0
+        self._saved = 0  # steps trained by the last checkpoint, in units of the steps between two
         self._checkpoint = ""
         self._intake = Intake(restarted=context.run.resumed or not context.first)
-        self._stale = 0  # in the lineage, before this incarnation
+        self._stale = 0  # in the lineage, before this incarnation, and after the end of the learner
         self._episodes_kept = MOST_RECENT if curricula(settings.environment_parameters) else LAST_EPISODES
-        self._episodes = EpisodeReturns(
-            start=context.start, episodes=0, returns=np.empty(0, np.float32), lessons=np.empty(0, np.int64)
-        )
+        returns, lessons = np.empty(0, np.float32), np.empty(0, np.int64)
+        self._episodes = EpisodeReturns(start=context.start, episodes=0, returns=returns, lessons=lessons)
         self._reporter = UpdateReporter(context, learner.behavior)
         self._flushed = 0
         self._training = 0
-        self._dropped = 0
         self._left = 0  # steps that waited in the queue at the end
         self._team: int | None = None
 
-    async def begin(self, versions_seen: int) -> None:
-        """Restores the newest checkpoint, except at the first start of a new run, and publishes the weights.
-
-        Args:
-            versions_seen: highest version that coordination has seen; newer ones may exist.
-        """
+    async def _begin(self) -> None:
+        """Restores the newest checkpoint, except at the first start of a new run, and publishes the weights."""
         for file in self._learner.demo_files:
             self._context.log.info("demonstrations_loaded", **asdict(file))
         initial = initial_folder(self._context.run.directory, self._learner.behavior)
@@ -87,16 +78,16 @@ class Learning:
             self._learner.load_weights(await self._context.compute(partial(load, initial)))
             self._context.log.info("weights_initialized", checkpoint=str(initial))
         if self._context.run.resumed or not self._context.first:
-            await self._resume(versions_seen)
-        every = self._behavior.steps_between_checkpoints
-        self._next_checkpoint = (self._learner.trained // every + 1) * every
+            await self._resume()
+        self._saved = self._learner.trained // self._behavior.steps_between_checkpoints
         await self._publish_weights()
 
-    async def _resume(self, versions_seen: int) -> None:
+    async def _resume(self) -> None:
         """Loads the newest checkpoint and raises the version above every one that was ever published.
 
-        The noted version bounds what earlier incarnations of this service published. `versions_seen` counts too: step
-        allowances name that version, and after a power loss coordination's step counts may be newer than the note.
+        The noted version bounds what earlier incarnations of this service published. The one that coordination has seen
+        counts too: step allowances name it, and after a power loss coordination's step counts may be newer than the
+        note.
         """
         noted = await self._context.compute(self._folder.noted_version)
         restored = bool(self._folder.newest_first())
@@ -106,22 +97,17 @@ class Learning:
             self._stale = checkpoint.counts.get("stale", 0)
             self._intake.restore(checkpoint.counts, self._learner.trained + self._stale)
         saved = self._learner.version
-        self._learner.raise_version(max(noted, versions_seen))
-        self._context.log.info(
-            "restored" if restored else "nothing_to_restore",
-            trained=self._learner.trained,
-            saved=saved,
-            version=self._learner.version,
-            notice=True,
-        )
+        self._learner.raise_version(max(noted, self._versions_seen))
+        event, version = "restored" if restored else "nothing_to_restore", self._learner.version
+        self._context.log.info(event, trained=self._learner.trained, saved=saved, version=version, notice=True)
         if self._behavior.network_settings.memory is not None and not self._behavior.hyperparameters.shared_critic:
-            self._context.log.info(
-                "critic_memory_reset", cause="the previous process held the critic's memory of agents"
-            )
+            cause = "the previous process held the critic's memory of agents"
+            self._context.log.info("critic_memory_reset", cause=cause)
 
     async def loop(self) -> None:
         """Trains until `max_steps`, or until the queue is closed."""
         clock, registry = self._context.clock, self._context.registry
+        await self._begin()
         with suppress(QueueClosed):
             while not self._learner.done:
                 began = clock()
@@ -144,8 +130,8 @@ class Learning:
         Raises:
             DiskFull: the weights could not be written.
         """
-        while not self._receiver.empty():
-            segments = self._receiver.get_nowait()
+        while not self._links.receiver.empty():
+            segments = self._links.receiver.get_nowait()
             self._take(segments)
             self._left += len(segments.log_probs)
         limit_s = self._pipeline.stop_timeout_s / 2
@@ -158,7 +144,7 @@ class Learning:
         """Publishes the weights before the state, so that no step allowance names unpublished weights."""
         # The note comes first, so that no version is published twice, whichever process dies in between.
         await self._context.writing.until_done(self._note_version, "the version of the next weights")
-        self._policies.publish(channels.POLICY_WEIGHTS, self._learner.weights())
+        self._links.policies.publish(channels.POLICY_WEIGHTS, self._learner.weights())
         self.publish()
 
     async def _note_version(self) -> None:
@@ -167,25 +153,22 @@ class Learning:
     def publish(self) -> None:
         """Publishes the state, and before it the episodes that it includes."""
         learner = self._learner
-        self._topic.publish(channels.EPISODES, self._episodes)
-        self._topic.publish(
-            channels.LEARNER_STATE,
-            LearnerState(
-                behavior=learner.behavior,
-                start=self._context.start,
-                version=learner.version,
-                updates=learner.updates,
-                trained=learner.trained,
-                training=self._training,
-                buffered=learner.buffered - self._training + self._left,
-                stale=self._stale + learner.stale + self._dropped,
-                lost=dict(self._intake.lost),
-                reached=dict(self._intake.reached),
-                done=learner.done,
-                checkpoint=self._checkpoint,
-                weights_sha256=learner.weights_sha256 if self._checkpoint else "",
-            ),
+        self._links.topic.publish(channels.EPISODES, self._episodes)
+        state = LearnerState(
+            behavior=learner.behavior,
+            start=self._context.start,
+            version=learner.version,
+            updates=learner.updates,
+            trained=learner.trained,
+            training=self._training,
+            buffered=learner.buffered - self._training + self._left,
+            stale=self._stale + learner.stale,
+            **self._intake.to_plain(),
+            done=learner.done,
+            checkpoint=self._checkpoint,
+            weights_sha256=learner.weights_sha256 if self._checkpoint else "",
         )
+        self._links.topic.publish(channels.LEARNER_STATE, state)
 
     def refresh(self) -> None:
         """Updates the gauges."""
@@ -196,7 +179,6 @@ class Learning:
         registry.reach(f"trained/{name}", self._learner.trained)
         self._context.progress.reach(f"weights/{name}", self._learner.version)
         self._context.progress.reach(f"minibatches/{name}", self._learner.minibatches)  # rises during updates too
-        self._context.note_receiver(f"segments:{name}", self._receiver)
 
     # ---------------------------------------------------------------- one update
 
@@ -210,9 +192,12 @@ class Learning:
                 self.publish()
                 continue
             progress.waits(ALL, f"segments/{name}", "assembly")
-            segments = await self._receiver.get()
+            segments = await self._links.receiver.get()
             progress.works()
-            await self._register_teammates(segments)
+            for other in self._learner.unknown_behaviors(segments):  # of the same groups: the critic sees them too
+                spec, _ = await spec_of(self._context, self._links.coordination, other)
+                self._learner.register({other: spec})
+                self._context.log.info("teammates_registered", teammates=other)
             closing = self._add(segments)
             # Every source that a flush names sends a marker; the first one ends the collection. In lockstep there is
             # only one source: the settings reject several stepping processes there, which would need all markers.
@@ -221,44 +206,32 @@ class Learning:
             if self._lockstep and closing and self._learner.buffered:
                 break
 
-    async def _register_teammates(self, segments: Segments) -> None:
-        """Registers the specs of other behavior names in the groups, which the critic observes too."""
-        for name in self._learner.unknown_behaviors(segments):
-            spec, _ = await spec_of(self._context, self._coordination, name)
-            self._learner.register({name: spec})
-            self._context.log.info("teammates_registered", teammates=name)
-
     def _add(self, segments: Segments) -> bool:
         """Adds segments to the buffer; returns whether they complete a new flush."""
-        lost = self._take(segments)
+        lost, closing = self._take(segments)
         if len(segments.log_probs):
             self._learner.add(segments)
         if lost:
             self.publish()
-        return self._completes_flush(segments)
+        return closing
 
-    def _take(self, segments: Segments) -> bool:
-        """Counts segments and the episodes that ended in them; returns whether coordination must know at once.
+    def _take(self, segments: Segments) -> tuple[bool, bool]:
+        """Counts segments and the episodes that ended in them.
 
-        That is so where steps are missing, or where a new source has closed an earlier one: the budget has room again.
+        Returns:
+            Whether coordination must know at once, because steps are missing, or a new source has closed an earlier one
+            and the budget has room again; and whether the segments complete a new flush.
         """
         before = len(self._intake.reached), sum(self._intake.lost.values())
         self._intake.add(segments)
         known, ended = self._episodes, segments.episodes
         if len(ended.returns):
-            self._episodes = replace(
-                known,
-                episodes=known.episodes + len(ended.returns),
-                returns=np.concatenate([known.returns, ended.returns])[-self._episodes_kept :],
-                lessons=np.concatenate([known.lessons, ended.lessons])[-self._episodes_kept :],
-            )
-        return before != (len(self._intake.reached), sum(self._intake.lost.values()))
-
-    def _completes_flush(self, segments: Segments) -> bool:
-        """Returns whether segments complete a new flush."""
-        closing = segments.flush > self._flushed
-        self._flushed = max(self._flushed, segments.flush)
-        return closing
+            returns = np.concatenate([known.returns, ended.returns])[-self._episodes_kept :]
+            lessons = np.concatenate([known.lessons, ended.lessons])[-self._episodes_kept :]
+            count = known.episodes + len(ended.returns)
+            self._episodes = replace(known, episodes=count, returns=returns, lessons=lessons)
+        closing, self._flushed = segments.flush > self._flushed, max(self._flushed, segments.flush)
+        return before != (len(self._intake.reached), sum(self._intake.lost.values())), closing
 
     async def _update(self) -> None:
         learner = self._learner
@@ -272,25 +245,23 @@ class Learning:
     # ---------------------------------------------------------------- checkpoints
 
     async def _keep(self) -> None:
-        """Writes the checkpoints that are due; one that cannot be written is tried again when the next is due."""
+        """Writes the checkpoint that is due; one that cannot be written is tried again when the next is due."""
+        saved = self._learner.trained // self._behavior.steps_between_checkpoints
+        recovery_due = self._context.clock() - self._recovered_at >= self._pipeline.recovery_interval
         try:
-            await self._write_due()
+            if saved > self._saved:
+                self._saved = saved
+                await self._save()
+            elif self._team_changed() or recovery_due:
+                await self._context.compute(partial(self._folder.save_recovery, self._make_checkpoint()))
+                self._recovered_at = self._context.clock()
         except OSError as error:
             self._context.writing.failed(error, "a checkpoint")
             self._recovered_at = self._context.clock()
 
-    async def _write_due(self) -> None:
-        if self._learner.trained >= self._next_checkpoint:
-            every = self._behavior.steps_between_checkpoints
-            self._next_checkpoint = (self._learner.trained // every + 1) * every
-            await self._save()
-        elif self._team_changed() or self._context.clock() - self._recovered_at >= self._pipeline.recovery_interval:
-            await self._context.compute(partial(self._folder.save_recovery, self._make_checkpoint()))
-            self._recovered_at = self._context.clock()
-
     def _team_changed(self) -> bool:
         """Returns whether the learning team changed since the last call, so that the former team's weights are kept."""
-        assignment = self._coordination.latest(channels.ASSIGNMENT)
+        assignment = self._links.coordination.latest(channels.ASSIGNMENT)
         before = self._team
         if assignment is not None:
             self._team = assignment.matchups[0].team
@@ -298,7 +269,7 @@ class Learning:
 
     def _make_checkpoint(self) -> Checkpoint:
         """Returns a checkpoint with the counts of the steps that are not in the weights."""
-        counts = {"stale": self._stale + self._learner.stale + self._dropped, **self._intake.to_plain()}
+        counts = {"stale": self._stale + self._learner.stale, **self._intake.to_plain()}
         return replace(self._learner.checkpoint(), counts=counts)
 
     async def _save(self) -> None:
@@ -314,7 +285,7 @@ class Learning:
         """Buffers the remaining segments, so that the stages before this one can send what they hold, and stop."""
         self._context.progress.waits(ALL, "the end")
         while True:
-            self._add(await self._receiver.get())
+            self._add(await self._links.receiver.get())
 
     async def _discard(self) -> None:
         """Drops and counts the remaining segments.
@@ -324,47 +295,59 @@ class Learning:
         """
         self._context.progress.waits(ALL, "the other behaviors")
         while True:
-            segments = await self._receiver.get()
-            lost = self._take(segments)
-            self._dropped += len(segments.log_probs)
-            if self._completes_flush(segments) or lost or not self._lockstep:
+            segments = await self._links.receiver.get()
+            lost, closing = self._take(segments)
+            self._stale += len(segments.log_probs)
+            if closing or lost or not self._lockstep:
                 self.publish()
 
 
-async def run(context: Context) -> None:
-    """Trains until stopped, then saves the weights.
+async def open_learning(context: Context, links: LearnerLinks) -> Learning:
+    """Makes the learner, once a simulator has named the behavior.
 
     Raises:
         Unsupported: PyTorch cannot use the configured device on this machine.
     """
-    name = context.service.partition("-")[2]
-    device = await context.compute(partial(usable, context.run.settings.torch_settings.device))
-    topic = await context.transport.publisher(context.service)
-    policies = await context.transport.publisher(f"policy-{name}")  # a topic of its own: few readers, large records
-    queue = channels.segments_queue(name)
-    receiver = await context.transport.receiver(queue, context.run.capacity(queue.name))
-    coordination = await context.transport.subscribe("coordination")
+    name, run = links.behavior, context.run
+    device = await context.compute(partial(usable, run.settings.torch_settings.device))
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
-    learning: Learning | None = None
+    spec, versions = await spec_of(context, links.coordination, name)
+    learner = await context.compute(partial(Learner, name, spec, run.settings.behaviors[name], run.seed, device=device))
+    context.log.info("networks", **learner.sizes)
+    return Learning(context, learner, links, versions)
+
+
+async def run(context: Context) -> None:
+    """Trains, or plays a checkpoint, until stopped; then saves the weights, or the episodes.
+
+    Raises:
+        Unsupported: PyTorch cannot use the configured device on this machine.
+        CheckpointError: the checkpoint to play is damaged, or of another behavior, spec or network.
+        ServiceError: a service was restarted during an evaluation.
+    """
+    refuse_restart(context)
+    name, transport, playing = context.service.partition("-")[2], context.transport, context.run.playing
+    topic = await transport.publisher(context.service)
+    policies = await transport.publisher(f"policy-{name}")  # a topic of its own: few readers, large records
+    queue = channels.segments_queue(name)
+    receiver = await transport.receiver(queue, context.run.capacity(queue.name))
+    links = LearnerLinks(name, topic, policies, receiver, await transport.subscribe("coordination"))
+    stage: Learning | CheckpointPlayer | None = None
 
     def refresh() -> None:
-        if learning is not None:
-            learning.refresh()
+        context.note_receiver(queue.name, receiver)
+        if stage is not None:
+            stage.refresh()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(publish_metrics, context, topic, refresh)
         tasks.start_soon(cancel_at_stop, context, tasks)
-        spec, versions = await spec_of(context, coordination, name)
-        behavior = context.run.settings.behaviors[name]
-        learner = await context.compute(partial(Learner, name, spec, behavior, context.run.seed, device=device))
-        context.log.info("networks", **learner.sizes)
-        learning = Learning(context, learner, topic, policies, receiver, coordination)
-        await learning.begin(versions)
-        await learning.loop()
+        stage = await (open_learning(context, links) if playing is None else open_player(context, playing, links))
+        await stage.loop()
         context.progress.waits(ALL, "the end")
         await context.stop.wait()
-    if learning is not None:
+    if stage is not None:
         with anyio.CancelScope(shield=True):
-            await learning.finish()
+            await stage.finish()
             refresh()
     topic.publish(channels.METRICS, context.numbers())

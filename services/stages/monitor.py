@@ -15,9 +15,8 @@ No service waits for the monitor: training continues when it dies. It saves its 
 from which its next incarnation continues.
 """
 
-from __future__ import annotations
-
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -99,12 +98,7 @@ class _SavedState:
     time_s: float
     services: dict[str, Totals]
     intervals: dict[str, IntervalStart]
-    paces: dict[str, _SavedPace]
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedPace:
-    active_s: float
+    paces: dict[str, dict[str, float]]
 
 
 _SAVED_STATE = TypeAdapter(_SavedState)
@@ -130,7 +124,7 @@ class MonitorState:
         self._files = RunFiles(run.directory, context.wall_clock(), limits.logs.most_bytes, limits.logs.kept)
         self._overview = Overview(training=run.playing is None)
         self._intervals = Intervals(self._overview, {}, {})
-        self._paces: dict[str, Pace] = {}
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._windows = status.CounterWindows()
         self._service_lines: dict[str, dict[str, Json]] = {}
         self._service_lines_due_s = context.clock() + SERVICE_LINES_S
@@ -168,35 +162,31 @@ class MonitorState:
             self._context.writing.failed(error, "metrics")
         registry.gauge("stalled", len(self.stalled))
 
-    def tick(self) -> int:
-        """Writes due lines and files; returns the number of intervals that ended."""
+    def tick(self, *, last: bool = False) -> int:
+        """Writes due lines and files, the last time all of them; returns the number of intervals that ended."""
         clock_s, time_s = self._context.clock(), self._context.wall_clock()
-        self.stalled = self._stalls.look(clock_s)
+        if not last:
+            self.stalled = self._stalls.look(clock_s)
         ended = 0
         for behavior in self._behaviors():
             self._look(behavior, clock_s, time_s)
-            if self._intervals.due(behavior):
+            if self._intervals.progressed(behavior) if last else self._intervals.due(behavior):
                 self._close_interval(behavior, clock_s, time_s)
                 ended += 1
-            elif clock_s - self._line_at_s[behavior] >= LINE_INTERVAL_S:
-                self._report_progress(behavior, clock_s, time_s)
-        if clock_s >= self._service_lines_due_s:
+            elif not last and clock_s - self._line_at_s[behavior] >= LINE_INTERVAL_S:
+                self._line_at_s[behavior] = clock_s
+                self._display.line(console.meanwhile(self._intervals.peek(behavior, time_s), self._stuck()))
+        if last or clock_s >= self._service_lines_due_s:
             self._service_lines_due_s = clock_s + SERVICE_LINES_S
             self._write_services(time_s)
-        self._write_status(clock_s, time_s, ended=False)
+        self._write_status(clock_s, time_s, ended=last)
         return ended
 
     def finish(self) -> None:
         """Adds the final numbers, closes every interval, and plots the curves."""
         for subscription in self._subscriptions.values():
             self.take(subscription)
-        clock_s, time_s = self._context.clock(), self._context.wall_clock()
-        for behavior in self._behaviors():
-            self._look(behavior, clock_s, time_s)
-            if self._intervals.progressed(behavior):
-                self._close_interval(behavior, clock_s, time_s)
-        self._write_services(time_s)
-        self._write_status(clock_s, time_s, ended=True)
+        self.tick(last=True)
         self._files.plot_curves(self._context.run.id)
 
     def _behaviors(self) -> list[str]:
@@ -206,7 +196,7 @@ class MonitorState:
         self._intervals.track(behavior, time_s)
         self._line_at_s.setdefault(behavior, clock_s)
         produced = int(self._overview.numbers.counters.get(f"steps/{behavior}", 0))
-        self._paces.setdefault(behavior, Pace()).look(clock_s, produced)
+        self._paces[behavior].look(clock_s, produced)
 
     def _close_interval(self, behavior: str, clock_s: float, time_s: float) -> None:
         interval = self._intervals.close(behavior, time_s)
@@ -214,10 +204,6 @@ class MonitorState:
         self._files.intervals.append(to_json(interval.plain()))
         self._files.add_events(logs.file_name(behavior), events.scalars(interval), interval.step, time_s)
         self._display.line(console.line(interval))
-
-    def _report_progress(self, behavior: str, clock_s: float, time_s: float) -> None:
-        self._line_at_s[behavior] = clock_s
-        self._display.line(console.meanwhile(self._intervals.peek(behavior, time_s), self._stuck()))
 
     def _stuck(self) -> list[str]:
         """Returns the stalls, else the services that are silent or wait."""
@@ -252,12 +238,9 @@ class MonitorState:
             "behaviors": {behavior: self._behavior(behavior, time_s) for behavior in self._behaviors()},
         }
         self._files.replace("status.json", to_json(content))
-        state = _SavedState(
-            time_s=time_s,
-            services=self._overview.services,
-            intervals=self._intervals.starts,
-            paces={behavior: _SavedPace(pace.active_s) for behavior, pace in self._paces.items()},
-        )
+        starts, services = self._intervals.starts, self._overview.services
+        paces = {behavior: {"active_s": pace.active_s} for behavior, pace in self._paces.items()}
+        state = _SavedState(time_s=time_s, services=services, intervals=starts, paces=paces)
         self._files.replace("monitor.json", _SAVED_STATE.dump_json(state))
 
     def _service(self, service: str, clock_s: float) -> dict[str, Json]:
@@ -289,7 +272,7 @@ class MonitorState:
         gap_s = self._context.wall_clock() - state.time_s
         self._intervals.restore(state.intervals, gap_s)
         self._overview.restore(state.services)
-        self._paces = {behavior: Pace(saved.active_s) for behavior, saved in state.paces.items()}
+        self._paces.update({behavior: Pace(**saved) for behavior, saved in state.paces.items()})
         if self._context.first:
             return 0.0
         self._context.log.warning("unwatched", seconds=round(max(0.0, gap_s), 1))

@@ -100,18 +100,12 @@ def run(args: argparse.Namespace) -> int:
         )
     except SparringError as error:
         sys.stderr.write(f"sparring simulator {args.name}: {type(error).__name__}: {error}\n")
-        return UNUSABLE if _is_permanent(error) else FAILED
+        refused = isinstance(error, RemoteProtocolError) and error.code in _REFUSALS
+        return UNUSABLE if refused or isinstance(error, SettingsError | SpecError) else FAILED
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
     return 0
-
-
-def _is_permanent(error: SparringError) -> bool:
-    """Returns whether a restart would repeat the error."""
-    if isinstance(error, RemoteProtocolError):
-        return error.code in _REFUSALS
-    return isinstance(error, SettingsError | SpecError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

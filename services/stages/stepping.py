@@ -33,8 +33,7 @@ from sparring.services.endpoint.listening import allow_descriptors
 from sparring.services.endpoint.registration import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.simulators import Simulators
 from sparring.services.process.runtime import Context, Run, follow, follow_growth, publish_metrics, refuse_restart
-from sparring.services.stages.match_outbox import MatchOutbox
-from sparring.services.stages.step_outbox import StepOutbox
+from sparring.services.stages.outboxes import MatchOutbox, StepOutbox, share_of_update
 
 PARTING_S: Final = 2.0
 """Seconds that the end of a run waits for the Byes of simulators."""
@@ -82,9 +81,8 @@ class Stepping:
         self.simulators = Simulators(self.stepper, server)
         self._published: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether it had agents
         self._published_specs: tuple[int, dict[str, tuple[int, ...]]] = (0, {})  # number of behaviors, and teams
-        self.outbox = StepOutbox(context, self.stepper, sender, self._smallest_share)
+        self.outbox = StepOutbox(context, self.stepper, sender, self._behaviors)
         self.match_outbox = MatchOutbox(context, self.stepper.matches, results)
-        self._final = False
         context.registry.histogram("action_latency_s", LATENCY_BOUNDS)
         context.registry.histogram("backpressured_s", LATENCY_BOUNDS)
         context.registry.histogram("batch_rows", ROW_BOUNDS)
@@ -189,9 +187,9 @@ class Stepping:
             if result.acts:
                 self._context.registry.add("frames", len(result.acts))
                 self._context.registry.observe("batch_rows", result.acted)
-            self.outbox.gather(result)
+            is_full = self.outbox.gather(result)
             self.match_outbox.gather()
-            if self.outbox.is_full or not result.acts or self.stepper.backpressured:
+            if is_full or not result.acts or self.stepper.backpressured:
                 await self.outbox.send()
             self._publish_progress()
 
@@ -200,13 +198,13 @@ class Stepping:
         for name, behavior in self.stepper.behaviors.items():
             steps, populated = self._published.get(name, (-1, None))
             new = behavior.produced + behavior.ghosts - steps
-            quantum = 2**62 if self._lockstep else self._share_of_update(name)
+            quantum = 2**62 if self._lockstep else share_of_update(self._behaviors[name])
             if new >= quantum or (new > 0 and behavior.remaining <= 0) or populated is not (behavior.table.taken > 0):
                 self.publish()
                 return
 
-    def publish(self) -> None:
-        """Publishes the state."""
+    def publish(self, *, final: bool = False) -> None:
+        """Publishes the state; a final one is the last."""
         self.stepper.return_unused()
         behaviors, teams = self.stepper.state(), self.stepper.teams
         if self._published_specs != (len(behaviors), teams):
@@ -214,25 +212,23 @@ class Stepping:
             specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
             self._topic.publish(channels.SPECS, BehaviorSpecs(behaviors=specs, teams=teams))
         self._published = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
-        self._topic.publish(
-            channels.STEPPING_STATE,
-            SteppingState(
-                source=self._context.start,
-                behaviors=behaviors,
-                simulators=len(self.stepper.connections),
-                deterministic=self.stepper.requirements.deterministic,
-                final=self._final,
-                given_up=dict(self.simulators.given_up),
-                stepped=self.simulators.that_stepped(),
-                matches=self.stepper.matches.reported,
-                processes=self.stepper.processes.steps(self.stepper.connections.values()),
-            ),
+        state = SteppingState(
+            source=self._context.start,
+            behaviors=behaviors,
+            simulators=len(self.stepper.connections),
+            deterministic=self.stepper.requirements.deterministic,
+            final=final,
+            given_up=dict(self.simulators.given_up),
+            stepped=self.simulators.that_stepped(),
+            matches=self.stepper.matches.reported,
+            processes=self.stepper.processes.steps(self.stepper.connections.values()),
         )
+        self._topic.publish(channels.STEPPING_STATE, state)
 
-    def refresh(self) -> None:
-        """Updates the gauges."""
+    def refresh(self, *, final: bool = False) -> None:
+        """Updates the gauges, and publishes the state."""
         registry = self._context.registry
-        self.publish()
+        self.publish(final=final)
         registry.gauge("simulators", len(self.stepper.connections))
         registry.gauge("outbox", self.outbox.rows)
         for name, behavior in self.stepper.behaviors.items():
@@ -266,19 +262,6 @@ class Stepping:
         await self._step()
         async with self.outbox.turn:
             await self.outbox.send()
-
-    def _smallest_share(self) -> int:
-        """Returns the smallest share over all behaviors."""
-        return min(map(self._share_of_update, self._behaviors))
-
-    def _share_of_update(self, name: str) -> int:
-        """Returns the steps of a behavior that are a large part of its update."""
-        return max(1, self._behaviors[name].hyperparameters.buffer_size // 16)
-
-    def end(self) -> None:
-        """Publishes the final state."""
-        self._final = True
-        self.refresh()
 
     def _note_waits(self) -> None:
         """Notes for every behavior what it waits for."""
@@ -317,9 +300,8 @@ def _warn_of_memory_reset(context: Context) -> None:
     behaviors = context.run.settings.behaviors
     forgetful = [name for name, one in behaviors.items() if one.network_settings.sequence_length]
     if forgetful and not context.first:
-        context.log.warning(
-            "agent_memory_reset", behaviors=forgetful, cause="their memory was in the former process", notice=True
-        )
+        cause = "their memory was in the former process"
+        context.log.warning("agent_memory_reset", behaviors=forgetful, cause=cause, notice=True)
 
 
 async def run(context: Context) -> None:
@@ -355,5 +337,5 @@ async def run(context: Context) -> None:
         await context.stop.wait()
         await stepping.leave(settings.pipeline.stop_timeout_s / 2)
         tasks.cancel_scope.cancel()
-    stepping.end()
+    stepping.refresh(final=True)
     topic.publish(channels.METRICS, context.numbers())

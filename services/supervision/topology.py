@@ -250,14 +250,13 @@ def _listeners(run: Run, plans: Sequence[ServicePlan]) -> dict[str, str]:
 def service_plans(run: Run) -> tuple[ServicePlan, ...]:
     """Returns all services of a run in the order of the flow."""
     threads = run.settings.pipeline.torch_threads
-    learner = "learning" if run.playing is None else "playing"
     return (
         *(ServicePlan(name=name, stage="stepping", threads=threads.stepping) for name in run.stepping),
         ServicePlan(name="assembly", stage="assembly", niceness=5),
         ServicePlan(name="coordination", stage="coordination", niceness=5),
         *(
             # A simulator waits for stepping at each of its messages; weights are needed only once in a buffer.
-            ServicePlan(name=f"learning-{name}", stage=learner, threads=threads.learning, niceness=3)
+            ServicePlan(name=f"learning-{name}", stage="learning", threads=threads.learning, niceness=3)
             for name in run.learners
         ),
         ServicePlan(name="monitor", stage="monitor", niceness=10),

@@ -61,7 +61,7 @@ class Stages:
         self.coordinator = self._new_coordinator()
         self.known_processes: set[str] = set()
         self.basis = -1  # steps that an update had used or used at the latest flush
-        self.saved = self._plain()
+        self.saved = self.coordinator.saved(), self.basis
         self.flush_topic = FlushRequest(serial=0, required_steps={})
         self.allowance_topic: dict[str, StepAllowance] = {}
         self.stepping_topic: dict[str, SteppingState] = {}
@@ -222,15 +222,12 @@ class Stages:
                 self.allowance_topic[source] = allowances["B"]
 
     def save(self) -> None:
-        self.saved = self._plain()
-
-    def _plain(self) -> str:
-        return json.dumps({"coordinator": self.coordinator.to_plain(), "basis": self.basis})
+        self.saved = self.coordinator.saved(), self.basis
 
     def _new_coordinator(self) -> Coordinator:
         ledger = StepLedger(buffer_size=self.buffer_size, overlap=self.overlap, processes=self.processes)
         coordinator = Coordinator("coordination.5f3a-1")
-        coordinator.add("B", ledger, 2**62)
+        coordinator.ledgers["B"] = ledger
         return coordinator
 
     # ---------------------------------------------------------------- learning

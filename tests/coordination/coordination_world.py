@@ -6,12 +6,12 @@ acknowledged.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
+from sparring.pipeline.coordination.coordinator import SAVED
 from sparring.pipeline.learning.learner import Intake
 from tests.coordination.coordination_parts import Part, Segments, Stepping
 from tests.coordination.coordination_stages import Stages
@@ -71,9 +71,9 @@ class Pipeline(Stages):
     def kill_coordination(self) -> None:
         """Crashes coordination, which forgets all since its file was written."""
         allowed = {name: source.allowance for name, source in self.ledger.sources.items()}
-        state = json.loads(self.saved)
-        self.coordinator, self.basis = self._new_coordinator(), state["basis"]
-        self.coordinator.restore(state["coordinator"])
+        state, basis = self.saved
+        self.coordinator, self.basis = self._new_coordinator(), basis
+        self.coordinator.restore(SAVED.validate_json(state))
         restored = self.ledger.sources
         self.unreported += sum(
             steps - restored[name].allowance if name in restored else steps for name, steps in allowed.items()
@@ -134,7 +134,7 @@ class Pipeline(Stages):
 
     def _position(self) -> tuple[object, ...]:
         return (
-            self._plain(),
+            (self.coordinator.saved(), self.basis),
             asdict(self._learner_state()),
             asdict(self.learner_topic),
             self.flush_topic.serial,

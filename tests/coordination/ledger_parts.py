@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
 
 from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.messages.state import LearnerState, ProducedSteps
 
 FIRST, SECOND, THIRD = (f"stepping-0.5f3a-{incarnation}" for incarnation in (1, 2, 3))
 OTHER = "stepping-1.5f3a-1"
+T = TypeVar("T")
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
+def through_json(state: T) -> T:
+    """Returns what a state is after it was saved and read again."""
+    adapter = _adapter(type(state))
+    return adapter.validate_json(adapter.dump_json(state))
 
 
 def new_ledger(buffer_size: int = 100, overlap: int = 1, processes: int = 1) -> StepLedger:

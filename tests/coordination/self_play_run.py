@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from sparring.pipeline.coordination.ghosts import Ghosts
-from sparring.pipeline.coordination.snapshots import Snapshots
+from sparring.pipeline.coordination.ghosts import Ghosts, SavedGhosts, Snapshots
+from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.messages.matches import Results
 from tests.coordination.self_play_world import (
     Layout,
@@ -21,9 +21,7 @@ from tests.coordination.self_play_world import (
     weights,
 )
 
-
-def through_json(plain: Any) -> Any:
-    return json.loads(json.dumps(plain))
+SAVED = TypeAdapter(SavedGhosts)
 
 
 class Run:
@@ -32,12 +30,20 @@ class Run:
     def __init__(self, root: Path, layout: Layout, **settings: Any) -> None:
         self.root, self.layout, self.settings = root, layout, settings
         self.topic = RecordingTopic()
-        self.rules = make(layout, **settings)
-        self.ghosts = Ghosts(self.rules, root, self.topic)
+        self.ghosts = Ghosts(make(layout, **settings), root, self.topic)
         self.published = 0
-        self.state = ""
+        self.state = b""
         self.former: set[tuple[str, int]] = set()
         self.most_keys = 0
+
+    @property
+    def rules(self) -> SelfPlay:
+        assert isinstance(self.ghosts.rules, SelfPlay)
+        return self.ghosts.rules
+
+    @property
+    def saved(self) -> SavedGhosts:
+        return SAVED.validate_json(self.state)
 
     def begin(self) -> None:
         for name in self.layout:
@@ -58,11 +64,12 @@ class Run:
             self.follow()
 
     def keep(self) -> None:
-        self.state = json.dumps(self.ghosts.keep())
+        self.state = SAVED.dump_json(self.ghosts.keep())
 
     def follow(self) -> None:
         """Saves a new assignment, and then publishes it."""
-        if self.ghosts.serial == self.published:
+        serial = 0 if self.rules.assignment is None else self.rules.assignment.serial
+        if serial == self.published:
             return
         self.keep()
         playing = self.rules.playing
@@ -74,12 +81,12 @@ class Run:
         assert playing <= published
         self.most_keys = max(self.most_keys, len(playing | self.former))
         assert len(self.topic.latest) <= self.most_keys
-        self.former, self.published = playing, self.ghosts.serial
+        self.former, self.published = playing, serial
 
     def restart(self) -> Run:
         """Returns the run restarted from its last saved state."""
         new = Run(self.root, self.layout, **self.settings)
-        new.ghosts.restore(json.loads(self.state))
+        new.ghosts.restore(self.saved)
         new.state = self.state
         new.follow()
         return new

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.messages.state import LearnerState
 from tests.coordination.coordination_world import Pipeline
-from tests.coordination.ledger_parts import FIRST, produced, state, terms
+from tests.coordination.ledger_parts import FIRST, produced, state, terms, through_json
 
 
 class PlayingPipeline(Pipeline):
@@ -132,8 +131,7 @@ def test_ghost_steps_survive_a_restart() -> None:
     ledger = StepLedger(buffer_size=10, overlap=1)
     ledger.on_produced(FIRST, produced(30, 0, 0, 2))
     ledger.on_learner_state(state(ghost=12))
-    copy = StepLedger(buffer_size=10, overlap=1)
-    copy.restore(json.loads(json.dumps(ledger.to_plain())))
+    copy = StepLedger(buffer_size=10, overlap=1).continue_from(through_json(ledger))
     assert terms(copy) == terms(ledger) == (30, 0, 12, 0, 0, 18)
     copy.on_learner_state(state(ghost=15))
     assert terms(copy) == (30, 0, 15, 0, 0, 15)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,16 +13,16 @@ from sparring.pipeline.coordination.lessons import (
     MOST_RECENT,
     RECENT,
     Change,
-    Criterion,
     Lesson,
     Lessons,
-    Measure,
     WeightsUpdate,
 )
+from sparring.pipeline.coordination.settings import CompletionCriteria, Measure
 from sparring.pipeline.messages.state import EpisodeReturns
+from tests.coordination.ledger_parts import through_json
 
 
-def lesson(number: int, criterion: Criterion | None = None) -> Lesson:
+def lesson(number: int, criterion: CompletionCriteria | None = None) -> Lesson:
     return Lesson(name=f"lesson{number}", value=str(number), criterion=criterion)
 
 
@@ -35,15 +34,20 @@ def criterion(
     smoothed: bool = False,
     episodes: int = 0,
     resets: bool = False,
-) -> Criterion:
-    return Criterion(
-        measure=measure, behavior=behavior, threshold=threshold, smoothed=smoothed, episodes=episodes, resets=resets
+) -> CompletionCriteria:
+    return CompletionCriteria(
+        measure=measure,
+        behavior=behavior,
+        threshold=threshold,
+        signal_smoothing=smoothed,
+        min_lesson_length=episodes,
+        require_reset=resets,
     )
 
 
-def curriculum(*criteria: Criterion) -> list[Lesson]:
+def curriculum(*criteria: CompletionCriteria) -> tuple[Lesson, ...]:
     """Returns a lesson for each criterion, and a last one."""
-    return [*(lesson(number, one) for number, one in enumerate(criteria)), lesson(len(criteria))]
+    return *(lesson(number, one) for number, one in enumerate(criteria)), lesson(len(criteria))
 
 
 def episodes(returns: Sequence[float], serial: int | Sequence[int] = 0) -> EpisodeReturns:
@@ -59,7 +63,7 @@ def episodes(returns: Sequence[float], serial: int | Sequence[int] = 0) -> Episo
 class UpdatedLessons:
     """Lessons whose behaviors are updated in turn."""
 
-    def __init__(self, **curricula: list[Lesson]) -> None:
+    def __init__(self, **curricula: tuple[Lesson, ...]) -> None:
         self.lessons = Lessons(curricula)
         self.version = 0
         self.produced: dict[str, int] = {}
@@ -85,7 +89,7 @@ def test_a_mean_return_above_the_threshold_ends_the_lesson_and_equal_to_it_does_
     assert trained.update() == []
     trained.lessons.ended("A", episodes([2.5]))
     (change,) = trained.update()
-    assert (change.parameter, change.number, change.lesson.name) == ("x", 1, "lesson1")
+    assert (change.parameter, change.number, change.lesson) == ("x", 1, "lesson1")
     assert change.measure == pytest.approx(6.5 / 3)
     trained.lessons.ended("A", episodes([9.0], 1))
     assert trained.update() == [], "the last lesson has no end"
@@ -235,20 +239,24 @@ def test_a_shortened_curriculum_is_in_its_last_lesson() -> None:
     trained = UpdatedLessons(x=curriculum(*[criterion("progress", 0.1)] * 3))
     for _ in range(3):
         trained.update(progress=1.0)
-    shorter = Lessons({"x": curriculum(criterion("progress", 0.1)), "new": curriculum(criterion())})
-    shorter.restore(json.loads(json.dumps(trained.lessons.to_plain())))
+    present = Lessons({"x": curriculum(criterion("progress", 0.1)), "new": curriculum(criterion())})
+    shorter = present.continue_from(through_json(trained.lessons))
     assert shorter.state.numbers == {"x": 1, "new": 0}
     assert shorter.serial == 3
 
 
-CRITERIA = st.builds(
-    Criterion,
-    measure=st.sampled_from(["reward", "progress", "rating"]),
-    behavior=st.sampled_from(["A", "B"]),
-    threshold=st.floats(-2, 2),
-    smoothed=st.booleans(),
-    episodes=st.integers(0, 5),
-    resets=st.booleans(),
+MEASURES: list[tuple[Measure, float]] = [("reward", -2), ("rating", -2), ("progress", 0)]
+CRITERIA = st.one_of(
+    st.builds(
+        CompletionCriteria,
+        measure=st.just(measure),
+        behavior=st.sampled_from(["A", "B"]),
+        threshold=st.floats(least, 1),
+        signal_smoothing=st.booleans(),
+        min_lesson_length=st.integers(0, 5),
+        require_reset=st.booleans(),
+    )
+    for measure, least in MEASURES
 )
 EVENTS = st.lists(
     st.one_of(
@@ -261,7 +269,9 @@ EVENTS = st.lists(
 
 
 @given(st.lists(st.lists(CRITERIA, max_size=4), min_size=1, max_size=3), EVENTS)
-def test_lessons_advance_by_one_and_a_restart_changes_nothing(criteria: list[list[Criterion]], events: list) -> None:
+def test_lessons_advance_by_one_and_a_restart_changes_nothing(
+    criteria: list[list[CompletionCriteria]], events: list
+) -> None:
     """Serials count every change, and a twin that is never restarted decides the same."""
     curricula = {f"p{number}": curriculum(*own) for number, own in enumerate(criteria)}
     lessons, twin = Lessons(curricula), Lessons(curricula)
@@ -269,9 +279,7 @@ def test_lessons_advance_by_one_and_a_restart_changes_nothing(criteria: list[lis
     for kind, behavior, value in events:
         before = lessons.state
         if kind == "killed":
-            saved = json.loads(json.dumps(lessons.to_plain()))
-            lessons = Lessons(curricula)
-            lessons.restore(saved)
+            lessons = Lessons(curricula).continue_from(through_json(lessons))
         elif kind == "ended":
             for one in (lessons, twin):
                 one.ended(behavior, episodes(value, one.serial))
@@ -289,8 +297,8 @@ def test_lessons_advance_by_one_and_a_restart_changes_nothing(criteria: list[lis
             assert lessons.serial == before.serial + len(changes)
         after = lessons.state
         assert (after.resets > before.resets) == any(
-            criteria[int(name[1:])][before.numbers[name]].resets
+            criteria[int(name[1:])][before.numbers[name]].require_reset
             for name in curricula
             if after.numbers[name] > before.numbers[name]
         )
-        assert json.dumps(lessons.to_plain()) == json.dumps(twin.to_plain())
+        assert lessons == twin

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.coordination.opponents import ExternalOpponent
-from sparring.pipeline.coordination.ratings import Ratings, expected
-from sparring.pipeline.coordination.self_play import SelfPlay
+from sparring.pipeline.coordination.self_play import Ratings, SelfPlay, expected
 from tests.coordination.self_play_world import FAR, behavior_id, ghosts_by_place, matchups, results, started_rules
 
 RATING = st.floats(-1000, 4000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.messages.state import ProducedSteps
 from tests.coordination.coordination_world import Pipeline
-from tests.coordination.ledger_parts import FIRST, SECOND, new_ledger, produced, state
+from tests.coordination.ledger_parts import FIRST, SECOND, new_ledger, produced, state, through_json
 
 
 def with_ghosts(steps: int, ghosts: int, *, agents: int = 4) -> ProducedSteps:
@@ -69,7 +68,7 @@ def test_step_counts_balance_over_any_history(moves: list[tuple[int, int, int]])
     ledger = new_ledger(20, processes=3)
     incarnations, sources = [1, 1, 1], [Incarnation(), Incarnation(), Incarnation()]
     known: dict[str, int] = {}
-    saved = json.dumps(ledger.to_plain())
+    saved = through_json(ledger)
     kept = dict(known)
     for move, at, amount in moves:
         name, source = f"stepping-{at}.5f3a-{incarnations[at]}", sources[at]
@@ -83,10 +82,9 @@ def test_step_counts_balance_over_any_history(moves: list[tuple[int, int, int]])
                 ledger.retire(name)
             incarnations[at], sources[at] = incarnations[at] + 1, Incarnation()
         elif move == 5:
-            saved, kept = json.dumps(ledger.to_plain()), dict(known)
+            saved, kept = through_json(ledger), dict(known)
         else:
-            ledger, known = new_ledger(20, processes=3), dict(kept)
-            ledger.restore(json.loads(saved))
+            ledger, known = new_ledger(20, processes=3).continue_from(through_json(saved)), dict(kept)
         found = ledger.step_counts()
         assert ledger.ghosts == found.ghost == sum(known.values())
         assert found.produced == found.trained + found.ghost + found.stale + found.lost + found.open

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparring.pipeline.coordination.ghosts import Snapshots
 from sparring.pipeline.coordination.opponents import ExternalOpponent
 from sparring.pipeline.coordination.self_play import SelfPlay
-from sparring.pipeline.coordination.snapshots import Snapshots
-from tests.coordination.self_play_run import SMALL, Run, through_json
+from tests.coordination.ledger_parts import through_json
+from tests.coordination.self_play_run import SMALL, Run
 from tests.coordination.self_play_world import (
     FAR,
     LAYOUTS,
@@ -75,8 +76,7 @@ def test_restored_rules_continue_as_uninterrupted_ones(
     sources = [EventSource(layout, dict.fromkeys(layout, 300)) for _ in range(2)]
     for at, event in enumerate(history):
         if at == stop % len(history):
-            other = make(layout, **arguments)
-            other.restore(through_json(one.to_plain()))
+            other = make(layout, **arguments).continue_from(through_json(one))
             assert plain_assignment(other) == plain_assignment(one)
             for name, position in sources[0].positions.items():
                 other.weights(name, position.version, position.trained)
@@ -87,7 +87,7 @@ def test_restored_rules_continue_as_uninterrupted_ones(
         elif event.kind != "match":
             sources[1].message_of(event)
         assert plain_assignment(other) == plain_assignment(one)
-        assert through_json(other.to_plain()) == through_json(one.to_plain())
+        assert asdict(replace(other, arrived=one.arrived)) == asdict(one)
         assert other.unknown == one.unknown == 0
 
 
@@ -98,7 +98,7 @@ def test_a_restored_run_keeps_the_numbers_of_external_opponents() -> None:
         {"A": (0, 1)}, external={"A": [ExternalOpponent("x", 50.0), ExternalOpponent("y", 50.0)]}, **arguments
     )
     other = make({"A": (0, 1)}, external={"A": [ExternalOpponent("z", 50.0), ExternalOpponent("y", 50.0)]}, **arguments)
-    other.restore(through_json(one.to_plain()))
+    other = other.continue_from(through_json(one))
     other.weights("A", 1, 0)
     seen = set()
     for at in range(1, 100):
@@ -151,7 +151,7 @@ def test_every_snapshot_of_the_window_is_saved_although_weights_follow_at_once(t
     run.weights("A", 3, 15)
     run.keep()
     assert run.rules.sides["A"].window == [1, 2]
-    assert Snapshots(tmp_path).has("A", 2)
+    assert Snapshots(tmp_path).path("A", 2).exists()
     for crossing in range(1, 20):
         run.receive(("ghosts", "A", 10 * crossing, 0))
     assert {one.version for _, one in run.topic.published} == {1, 2}
@@ -200,9 +200,9 @@ def test_a_killed_run_continues_from_its_last_saved_state(layout: Layout, histor
             if event.kind != "ghosts":
                 run.keep()
             if number == at % len(history):
-                saved = json.loads(run.state)["rules"]
+                saved = run.saved.rules
                 run = run.restart()
-                assert through_json(run.rules.to_plain()) == saved
+                assert asdict(run.rules) == asdict(replace(saved, arrived=set()))
                 for name, version in run.rules.wanted:
                     assert Snapshots(Path(folder)).load(name, version).version == version
                 for name, position in source.positions.items():

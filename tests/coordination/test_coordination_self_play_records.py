@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sparring.pipeline.coordination import ghosts as ghosts_module
-from sparring.pipeline.coordination.ghosts import MATCHES_FILE, Ghosts
+from sparring.pipeline.coordination.ghosts import MATCHES_FILE, Ghosts, Snapshots
 from sparring.pipeline.coordination.opponents import ExternalOpponent
-from sparring.pipeline.coordination.snapshots import Snapshots
 from sparring.pipeline.errors import ServiceError
+from tests.coordination.ledger_parts import through_json
 from tests.coordination.self_play_run import Run, matches_of
 from tests.coordination.self_play_world import (
     FAR,
@@ -110,7 +110,7 @@ def test_a_restart_without_a_needed_snapshot_names_its_path(tmp_path: Path) -> N
     run.begin()
     Snapshots(tmp_path).path("A", 1).unlink()
     restarted = Run(tmp_path, {"A": (0, 1)})
-    restarted.ghosts.restore(json.loads(run.state))
+    restarted.ghosts.restore(run.saved)
     with pytest.raises(ServiceError, match=r"000000001\.safetensors.*expected.*; "):
         restarted.ghosts.publish()
 
@@ -131,8 +131,8 @@ def test_external_weights_are_published_under_their_number(tmp_path: Path) -> No
     ghosts.keep()
     ghosts.publish()
     assert [one.version for one in topic.latest.values()] == [-1]
-    assert not Snapshots(tmp_path).has("A", 1)
-    assert Snapshots(tmp_path).has("A", 2)
+    assert not Snapshots(tmp_path).path("A", 1).exists()
+    assert Snapshots(tmp_path).path("A", 2).exists()
     assert ghosts.described()["opponents"] == ["old"]
 
 
@@ -195,7 +195,7 @@ def test_weights_that_a_full_disk_refused_are_saved_later(tmp_path: Path, monkey
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sparring.pipeline.coordination.snapshots.write_atomically", refuse)
+        patch.setattr("sparring.pipeline.coordination.ghosts.write_atomically", refuse)
         for version in (2, 3):
             with pytest.raises(OSError, match="no space"):
                 run.ghosts.weights(weights("A", version, 10 * version))
@@ -209,5 +209,5 @@ def test_weights_that_a_full_disk_refused_are_saved_later(tmp_path: Path, monkey
 def test_a_name_added_after_the_save_begins_with_the_initial_rating() -> None:
     rules = started_rules({"A": (0, 1)})
     more = make({"A": (0, 1), "B": (0, 1)}, initial_elo=1100.0)
-    more.restore(json.loads(json.dumps(rules.to_plain())))
+    more = more.continue_from(through_json(rules))
     assert (more.ratings.elo["A"], more.ratings.elo["B"]) == (1200.0, 1100.0)

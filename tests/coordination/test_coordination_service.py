@@ -21,7 +21,7 @@ def coordination_in(folder: Path) -> Coordination:
     return Coordination(context, SimpleNamespace(), Coordinator("coordination.1"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("damaged", [b"", b"\0\0\0\0", b'{"Ball": {"led', b"\xff"])
+@pytest.mark.parametrize("damaged", [b"", b"\0\0\0\0", b'{"Ball": {"led', b"\xff", b"{}", b'{"behaviors": []}', b"3"])
 def test_a_damaged_state_file_is_refused_with_its_remedy(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / STATE_FILE).write_bytes(damaged)
     with pytest.raises(ServiceError, match=r"got .*coordination\.json.*expected the step counts.*remove the file"):
@@ -36,7 +36,13 @@ def test_a_run_without_a_state_file_begins_with_empty_counts(tmp_path: Path) -> 
     assert json.loads((tmp_path / STATE_FILE).read_text()) == {
         "behaviors": {},
         "self_play": None,
-        "lessons": None,
+        "lessons": {
+            "curricula": {},
+            "serial": 0,
+            "resets": 0,
+            "progress": {},
+            "asked": {},
+        },
         "matches": {},
         "simulators": {"known": {}, "first": {}, "unnamed": {}},
     }

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.coordination.simulators import SimulatorTotals
+from sparring.pipeline.coordination.ledger import SimulatorTotals
 from sparring.pipeline.messages.state import SimulatorSteps, SteppingState
-from tests.coordination.ledger_parts import FIRST, OTHER, SECOND, THIRD
+from tests.coordination.ledger_parts import FIRST, OTHER, SECOND, THIRD, through_json
 
 
 def report(source: str, **processes: tuple[int, int] | tuple[int, int, int]) -> SteppingState:
@@ -23,12 +21,6 @@ def report(source: str, **processes: tuple[int, int] | tuple[int, int, int]) -> 
         for process, counts in processes.items()
     }
     return SteppingState(source=source, behaviors={}, simulators=len(steps), processes=steps)
-
-
-def restored(totals: SimulatorTotals) -> SimulatorTotals:
-    found = SimulatorTotals()
-    found.restore(json.loads(json.dumps(totals.to_plain())))
-    return found
 
 
 def test_a_process_that_never_reconnects_recovers_nothing() -> None:
@@ -73,7 +65,7 @@ def test_a_file_older_than_the_last_reports_recovers_as_much_more() -> None:
     """Coordination restarts with 10 of 30 published steps, and reads the next incarnation's report only."""
     totals = SimulatorTotals()
     totals.on_stepping_state(report(FIRST, p=(0, 10)))
-    older = restored(totals)
+    older = through_json(totals)
     totals.on_stepping_state(report(FIRST, p=(0, 30)))
     assert totals.on_stepping_state(report(SECOND, p=(33, 1)))["B"] == 3
     assert older.on_stepping_state(report(SECOND, p=(33, 1)))["B"] == 23
@@ -87,7 +79,7 @@ def test_a_process_that_served_an_earlier_run_begins_with_what_it_had_reported()
     assert totals.total("B") == 0
     totals.on_stepping_state(report(FIRST, p=(1000, 6)))
     assert totals.on_stepping_state(report(SECOND, p=(1008, 0)))["B"] == 2
-    totals = restored(totals)
+    totals = through_json(totals)
     assert totals.on_stepping_state(report(SECOND, p=(1008, 1, 1012)))["B"] == 0
     assert totals.total("B") == 12
 
@@ -97,7 +89,7 @@ def test_processes_without_a_name_count_as_stepping_does() -> None:
     totals = SimulatorTotals()
     assert not totals.on_stepping_state(report(FIRST, _=(0, 10)))
     assert not totals.on_stepping_state(report(SECOND, _=(0, 4), p=(0, 3)))["B"]
-    assert not restored(totals).on_stepping_state(report(SECOND, _=(0, 6), p=(0, 3)))["B"]
+    assert not through_json(totals).on_stepping_state(report(SECOND, _=(0, 6), p=(0, 3)))["B"]
     assert totals.total("B") == 17
 
 
@@ -120,7 +112,7 @@ def test_recovered_and_reported_steps_are_all_that_a_process_counts(moves: list[
         return totals.on_stepping_state(report(f"stepping-0.5f3a-{incarnation}", p=(before, completed)))["B"]
 
     recovered += publish()
-    file = restored(totals), recovered, dict(read)
+    file = through_json(totals), recovered, dict(read)
     for move, steps in moves:
         if move == "step":
             counted, completed = counted + steps, completed + steps
@@ -131,8 +123,8 @@ def test_recovered_and_reported_steps_are_all_that_a_process_counts(moves: list[
         elif move == "kill":
             incarnation, before, completed = incarnation + 1, counted, 0
         elif move == "save":
-            file = restored(totals), recovered, dict(read)
+            file = through_json(totals), recovered, dict(read)
         else:
-            totals, recovered, read = restored(file[0]), file[1], dict(file[2])
+            totals, recovered, read = through_json(file[0]), file[1], dict(file[2])
     recovered += publish()
     assert sum(read.values()) + recovered == totals.total("B") == counted - earlier

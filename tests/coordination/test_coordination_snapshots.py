@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.pipeline.coordination.snapshots import Snapshots
+from sparring.pipeline.coordination.ghosts import Snapshots
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.state import PolicyWeights
 
@@ -50,11 +50,11 @@ def test_a_snapshot_is_one_file_in_the_run_folder(tmp_path: Path) -> None:
 def test_has_finds_saved_snapshots(tmp_path: Path) -> None:
     """It distinguishes behaviors and versions."""
     snapshots = Snapshots(tmp_path)
-    assert not snapshots.has("Soccer", 1)
+    assert not snapshots.path("Soccer", 1).exists()
     snapshots.save(policy(1))
-    assert snapshots.has("Soccer", 1)
-    assert not snapshots.has("Soccer", 2)
-    assert not snapshots.has("Tag", 1)
+    assert snapshots.path("Soccer", 1).exists()
+    assert not snapshots.path("Soccer", 2).exists()
+    assert not snapshots.path("Tag", 1).exists()
 
 
 def test_keep_removes_other_versions_of_one_behavior(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_keep_removes_other_versions_of_one_behavior(tmp_path: Path) -> None:
         snapshots.save(policy(version, name="Tag"))
     snapshots.keep("Soccer", {2, 5, 9})
     snapshots.keep("Missing", {1})
-    assert [version for version in range(1, 10) if snapshots.has("Soccer", version)] == [2, 5]
-    assert all(snapshots.has("Tag", version) for version in range(1, 6))
+    assert [version for version in range(1, 10) if snapshots.path("Soccer", version).exists()] == [2, 5]
+    assert all(snapshots.path("Tag", version).exists() for version in range(1, 6))
 
 
 def refused(snapshots: Snapshots, version: int) -> str:

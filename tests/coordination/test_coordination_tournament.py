@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.coordination.tournament import Tournament
+from sparring.pipeline.coordination.opponents import Tournament
 from sparring.pipeline.evaluation.statistics import counted, standings
 from sparring.pipeline.messages.matches import NO_TEAM, Matchup
 from sparring.pipeline.messages.simulator import Decisions, Ends

@@ -110,7 +110,7 @@ def kill_supervisor(bench: Bench) -> Outcome:
         _, alive = psutil.wait_procs(family, timeout=EXIT_S)
         expect(not alive, f"still running after {EXIT_S:g} s: {alive}")
         saved = json.loads((trial.directory / "coordination.json").read_text())
-        lost_before = sum(saved["behaviors"][BEHAVIOR]["ledger"]["learner"]["lost"].values())
+        lost_before = sum(saved["behaviors"][BEHAVIOR]["learner"]["lost"].values())
         expect(lost_before == 0, f"lost before the fault: {lost_before}")
         trial.resume()
         trial.wait(lambda: trial.version >= version + 4 or trial.nearly_done(), "training after --resume", LONG_S)

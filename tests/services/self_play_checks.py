@@ -82,7 +82,7 @@ def check_matches_are_rated_once(play: Play) -> None:
     keys = [(line["source"], line["match"]) for line in table]
     twice = [key for key, count in Counter(keys).items() if count > 1]
     assert not twice
-    assert play.saved["matches"] == len(table) > 0
+    assert play.saved["ratings"]["matches"] == len(table) > 0
     assert play.saved["unknown"] == 0
     for line in table:
         matchup = matchups[line["matchup"]]

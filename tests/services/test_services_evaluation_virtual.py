@@ -25,7 +25,6 @@ from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.game import Game, decisions, ends
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from sparring.services.process.runtime import Playback
-from sparring.services.stages import playing
 from sparring.services.supervision.topology import build
 from tests.services import services_graph
 from tests.services.services_graph import Graph, begin, settings_text
@@ -94,11 +93,6 @@ async def start(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(services_graph, "build", partial(build, playing=settings))
         return await begin(tasks, stack, folder, games, **values)
-
-
-@pytest.fixture(autouse=True)
-def a_player_in_the_learners_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(services_graph.SERVICES, "learning-Goal", playing.run)
 
 
 async def evaluated(folder: Path, games: list[Game], episodes: int, **values: Any) -> dict[str, int]:

@@ -49,7 +49,7 @@ def saved(run: Training) -> dict[str, Any]:
 
 def lesson(run: Training) -> int:
     """Returns the number of the saved lesson."""
-    return int(saved(run)["lessons"]["standings"]["gravity"]["number"])
+    return int(saved(run)["lessons"]["progress"]["gravity"]["number"])
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_killed_run_resumes_in_its_lesson(tmp_path: Path) -> None:
     os.kill(run.process.pid, signal.SIGKILL)
     run.end()
     assert lesson(run) == 1
-    sources = saved(run)["behaviors"]["Balance"]["ledger"]["sources"]
+    sources = saved(run)["behaviors"]["Balance"]["sources"]
     steps = 3 * sum(source["produced"] for source in sources.values()) + 12_000
     again = Training(tmp_path, str(file), "--resume", "--max-steps", str(steps))
     assert again.end() == 0, "\n".join(again.lines)

@@ -21,7 +21,7 @@ from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ProgressTracker
 from sparring.pipeline.queues.interface import Capacity, Delivery
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
-from sparring.services.stages.match_outbox import MatchOutbox
+from sparring.services.stages.outboxes import MatchOutbox
 
 SOURCE = "stepping-0.1"
 

@@ -81,7 +81,7 @@ async def test_script_plays_whole_matches_that_it_is_sampled_for(tmp_path: Path,
         assert ended <= begun <= ended + 4  # each of four areas had an unfinished match
     assert {"Soccer", *SCRIPTS} < set(named)
     assert {tuple(sorted(line["players"])) for line in play.table} == {("Soccer?team=0", "Soccer?team=1")}
-    elo, records = play.saved["elo"], play.saved["sides"]["Soccer"]["records"]
+    elo, records = play.saved["ratings"]["elo"], play.saved["sides"]["Soccer"]["records"]
     for player in SCRIPTS:
         assert records[player][0] == named.count(player)
         assert elo[player] != 1200.0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparring.pipeline.coordination.ghosts import Ghosts
+from sparring.pipeline.coordination.ghosts import Ghosts, Snapshots
 from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.coordination.settings import SelfPlaySettings
-from sparring.pipeline.coordination.snapshots import Snapshots
 from sparring.pipeline.messages.state import PolicyWeights
+from tests.coordination.ledger_parts import through_json
 
 NAME = "Goal"
 SAVE = 10
@@ -43,7 +44,7 @@ def ghosts(folder: Path, topic: FakeTopic) -> Ghosts:
         save_steps=SAVE, swap_steps=5, window=3, team_change=10**6, play_against_latest_model_ratio=0.0
     )
     rules = SelfPlay(seed=1, places=4, lockstep=False)
-    rules.add(NAME, settings, 10**6)
+    rules.add(NAME, settings, 10**6, ())
     return Ghosts(rules, folder, topic)
 
 
@@ -80,11 +81,11 @@ def test_restored_coordination_keeps_the_saved_rules_and_ghosts(tmp_path: Path) 
     for version in (1, 2, 3):
         one.weights(weights(version))
         one.keep()
-    plain = one.keep()
+    saved = through_json(one.keep())
     topic = FakeTopic()
     other = ghosts(tmp_path, topic)
-    other.restore(plain)
-    assert other.keep()["rules"] == plain["rules"]
+    other.restore(saved)
+    assert other.rules == replace(saved.rules, arrived=set())
     other.publish()
     named = {number for matchup in other.rules.assignment.matchups for number in matchup.ghosts.values()}  # type: ignore[union-attr]
     assert {record.version for record in topic.latest.values()} == named

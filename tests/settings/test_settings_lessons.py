@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparring.pipeline.coordination.lessons import Criterion
+from sparring.pipeline.coordination.settings import CompletionCriteria
 from sparring.pipeline.messages.simulator import Sampler
 from sparring.pipeline.settings import without_effect
 from sparring.pipeline.settings.parameters import curricula, in_lessons
@@ -53,8 +53,8 @@ def test_coordination_gets_only_parameters_with_several_lessons() -> None:
         ("highest", "9"),
     ]
     assert [lesson.criterion for lesson in found["wall"]] == [
-        Criterion(measure="reward", behavior="Bo", threshold=2.5, smoothed=False, episodes=7, resets=False),
-        Criterion(measure="rating", behavior="Ali", threshold=1300.0, smoothed=True, episodes=0, resets=True),
+        CompletionCriteria(measure="reward", behavior="Bo", threshold=2.5, signal_smoothing=False, min_lesson_length=7),
+        CompletionCriteria(measure="rating", behavior="Ali", threshold=1300.0, require_reset=True),
         None,
     ]
 

@@ -40,7 +40,7 @@ WATCHED: Final = {
     "services/endpoint/admission.py ConnectionAcceptor.run": ORDER,
     "services/stages/assembly.py run": ORDER,
     "services/stages/coordination.py run": ORDER,
-    "services/stages/match_outbox.py MatchOutbox._send_to_present": ORDER,
+    "services/stages/outboxes.py MatchOutbox._send_to_present": ORDER,
     "services/stages/assembly.py Assembly.announce": ORDER,
     "services/stages/stepping.py run": ORDER,
     "services/stages/stepping.py Stepping.loop": ORDER,
@@ -48,7 +48,7 @@ WATCHED: Final = {
     "services/stages/assembly.py Assembly.flush": FLOW,  # likewise
     "services/stages/assembly.py Assembly.take": FLOW,
     "services/stages/assembly.py Assembly.settle": FLOW,
-    "services/stages/step_outbox.py StepOutbox.send_in_time": ORDER,
+    "services/stages/outboxes.py StepOutbox.send_in_time": ORDER,
 }
 """What notices an endless wait, by module and function that waits."""
 
