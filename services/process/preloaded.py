@@ -3,7 +3,7 @@
 import importlib
 from typing import Final
 
-STAGES: Final = ("stepping", "assembly", "coordination", "learning", "playing", "monitor")
+STAGES: Final = ("stepping", "assembly", "coordination", "learning", "monitor")
 
 importlib.import_module("sparring.services.commands.service")
 for _stage in STAGES:
