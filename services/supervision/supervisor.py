@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import SparringError
@@ -88,7 +88,7 @@ class Supervisor:
         run, simulators = active.topology.run, active.topology.simulators
         async with anyio.create_task_group() as tasks:
             if self._handles_signals:
-                tasks.start_soon(self._follow_signals)
+                await tasks.start(self._follow_signals)
             await self._add_services(tasks, active.topology.services)
             if started_by_hand(run.settings):
                 files = [run.directory / "logs" / f"{plan.name}.stderr" for plan in simulators]
@@ -171,12 +171,9 @@ class Supervisor:
         if state is not None and state.finished:
             self.active.end("completed")
 
-    async def _follow_signals(self) -> None:
-        try:
-            receiver = anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        except (NotImplementedError, RuntimeError):
-            return
-        with receiver as signals:
+    async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            task_status.started()
             await anext(signals)
             first_at = self.active.clock()
             self._log.info("stopping", cause="signal", notice=True)

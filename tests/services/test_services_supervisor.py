@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+import structlog.testing
 
 from sparring.pipeline import files
 from sparring.pipeline.errors import SettingsError
@@ -134,6 +136,30 @@ async def test_service_that_fails_while_saving_fails_the_run(tmp_path: Path, par
 
 
 @pytest.mark.anyio
+async def test_training_that_no_checkpoint_holds_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner was killed: a resumed run continues from the newest checkpoint on the disk."""
+    monkeypatch.setattr(supervisors, "Exports", FakeExports)
+    monkeypatch.setattr(FakeExports, "calls", [], raising=False)
+    (tmp_path / "Goal" / "recovery-000000000300-0004").mkdir(parents=True)
+    (tmp_path / "Goal" / "checkpoint-000000000200").mkdir()
+    hub = MemoryHub()
+    async with (
+        MemoryTransport(hub, start="coordination.1") as own,
+        MemoryTransport(hub, start="learning-Goal.1") as learner,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        (await own.publisher("coordination")).publish(RUN, FINISHED)
+        state = dataclasses.replace(state_of("Goal/checkpoint-000000000200"), trained=1000)
+        (await learner.publisher("learning-Goal")).publish(LEARNER_STATE, state)
+        supervisor = supervisor_of(topology_of(tmp_path), FakeHost({}), transport)
+        with structlog.testing.capture_logs() as lines:
+            await supervisor.supervise()
+    (lost,) = [line for line in lines if line["event"] == "training_lost"]
+    assert (lost["behavior"], lost["steps"]) == ("Goal", 700)
+    assert lost["newest"] == str(tmp_path / "Goal" / "recovery-000000000300-0004")
+
+
+@pytest.mark.anyio
 async def test_monitor_that_fails_at_the_end_does_not_fail_the_run(tmp_path: Path) -> None:
     status, summary = await ended(tmp_path, {"monitor": "exit status 1"})
     assert status == "completed"
@@ -223,7 +249,7 @@ async def test_every_checkpoint_is_exported_and_the_last_before_the_end(
 ) -> None:
     monkeypatch.setattr(supervisors, "Exports", FakeExports)
     monkeypatch.setattr(FakeExports, "calls", calls := [], raising=False)
-    topology = topology_of(tmp_path)
+    topology, last = topology_of(tmp_path), "Goal/checkpoint-000000000900"
     host, hub = FakeHost({}), MemoryHub()
     async with (
         MemoryTransport(hub, start="coordination.1") as own,
@@ -241,8 +267,8 @@ async def test_every_checkpoint_is_exported_and_the_last_before_the_end(
             run.publish(RUN, FINISHED)
             await anyio.lowlevel.checkpoint()
             await host.latest["learning-Goal"].wait()  # it saves a checkpoint when it is stopped
-            topic.publish(LEARNER_STATE, state_of("Goal/last"))
-    assert calls == ["", "Goal/first", "Goal/second", "Goal/last", EXPORT_S]
+            (tmp_path / last).mkdir(parents=True)
+    assert calls == ["", "Goal/first", "Goal/second", last, EXPORT_S]
 
 
 @pytest.mark.anyio

@@ -84,7 +84,7 @@ def test_hangup_ends_a_run_in_order_and_two_signals_at_once_are_one(tmp_path: Pa
     assert any("--resume" in line for line in training.lines)
 
 
-def test_second_signal_says_what_it_costs(tmp_path: Path) -> None:
+def test_stop_before_the_first_update_offers_no_command_to_resume(tmp_path: Path) -> None:
     training = Training(tmp_path, str(config(tmp_path, **ENDLESS | {"buffer_size": 10**6})))
     training.wait_for(lambda lines: any("run_started" in line for line in lines))
     training.process.send_signal(signal.SIGINT)
