@@ -18,6 +18,7 @@ from sparring.pipeline import files
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, RUN, SPECS, STEPPING_STATE
 from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState, SteppingState
+from sparring.pipeline.monitoring.summary import BehaviorSummary
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -142,6 +143,11 @@ async def test_training_that_no_checkpoint_holds_is_told(tmp_path: Path, monkeyp
     monkeypatch.setattr(FakeExports, "calls", [], raising=False)
     (tmp_path / "Goal" / "recovery-000000000300-0004").mkdir(parents=True)
     (tmp_path / "Goal" / "checkpoint-000000000200").mkdir()
+    monitored = BehaviorSummary(
+        steps=0, steps_per_s=0.0, updates=0, episodes=0, reward_mean_last100=None, step_counts={}, lag={}
+    )
+    status = {"behaviors": {"Goal": {"figures": dataclasses.asdict(monitored)}}}
+    (tmp_path / "status.json").write_text(json.dumps(status))
     hub = MemoryHub()
     async with (
         MemoryTransport(hub, start="coordination.1") as own,
