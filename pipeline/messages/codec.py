@@ -33,7 +33,6 @@ from sparring.pipeline.specs import Array
 Buffer = bytes | bytearray | memoryview
 
 PREFIX: Final = struct.Struct("<II")
-_INT: Final = {int}
 _SHORT: Final = 1024
 """Bytes up to which a header's lists cannot claim much memory, even where each one contains the next."""
 
@@ -203,26 +202,36 @@ class FrameReader:
 # ---------------------------------------------------------------- headers and arrays
 
 
-def _parse_header(header: Buffer, limits: Limits) -> tuple[dict[str, Value], list[_ArrayLayout]]:
-    """Parses a header into its map and the layouts of the arrays."""
-    if len(header) > limits.header:
-        raise _limit_exceeded("bytes in a header", len(header), limits.header)
+def unpack(packed: Buffer, limits: Limits) -> Value:
+    """Returns the MessagePack value that bytes hold.
+
+    Raises:
+        CodecError: they hold none within the limits.
+    """
+    most = min(limits.items, len(packed))  # an entry takes at least a byte
     try:
-        if len(header) > _SHORT:  # decoding allocates a list for all claimed entries: nested ones claim a thousandfold
-            walker = msgpack.Unpacker(read_size=len(header), max_buffer_size=len(header))
-            walker.feed(header)
+        if len(packed) > _SHORT:  # decoding allocates a list for all claimed entries: nested ones claim a thousandfold
+            walker = msgpack.Unpacker(read_size=len(packed), max_buffer_size=len(packed))
+            walker.feed(packed)
             walker.skip()
-        opened = msgpack.unpackb(
-            header,
+        return msgpack.unpackb(
+            packed,
             max_str_len=limits.items,
             max_bin_len=limits.items,
-            max_array_len=min(limits.items, len(header)),  # an entry takes at least a byte
-            max_map_len=min(limits.items, len(header)),
+            max_array_len=most,
+            max_map_len=most,
             max_ext_len=0,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         got = f"a header that is not MessagePack ({type(error).__name__}: {error})"
-        raise _malformed(got, "one MessagePack map within the limits") from error
+        raise _malformed(got, "one MessagePack value within the limits") from error
+
+
+def _parse_header(header: Buffer, limits: Limits) -> tuple[dict[str, Value], list[_ArrayLayout]]:
+    """Parses a header into its map and the layouts of the arrays."""
+    if len(header) > limits.header:
+        raise _limit_exceeded("bytes in a header", len(header), limits.header)
+    opened = unpack(header, limits)
     if not isinstance(opened, dict) or opened.keys() != {"type", "body", "arrays"}:
         found = shorten(list(opened)) if isinstance(opened, dict) else type(opened).__name__
         raise _malformed(f"a header of {found}", "a map of type, body and arrays")
@@ -247,7 +256,7 @@ def _parse_layout(claim: Value, limits: Limits) -> _ArrayLayout:
     if not (isinstance(claim, list) and len(claim) == 2 and isinstance(claim[0], str) and isinstance(claim[1], list)):
         raise _malformed(f"array {shorten(claim)}", "[dtype, shape]")
     text, shape = claim
-    if not {*map(type, shape)} <= _INT:
+    if not {*map(type, shape)} <= {int}:
         raise _malformed(f"shape {shorten(shape)}", "whole numbers from 0")
     return _layout(text, tuple(shape), limits)
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from sparring.pipeline.errors import CodecError, SparringError
-from sparring.pipeline.messages.schema import BESIDE, Columns
+from sparring.pipeline.messages.schema import Columns
 from sparring.pipeline.specs import Array
 
 Arrays = list[Array]
@@ -43,10 +43,9 @@ def shorten(value: Value) -> str:
 def compile_record(cls: Hint) -> tuple[Encode, Decode]:
     """Compiles the functions that turn a record into a map, and a map into a record whose every field is checked."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    fields = [one for one in dataclasses.fields(cls) if one.metadata != BESIDE]
-    parts = {one.name: _compile(hints[one.name]) for one in fields}
-    missing = dataclasses.MISSING
-    required = {one.name for one in fields if one.default is missing and one.default_factory is missing}
+    parts = {name: _compile(hint) for name, hint in hints.items()}
+    fields, none = dataclasses.fields(cls), dataclasses.MISSING
+    required = {one.name for one in fields if one.default is none and one.default_factory is none}
     hidden = {one.name for one in fields if not one.repr}
 
     def encode(value: Value, arrays: Arrays) -> Value:

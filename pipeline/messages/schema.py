@@ -7,7 +7,7 @@ A record is a frozen, keyword-only dataclass decorated with `@record("tag")`. It
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +38,6 @@ Flags = Annotated[NDArray[np.bool_], Columns(("|b1",))]
 FlagsMatrix = Annotated[NDArray[np.bool_], Columns(("|b1",), 2)]
 Observation = Annotated[Array, Columns(("<f4", "|u1"), None)]
 Weights = Annotated[Array, Columns(("<f4", "<i8"), None)]
-
-BESIDE: Final = {"beside": True}
-"""Metadata of a field that the codec leaves out: its value travels beside the record."""
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ class ReceiverStatistics:
 
     Attributes:
         queued_messages: messages that have arrived and are not handed out, with `queued_steps` steps in them.
-        held_messages: messages that have arrived and are not acknowledged, with `held_steps` steps in them.
+        held_messages: these, and messages handed out and not acknowledged, with `held_steps` steps in them.
         got_messages: messages handed out.
         duplicates: messages dropped because they had been seen.
         discarded: copies that could not be decoded; requested again, and logged after several failures.
@@ -49,16 +49,6 @@ class ReceiverStatistics:
     waited_s: float = 0.0
     fullest_messages: int = 0
     fullest_steps: int = 0
-
-    @property
-    def unacknowledged_messages(self) -> int:
-        """Returns the number of messages handed out and not yet acknowledged."""
-        return self.held_messages - self.queued_messages
-
-    @property
-    def unacknowledged_steps(self) -> int:
-        """Returns the steps handed out and not yet acknowledged."""
-        return self.held_steps - self.queued_steps
 
 
 @dataclass(slots=True, eq=False)

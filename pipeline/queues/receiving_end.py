@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import anyio
@@ -19,6 +19,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class Delivery(Generic[T]):
     """Holds a record that was handed out, and counts against the capacity until it is acknowledged.
 
@@ -26,23 +27,14 @@ class Delivery(Generic[T]):
         record: the record.
         steps: agent-steps in it.
         sender: incarnation of the service that sent it.
+        acknowledge: lets the sender forget the record and returns the credit; a second call does nothing. Deliveries
+            of one sender are acknowledged in order: an early call takes effect after those before it.
     """
 
-    __slots__ = ("_end", "_entry", "record", "sender", "steps")
-
-    def __init__(self, end: Receiver[T], entry: ReceivedMessage[T]) -> None:
-        self.record = entry.record
-        self.steps = entry.steps
-        self.sender = entry.peer.end_id.incarnation
-        self._end = end
-        self._entry = entry
-
-    def acknowledge(self) -> None:
-        """Lets the sender forget the record and returns the credit; a second call does nothing.
-
-        Deliveries of one sender are acknowledged in order: an early one takes effect after those before it.
-        """
-        self._end.acknowledge(self._entry)
+    record: T
+    steps: int
+    sender: str
+    acknowledge: Callable[[], None]
 
 
 class Receiver(End, Generic[T]):
@@ -112,12 +104,13 @@ class Receiver(End, Generic[T]):
     def get_nowait(self) -> T:
         """Returns the next record as `get` does, but raises `Empty` instead of waiting."""
         entry = self._take()
-        self.acknowledge(entry)
+        self._acknowledge(entry)
         return entry.record
 
     def receive_nowait(self) -> Delivery[T]:
         """Returns the next record as `receive` does, but raises `Empty` instead of waiting."""
-        return Delivery(self, self._take())
+        entry = self._take()
+        return Delivery(entry.record, entry.steps, entry.peer.end_id.incarnation, lambda: self._acknowledge(entry))
 
     def _take(self) -> ReceivedMessage[T]:
         if self.closed:
@@ -136,7 +129,7 @@ class Receiver(End, Generic[T]):
     def _is_ready(self) -> bool:
         return self.closed or not self.empty()
 
-    def acknowledge(self, entry: ReceivedMessage[T]) -> None:
+    def _acknowledge(self, entry: ReceivedMessage[T]) -> None:
         """Acknowledges a message, unless it already is or the end is closed."""
         if self.closed or entry.acknowledged:
             return
