@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -37,8 +36,7 @@ _SHORT: Final = 1024
 """Bytes up to which a header's lists cannot claim much memory, even where each one contains the next."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits bound the size of a message; they are checked before anything of that size is allocated.
 
     Attributes:
@@ -214,14 +212,8 @@ def unpack(packed: Buffer, limits: Limits) -> Value:
             walker = msgpack.Unpacker(read_size=len(packed), max_buffer_size=len(packed))
             walker.feed(packed)
             walker.skip()
-        return msgpack.unpackb(
-            packed,
-            max_str_len=limits.items,
-            max_bin_len=limits.items,
-            max_array_len=most,
-            max_map_len=most,
-            max_ext_len=0,
-        )
+        bounds = {"max_str_len": limits.items, "max_bin_len": limits.items, "max_array_len": most, "max_map_len": most}
+        return msgpack.unpackb(packed, max_ext_len=0, **bounds)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         got = f"a header that is not MessagePack ({type(error).__name__}: {error})"
         raise _malformed(got, "one MessagePack value within the limits") from error
@@ -293,10 +285,8 @@ def _malformed(got: str, expected: str) -> CodecError:
     return CodecError(got=got, expected=expected, remedy="send messages in the format of docs/protocol.md")
 
 
-def _limit_exceeded(what: str, got: int, limit: int) -> LimitExceeded:
-    return LimitExceeded(
-        got=f"{got} {what}", expected=f"at most {limit}", remedy="send less at once, or raise the limit"
-    )
+def _limit_exceeded(what: str, got: int, most: int) -> LimitExceeded:
+    return LimitExceeded(got=f"{got} {what}", expected=f"at most {most}", remedy="send less at once or raise the limit")
 
 
 def _decode_record(header: dict[str, Value], arrays: Arrays) -> Value:

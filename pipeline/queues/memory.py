@@ -124,9 +124,7 @@ class MemoryTransport(Transport):
     async def _listen(self, end: End) -> MemoryLink:
         name, listening = end.name, self.hub.listening
         if name in listening:
-            raise QueueError(
-                f"got a second end that listens to {name!r}; expected one at a time; close the first, or rename it"
-            )
+            raise QueueError(f"got a second end that listens to {name!r}; expected one; close the first, or rename it")
         listening[name] = end
 
         def release() -> None:

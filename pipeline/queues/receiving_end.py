@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -19,8 +19,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery(Generic[T]):
+class Delivery(NamedTuple, Generic[T]):
     """Holds a record that was handed out, and counts against the capacity until it is acknowledged.
 
     Attributes:
@@ -55,15 +54,9 @@ class Receiver(End, Generic[T]):
     """
 
     def __init__(
-        self,
-        name: str,
-        end_id: str,
-        record: type[T],
-        capacity: Capacity,
-        timing: Timing,
-        clock: Callable[[], float],
+        self, name: str, end_id: str, record: type[T], capacity: Capacity, timing: Timing, clock: Callable[[], float]
     ) -> None:
-        super().__init__(name, end_id, timing, clock)
+        super().__init__(name, end_id, clock)
         self._state = ReceiverState(end_id, record, capacity, timing, self._on_discard)
 
     @property
@@ -114,9 +107,7 @@ class Receiver(End, Generic[T]):
 
     def _take(self) -> ReceivedMessage[T]:
         if self.closed:
-            raise QueueClosed(
-                f"got a get from {self._state.receiver}, which is closed; expected an open end; open a new one"
-            )
+            raise QueueClosed(f"got a get from {self.id}, which is closed; expected an open end; open a new one")
         return self._state.take()
 
     async def _arrival(self) -> None:
@@ -139,7 +130,8 @@ class Receiver(End, Generic[T]):
     # ------------------------------------------------------------ called by the transport
 
     @property
-    def _deadline(self) -> float:
+    def deadline(self) -> float:
+        """Returns the time at which `_tick` must be called."""
         return self._state.deadline
 
     def received(self, message: Message, route: Hashable) -> None:
@@ -169,8 +161,10 @@ class Receiver(End, Generic[T]):
         self._state.tick(self._clock())
         self.settle()
 
-    def _outgoing(self, now: float) -> Iterable[tuple[Hashable, Message]]:
+    def outgoing(self, now: float) -> Sequence[tuple[Hashable, Message]]:
+        """Returns the messages to send now, each with its route."""
         return self._state.outgoing(now)
 
-    def _last_messages(self) -> Iterable[tuple[Hashable, Message]]:
+    def last_messages(self) -> Sequence[tuple[Hashable, Message]]:
+        """Returns what is sent before the end closes in order."""
         return self._state.outgoing(float("inf"))

@@ -16,7 +16,6 @@ later one replaces an earlier one and never the reverse.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgpack
@@ -33,8 +32,7 @@ LARGE: Final = 262144
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """Sets the intervals between messages, in seconds.
 
     Attributes:
@@ -102,11 +100,6 @@ def parse_id(text: str) -> EndId:
     number = _NUMBER.search(label if dot else "")
     order = (int(number[0]) if number else 0, int(opened, 16))
     return EndId(f"{service if dot else incarnation}~{int(index)}", order, incarnation)
-
-
-def incarnation_of(text: str) -> str:
-    """Returns the service incarnation in an id, "" for an empty id."""
-    return text.rpartition("#")[0]
 
 
 @record("queue_hello")
@@ -312,8 +305,7 @@ def misdirected(message: Message) -> CodecError:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Capacity:
+class Capacity(NamedTuple):
     """Bounds what a receiving queue holds.
 
     Attributes:
