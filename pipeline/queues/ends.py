@@ -126,11 +126,7 @@ class End(ABC):
     def settle(self) -> None:
         """Sends what is due, after arrivals and other changes."""
         if not self.closed:
-            messages = self.outgoing(self._clock())
-            for route, message in messages:
-                self._link.send(message, route)
-            if messages:
-                self._link.poll()
+            self._send(self.outgoing(self._clock()))
             self.timer.advance(self.deadline)
 
     @abstractmethod
@@ -144,6 +140,13 @@ class End(ABC):
     def linked(self) -> None:
         """Handles a new connection of the link to the end that listens."""
         self.settle()
+
+    def _send(self, messages: Sequence[tuple[Hashable, Message]]) -> None:
+        """Sends messages along their routes."""
+        for route, message in messages:
+            self._link.send(message, route)
+        if messages:
+            self._link.poll()
 
     def close(self, *, notify_peers: bool = True) -> None:
         """Closes this end at once; without `notify_peers` it sends nothing, as in a crash."""

@@ -176,7 +176,7 @@ def test_demonstrations_are_normalized_by_the_statistics_of_the_policy() -> None
     assert normalizer is not None
     normalizer.mean.fill_(0.5)
     normalizer.variance.fill_(4.0)
-    demonstrations, before = one._demonstrations, normalizer.count.item()
+    demonstrations, before = one.demonstrations, normalizer.count.item()
     x = (np.concatenate(demonstrations.observations, 1).astype(np.float64) - 0.5) / 2
     expected = loss_of(HYBRID.actions, head_of(weights_of(actor), x), demonstrations)
     assert one.update(0) == {PRETRAINING: pytest.approx(expected, rel=1e-4)}
