@@ -167,7 +167,11 @@ class BehaviorId:
         found = _ID.fullmatch(text)
         team = int(found[2] or 0) if found else -1
         if found is None or team > 2**31 - 1:
-            raise _bad_id(text)
+            raise SpecError(
+                got=f"behavior id {text!r:.100}",
+                expected="`Name` or `Name?team=N` with N from 0",
+                remedy="correct the behavior id in the simulator",
+            )
         return cls(name=found[1], team=team)
 
     def __str__(self) -> str:
@@ -178,11 +182,3 @@ def names_a_folder(name: str) -> bool:
     """Returns whether a behavior of this name can have its own folder and learner."""
     plain = bool(name.strip()) and name.isprintable() and not _BAD_IN_NAME & set(name) and not name.startswith(".")
     return plain and len(name.encode()) <= _LONGEST_NAME and name not in _TAKEN and not name.endswith(_FILES)
-
-
-def _bad_id(text: str) -> SpecError:
-    return SpecError(
-        got=f"behavior id {text!r:.100}",
-        expected="`Name` or `Name?team=N` with N from 0",
-        remedy="correct the behavior id in the simulator",
-    )

@@ -12,11 +12,11 @@ import io
 import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -34,20 +34,13 @@ from sparring.pipeline.networks.perceptron import FUNCTIONS
 Format = Literal["onnx", "torchscript", "torch_export", "safetensors"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
-SUFFIXES: Final[dict[Format, str]] = {
-    "onnx": ".onnx",
-    "torchscript": ".pt",
-    "torch_export": ".pt2",
-    "safetensors": ".safetensors",
-}
-"""Suffixes of the files."""
+SUFFIXES: Final = {"onnx": ".onnx", "torchscript": ".pt", "torch_export": ".pt2", "safetensors": ".safetensors"}
 
 WEIGHTS_FORMAT: Final = "1"
 _ROWS: Final = 2  # of the example: torch.export treats sizes of 0 and 1 as fixed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportResult:
+class ExportResult(NamedTuple):
     """Describes a written export.
 
     Attributes:
@@ -83,25 +76,18 @@ def export(checkpoint: Checkpoint, paths: Sequence[Path], kind: Format = "onnx")
     if kind == "safetensors":
         content = weights_file(policy)
     else:
-        _refuse_previous_action(policy)
+        if policy.network.previous_action:
+            raise ExportError(
+                got=f"{policy.behavior}, trained with network_settings.previous_action",
+                expected="a policy that reads only observations, masks and memory, which are all that a game provides",
+                remedy="train it with network_settings.memory instead, or export its weights as safetensors",
+            )
         content, model = _WRITERS[kind](policy)
         difference = layout.compare(policy, model)
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
-    return ExportResult(
-        paths=tuple(paths), size=len(content), difference=difference, seconds=time.perf_counter() - began
-    )
-
-
-def _refuse_previous_action(policy: TrainedPolicy) -> None:
-    """Refuses a policy that needs an input that games do not provide."""
-    if policy.network.previous_action:
-        raise ExportError(
-            got=f"{policy.behavior}, trained with network_settings.previous_action",
-            expected="a policy that reads only observations, masks and memory, which are all that a game provides",
-            remedy="train it with network_settings.memory instead, or export its weights as safetensors",
-        )
+    return ExportResult(tuple(paths), len(content), difference, seconds=time.perf_counter() - began)
 
 
 def load_onnx(content: bytes) -> Model:
@@ -187,18 +173,15 @@ class Program(nn.Module):
     def _continuous(self, means: Tensor) -> dict[str, Tensor]:
         limit = self.actor.action_limit
         raw = means + torch.randn_like(means) * self.actor.log_sigma.exp()
-        return {
-            "continuous_actions": raw.clamp(-limit, limit) / limit,
-            "deterministic_continuous_actions": means.clamp(-limit, limit) / limit,
-        }
+        sampled, likeliest = (one.clamp(-limit, limit) / limit for one in (raw, means))
+        return {"continuous_actions": sampled, "deterministic_continuous_actions": likeliest}
 
     def _discrete(self, logits: Tensor, allowed: Tensor) -> dict[str, Tensor]:
         masked = torch.where(allowed > 0, logits, FORBIDDEN)
         branches = masked.split_with_sizes(list(self._actions.discrete), dim=1)
-        return {
-            "discrete_actions": torch.cat([torch.multinomial(one.softmax(1), 1) for one in branches], 1),
-            "deterministic_discrete_actions": torch.cat([one.argmax(1, keepdim=True) for one in branches], 1),
-        }
+        sampled = torch.cat([torch.multinomial(one.softmax(1), 1) for one in branches], 1)
+        likeliest = torch.cat([one.argmax(1, keepdim=True) for one in branches], 1)
+        return {"discrete_actions": sampled, "deterministic_discrete_actions": likeliest}
 
 
 def torchscript(policy: TrainedPolicy) -> tuple[bytes, Model]:
@@ -230,10 +213,9 @@ def torch_program(policy: TrainedPolicy) -> tuple[bytes, Model]:
     """Returns the content of a `torch.export` file (`.pt2`), and the model that is in it."""
     example = _example(policy)
     batch = torch.export.Dim("batch")
+    open_sizes = ({name: {0: batch} for name in example},)
     with torch.no_grad():
-        program = torch.export.export(
-            Program(policy).eval(), (example,), dynamic_shapes=({name: {0: batch} for name in example},)
-        )
+        program = torch.export.export(Program(policy).eval(), (example,), dynamic_shapes=open_sizes)
     program.example_inputs = None  # otherwise the file would contain them pickled
     content = io.BytesIO()
     torch.export.save(program, content)
@@ -266,8 +248,4 @@ def weights_file(policy: TrainedPolicy) -> bytes:
     return content
 
 
-_WRITERS: Final[dict[Format, Callable[[TrainedPolicy], tuple[bytes, Model]]]] = {
-    "onnx": _onnx,
-    "torchscript": torchscript,
-    "torch_export": torch_program,
-}
+_WRITERS: Final = {"onnx": _onnx, "torchscript": torchscript, "torch_export": torch_program}

@@ -9,8 +9,7 @@ B rows, C continuous actions, D branches, K choices of all branches, H = C + K, 
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.device import load_arrays
 from sparring.pipeline.networks.distributions import FORBIDDEN
-from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.layers import Layout
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import Array, BehaviorSpec, Floats, ObservationSpec, read_spec
 
@@ -64,8 +63,7 @@ class ExportError(ExplainedError):
     """Reports a policy that cannot be exported, or an export that differs from its policy."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainedPolicy:
+class TrainedPolicy(NamedTuple):
     """Holds the part of a checkpoint that acts.
 
     Attributes:
@@ -147,14 +145,8 @@ def trained_policy(checkpoint: Checkpoint) -> TrainedPolicy:
     actor = Actor(spec, network, values=len(described["signals"]) if described["shared_critic"] else 0)
     weights = {name.removeprefix(_ACTOR): one for name, one in checkpoint.weights.items() if name.startswith(_ACTOR)}
     load_arrays(actor, weights)
-    return TrainedPolicy(
-        behavior=checkpoint.behavior,
-        spec=spec,
-        network=network,
-        actor=actor.eval().requires_grad_(False),
-        steps=checkpoint.trained,
-        version=checkpoint.version,
-    )
+    actor.eval().requires_grad_(False)
+    return TrainedPolicy(checkpoint.behavior, spec, network, actor, checkpoint.trained, checkpoint.version)
 
 
 def require_packages() -> None:
@@ -185,7 +177,7 @@ def compare(policy: TrainedPolicy, model: Model) -> float:
         ExportError: a name or shape differs from the layout, a sampled action is invalid, or the difference is above
             1e-4.
     """
-    differences: dict[str, float] = {}
+    differences: list[tuple[float, str]] = []
     for rows in BATCHES:
         given, observations = random_inputs(policy, rows, np.random.default_rng(rows))
         got = model(given)
@@ -194,12 +186,11 @@ def compare(policy: TrainedPolicy, model: Model) -> float:
         found = _continuous(policy, got, head_BH) | _discrete(policy, got, head_BH, given.get(MASKS))
         if after_BM is not None:
             found[MEMORY_OUT] = float(np.abs(got[MEMORY_OUT][:, 0] - after_BM).max())
-        for name, one in found.items():
-            differences[name] = max(one if math.isfinite(one) else math.inf, differences.get(name, 0.0))
-    worst = max(differences, key=differences.__getitem__)
-    if differences[worst] > TOLERANCE:
-        raise _wrong(policy, f"{worst} that differ by {differences[worst]:.3g}", f"at most {TOLERANCE:g}")
-    return differences[worst]
+        differences += [(one if math.isfinite(one) else math.inf, name) for name, one in found.items()]
+    most, name = max(differences)
+    if most > TOLERANCE:
+        raise _wrong(policy, f"{name} that differ by {most:.3g}", f"at most {TOLERANCE:g}")
+    return most
 
 
 def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator) -> tuple[Tensors, list[Array]]:
@@ -216,10 +207,8 @@ def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator)
         for at in policy.vectors:
             part = slice(first, first := first + observations[at].shape[1])
             observations[at] = observations[at] * deviation[part] + mean[part]
-    given = {
-        observation_name(at): one.astype(np.float32) / np.float32(255) if one.dtype == np.uint8 else one
-        for at, one in enumerate(observations)
-    }
+    floats = (one.astype(np.float32) / np.float32(255) if one.dtype == np.uint8 else one for one in observations)
+    given = {observation_name(at): one for at, one in enumerate(floats)}
     if policy.spec.actions.discrete:
         given[MASKS] = _masks(policy.spec.actions.discrete, rows, random)
     if policy.memory:

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 from sparring.pipeline.export import layout
 from sparring.pipeline.export.layout import ExportError, TrainedPolicy
-from sparring.pipeline.networks.attention import EntityEncoder, ResidualAttention
 from sparring.pipeline.networks.distributions import FORBIDDEN
 from sparring.pipeline.networks.encoders import CLIP, ImageEncoder, Normalizer
+from sparring.pipeline.networks.layers import EntityEncoder, Recurrent, ResidualAttention
 from sparring.pipeline.networks.perceptron import ConditionedLayers, Perceptron
-from sparring.pipeline.networks.recurrent import Recurrent
 from sparring.pipeline.networks.settings import HEADS, Activation
 from sparring.pipeline.specs import ActionSpec, Array
 
@@ -47,16 +46,10 @@ def onnx_model(policy: TrainedPolicy) -> bytes:
     _act(graph, policy.spec.actions, policy, head)
     for name, values in policy.facts.items():
         graph.add("Constant", output=name, value=numpy_helper.from_array(values))
-    inputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", *shape))
-        for name, shape in policy.inputs.items()
-    ]
-    model = helper.make_model(
-        helper.make_graph(graph.nodes, policy.behavior, inputs, _outputs(policy), graph.constants),
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=_IR,
-        producer_name="sparring",
-    )
+    kind, opsets = TensorProto.FLOAT, [helper.make_opsetid("", OPSET)]
+    inputs = [helper.make_tensor_value_info(name, kind, ("batch", *shape)) for name, shape in policy.inputs.items()]
+    made = helper.make_graph(graph.nodes, policy.behavior, inputs, _outputs(policy), graph.constants)
+    model = helper.make_model(made, opset_imports=opsets, ir_version=_IR, producer_name="sparring")
     helper.set_model_props(model, {"behavior": policy.behavior, "steps": str(policy.steps)})
     onnx.checker.check_model(model, full_check=True)
     return bytes(model.SerializeToString())
@@ -129,14 +122,12 @@ def _choose(graph: Graph, actions: ActionSpec, logits: str) -> None:
 
 def _outputs(policy: TrainedPolicy) -> list[onnx.ValueInfoProto]:
     """Returns the outputs in ML-Agents' order."""
-    found = {
-        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, values.shape)
-        for name, values in policy.facts.items()
-    }
-    for name, shape in policy.outputs.items():
-        kind = TensorProto.INT64 if "discrete" in name else TensorProto.FLOAT
-        found[name] = helper.make_tensor_value_info(name, kind, ("batch", *shape))
-    return [found[name] for name in layout.OUTPUTS if name in found]
+    shapes: dict[str, tuple[int | str, ...]] = {name: values.shape for name, values in policy.facts.items()}
+    shapes |= {name: ("batch", *shape) for name, shape in policy.outputs.items()}
+    choices = {name for name in policy.outputs if "discrete" in name}
+    kinds = {name: TensorProto.INT64 if name in choices else TensorProto.FLOAT for name in shapes}
+    names = (name for name in layout.OUTPUTS if name in shapes)
+    return [helper.make_tensor_value_info(name, kinds[name], shapes[name]) for name in names]
 
 
 class Graph:
@@ -159,9 +150,7 @@ class Graph:
         self.constants.append(onnx.numpy_helper.from_array(np.array(found, kind), name))
         return name
 
-    def add(
-        self, operator: str, *inputs: str, output: str = "", **attributes: int | float | Sequence[int] | TensorProto
-    ) -> str:
+    def add(self, operator: str, *inputs: str, output: str = "", **attributes: Attribute) -> str:
         """Adds a node and returns the name of its result."""
         name = output or f"{operator}_{len(self.nodes)}"
         node = helper.make_node(operator, inputs, [name], name)
@@ -295,16 +284,14 @@ def _pair(size: int | tuple[int, ...]) -> list[int]:
     return [size, size] if isinstance(size, int) else list(size)
 
 
-def entities(
-    graph: Graph, encoder: EntityEncoder, lists: Sequence[str], sizes: Sequence[int], own_BS: str | None
-) -> str:
+def entities(graph: Graph, layer: EntityEncoder, lists: Sequence[str], sizes: Sequence[int], own_BS: str | None) -> str:
     """Returns features [B, U] of lists of entities of E features each, and of any features of the agent itself."""
     embedded = [
-        _embed(graph, _linear(layer), one, size, own_BS)
-        for layer, one, size in zip(encoder.embeddings, lists, sizes, strict=True)
+        _embed(graph, _linear(embed), one, size, own_BS)
+        for embed, one, size in zip(layer.embeddings, lists, sizes, strict=True)
     ]
     here_BN = graph.concatenate([_here(graph, one) for one in lists])
-    result_BNU = _attend(graph, encoder.attention, graph.concatenate(embedded), here_BN)
+    result_BNU = _attend(graph, layer.attention, graph.concatenate(embedded), here_BN)
     present_BN1 = graph.add("Unsqueeze", here_BN, axes=[2])
     sums = graph.add("ReduceSum", graph.add("Mul", result_BNU, present_BN1), axes=[1], keepdims=0)
     number = graph.add("ReduceSum", here_BN, axes=[1], keepdims=1)

@@ -9,7 +9,7 @@ features of a previous action, M values of a recurrent memory.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from sparring.pipeline.networks.actor import Actor, Critic
 from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Inputs
+from sparring.pipeline.networks.layers import Layout
 from sparring.pipeline.networks.perceptron import Perceptron, accumulate
-from sparring.pipeline.networks.recurrent import Layout
 from sparring.pipeline.specs import BehaviorSpec, Floats, Numbers
 
 
@@ -68,8 +68,7 @@ class ActorCritic:
         return torch.from_numpy(before)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """Holds a batch's observations as the networks read them.
 
     Attributes:
@@ -83,8 +82,7 @@ class Prepared:
     following: Inputs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimates:
+class Estimates(NamedTuple):
     """Holds the values of a batch's observations.
 
     Attributes:
@@ -129,9 +127,7 @@ class AgentNetworks(ActorCritic):
         if encoder.previous:
             done = previous_features(self.actor.actions, batch.continuous, batch.discrete, self.actor.action_limit)
             before, after = torch.split(self.previous(batch, done), [batch.steps, len(batch.lengths)])
-        return Prepared(
-            joined=joined, inputs=encoder.prepare(joined, before), following=encoder.prepare(following, after)
-        )
+        return Prepared(joined, encoder.prepare(joined, before), encoder.prepare(following, after))
 
     def value(self, inputs: Inputs, state: RecurrentState | None = None) -> Tensor:
         """Returns the values [B, S] of prepared observations."""
@@ -165,11 +161,7 @@ class AgentNetworks(ActorCritic):
         """Returns the values of all observations, and the critic's memory before each sequence if it has one."""
         if self.memory:
             return self._recurrent_estimate(prepared, batch)
-        return Estimates(
-            values=self._plain_values(prepared.inputs),
-            next_values=self._plain_values(prepared.following),
-            recurrence=None,
-        )
+        return Estimates(self._plain_values(prepared.inputs), self._plain_values(prepared.following), None)
 
     # ---------------------------------------------------------------- inside
 
@@ -228,9 +220,8 @@ class AgentNetworks(ActorCritic):
                 next_values[segments], _ = self._run(prepared.following, segments, single, after_qM[ending])
         if tracks is not None:
             tracks.keep()
-        critic = None if tracks is None else memory_qM
-        recurrence = Recurrence(first=first_q, lengths=lengths_q, actor=actor_qM, critic=critic)
-        return Estimates(values=values, next_values=next_values, recurrence=recurrence)
+        recurrence = Recurrence(first_q, lengths_q, actor_qM, None if tracks is None else memory_qM)
+        return Estimates(values, next_values, recurrence)
 
     def _run(self, inputs: Inputs, rows: Numbers, lengths: Numbers, memory: Floats) -> tuple[Floats, Floats]:
         """Returns the values of some rows, sequence by sequence, and the memory after each sequence."""

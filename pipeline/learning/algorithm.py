@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
@@ -20,10 +20,9 @@ from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import SignalSettings, TrainerSettings
-from sparring.pipeline.learning.signals import EXTRINSIC, Signals
+from sparring.pipeline.learning.signals import EXTRINSIC, RewardNetwork, Signals
 from sparring.pipeline.learning.signals.gail import Gail
 from sparring.pipeline.learning.signals.novelty import Curiosity, Rnd
-from sparring.pipeline.learning.signals.steps import RewardNetwork
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import CPU
 from sparring.pipeline.specs import BehaviorSpec
@@ -32,33 +31,22 @@ _CLONING: Final = "cloning."
 """Prefix of the optimizer state of behavioral cloning."""
 
 
-class Trained(NamedTuple):
-    """Holds what a learner trains.
+Algorithm = PPO | POCA | BC
 
-    Attributes:
-        algorithm: trains actor and critic.
-        cloning: trains the actor on demonstrations beside it, or for it; None for none.
-        demo_files: demonstration files that were read, each once.
-    """
 
-    algorithm: PPO | POCA | BC
-    cloning: Cloning | None
-    demo_files: tuple[DemonstrationFile, ...]
+def networks_of(algorithm: Algorithm) -> nn.ModuleDict:
+    """Returns all networks: actor, critic and those of the reward signals."""
+    return nn.ModuleDict({**dict(algorithm.networks.modules.items()), "signals": algorithm.signals.modules})
 
-    @property
-    def networks(self) -> nn.ModuleDict:
-        """Returns all networks: actor, critic and those of the reward signals."""
-        return nn.ModuleDict({**dict(self.algorithm.modules.items()), "signals": self.algorithm.signals.modules})
 
-    @property
-    def moments(self) -> dict[str, Tensor]:
-        """Returns the states of all optimizers by name, to be saved and restored in place."""
-        cloning = {} if self.cloning is None else self.cloning.moments
-        return {
-            **self.algorithm.optimizer.moments,
-            **{f"signals.{name}": moment for name, moment in self.algorithm.signals.moments.items()},
-            **{f"{_CLONING}{name}": moment for name, moment in cloning.items()},
-        }
+def moments_of(algorithm: Algorithm) -> dict[str, Tensor]:
+    """Returns the states of all optimizers by name, to be saved and restored in place."""
+    cloning = {} if algorithm.cloning is None else algorithm.cloning.moments
+    return {
+        **algorithm.optimizer.moments,
+        **{f"signals.{name}": moment for name, moment in algorithm.signals.moments.items()},
+        **{f"{_CLONING}{name}": moment for name, moment in cloning.items()},
+    }
 
 
 def build(
@@ -69,8 +57,8 @@ def build(
     *,
     learns: bool = True,
     device: torch.device = CPU,
-) -> Trained:
-    """Builds the algorithm that `trainer_type` names.
+) -> tuple[Algorithm, tuple[DemonstrationFile, ...]]:
+    """Builds the algorithm that `trainer_type` names; returns it and the demonstration files that it read, each once.
 
     Args:
         behavior: name of the behavior.
@@ -92,9 +80,7 @@ def build(
     else:
         networks = AgentNetworks(spec, settings, generator)
     hyper = settings.hyperparameters
-    optimizer = Adam(
-        networks.modules, hyper.learning_rate, device, epsilon=hyper.adam_epsilon, max_norm=hyper.max_grad_norm
-    )
+    optimizer = Adam(networks.modules, hyper.learning_rate, device, hyper.adam_epsilon, hyper.max_grad_norm)
     sources: dict[str, RewardNetwork] = {}
     files: tuple[DemonstrationFile, ...] = ()
     wanted = settings.reward_signals
@@ -107,20 +93,19 @@ def build(
     if wanted.rnd is not None:
         sources["rnd"] = Rnd(spec, wanted.rnd, generator, device)
     signals = Signals(wanted, sources)
-    cloning, clone = None, None
+    cloning = None
     if (imitated := settings.behavioral_cloning) is not None and learns:
         demonstrations = load(imitated.demo_path, behavior, spec, imitated.demo_actions)
         files += demonstrations.files
         cloning = Cloning(networks.actor, settings, demonstrations, generator)
-        clone = cloning.update
-    algorithm: PPO | POCA | BC
+    algorithm: Algorithm
     if isinstance(networks, GroupNetworks):
-        algorithm = POCA(networks, optimizer, signals, settings, generator, clone)
+        algorithm = POCA(networks, optimizer, signals, settings, generator, cloning)
     elif isinstance(networks, AgentNetworks):
-        algorithm = PPO(networks, optimizer, signals, settings, generator, clone)
+        algorithm = PPO(networks, optimizer, signals, settings, generator, cloning)
     else:
         algorithm = BC(networks, optimizer, signals, cloning)
-    return Trained(algorithm, cloning, tuple(dict.fromkeys(files)))
+    return algorithm, tuple(dict.fromkeys(files))
 
 
 def describe(spec: BehaviorSpec, teammates: Mapping[str, BehaviorSpec], settings: TrainerSettings) -> dict[str, Json]:
@@ -163,13 +148,13 @@ def check_description(behavior: str, description: dict[str, Json], checkpoint: C
         )
 
 
-def restorable(trained: Trained, generator: torch.Generator, checkpoint: Checkpoint) -> dict[str, Tensor]:
+def restorable(algorithm: Algorithm, generator: torch.Generator, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Returns the moments that a checkpoint restores: those of cloning only if it was not enabled or disabled since.
 
     Raises:
-        CheckpointError: its optimizer state differs from that of `trained`, or its random state from `generator`'s.
+        CheckpointError: its optimizer state differs from that of `algorithm`, or its random state from `generator`'s.
     """
-    moments, found = trained.moments, {name: array.shape for name, array in checkpoint.optimizer.items()}
+    moments, found = moments_of(algorithm), {name: array.shape for name, array in checkpoint.optimizer.items()}
     cloned, saved = ({name for name in every if name.startswith(_CLONING)} for every in (moments, found))
     if cloned != saved:
         moments = {name: moment for name, moment in moments.items() if name not in cloned}

@@ -110,9 +110,8 @@ class CheckpointFolder:
 
     def newest_first(self) -> list[Path]:
         """Returns all checkpoints, recovery checkpoints included, by steps; they are not verified."""
-        if not self.path.is_dir():
-            return []
-        return sorted((path for path in self.path.iterdir() if _NAMES.fullmatch(path.name)), key=age, reverse=True)
+        found = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted((path for path in found if _NAMES.fullmatch(path.name)), key=age, reverse=True)
 
     def load_latest(self) -> Checkpoint:
         """Returns the newest checkpoint.
@@ -129,10 +128,8 @@ class CheckpointFolder:
             return load(found[0])
         except DamagedCheckpoint as damage:
             good = next((path for path in found[1:] if _if_good(path) is not None), None)
-            offer = (
-                f"remove it to resume from {good}, the last good one" if good else "start a new run: no other is good"
-            )
-            raise DamagedCheckpoint(got=damage.got, expected=damage.expected, remedy=offer) from damage
+            how = f"remove it to resume from {good}, the last good one" if good else "start a new run: no other is good"
+            raise DamagedCheckpoint(got=damage.got, expected=damage.expected, remedy=how) from damage
 
     def note_version(self, version: int) -> None:
         """Stores `version` as published; it is called before the weights are published.
@@ -162,13 +159,16 @@ class CheckpointFolder:
                 remedy="resume from the last checkpoint with a lower learning_rate",
             )
         final = self.path / name
-        existing = _if_good(final) if final.exists() else None
-        if existing is not None:
+        if (existing := _if_good(final)) is not None:
             same = existing.version == checkpoint.version
             return final if same else self._write(checkpoint, f"{name}-{checkpoint.version:04d}")
         if final.exists():
             self._remove(final)
-        partial = self._empty_partial(name)
+        self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob(".partial-*"):  # of a crash
+            shutil.rmtree(left)
+        partial = self.path / f".partial-{name}"
+        partial.mkdir()
         try:
             for file, content in _files(checkpoint).items():
                 write_through(partial / file, content)
@@ -180,23 +180,13 @@ class CheckpointFolder:
         sync_folder(self.path)
         return final
 
-    def _empty_partial(self, name: str) -> Path:
-        """Returns a new temporary folder; those that a crash left are removed."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        for left in self.path.glob(".partial-*"):
-            shutil.rmtree(left)
-        partial = self.path / f".partial-{name}"
-        partial.mkdir()
-        return partial
-
     def _keep(self, kind: str, count: int) -> None:
         for path in [path for path in self.newest_first() if path.name.startswith(kind)][count:]:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:
         """Removes a checkpoint so that a crash leaves all of it or nothing that looks like one."""
-        partial = path.rename(self.path / f".partial-{path.name}")
-        shutil.rmtree(partial)
+        shutil.rmtree(path.rename(self.path / f".partial-{path.name}"))
 
 
 def initial_folder(root: Path, behavior: str) -> Path:

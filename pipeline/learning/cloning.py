@@ -18,6 +18,7 @@ values of a recurrent memory.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -29,9 +30,9 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.demonstrations.library import Demonstrations
 from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.losses import UpdateReport, lags
 from sparring.pipeline.learning.minibatches import shuffled_parts
 from sparring.pipeline.learning.optimizer import Adam
-from sparring.pipeline.learning.report import UpdateReport, lags
 from sparring.pipeline.learning.settings import Coefficients, TrainerSettings, scheduled
 from sparring.pipeline.learning.signals import Signals
 from sparring.pipeline.networks.actor import Actor
@@ -39,41 +40,39 @@ from sparring.pipeline.networks.arrays import action_features
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.networks.distributions import logits_of
 from sparring.pipeline.networks.encoders import Inputs
-from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.layers import Layout
 
 _AVERAGES: Final = ("exp_avg", "exp_avg_sq")
 _OVER: Final = 1e-10
 _LEAST_LOG_SIGMA: Final = math.log(1 / 20)
 
 
+@dataclass(eq=False)
 class Cloning:
     """Trains one behavior's actor on demonstrations.
 
-    Args:
+    Attributes:
         actor: the network that learns; another optimizer may change its parameters too.
         settings: the learner's settings, including those of cloning.
         demonstrations: the episodes to imitate.
         generator: random source of the order.
-
-    Attributes:
         minibatches: number in the last update.
         skipped: of these, left out because the gradient was not finite.
         tried: minibatches since creation; other threads may read it.
     """
 
-    def __init__(
-        self, actor: Actor, settings: TrainerSettings, demonstrations: Demonstrations, generator: torch.Generator
-    ) -> None:
+    actor: Actor
+    settings: TrainerSettings
+    demonstrations: Demonstrations
+    generator: torch.Generator
+
+    def __post_init__(self) -> None:
+        actor, settings, demonstrations = self.actor, self.settings, self.demonstrations
         self.minibatches = self.skipped = self.tried = 0
-        self._alone = settings.trainer_type == "bc"
-        self._trainer = settings
         assert settings.behavioral_cloning is not None
-        self._actor = actor
-        self._settings = settings.behavioral_cloning
-        self._hyper = settings.hyperparameters
-        self._generator = generator
+        self._alone = settings.trainer_type == "bc"
+        self._wanted, self._hyper = settings.behavioral_cloning, settings.hyperparameters
         self._length = settings.network_settings.sequence_length if actor.recurrent is not None else 0
-        self._demonstrations = demonstrations
         masks = None if demonstrations.masks is None else torch.from_numpy(demonstrations.masks)
         discrete = torch.from_numpy(demonstrations.discrete).long()
         self._demonstrated = torch.from_numpy(demonstrations.continuous), discrete, masks
@@ -94,11 +93,11 @@ class Cloning:
         if rate <= _OVER:
             return {}
         self._optimizer.param_groups[0]["lr"] = rate
-        encoder = self._actor.encoder
-        inputs = encoder.prepare(encoder.join(self._demonstrations.observations), self._previous)
+        encoder = self.actor.encoder
+        inputs = encoder.prepare(encoder.join(self.demonstrations.observations), self._previous)
         losses = [
             self._step(tuple(column.index_select(0, rows) for column in inputs), rows, layout)
-            for _ in range(self._settings.num_epoch or self._hyper.num_epoch)
+            for _ in range(self._wanted.num_epoch or self._hyper.num_epoch)
             for rows, layout in self._minibatches()
         ]
         taken = [loss for loss in losses if loss is not None]
@@ -109,16 +108,16 @@ class Cloning:
 
     def _rate(self, trained: int) -> float:
         """Returns the learning rate after `trained` steps."""
-        wanted = self._settings
+        wanted = self._wanted
         start = self._hyper.learning_rate * wanted.strength
         if self._alone:
-            return Coefficients.at(self._trainer, trained).learning_rate * wanted.strength
+            return Coefficients.at(self.settings, trained).learning_rate * wanted.strength
         return scheduled("linear", start, _OVER, trained / wanted.steps) if wanted.steps else start
 
     def _step(self, inputs: Inputs, rows: Tensor, layout: Layout | None) -> float | None:
         """Takes one step of Adam and returns the loss; None if the gradient was not finite and the step was skipped."""
         self.tried += 1
-        actor, memory = self._actor, None
+        actor, memory = self.actor, None
         if layout is not None and actor.recurrent is not None:
             memory = torch.zeros(len(layout.by_length), actor.carried - actor.encoder.previous)
         continuous, discrete, masks = self._demonstrated
@@ -143,9 +142,9 @@ class Cloning:
         """Yields the rows of each minibatch of one pass, and for recurrent networks how they form sequences."""
         of_sequence = max(1, self._length)
         count = len(self._first)
-        samples = self._settings.samples_per_update
-        size = self._settings.batch_size or self._hyper.batch_size
-        parts = shuffled_parts(count, (min(size, samples) if samples else size) // of_sequence, self._generator)
+        samples = self._wanted.samples_per_update
+        size = self._wanted.batch_size or self._hyper.batch_size
+        parts = shuffled_parts(count, (min(size, samples) if samples else size) // of_sequence, self.generator)
         most = max(1, samples // (of_sequence * parts.shape[1])) if samples else count
         for which in parts[:most]:
             lengths = self._lengths[which]
@@ -154,13 +153,14 @@ class Cloning:
 
     def _previous_actions(self) -> Tensor:
         """Returns [E, P] the action before each step; zeros at the first step of an episode."""
-        demonstrations = self._demonstrations
-        done = action_features(self._actor.actions, demonstrations.continuous, demonstrations.discrete)
+        demonstrations = self.demonstrations
+        done = action_features(self.actor.actions, demonstrations.continuous, demonstrations.discrete)
         before = np.zeros_like(done)
         before[1:] = np.where(demonstrations.ended[:-1, None], 0, done[:-1])
         return torch.from_numpy(before)
 
 
+@dataclass(eq=False)
 class BC:
     """Trains the actor of one behavior by cloning alone, while the simulator shows how well it performs.
 
@@ -168,24 +168,16 @@ class BC:
     demonstrations follow. There is no critic.
 
     Attributes:
-        actor: the network that learns.
-        modules: the actor alone.
+        networks: the actor alone, which learns.
         optimizer: holds the actor's parameters, which the optimizer of the cloning changes.
-        signals: empty.
-
-    Args:
-        networks: the actor.
-        optimizer: that of its parameters.
         signals: none with a network.
         cloning: the training; None if the weights are only loaded.
     """
 
-    def __init__(self, networks: ActorCritic, optimizer: Adam, signals: Signals, cloning: Cloning | None) -> None:
-        self.actor = networks.actor
-        self.modules = networks.modules
-        self.optimizer = optimizer
-        self.signals = signals
-        self._cloning = cloning
+    networks: ActorCritic
+    optimizer: Adam
+    signals: Signals
+    cloning: Cloning | None
 
     def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
         """Trains on the demonstrations.
@@ -195,15 +187,11 @@ class BC:
             version: version of the current weights.
             trained: steps counted before, for the schedule.
         """
-        assert self._cloning is not None
-        return UpdateReport(
-            statistics=self._cloning.update(trained),
-            steps=batch.steps,
-            minibatches=self._cloning.minibatches,
-            skipped=self._cloning.skipped,
-            lags=lags(version, batch.versions),
-            group_rewards=False,  # BC ignores all rewards by design
-        )
+        cloning = self.cloning
+        assert cloning is not None
+        statistics, lagging = cloning.update(trained), lags(version, batch.versions)
+        # BC ignores all rewards by design.
+        return UpdateReport(statistics, batch.steps, cloning.minibatches, cloning.skipped, lagging, group_rewards=False)
 
 
 def imitation_loss(

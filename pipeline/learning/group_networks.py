@@ -27,7 +27,7 @@ from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.group_critic import GroupCritic, GroupTimesteps
-from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.layers import Layout
 from sparring.pipeline.networks.settings import HEADS
 from sparring.pipeline.specs import BehaviorSpec, Floats, Numbers
 
@@ -158,7 +158,7 @@ class PreparedMembers(NamedTuple):
     decisions: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PreparedGroups:
     """Holds a group batch as the networks read it.
 
@@ -209,8 +209,7 @@ class PreparedGroups:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEstimates:
+class GroupEstimates(NamedTuple):
     """Holds the critic's outputs for a batch.
 
     Attributes:
@@ -250,7 +249,7 @@ class GroupNetworks(ActorCritic):
         specs: specs of the behavior names that the critic knows, our own first.
 
     Args:
-        behavior: our own name.
+        own: our behavior name.
         spec: its observations and actions.
         settings: the learner's settings.
         generator: random source of the initial weights.
@@ -259,15 +258,13 @@ class GroupNetworks(ActorCritic):
         Unsupported: no network can be built for the spec or the settings.
     """
 
-    def __init__(
-        self, behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator
-    ) -> None:
+    def __init__(self, own: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator) -> None:
         network = settings.network_settings
-        self.specs: dict[str, BehaviorSpec] = {behavior: spec}
+        self.specs: dict[str, BehaviorSpec] = {own: spec}
         actor = Actor(spec, network, generator)
-        self.critic = GroupCritic(behavior, self.specs, network, tuple(settings.reward_signals.named()), generator)
+        self.critic = GroupCritic(own, self.specs, network, tuple(settings.reward_signals.named()), generator)
         super().__init__(actor, self.critic, settings)
-        self._encoders = {behavior: actor.encoder}
+        self._encoders = {own: actor.encoder}
         self._units = network.hidden_units
         self._groups = Memories(self.memory)
         self._members = Memories(self.memory)
@@ -287,7 +284,7 @@ class GroupNetworks(ActorCritic):
         """Prepares a batch: the part of the networks that no gradient flows through."""
         index, members = GroupIndex(batch, list(self.specs)), batch.members(next(iter(self.specs)))
         rows = [self._prepare(name, members.get(name), batch) for name in self.specs]
-        return PreparedGroups(index=index, windows=GroupWindows(batch, index), rows=rows)
+        return PreparedGroups(index, GroupWindows(batch, index), rows)
 
     def observed(self, prepared: PreparedGroups) -> list[tuple[Encoder, Inputs]]:
         """Returns the observations at decisions, for the running statistics of each encoder."""
@@ -301,7 +298,7 @@ class GroupNetworks(ActorCritic):
     def estimate(self, prepared: PreparedGroups, batch: Batch) -> GroupEstimates:
         """Returns values of all timesteps and baselines of all decisions, and the memories of recurrent networks."""
         index, windows = prepared.index, prepared.windows
-        self.critic.raise_largest(int(index.counts.max()))
+        self.critic.largest.clamp_(min=int(index.counts.max()))  # between updates, never during one
         estimates = GroupEstimates(
             values=np.zeros((len(index.counts), self.signals), np.float32),
             baselines=np.zeros((batch.steps, self.signals), np.float32),

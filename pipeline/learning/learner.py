@@ -6,22 +6,21 @@ segments give bit-identical weights, with the same number of threads.
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
-from sparring.pipeline.demonstrations.library import DemonstrationFile
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.files import Json
-from sparring.pipeline.learning.algorithm import Trained, build, check_description, describe, restorable
+from sparring.pipeline.learning import algorithm
 from sparring.pipeline.learning.buffer import SegmentBuffer
 from sparring.pipeline.learning.checkpoints import Checkpoint
-from sparring.pipeline.learning.cloning import BC
+from sparring.pipeline.learning.losses import UpdateReport
 from sparring.pipeline.learning.poca import POCA
-from sparring.pipeline.learning.ppo import PPO, PolicyGradient
-from sparring.pipeline.learning.report import UpdateReport
+from sparring.pipeline.learning.ppo import PolicyGradient
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import EARLIER, PolicyWeights
@@ -30,57 +29,48 @@ from sparring.pipeline.networks.device import CPU, back, load_arrays, to_arrays
 from sparring.pipeline.specs import BehaviorSpec, Floats, read_spec
 
 
+@dataclass(eq=False)
 class Learner:
     """Trains one behavior name on the segments that it receives.
 
     Attributes:
-        version: version of the current weights; starts at 1 and only rises.
-        updates: number of updates in the lineage of the current weights.
-        trained: steps in that lineage.
-        stale: steps dropped as too old since this object was created.
-
-    Args:
         behavior: name of the behavior.
         spec: observations and actions of the behavior.
         settings: the learner's settings.
         seed: seed of the run; the seed of each behavior is computed from it and the name.
         learns: False loads no demonstrations, for a learner that only holds weights to play with.
         device: device of the networks (`networks.device`); all inputs and outputs are on the CPU.
+        is_stopping: returns whether an update is to end after its present minibatch.
+        version: version of the current weights; starts at 1 and only rises.
+        updates: number of updates in the lineage of the current weights.
+        trained: steps in that lineage.
+        stale: steps dropped as too old since this object was created.
+        demo_files: demonstration files that the learner uses, each once.
 
     Raises:
         Unsupported: no network can be built for the spec or the settings.
         RecordingError: demonstrations are missing, unreadable, or of another spec.
     """
 
-    def __init__(
-        self,
-        behavior: str,
-        spec: BehaviorSpec,
-        settings: TrainerSettings,
-        seed: int,
-        *,
-        learns: bool = True,
-        device: torch.device = CPU,
-    ) -> None:
-        self._learns = learns
-        self.is_stopping: Callable[[], bool] = lambda: False
-        self.behavior = behavior
-        self.settings = settings
+    behavior: str
+    spec: BehaviorSpec
+    settings: TrainerSettings
+    seed: int
+    learns: bool = field(default=True, kw_only=True)
+    device: torch.device = field(default=CPU, kw_only=True)
+    is_stopping: Callable[[], bool] = field(default=lambda: False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         self.version = 1
-        self.updates = 0
-        self.trained = 0
-        self.stale = 0
-        digest = hashlib.sha256(f"{seed}/{behavior}".encode()).digest()
+        self.updates = self.trained = self.stale = 0
+        digest = hashlib.sha256(f"{self.seed}/{self.behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        self._spec = spec
-        self._build = partial(build, behavior, spec, settings, self._generator, learns=learns, device=device)
-        self._trained = self._build()
+        build = partial(algorithm.build, self.behavior, self.spec, settings, self._generator)
+        self._build = partial(build, learns=self.learns, device=self.device)
+        self._algorithm, self.demo_files = self._build()
         self._buffer = SegmentBuffer(settings.network_settings.sequence_length, groups=settings.trainer_type == "poca")
         self._episode_returns: list[Floats] = []
-
-    @property
-    def _algorithm(self) -> PPO | POCA | BC:
-        return self._trained.algorithm
 
     @property
     def buffered(self) -> int:
@@ -90,7 +80,7 @@ class Learner:
     @property
     def minibatches(self) -> int:
         """Returns the minibatches tried since creation; it rises during an update, and other threads may read it."""
-        cloning = self._trained.cloning
+        cloning = self._algorithm.cloning
         return self._algorithm.optimizer.tried + (0 if cloning is None else cloning.tried)
 
     @property
@@ -106,7 +96,7 @@ class Learner:
     @property
     def sizes(self) -> dict[str, Json]:
         """Returns the device, sizes and parameter counts of the networks, for the log."""
-        actor, network = self._algorithm.actor, self.settings.network_settings
+        actor, network = self._algorithm.networks.actor, self.settings.network_settings
         return {
             "device": str(actor.device),
             "observations": {one.name: [one.kind, *one.shape] for one in actor.spec.observations},
@@ -116,18 +106,13 @@ class Learner:
             "memory": 0 if network.memory is None else network.memory.memory_size,
             "actions": {"continuous": actor.actions.continuous, "discrete": list(actor.actions.discrete)},
             "actor_parameters": _count(actor),
-            "critic_parameters": _count(dict(self._algorithm.modules.items()).get("critic")),
+            "critic_parameters": _count(dict(self._algorithm.networks.modules.items()).get("critic")),
         }
-
-    @property
-    def demo_files(self) -> tuple[DemonstrationFile, ...]:
-        """Returns the demonstration files that the learner uses, each once."""
-        return self._trained.demo_files
 
     @property
     def weights_sha256(self) -> str:
         """Returns a hash of the current weights of actor and critic, equal for equal weights only."""
-        return weights_sha256(to_arrays(self._algorithm.modules))
+        return weights_sha256(to_arrays(self._algorithm.networks.modules))
 
     @property
     def teammates(self) -> Mapping[str, BehaviorSpec]:
@@ -203,7 +188,7 @@ class Learner:
         Raises:
             ServiceError: a weight is not finite.
         """
-        arrays = self._algorithm.actor.arrays()
+        arrays = self._algorithm.networks.actor.arrays()
         if bad := non_finite(arrays):
             raise ServiceError(
                 f"got weights of {self.behavior} with NaN or infinity in {bad[:4]}; expected finite weights; "
@@ -217,14 +202,14 @@ class Learner:
 
     def checkpoint(self) -> Checkpoint:
         """Returns copies of everything that a resumed learner needs, except the buffer."""
-        moments: Arrays = {name: back(moment).copy() for name, moment in self._trained.moments.items()}
+        moments: Arrays = {name: back(moment).copy() for name, moment in algorithm.moments_of(self._algorithm).items()}
         return Checkpoint(
             behavior=self.behavior,
             description=self._description(),
             version=self.version,
             updates=self.updates,
             trained=self.trained,
-            weights=to_arrays(self._trained.networks),
+            weights=to_arrays(algorithm.networks_of(self._algorithm)),
             optimizer=moments | {"generator": self._generator.get_state().numpy().copy()},
         )
 
@@ -234,14 +219,14 @@ class Learner:
         Raises:
             CheckpointError: the checkpoint is of another behavior, spec or network; nothing was changed.
         """
-        check_description(self.behavior, self._description(), checkpoint)
-        trained = self._with_teammates_of(checkpoint)
-        moments = restorable(trained, self._generator, checkpoint) if self._learns else {}
-        load_arrays(trained.networks, checkpoint.weights)
-        self._trained = trained
+        algorithm.check_description(self.behavior, self._description(), checkpoint)
+        restored = self._with_teammates_of(checkpoint)
+        moments = algorithm.restorable(restored, self._generator, checkpoint) if self.learns else {}
+        load_arrays(algorithm.networks_of(restored), checkpoint.weights)
+        self._algorithm = restored
         for name, moment in moments.items():
             moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
-        if self._learns:
+        if self.learns:
             self._generator.set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
         self.version, self.updates, self.trained = checkpoint.version, checkpoint.updates, checkpoint.trained
 
@@ -251,23 +236,23 @@ class Learner:
         Raises:
             CheckpointError: the networks differ; nothing was changed.
         """
-        trained = self._with_teammates_of(checkpoint)
+        loaded = self._with_teammates_of(checkpoint)
         own = {name: array for name, array in checkpoint.weights.items() if not name.startswith("signals.")}
-        load_arrays(trained.algorithm.modules, own)
-        self._trained = trained
+        load_arrays(loaded.networks.modules, own)
+        self._algorithm = loaded
 
-    def _with_teammates_of(self, checkpoint: Checkpoint) -> Trained:
+    def _with_teammates_of(self, checkpoint: Checkpoint) -> algorithm.Algorithm:
         """Returns an algorithm whose teammates are registered in a checkpoint's order: embeddings go by number."""
         teammates = checkpoint.description.get("teammates", {})
         if list(self.teammates) == list(teammates):
-            return self._trained
-        trained = self._build()
-        if isinstance(trained.algorithm, POCA):
-            trained.algorithm.register({name: read_spec(plain) for name, plain in teammates.items()})
-        return trained
+            return self._algorithm
+        built, _ = self._build()
+        if isinstance(built, POCA):
+            built.register({name: read_spec(plain) for name, plain in teammates.items()})
+        return built
 
     def _description(self) -> dict[str, Json]:
-        return describe(self._spec, self.teammates, self.settings)
+        return algorithm.describe(self.spec, self.teammates, self.settings)
 
 
 class Intake:

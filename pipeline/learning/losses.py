@@ -1,5 +1,6 @@
 # ruff: noqa: N803, N806 (names end in their shape)
-"""This module holds the mathematics of an update: advantages, the correction for stale data, and losses with gradients.
+"""This module holds the mathematics of an update: advantages, the correction for stale data, losses with gradients, and
+the report of them by ML-Agents' names.
 
 The losses are those of PPO (Schulman et al. 2017, arXiv 1707.06347). Each function returns the terms whose mean is the
 loss, and by explicit formulas the loss's gradient for the network's outputs, which autograd then propagates. Tests
@@ -21,10 +22,11 @@ weighted by `pi_proximal / pi_behavior` of the joint action.
 4. Entropy, value and baseline losses are not weighted.
 
 R rows of all segments, one segment after the other, B of some of them; C continuous actions, D branches, H means and
-logits, P = C + D parts of an action. S is reward signals, of `advantages` segments.
+logits, P = C + D parts of an action, K timesteps or rows of the batch. S is reward signals, of `advantages` segments.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -36,7 +38,7 @@ from sparring.pipeline.learning.settings import Hyperparameters
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import over
-from sparring.pipeline.specs import Array, Flags, Floats
+from sparring.pipeline.specs import Array, Flags, Floats, Numbers
 
 WEIGHT_CAP: Final = 2.0
 
@@ -201,12 +203,7 @@ NONE_STALE: Final = Staleness(weight=1.0, sample_size=1.0)
 
 
 def correct(
-    actor: Actor,
-    rows: Minibatch,
-    stale_R: Flags,
-    recurrence: Recurrence | None,
-    epsilon: float,
-    hyper: Hyperparameters,
+    actor: Actor, rows: Minibatch, stale_R: Flags, recurrence: Recurrence | None, epsilon: float, hyper: Hyperparameters
 ) -> tuple[Minibatch, Staleness]:
     """Centers the clip of stale rows on the current actor, and weights their advantages.
 
@@ -269,3 +266,105 @@ def _chunks(
     length = int(recurrence.lengths.max())
     for which_q in np.array_split(wanted_q, -(-len(wanted_q) // max(1, most // length))):
         yield recurrence.select(which_q)
+
+
+# ---------------------------------------------------------------- report
+
+
+class Losses(NamedTuple):
+    """Holds the losses of one minibatch.
+
+    Attributes:
+        objective: [B], or [B, P], clipped surrogate.
+        log_ratio: logarithm of the ratio, in the same shape.
+        entropy: scalar.
+        squares: [n, S] squared errors of the critic's estimates, by kind.
+        gradient_norm: Euclidean norm of the gradient before clipping.
+    """
+
+    objective: Tensor
+    log_ratio: Tensor
+    entropy: Tensor
+    squares: Mapping[str, Tensor]
+    gradient_norm: float
+
+
+class UpdateReport(NamedTuple):
+    """Reports an update.
+
+    Attributes:
+        statistics: by ML-Agents' names; a loss is the mean over minibatches.
+        steps: rows in the batch.
+        minibatches: number tried.
+        skipped: of these, left out because the loss or gradient was not finite.
+        lags: `lags[i]` rows were acted by a policy i versions older than the one that was updated.
+        group_rewards: some group reward was not 0.
+        groups: some agents shared a group.
+        terminated: some episode ended by itself.
+        staleness: measures of the correction for stale data.
+    """
+
+    statistics: dict[str, float]
+    steps: int
+    minibatches: int
+    skipped: int
+    lags: tuple[int, ...]
+    group_rewards: bool
+    groups: bool = False
+    terminated: bool = False
+    staleness: Staleness = NONE_STALE
+
+
+def lags(version: int, versions: Numbers) -> tuple[int, ...]:
+    """Returns how many rows were acted by a policy 0, 1, ... versions older than `version`."""
+    return tuple(np.bincount(np.maximum(version - versions, 0)).tolist())
+
+
+def losses_of(taken: Sequence[Losses]) -> dict[str, float]:
+    """Returns the mean of each loss over minibatches, which may differ in size; none if every one was skipped."""
+    if not taken:
+        return {}
+    return {
+        "Losses/Policy Loss": _mean_of_each([one.objective for one in taken]).abs().mean().item(),
+        "Policy/Entropy": _mean_of_each([one.entropy for one in taken]).mean().item(),
+        **{
+            f"Losses/{kind} Loss": _mean_of_each([one.squares[kind] for one in taken]).mean().item()
+            for kind in taken[0].squares
+        },
+    }
+
+
+def diagnostics(
+    taken: Sequence[Losses], returns_KS: Floats, values_KS: Floats, epsilon: float, staleness: Staleness
+) -> dict[str, float]:
+    """Returns statistics by which to judge whether an update was sound.
+
+    The approximate KL divergence of the policy from the proximal one is the mean of `(ratio - 1) - log ratio` (Schulman
+    2020, "Approximating KL divergence"), its clip fraction the share of ratios beyond `1 +- epsilon`. Both are means
+    over all minibatches, the first of which uses the unchanged policy.
+
+    Args:
+        taken: losses of each minibatch.
+        returns_KS: targets of the values.
+        values_KS: estimates before the update.
+        epsilon: clip range.
+        staleness: measures of the correction for stale data.
+    """
+    found = {"Update/Stale Weight": staleness.weight, "Update/Effective Sample Size": staleness.sample_size}
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # such an update is skipped and counted
+        explained_S = 1 - (returns_KS - values_KS).var(0) / returns_KS.var(0)
+    if (finite_S := np.isfinite(explained_S)).any():
+        found["Update/Explained Variance"] = float(explained_S[finite_S].mean())
+    if taken:
+        log_ratio = torch.cat([one.log_ratio for one in taken])
+        joint = log_ratio.sum(1) if log_ratio.dim() == 2 else log_ratio
+        found["Update/Approximate KL"] = (joint.exp() - 1 - joint).mean().item()
+        found["Update/Clip Fraction"] = ((log_ratio.exp() - 1).abs() > epsilon).float().mean().item()
+        found["Update/Gradient Norm"] = fmean(one.gradient_norm for one in taken)
+    return found
+
+
+def _mean_of_each(parts: Sequence[Tensor]) -> Tensor:
+    if len({part.shape for part in parts}) == 1:  # the usual case: one call for all takes less time
+        return torch.stack(list(parts)).reshape(len(parts), -1).mean(1)
+    return torch.stack([part.mean() for part in parts])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.networks.encoders import Inputs
-from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.layers import Layout
 from sparring.pipeline.specs import Array, Flags, Floats, Numbers
 
 _ROWS_AT_ONCE: Final = 1024
@@ -73,8 +72,7 @@ class RecurrentState(NamedTuple):
     critic: Tensor | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recurrence:
+class Recurrence(NamedTuple):
     """Describes the sequences of a batch.
 
     Attributes:
@@ -105,13 +103,9 @@ class Recurrence:
 
 def minibatches(rows: Minibatch, size: int, generator: torch.Generator) -> Iterator[tuple[Minibatch, None, Tensor]]:
     """Yields minibatches of `size` shuffled rows, or one of all, with row numbers; incomplete ones are left out."""
-    steps = len(rows.log_prob)
-    size = min(size, steps)
-    count = steps // size
-    order_R = torch.randperm(steps, generator=generator)[: count * size]
-    inputs = zip(*(_shuffled(column, order_R, size) for column in rows.inputs), strict=True)
-    others = ([None] * count if column is None else _shuffled(column, order_R, size) for column in rows[1:])
-    which = torch.split(order_R, size)
+    which = torch.from_numpy(shuffled_parts(len(rows.log_prob), size, generator))
+    inputs = zip(*(_shuffled(column, which) for column in rows.inputs), strict=True)
+    others = ([None] * len(which) if column is None else _shuffled(column, which) for column in rows[1:])
     return ((Minibatch(*parts), None, at_B) for at_B, *parts in zip(which, inputs, *others, strict=True))
 
 
@@ -143,11 +137,11 @@ def _row_bytes(column: Tensor) -> int:
     return math.prod(column.shape[1:]) * column.element_size()
 
 
-def _shuffled(column: Tensor, order_R: Tensor, size: int) -> Iterable[Tensor]:
-    """Yields a reordered column, `size` rows at a time: views of one gather, unless that would copy a lot of memory."""
+def _shuffled(column: Tensor, which: Tensor) -> Iterable[Tensor]:
+    """Yields the rows of each minibatch: views of one gather, unless that would copy a lot of memory."""
     if _row_bytes(column) < _WIDE:
-        return torch.split(column.index_select(0, order_R), size)
-    return (column.index_select(0, part_B) for part_B in torch.split(order_R, size))
+        return torch.split(column.index_select(0, which.flatten()), which.shape[1])
+    return (column.index_select(0, at_B) for at_B in which)
 
 
 MOST_AGENTS: Final = 65536

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -15,8 +17,10 @@ BackwardFn = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
 """Propagates gradients of outputs to the `grad` of all parameters: autograd, or explicit formulas of a network."""
 
 _AVERAGES: Final = ("exp_avg", "exp_avg_sq")
+_fused_adam = partial(torch._fused_adam_, beta1=0.9, beta2=0.999, weight_decay=0.0, amsgrad=False, maximize=False)
 
 
+@dataclass(eq=False)
 class Adam:
     """Implements Adam (Kingma and Ba 2015, arXiv 1412.6980); a step with a non-finite gradient is skipped.
 
@@ -25,43 +29,31 @@ class Adam:
     longer than a small network's step.
 
     Attributes:
+        modules: their parameters become views of one block.
+        learning_rate: of the next step.
+        device: device that the parameters, their gradients and the state move to.
+        epsilon: added to the denominator.
+        max_norm: the gradient is scaled down to this norm if its own is larger; None for no limit.
         flat: [P] all values.
         gradient: [P] their gradient.
-        device: device of the parameters, their gradients and the state.
-        learning_rate: of the next step.
         gradient_norm: Euclidean norm of the last step's gradient, of all parameters together and before clipping; not
             finite if the step was skipped, 0 before the first.
         moments: the state by PyTorch's names, to be saved and restored in place.
         tried: steps tried since creation; other threads may read it.
-
-    Args:
-        modules: their parameters become views of one block.
-        learning_rate: initial value.
-        device: device that the parameters move to.
-        epsilon: added to the denominator.
-        max_norm: the gradient is scaled down to this norm if its own is larger; None for no limit.
     """
 
-    def __init__(
-        self,
-        modules: nn.Module,
-        learning_rate: float,
-        device: torch.device = CPU,
-        *,
-        epsilon: float = 1e-8,
-        max_norm: float | None = None,
-    ) -> None:
-        self._modules = modules
-        self._epsilon = epsilon
-        self._max_norm = max_norm
-        self.gradient_norm = 0.0
-        self.device = device
-        self.tried = 0
-        self.learning_rate = learning_rate
-        named = dict(modules.named_parameters())
+    modules: nn.Module
+    learning_rate: float
+    device: torch.device = CPU
+    epsilon: float = 1e-8
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        self.gradient_norm, self.tried = 0.0, 0
+        named = dict(self.modules.named_parameters())
         self._shapes = {name: parameter.shape for name, parameter in named.items()}
         with torch.no_grad():
-            self.flat = torch.cat([parameter.reshape(-1).to(device) for parameter in named.values()])
+            self.flat = torch.cat([parameter.reshape(-1).to(self.device) for parameter in named.values()])
         self.gradient = torch.zeros_like(self.flat)
         values, gradients = self.named(self.flat), self.named(self.gradient)
         for name, parameter in named.items():
@@ -95,29 +87,18 @@ class Adam:
         self.gradient_norm = math.sqrt(gradient.dot(gradient).item())
         if not math.isfinite(self.gradient_norm):
             return False
-        if self._max_norm is not None and self.gradient_norm > self._max_norm:
-            gradient.mul_(self._max_norm / self.gradient_norm)
+        if self.max_norm is not None and self.gradient_norm > self.max_norm:
+            gradient.mul_(self.max_norm / self.gradient_norm)
         self.moments["step"].add_(1)
-        torch._fused_adam_(
-            [self.flat],
-            [gradient],
-            [self.moments["exp_avg"]],
-            [self.moments["exp_avg_sq"]],
-            [],  # the largest averages, of AMSGrad alone
-            [self.moments["step"]],
-            lr=self.learning_rate,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=self._epsilon,
-            amsgrad=False,
-            maximize=False,
-        )
+        averages = ([self.moments[name]] for name in _AVERAGES)
+        largest: list[Tensor] = []  # of AMSGrad alone
+        state = (*averages, largest, [self.moments["step"]])
+        _fused_adam([self.flat], [gradient], *state, lr=self.learning_rate, eps=self.epsilon)
         return True
 
     def grown(self) -> Adam:
         """Returns an optimizer of the same modules with their new parameters; the state of the others is kept."""
-        grown = Adam(self._modules, self.learning_rate, self.device, epsilon=self._epsilon, max_norm=self._max_norm)
+        grown = replace(self)
         grown.tried = self.tried
         grown.moments["step"].copy_(self.moments["step"])
         for name in _AVERAGES:

@@ -101,20 +101,13 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
         # Where no member is left, the next group starts.
         is_empty, is_occupied = index.counts[index.last] == 0, index.counts[index.first] > 0
         returns_KS = np.zeros_like(found.values)
-        returns_KS[index.in_series] = values_TS + self._advantages(
-            series, rewards, values_TS, next_values_gS, is_empty, is_occupied
-        )
+        advantages_TS = self._advantages(series, rewards, values_TS, next_values_gS, is_empty, is_occupied)
+        returns_KS[index.in_series] = values_TS + advantages_TS
         returns_RS, own = returns_KS[index.timesteps], prepared.rows[0]
         assert own is not None
+        inputs, advantages_R = tuple(one[: batch.steps] for one in own.inputs), (returns_RS - found.baselines).mean(1)
         return GroupTargets(
-            rows=self._rows(
-                batch,
-                tuple(column[: batch.steps] for column in own.inputs),
-                (returns_RS - found.baselines).mean(1),
-                returns_RS,
-                found.baselines,
-                epsilon,
-            ),
+            rows=self._rows(batch, inputs, advantages_R, returns_RS, found.baselines, epsilon),
             recurrence=self._recurrence(batch, prepared),
             returns=torch.from_numpy(returns_KS[index.in_series]),
             values=torch.from_numpy(values_TS),
@@ -140,13 +133,9 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
         """Yields as many minibatches of the actor as PPO does, each with a part of the timesteps for the critic (9,
         10).
         """
-        size, units, recurrence = (
-            self.settings.hyperparameters.batch_size,
-            len(targets.rows.log_prob),
-            targets.recurrence,
-        )
-        if recurrence is not None:
-            units = len(recurrence.lengths)
+        size, units = self.settings.hyperparameters.batch_size, len(targets.rows.log_prob)
+        if targets.recurrence is not None:
+            units = len(targets.recurrence.lengths)
             size = max(1, size // self.settings.network_settings.sequence_length)
         of_actor = self._of_actor(targets)
         of_critic = shuffled(targets.prepared.windows.weights, units // min(size, units), self.generator)
@@ -159,11 +148,9 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
         at_m, at_n = torch.from_numpy(inputs.timesteps), torch.from_numpy(inputs.rows)
         returns_KS, values_KS = targets.of_timesteps
         returns_RS, baselines_RS = targets.rows.returns, targets.rows.values
-        return CriticMinibatch(
-            inputs,
-            (returns_KS.index_select(0, at_m), values_KS.index_select(0, at_m)),
-            (returns_RS.index_select(0, at_n), baselines_RS.index_select(0, at_n)),
-        )
+        values = returns_KS.index_select(0, at_m), values_KS.index_select(0, at_m)
+        baselines = returns_RS.index_select(0, at_n), baselines_RS.index_select(0, at_n)
+        return CriticMinibatch(inputs, values, baselines)
 
     def _forward(self, rows: Minibatch, state: RecurrentState | None, critic: CriticMinibatch) -> ForwardPass:
         """Evaluates the actor on its rows and the critic on its timesteps (7)."""
@@ -171,14 +158,12 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
         with torch.enable_grad():
             head_BH = self.actor(rows.inputs, layout, memory)
             values_mS, baselines_nS, _ = self.networks.critic.remember(critic.inputs.members, critic.inputs.state)
-        estimates = {
-            "Value": Estimated(values_mS, *critic.values, VALUE_WEIGHT),
-            "Baseline": Estimated(baselines_nS, *critic.baselines, BASELINE_WEIGHT),
-        }
-        return ForwardPass(head_BH, estimates, torch.autograd.backward)
+        value = Estimated(values_mS, *critic.values, VALUE_WEIGHT)
+        baseline = Estimated(baselines_nS, *critic.baselines, BASELINE_WEIGHT)
+        return ForwardPass(head_BH, {"Value": value, "Baseline": baseline}, torch.autograd.backward)
 
-    def _means(self, targets: GroupTargets) -> dict[str, Tensor]:
-        return super()._means(targets) | {"Baseline": targets.rows.values.mean(0)}
+    def _estimates(self, targets: GroupTargets) -> dict[str, float]:
+        return super()._estimates(targets) | self._means("Baseline", targets.rows.values)
 
 
 def shuffled(weights_U: Numbers, parts: int, generator: torch.Generator) -> list[Numbers]:

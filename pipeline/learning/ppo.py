@@ -39,21 +39,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparring.pipeline.learning import losses
+from sparring.pipeline.learning import losses, minibatches
 from sparring.pipeline.learning.actor_critic import ActorCritic, AgentNetworks
 from sparring.pipeline.learning.buffer import Batch, Series
-from sparring.pipeline.learning.minibatches import (
-    Minibatch,
-    Recurrence,
-    RecurrentState,
-    minibatches,
-    recurrent_minibatches,
-)
+from sparring.pipeline.learning.cloning import Cloning
+from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState
 from sparring.pipeline.learning.optimizer import Adam, BackwardFn
-from sparring.pipeline.learning.report import Losses, UpdateReport, diagnostics, general, lags, losses_of
 from sparring.pipeline.learning.settings import Coefficients, TrainerSettings
-from sparring.pipeline.learning.signals import EpisodeStarts, Signals
-from sparring.pipeline.learning.signals.steps import Steps
+from sparring.pipeline.learning.signals import EpisodeStarts, Signals, Steps
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.specs import Array, Floats
@@ -129,10 +122,9 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
         signals: rewards, and the networks of reward signals.
         settings: the learner's settings.
         generator: random source of shuffling.
-        clone: trains the actor beside this, after a number of steps, and returns statistics; None for no cloning.
+        cloning: trains the actor on demonstrations beside this; None for none.
         is_stopping: returns whether an update is to end after its present minibatch.
         actor: the one of `networks`.
-        modules: both networks by name.
     """
 
     networks: NetworksT
@@ -140,15 +132,14 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
     signals: Signals
     settings: TrainerSettings
     generator: torch.Generator
-    clone: Callable[[int], dict[str, float]] | None = None
+    cloning: Cloning | None = None
     is_stopping: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.actor = self.networks.actor
-        self.modules = self.networks.modules
         self._episode_starts = EpisodeStarts()
 
-    def update(self, batch: Batch, version: int, trained: int) -> UpdateReport:
+    def update(self, batch: Batch, version: int, trained: int) -> losses.UpdateReport:
         """Trains on `batch`: estimates and advantages, then `num_epoch` passes over shuffled minibatches.
 
         Args:
@@ -159,32 +150,32 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
         hyper, coefficients = self.settings.hyperparameters, Coefficients.at(self.settings, trained)
         epsilon = coefficients.epsilon
         self.optimizer.learning_rate = coefficients.learning_rate
-        targets, stale = self._targets(batch, coefficients.epsilon), batch.versions < version
-        rows, staleness = losses.correct(
-            self.actor, targets.rows, stale, targets.recurrence, coefficients.epsilon, hyper
-        )
+        targets, stale = self._targets(batch, epsilon), batch.versions < version
+        rows, staleness = losses.correct(self.actor, targets.rows, stale, targets.recurrence, epsilon, hyper)
         targets = replace(targets, rows=rows)
         done = []
-        passes = chain.from_iterable(self._minibatches(targets) for _ in range(hyper.num_epoch))
-        for part, state, at_B, critic in passes:
+        passes = (self._minibatches(targets) for _ in range(hyper.num_epoch))
+        for part, state, at_B, critic in chain.from_iterable(passes):
             done.append(self._step(*over((part, state, critic), self.optimizer.device), coefficients))
             self.signals.learn(at_B)
             if self.is_stopping():
                 break
-        cloned = {} if self.clone is None else self.clone(trained)
+        cloned = {} if self.cloning is None else self.cloning.update(trained)
         for encoder, joined in targets.observed:
             encoder.update(joined)
         taken = [step for step in done if step is not None]
-        return UpdateReport(
-            statistics=general(coefficients, list(self.signals.settings), self._means(targets))
-            | losses_of(taken)
-            | diagnostics(taken, targets.returns.numpy(), targets.values.numpy(), epsilon, staleness)
+        names = ("Policy/Learning Rate", "Policy/Epsilon", "Policy/Beta")
+        return losses.UpdateReport(
+            statistics=dict(zip(names, coefficients, strict=True))
+            | self._estimates(targets)
+            | losses.losses_of(taken)
+            | losses.diagnostics(taken, targets.returns.numpy(), targets.values.numpy(), epsilon, staleness)
             | self.signals.statistics()
             | cloned,
             steps=batch.steps,
             minibatches=len(done),
             skipped=len(done) - len(taken),
-            lags=lags(version, batch.versions),
+            lags=losses.lags(version, batch.versions),
             group_rewards=bool(batch.group_rewards.any()),
             groups=targets.groups,
             terminated=targets.terminated,
@@ -205,11 +196,15 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
     def _forward(self, rows: Minibatch, state: RecurrentState | None, critic: CriticT) -> ForwardPass:
         """Evaluates a minibatch for differentiation, under `no_grad`."""
 
-    def _means(self, targets: TargetsT) -> dict[str, Tensor]:
-        """Returns the mean [S] of the estimates before the update, by kind."""
-        return {"Value": targets.values.mean(0)}
+    def _estimates(self, targets: TargetsT) -> dict[str, float]:
+        """Returns the means of the critic's estimates before the update, by ML-Agents' names."""
+        return self._means("Value", targets.values)
 
     # ---------------------------------------------------------------- what is shared
+
+    def _means(self, kind: str, values_TS: Tensor) -> dict[str, float]:
+        names = (f"Policy/{signal.capitalize()} {kind} Estimate" for signal in self.signals.settings)
+        return dict(zip(names, values_TS.mean(0).tolist(), strict=True))
 
     def _advantages(
         self,
@@ -230,13 +225,13 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
             terminated_g: no member is left after the segment.
             occupied_g: a member is there at its first step.
         """
-        begun = (np.cumsum(series.lengths) - series.lengths)[
-            self._episode_starts.find(series.numbers, series.ended) & occupied_g
-        ]
+        begun_g = self._episode_starts.find(series.numbers, series.ended) & occupied_g
+        begun = (np.cumsum(series.lengths) - series.lengths)[begun_g]
         found = []
         for head, (name, signal) in enumerate(self.signals.settings.items()):
             values_T, next_values_g = values_TS[:, head], next_values_gS[:, head]
-            share = self.signals.terminal_bootstrap_fraction(name, int(terminated_g.sum()), len(values_T))
+            source, ends = self.signals.sources.get(name), int(terminated_g.sum())
+            share = 0.0 if source is None else source.terminal_bootstrap_fraction(ends, len(values_T))
             next_values_g[terminated_g] = share * self._episode_starts.value(name, values_T[begun])
             lambd = self.settings.hyperparameters.lambd
             found.append(losses.advantages(rewards[name], values_T, next_values_g, series.lengths, signal.gamma, lambd))
@@ -267,14 +262,14 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
         """Yields shuffled minibatches of rows, or of whole sequences, with their row numbers."""
         size = self.settings.hyperparameters.batch_size
         if targets.recurrence is None:
-            return minibatches(targets.rows, size, self.generator)
+            return minibatches.minibatches(targets.rows, size, self.generator)
         size //= self.settings.network_settings.sequence_length
-        return recurrent_minibatches(targets.rows, targets.recurrence, size, self.generator)
+        return minibatches.recurrent_minibatches(targets.rows, targets.recurrence, size, self.generator)
 
     @torch.no_grad()
     def _step(
         self, rows: Minibatch, state: RecurrentState | None, critic: CriticT, coefficients: Coefficients
-    ) -> Losses | None:
+    ) -> losses.Losses | None:
         """Takes one step of Adam on a minibatch.
 
         Returns:
@@ -292,7 +287,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
             gradients.append(gradient)
         if not self.optimizer.step(outputs, gradients, backward_fn):
             return None
-        return Losses(chosen.objective, chosen.log_ratio, chosen.entropy, squares, self.optimizer.gradient_norm)
+        return losses.Losses(chosen.objective, chosen.log_ratio, chosen.entropy, squares, self.optimizer.gradient_norm)
 
 
 class PPO(PolicyGradient[AgentNetworks, Targets, None]):
@@ -302,10 +297,8 @@ class PPO(PolicyGradient[AgentNetworks, Targets, None]):
         prepared = self.networks.prepare(batch)
         found = self.networks.estimate(prepared, batch)
         rewards = self.signals.begin(self.signals.scaled(*batch.series), lambda: self._reward_steps(batch))
-        occupied = np.ones(len(batch.lengths), bool)
-        advantages_RS = self._advantages(
-            batch.series, rewards, found.values, found.next_values, batch.terminated, occupied
-        )
+        here = np.ones(len(batch.lengths), bool)
+        advantages_RS = self._advantages(batch.series, rewards, found.values, found.next_values, batch.terminated, here)
         returns_RS = advantages_RS + found.values
         rows = self._rows(batch, prepared.inputs, advantages_RS.mean(1), returns_RS, found.values, epsilon)
         return Targets(

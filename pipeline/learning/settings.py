@@ -5,8 +5,7 @@ A validator's message names the keys involved, so that a loader can point at the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -266,8 +265,7 @@ class TrainerSettings(StrictSettings):
         return max(1, self.max_steps // self.keep_checkpoints) if self.even_checkpoints else self.checkpoint_interval
 
 
-@dataclass(frozen=True, slots=True)
-class Coefficients:
+class Coefficients(NamedTuple):
     """Holds learning rate, clip range and entropy weight of one update."""
 
     learning_rate: float

@@ -4,41 +4,26 @@ A queue is named in the whole run. A topic is a key among those that one service
 same key for records of their own.
 """
 
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
+from sparring.pipeline.messages import state
 from sparring.pipeline.messages.hosts import HostOrders, HostRun, HostState
 from sparring.pipeline.messages.matches import MatchupAssignment, Results
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.messages.state import (
-    AddedBehaviors,
-    AssemblyState,
-    BehaviorSpecs,
-    EpisodeReturns,
-    FlushRequests,
-    LearnerState,
-    LessonsState,
-    PolicyWeights,
-    RunState,
-    StepAllowances,
-    SteppingState,
-)
 from sparring.pipeline.messages.steps import StepBatch
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Queue(Generic[T]):
+class Queue(NamedTuple, Generic[T]):
     """A queue carries records of one type to one receiver."""
 
     name: str
     record: type[T]
 
 
-@dataclass(frozen=True, slots=True)
-class Topic(Generic[T]):
+class Topic(NamedTuple, Generic[T]):
     """A topic retains the latest record that a service has published under a key."""
 
     key: str
@@ -57,34 +42,34 @@ def segments_queue(behavior: str) -> Queue[Segments]:
 METRICS: Final = Topic("metrics", Metrics)
 """Every service publishes its metrics."""
 
-STEPPING_STATE: Final = Topic("state", SteppingState)
-SPECS: Final = Topic("specs", BehaviorSpecs)
+STEPPING_STATE: Final = Topic("state", state.SteppingState)
+SPECS: Final = Topic("specs", state.BehaviorSpecs)
 
-ASSEMBLY_STATE: Final = Topic("state", AssemblyState)
+ASSEMBLY_STATE: Final = Topic("state", state.AssemblyState)
 
-LEARNER_STATE: Final = Topic("state", LearnerState)
-EPISODES: Final = Topic("episodes", EpisodeReturns)
-POLICY_WEIGHTS: Final = Topic("weights", PolicyWeights)
+LEARNER_STATE: Final = Topic("state", state.LearnerState)
+EPISODES: Final = Topic("episodes", state.EpisodeReturns)
+POLICY_WEIGHTS: Final = Topic("weights", state.PolicyWeights)
 
-RUN: Final = Topic("run", RunState)
-LESSONS: Final = Topic("lessons", LessonsState)
+RUN: Final = Topic("run", state.RunState)
+LESSONS: Final = Topic("lessons", state.LessonsState)
 ASSIGNMENT: Final = Topic("assignment", MatchupAssignment)
-FLUSHES: Final = Topic("flushes", FlushRequests)
+FLUSHES: Final = Topic("flushes", state.FlushRequests)
 
-ADDED: Final = Topic("added", AddedBehaviors)
+ADDED: Final = Topic("added", state.AddedBehaviors)
 """The supervisor's, in a run that may get behaviors."""
 HOST_RUN: Final = Topic("run", HostRun)
 HOST_STATE: Final = Topic("state", HostState)
 
 
-def allowances_topic(service: str) -> Topic[StepAllowances]:
+def allowances_topic(service: str) -> Topic[state.StepAllowances]:
     """Returns coordination's topic for the step allowances of a stepping service."""
-    return Topic(f"allowances:{service}", StepAllowances)
+    return Topic(f"allowances:{service}", state.StepAllowances)
 
 
-def ghost_topic(place: int) -> Topic[PolicyWeights]:
+def ghost_topic(place: int) -> Topic[state.PolicyWeights]:
     """Returns coordination's topic for the weights of one ghost that plays now."""
-    return Topic(f"ghost-{place}", PolicyWeights)
+    return Topic(f"ghost-{place}", state.PolicyWeights)
 
 
 def orders_topic(host: str) -> Topic[HostOrders]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -33,13 +32,11 @@ from sparring.pipeline.specs import Array
 Buffer = bytes | bytearray | memoryview
 
 PREFIX: Final = struct.Struct("<II")
-_INT: Final = {int}
 _SHORT: Final = 1024
 """Bytes up to which a header's lists cannot claim much memory, even where each one contains the next."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits bound the size of a message; they are checked before anything of that size is allocated.
 
     Attributes:
@@ -203,26 +200,30 @@ class FrameReader:
 # ---------------------------------------------------------------- headers and arrays
 
 
+def unpack(packed: Buffer, limits: Limits) -> Value:
+    """Returns the MessagePack value that bytes hold.
+
+    Raises:
+        CodecError: they hold none within the limits.
+    """
+    most = min(limits.items, len(packed))  # an entry takes at least a byte
+    try:
+        if len(packed) > _SHORT:  # decoding allocates a list for all claimed entries: nested ones claim a thousandfold
+            walker = msgpack.Unpacker(read_size=len(packed), max_buffer_size=len(packed))
+            walker.feed(packed)
+            walker.skip()
+        bounds = {"max_str_len": limits.items, "max_bin_len": limits.items, "max_array_len": most, "max_map_len": most}
+        return msgpack.unpackb(packed, max_ext_len=0, **bounds)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        got = f"a header that is not MessagePack ({type(error).__name__}: {error})"
+        raise _malformed(got, "one MessagePack value within the limits") from error
+
+
 def _parse_header(header: Buffer, limits: Limits) -> tuple[dict[str, Value], list[_ArrayLayout]]:
     """Parses a header into its map and the layouts of the arrays."""
     if len(header) > limits.header:
         raise _limit_exceeded("bytes in a header", len(header), limits.header)
-    try:
-        if len(header) > _SHORT:  # decoding allocates a list for all claimed entries: nested ones claim a thousandfold
-            walker = msgpack.Unpacker(read_size=len(header), max_buffer_size=len(header))
-            walker.feed(header)
-            walker.skip()
-        opened = msgpack.unpackb(
-            header,
-            max_str_len=limits.items,
-            max_bin_len=limits.items,
-            max_array_len=min(limits.items, len(header)),  # an entry takes at least a byte
-            max_map_len=min(limits.items, len(header)),
-            max_ext_len=0,
-        )
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        got = f"a header that is not MessagePack ({type(error).__name__}: {error})"
-        raise _malformed(got, "one MessagePack map within the limits") from error
+    opened = unpack(header, limits)
     if not isinstance(opened, dict) or opened.keys() != {"type", "body", "arrays"}:
         found = shorten(list(opened)) if isinstance(opened, dict) else type(opened).__name__
         raise _malformed(f"a header of {found}", "a map of type, body and arrays")
@@ -247,7 +248,7 @@ def _parse_layout(claim: Value, limits: Limits) -> _ArrayLayout:
     if not (isinstance(claim, list) and len(claim) == 2 and isinstance(claim[0], str) and isinstance(claim[1], list)):
         raise _malformed(f"array {shorten(claim)}", "[dtype, shape]")
     text, shape = claim
-    if not {*map(type, shape)} <= _INT:
+    if not {*map(type, shape)} <= {int}:
         raise _malformed(f"shape {shorten(shape)}", "whole numbers from 0")
     return _layout(text, tuple(shape), limits)
 
@@ -284,10 +285,8 @@ def _malformed(got: str, expected: str) -> CodecError:
     return CodecError(got=got, expected=expected, remedy="send messages in the format of docs/protocol.md")
 
 
-def _limit_exceeded(what: str, got: int, limit: int) -> LimitExceeded:
-    return LimitExceeded(
-        got=f"{got} {what}", expected=f"at most {limit}", remedy="send less at once, or raise the limit"
-    )
+def _limit_exceeded(what: str, got: int, most: int) -> LimitExceeded:
+    return LimitExceeded(got=f"{got} {what}", expected=f"at most {most}", remedy="send less at once or raise the limit")
 
 
 def _decode_record(header: dict[str, Value], arrays: Arrays) -> Value:

@@ -11,20 +11,19 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
 
 from sparring.pipeline.errors import CodecError, SparringError
-from sparring.pipeline.messages.schema import BESIDE, Columns
+from sparring.pipeline.messages.schema import Columns
 from sparring.pipeline.specs import Array
 
 Arrays = list[Array]
 Value = Any
 """The value of a field, or the plain MessagePack value that stands for it; its annotation says which."""
 Hint = Any
-"""The annotation of a field."""
 Encode = Callable[[Value, Arrays], Value]
 Decode = Callable[[Value, Arrays], Value]
 
@@ -43,10 +42,9 @@ def shorten(value: Value) -> str:
 def compile_record(cls: Hint) -> tuple[Encode, Decode]:
     """Compiles the functions that turn a record into a map, and a map into a record whose every field is checked."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    fields = [one for one in dataclasses.fields(cls) if one.metadata != BESIDE]
-    parts = {one.name: _compile(hints[one.name]) for one in fields}
-    missing = dataclasses.MISSING
-    required = {one.name for one in fields if one.default is missing and one.default_factory is missing}
+    parts = {name: _compile(hint) for name, hint in hints.items()}
+    fields, none = dataclasses.fields(cls), dataclasses.MISSING
+    required = {one.name for one in fields if one.default is none and one.default_factory is none}
     hidden = {one.name for one in fields if not one.repr}
 
     def encode(value: Value, arrays: Arrays) -> Value:
@@ -118,11 +116,13 @@ def _compile(hint: Hint) -> tuple[Encode, Decode]:
         )
     if origin is tuple:
         encode, decode = _compile(args[0])
-        return lambda value, arrays: [encode(one, arrays) for one in value], _decode_tuple(decode)
+        return lambda value, arrays: [encode(one, arrays) for one in value], partial(_decode_tuple, decode)
     if origin is dict:
         encode, decode = _compile(args[1])
-        return lambda value, arrays: {key: encode(one, arrays) for key, one in value.items()}, _decode_dict(decode)
-    return lambda value, _arrays: value, _decode_literal(args) if origin is typing.Literal else _decode_plain(hint)
+        read = partial(_decode_dict, decode)
+        return lambda value, arrays: {key: encode(one, arrays) for key, one in value.items()}, read
+    read = partial(_decode_literal, args) if origin is typing.Literal else partial(_decode_plain, hint)
+    return lambda value, _arrays: value, read
 
 
 def describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainText:
@@ -157,22 +157,16 @@ def _compile_array(columns: Columns) -> tuple[Encode, Decode]:
     return encode, decode
 
 
-def _decode_tuple(item: Decode) -> Decode:
-    def decode(plain: Value, arrays: Arrays) -> Value:
-        if not isinstance(plain, list):
-            raise FieldError(plain, "a list")
-        return tuple(_decode_item(item, index, one, arrays) for index, one in enumerate(plain))
-
-    return decode
+def _decode_tuple(item: Decode, plain: Value, arrays: Arrays) -> Value:
+    if not isinstance(plain, list):
+        raise FieldError(plain, "a list")
+    return tuple(_decode_item(item, index, one, arrays) for index, one in enumerate(plain))
 
 
-def _decode_dict(entry: Decode) -> Decode:
-    def decode(plain: Value, arrays: Arrays) -> Value:
-        if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
-            raise FieldError(plain, "a map with text keys")
-        return {key: _decode_item(entry, key, one, arrays) for key, one in plain.items()}
-
-    return decode
+def _decode_dict(entry: Decode, plain: Value, arrays: Arrays) -> Value:
+    if not isinstance(plain, dict) or not all(isinstance(key, str) for key in plain):
+        raise FieldError(plain, "a map with text keys")
+    return {key: _decode_item(entry, key, one, arrays) for key, one in plain.items()}
 
 
 def _decode_item(decode: Decode, key: int | str, plain: Value, arrays: Arrays) -> Value:
@@ -183,23 +177,17 @@ def _decode_item(decode: Decode, key: int | str, plain: Value, arrays: Arrays) -
         raise error.within(f"[{key!r:.40}]") from None
 
 
-def _decode_literal(allowed: tuple[Value, ...]) -> Decode:
-    def run(plain: Value, _arrays: Arrays) -> Value:
-        if not isinstance(plain, str) or plain not in allowed:
-            raise FieldError(plain, f"one of {allowed}")
+def _decode_literal(allowed: tuple[Value, ...], plain: Value, _arrays: Arrays) -> Value:
+    if not isinstance(plain, str) or plain not in allowed:
+        raise FieldError(plain, f"one of {allowed}")
+    return plain
+
+
+def _decode_plain(hint: Hint, plain: Value, _arrays: Arrays) -> Value:
+    if type(plain) is hint:
+        if hint is float and not math.isfinite(plain):
+            raise FieldError(plain, "a finite number")
         return plain
-
-    return run
-
-
-def _decode_plain(hint: Hint) -> Decode:
-    def run(plain: Value, _arrays: Arrays) -> Value:
-        if type(plain) is hint:
-            if hint is float and not math.isfinite(plain):
-                raise FieldError(plain, "a finite number")
-            return plain
-        if hint is float and type(plain) is int:
-            return float(plain)
-        raise FieldError(plain, hint.__name__)
-
-    return run
+    if hint is float and type(plain) is int:
+        return float(plain)
+    raise FieldError(plain, hint.__name__)

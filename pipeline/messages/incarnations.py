@@ -15,10 +15,5 @@ def precedes(incarnation: str, other: str) -> bool:
     return session != its_session or _number(number) < _number(its_number)
 
 
-def follows(incarnation: str, former: str) -> bool:
-    """Returns whether an incarnation of a service followed another one in the same session."""
-    return precedes(former, incarnation) and not precedes(incarnation, former)
-
-
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0

@@ -108,16 +108,11 @@ def one_by_one(results: Results) -> Iterator[MatchEnd]:
     for number, matchup, simulator, count in zip(*(column.tolist() for column in heads), strict=True):
         rows = slice(at, at + count)
         at += count
-        behavior_ids = [results.names[one] for one in results.who[rows].tolist()]
-        yield MatchEnd(
-            number=number,
-            matchup=matchup,
-            simulator=simulator,
-            behavior_ids=behavior_ids,
-            scores=dict(zip(behavior_ids, results.scores[rows].tolist(), strict=True)),
-            rewards=dict(zip(behavior_ids, results.rewards[rows].tolist(), strict=True)),
-            explicit=bool(results.explicit[rows].any()),
-        )
+        names = [results.names[one] for one in results.who[rows].tolist()]
+        columns = results.scores, results.rewards
+        scores, rewards = (dict(zip(names, column[rows].tolist(), strict=True)) for column in columns)
+        explicit = bool(results.explicit[rows].any())
+        yield MatchEnd(number, matchup, simulator, names, scores, rewards, explicit)
 
 
 @record("rating")

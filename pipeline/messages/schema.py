@@ -7,7 +7,7 @@ A record is a frozen, keyword-only dataclass decorated with `@record("tag")`. It
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeVar, dataclass_transform
+from typing import Annotated, Any, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from sparring.pipeline.specs import Array
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     """Declares that a field is an array.
 
     Attributes:
@@ -35,12 +34,9 @@ I32Matrix = Annotated[NDArray[np.int32], Columns(("<i4",), 2)]
 I64 = Annotated[NDArray[np.int64], Columns(("<i8",))]
 Octets = Annotated[NDArray[np.uint8], Columns(("|u1",))]
 Flags = Annotated[NDArray[np.bool_], Columns(("|b1",))]
-FlagsMatrix = Annotated[NDArray[np.bool_], Columns(("|b1",), 2)]
+Masks = Annotated[NDArray[np.bool_], Columns(("|b1",), 2)]
 Observation = Annotated[Array, Columns(("<f4", "|u1"), None)]
 Weights = Annotated[Array, Columns(("<f4", "<i8"), None)]
-
-BESIDE: Final = {"beside": True}
-"""Metadata of a field that the codec leaves out: its value travels beside the record."""
 
 T = TypeVar("T")
 

@@ -4,17 +4,7 @@ from dataclasses import field
 
 import numpy as np
 
-from sparring.pipeline.messages.schema import (
-    F32,
-    I32,
-    I64,
-    F32Matrix,
-    Flags,
-    FlagsMatrix,
-    I32Matrix,
-    Observation,
-    record,
-)
+from sparring.pipeline.messages.schema import F32, I32, I64, F32Matrix, Flags, I32Matrix, Masks, Observation, record
 
 
 @record("episodes")
@@ -169,7 +159,7 @@ class Segments:
     continuous: F32Matrix
     discrete: I32Matrix
     log_probs: F32
-    masks: FlagsMatrix | None
+    masks: Masks | None
     rewards: F32
     group_rewards: F32
     versions: I64

@@ -3,20 +3,12 @@
 Rows of arrays in one record belong together: `n` decisions, `m` ends.
 """
 
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from typing import Final, Literal
 
-from sparring.pipeline.messages.schema import (
-    F32,
-    I32,
-    I64,
-    F32Matrix,
-    Flags,
-    FlagsMatrix,
-    I32Matrix,
-    Observation,
-    record,
-)
+from sparring.pipeline.messages.schema import F32, I32, I64, F32Matrix, Flags, I32Matrix, Masks, Observation, record
 from sparring.pipeline.specs import BehaviorSpec
 
 VERSION: Final = 1
@@ -141,6 +133,12 @@ class Sampler:
     values: tuple[float, ...]
     seed: int = 0
 
+    def samples(self) -> Iterator[float]:
+        """Yields samples without end, beginning with the seed: the same numbers on both sides of a connection."""
+        source, sample = random.Random(self.seed), _SAMPLE[self.kind]
+        while True:
+            yield sample(source, self.values)
+
 
 @record("reset")
 class Reset:
@@ -180,7 +178,7 @@ class Decisions:
     rewards: F32
     groups: I64 | None = None
     group_rewards: F32 | None = None
-    masks: FlagsMatrix | None = None
+    masks: Masks | None = None
     matches: I64 | None = None
     did_continuous: F32Matrix | None = None
     did_discrete: I32Matrix | None = None
@@ -321,3 +319,22 @@ class Fault:
 
 
 SimulatorMessage = Hello | Welcome | Adopted | Progress | Behaviors | Reset | Step | Act | Ping | Pong | Bye | Fault
+
+
+def _uniform(source: random.Random, values: Sequence[float]) -> float:
+    low, high = values
+    return min(high, max(low, source.uniform(low, high)))  # rounding may exceed the range
+
+
+def _ranges(source: random.Random, values: Sequence[float]) -> float:
+    """Samples a range in proportion to its width, then a value in it; all ranges equally where none has any width."""
+    ranges = list(zip(values[::2], values[1::2], strict=True))
+    widths = [high - low for low, high in ranges]
+    return _uniform(source, source.choices(ranges, widths if sum(widths) > 0 else None)[0])
+
+
+_SAMPLE: Final[dict[Distribution, Callable[[random.Random, Sequence[float]], float]]] = {
+    "uniform": _uniform,
+    "gaussian": lambda source, values: source.gauss(*values),
+    "multirangeuniform": _ranges,
+}

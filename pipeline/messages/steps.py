@@ -4,17 +4,7 @@ A *slot* is the row of a live agent in its stepping process, for one behavior na
 Rows of arrays in one record belong together.
 """
 
-from sparring.pipeline.messages.schema import (
-    F32,
-    I32,
-    I64,
-    F32Matrix,
-    Flags,
-    FlagsMatrix,
-    I32Matrix,
-    Observation,
-    record,
-)
+from sparring.pipeline.messages.schema import F32, I32, I64, F32Matrix, Flags, I32Matrix, Masks, Observation, record
 from sparring.pipeline.messages.simulator import Statistic
 
 
@@ -101,7 +91,7 @@ class ActionsChosen:
     versions: I64
     continuous: F32Matrix | None = None
     discrete: I32Matrix | None = None
-    masks: FlagsMatrix | None = None
+    masks: Masks | None = None
     carried: F32Matrix | None = None
 
 

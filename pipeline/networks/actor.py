@@ -19,7 +19,7 @@ from sparring.pipeline.networks.arrays import Arrays, previous_features
 from sparring.pipeline.networks.device import to_arrays
 from sparring.pipeline.networks.distributions import ActionSampler
 from sparring.pipeline.networks.encoders import Encoder, Inputs
-from sparring.pipeline.networks.recurrent import Layout, Recurrent
+from sparring.pipeline.networks.layers import Layout, Recurrent
 from sparring.pipeline.networks.settings import Initialization, NetworkSettings
 from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats
 
@@ -28,7 +28,6 @@ MEAN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.2, "orthogonal"
 """Gains of the means of continuous actions. A policy that begins near the same action everywhere learns more steadily
 (Andrychowicz et al. 2020, arXiv 2006.05990, section 3.2)."""
 LOGIT_GAINS: Final[dict[Initialization, float]] = {"he_normal": 0.1, "orthogonal": 0.01}
-"""Gains of the logits of discrete actions."""
 
 Choices = tuple[Floats, NDArray[np.int32], Floats]
 """Continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together."""

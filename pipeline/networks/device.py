@@ -91,9 +91,7 @@ def load_arrays(module: nn.Module, arrays: Mapping[str, Array]) -> None:
     got = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
     expected = {name: (back(tensor).dtype.str, tuple(tensor.shape)) for name, tensor in own.items()}
     if differing := sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name)):
-        listed = [
-            ", ".join(f"{name} {each.get(name, 'missing')}" for name in differing[:8]) for each in (got, expected)
-        ]
+        listed = [", ".join(f"{name} {one.get(name, 'missing')}" for name in differing[:8]) for one in (got, expected)]
         raise CheckpointError(
             got=f"weights {listed[0]}",
             expected=listed[1],

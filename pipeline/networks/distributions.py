@@ -36,8 +36,6 @@ class ActionSampler:
         log_sigma_C: logarithm of the standard deviations; copied.
     """
 
-    __slots__ = ("_branches", "_forbidden", "_minus_half_C", "_offset", "_sigma_C")
-
     def __init__(self, actions: ActionSpec, log_sigma_C: Tensor) -> None:
         log_sigma_C = log_sigma_C.detach()
         self._branches = list(actions.discrete)
@@ -47,11 +45,7 @@ class ActionSampler:
         self._offset = -_log_normalizer(log_sigma_C).item()
 
     def sample(
-        self,
-        head_BH: Tensor,
-        masks_BK: Flags | None,
-        generator: torch.Generator,
-        deterministic: bool = False,
+        self, head_BH: Tensor, masks_BK: Flags | None, generator: torch.Generator, deterministic: bool = False
     ) -> tuple[Array, NDArray[np.int32], Array]:
         """Samples an action per row, or takes the most likely one.
 

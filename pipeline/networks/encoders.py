@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.networks.attention import EntityEncoder
+from sparring.pipeline.networks.layers import EntityEncoder, Recurrent
 from sparring.pipeline.networks.perceptron import HIDDEN_GAINS, ConditionedLayers, Perceptron, initialize_weights
-from sparring.pipeline.networks.recurrent import Recurrent
 from sparring.pipeline.networks.settings import NetworkSettings, VisualEncoder, refuse_unsupported
 from sparring.pipeline.specs import Array, BehaviorSpec
 
@@ -184,6 +183,7 @@ class Encoder(nn.Module):
         generator: random source of the initial weights.
 
     Attributes:
+        plain: all observations are vectors, so that nothing is trained.
         previous: P; 0 if the network does not read its previous action.
         goal: features of the goals that condition the body.
         size: F.
@@ -195,38 +195,30 @@ class Encoder(nn.Module):
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator) -> None:
         super().__init__()
         refuse_unsupported(spec, settings)
-        kinds = [
-            "vector" if one.kind == "goal" and settings.goal_conditioning_type == "none" else one.kind
-            for one in spec.observations
-        ]
-        names = ("vector", "image", "entities", "goal")
-        by_kind = {name: [at for at, kind in enumerate(kinds) if kind == name] for name in names}
-        self._vectors = by_kind["vector"]
+        plain_goals = settings.goal_conditioning_type == "none"
+        kinds = ["vector" if one.kind == "goal" and plain_goals else one.kind for one in spec.observations]
+        self._vectors = [at for at, kind in enumerate(kinds) if kind == "vector"]
         self._others = [at for at, kind in enumerate(kinds) if kind != "vector"]
-        # Each other observation's place in `Inputs`, after the vectors.
-        places = {at: place for place, at in enumerate(self._others, 1)}
+        self.plain = not self._others
+        # Places in `Inputs`, after the vectors, and the shapes there.
         self._images, self._entities, self._goals = (
-            [places[at] for at in by_kind[kind]] for kind in ("image", "entities", "goal")
+            [place for place, at in enumerate(self._others, 1) if kinds[at] == kind]
+            for kind in ("image", "entities", "goal")
         )
-        shapes = [one.shape for one in spec.observations]
-        size = sum(shapes[at][0] for at in self._vectors)
+        shapes = [(), *(spec.observations[at].shape for at in self._others)]
+        size = sum(spec.observations[at].shape[0] for at in self._vectors)
         self.normalizer = Normalizer(size) if settings.normalize and size else None
         self.previous = settings.previous_size(spec.actions)
         units, kind = settings.hidden_units, settings.vis_encode_type
-        self.images = nn.ModuleList(ImageEncoder(shapes[at], kind, units, generator) for at in by_kind["image"])
+        self.images = nn.ModuleList(ImageEncoder(shapes[at], kind, units, generator) for at in self._images)
         size += self.previous + units * len(self._images)
         self.entities = None
         if self._entities:
-            features = tuple(shapes[at][1] for at in by_kind["entities"])
+            features = tuple(shapes[at][1] for at in self._entities)
             self.entities = EntityEncoder(features, size, units, generator)
             size += units
-        self.goal = sum(shapes[at][0] for at in by_kind["goal"])
+        self.goal = sum(shapes[at][0] for at in self._goals)
         self.size = size + self.goal
-
-    @property
-    def plain(self) -> bool:
-        """Returns whether all observations are vectors, so that nothing is trained."""
-        return not self._others
 
     def join(self, observations: Sequence[Array]) -> Inputs:
         """Returns tensors of one [B, *shape] array per observation; those of vectors are always copied."""

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from sparring.pipeline.networks.actor import VALUE_GAIN
-from sparring.pipeline.networks.attention import ResidualAttention, heads, mean_of
 from sparring.pipeline.networks.encoders import Encoder, Inputs
+from sparring.pipeline.networks.layers import Layout, Memory, ResidualAttention, heads, mean_of
 from sparring.pipeline.networks.perceptron import FUNCTIONS, HIDDEN_GAINS, Perceptron, hidden_layer, linear
-from sparring.pipeline.networks.recurrent import Layout, Memory
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec
 
@@ -113,10 +112,6 @@ class GroupCritic(nn.Module):
         self.acted.append(hidden_layer(done, units, self._settings, generator))
         self.names.append(name)
         return encoder
-
-    def raise_largest(self, most: int) -> None:
-        """Raises `largest` to at least `most`; called between updates, never during one."""
-        self.largest.clamp_(min=most)
 
     def forward(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor]:
         """Returns values [M, S] and baselines [D, S] of a critic without memory."""

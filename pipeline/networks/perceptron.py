@@ -23,7 +23,6 @@ from torch.nn.functional import silu
 from sparring.pipeline.networks.settings import Activation, Initialization, NetworkSettings
 
 HIDDEN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 1.0, "orthogonal": math.sqrt(2)}
-"""Gains of hidden layers."""
 
 
 class Function(NamedTuple):
@@ -48,7 +47,6 @@ FUNCTIONS: Final[dict[Activation, Function]] = {
         torch.tanh, torch.tanh_, lambda gradient, _sums, values: torch.ops.aten.tanh_backward(gradient, values)
     ),
 }
-"""Functions of hidden units, by their names in the settings."""
 
 
 def initialize_weights(
@@ -174,9 +172,7 @@ class _Chain(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, rows_BF: Tensor, first: Tensor, chain: tuple[nn.Parameter, ...], function: Function
-    ) -> Tensor:
+    def forward(ctx: Any, rows_BF: Tensor, _: Tensor, chain: tuple[nn.Parameter, ...], function: Function) -> Tensor:
         outputs_BO, ctx.activations = _forward(chain, function, rows_BF)
         ctx.chain, ctx.function = chain, function
         return outputs_BO
@@ -204,20 +200,14 @@ def _backward(
     chain: Sequence[nn.Parameter], function: Function, activations: Sequence[Tensor], gradient_BO: Tensor
 ) -> Tensor:
     """Adds the gradients of all parameters to their `grad`; returns that for the sums of the first layer, [B, U]."""
-    weights, biases = chain[::2], chain[1::2]
     gradient = gradient_BO
-    for layer in range(len(weights) - 1, 0, -1):
-        sum_BU, hidden_BU = activations[2 * layer - 1 : 2 * layer + 1]
-        _accumulate(weights[layer], biases[layer], gradient, hidden_BU)
-        gradient = function.backward(gradient.mm(weights[layer]), sum_BU, hidden_BU)
-    _accumulate(weights[0], biases[0], gradient, activations[0])
+    for at in range(len(chain) - 2, -1, -2):
+        weight, bias, inputs_BF = chain[at], chain[at + 1], activations[at]
+        _grad(weight).addmm_(gradient.t(), inputs_BF)
+        accumulate(bias, gradient.sum(0))
+        if at:
+            gradient = function.backward(gradient.mm(weight), activations[at - 1], inputs_BF)
     return gradient
-
-
-def _accumulate(weight: nn.Parameter, bias: nn.Parameter, gradient_BU: Tensor, inputs_BF: Tensor) -> None:
-    """Adds a linear layer's gradient to that of its parameters."""
-    _grad(weight).addmm_(gradient_BU.t(), inputs_BF)
-    accumulate(bias, gradient_BU.sum(0))
 
 
 def accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:

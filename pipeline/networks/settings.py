@@ -21,13 +21,7 @@ ACTION_LIMIT: Final = 3.0
 HEADS: Final = 4
 """Heads of the attention over entities and over group members."""
 
-SMALLEST: Final[dict[VisualEncoder, int]] = {
-    "simple": 20,
-    "nature_cnn": 36,
-    "resnet": 15,
-    "match3": 5,
-    "fully_connected": 1,
-}
+SMALLEST: Final[dict[str, int]] = {"simple": 20, "nature_cnn": 36, "resnet": 15, "match3": 5, "fully_connected": 1}
 """Fewest pixels of an image's height and width, so that something is left after the last convolution (ML-Agents)."""
 
 

@@ -6,7 +6,7 @@ the wrong server's key, another protocol than ZeroMQ, silence) it only reports a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -40,8 +40,7 @@ class Curve:
     clients: Mapping[str, frozenset[str]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Protection:
+class Protection(NamedTuple):
     """Describes how a service's TCP ends are protected; Unix sockets need no protection.
 
     Attributes:
@@ -94,54 +93,50 @@ class HandshakeRejections:
         log.warning("refused", endpoint=name, peer=key[1], cause=cause, before=suppressed, total=self.total)
 
 
-class CurveAuthenticator:
-    """Answers ZeroMQ's authentication requests.
+def authenticate(
+    request: Sequence[Buffer],
+    clients: Mapping[str, frozenset[str]],
+    rejections: HandshakeRejections,
+    to_z85: Callable[[bytes], bytes],
+) -> list[Buffer]:
+    """Answers an authentication request of ZeroMQ.
 
     Args:
+        request: a delimiter, version, serial, domain, address, identity, mechanism and key.
         clients: public keys in Z85 that may connect to each queue or topic.
         rejections: counts the rejected connections.
         to_z85: encodes a key in Z85.
     """
-
-    def __init__(
-        self, clients: Mapping[str, frozenset[str]], rejections: HandshakeRejections, to_z85: Callable[[bytes], bytes]
-    ) -> None:
-        self._clients = clients
-        self._known = frozenset().union(*clients.values())
-        self._rejections = rejections
-        self._to_z85 = to_z85
-
-    def answer(self, request: Sequence[Buffer]) -> list[Buffer]:
-        """Answers a request: a delimiter, version, serial, domain, address, identity, mechanism and key."""
-        delimiter, version, serial, domain, address, _, mechanism, *keys = map(bytes, request)
-        name = domain.decode(errors="replace")
-        key = self._to_z85(keys[0]).decode() if mechanism == b"CURVE" and keys and len(keys[0]) == 32 else ""
-        allowed = version == _VERSION and key in self._clients.get(name, ())
-        if not allowed:
-            cause = "its key is not allowed here" if key in self._known else "its key is unknown"
-            self._rejections.count(name, address.decode(errors="replace"), cause)
-        status: list[Buffer] = [b"200", b"OK"] if allowed else [b"400", b"not allowed"]
-        return [delimiter, _VERSION, serial, *status, b"", b""]
+    delimiter, version, serial, domain, address, _, mechanism, *keys = map(bytes, request)
+    name = domain.decode(errors="replace")
+    key = to_z85(keys[0]).decode() if mechanism == b"CURVE" and keys and len(keys[0]) == 32 else ""
+    allowed = version == _VERSION and key in clients.get(name, ())
+    if not allowed:
+        known = any(key in others for others in clients.values())
+        cause = "its key is not allowed here" if known else "its key is unknown"
+        rejections.count(name, address.decode(errors="replace"), cause)
+    status: list[Buffer] = [b"200", b"OK"] if allowed else [b"400", b"not allowed"]
+    return [delimiter, _VERSION, serial, *status, b"", b""]
 
 
+@dataclass
 class Handshakes:
     """Finds the rejected connections among the events of a listening socket.
 
     Events name a connection by its descriptor when it opens and closes, but not when its handshake succeeds or fails.
     A failure immediately precedes the close. A connection older than the time for handshakes has succeeded.
 
-    Args:
+    Attributes:
         on_rejected: called with the peer's address and the cause.
         peer_of: returns the address at the other end of a descriptor.
         clock: gives rising seconds.
     """
 
-    def __init__(
-        self, on_rejected: Callable[[str, str], None], peer_of: Callable[[int], str], clock: Callable[[], float]
-    ) -> None:
-        self._on_rejected = on_rejected
-        self._peer_of = peer_of
-        self._clock = clock
+    on_rejected: Callable[[str, str], None]
+    peer_of: Callable[[int], str]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._connections: dict[int, tuple[str, float]] = {}  # peer and time of arrival, by descriptor
         self._succeeded = 0
         self._failure: str | None = None
@@ -149,29 +144,29 @@ class Handshakes:
     def on_event(self, event: str, value: int) -> None:
         """Handles an event of the socket, by ZeroMQ's name."""
         if event == "ACCEPTED":
-            self._connections[value] = (self._peer_of(value), self._clock())
+            self._connections[value] = (self.peer_of(value), self.clock())
         elif event == "HANDSHAKE_SUCCEEDED":
             self._succeeded += 1
         elif event in _FAILURES:
             self._failure = _FAILURES[event]
         elif event == "ACCEPT_FAILED":
-            self._on_rejected(
-                "another address", "none of the run's machines has its address, or too many files are open"
-            )
+            cause = "none of the run's machines has its address, or too many files are open"
+            self.on_rejected("another address", cause)
         elif event == "DISCONNECTED":
             self._on_closed(value)
 
     def _on_closed(self, descriptor: int) -> None:
         failure, self._failure = self._failure, None
-        young = [one for one in self._connections if self._clock() - self._connections[one][1] < HANDSHAKE_S]
+        young = [one for one in self._connections if self.clock() - self._connections[one][1] < HANDSHAKE_S]
         old = len(self._connections) - len(young)
         self._succeeded = max(self._succeeded, old)
         peer, _ = self._connections.pop(descriptor, ("unknown", 0.0))
-        if failure is not None:
-            if failure:
-                self._on_rejected(peer, failure)
+        if failure:
+            self.on_rejected(peer, failure)
+        elif failure is not None:
+            return  # counted by the authenticator
         elif descriptor in young and self._succeeded == old:
-            self._on_rejected(peer, "it left before it had presented a key")
+            self.on_rejected(peer, "it left before it had presented a key")
         else:
             self._succeeded = max(0, self._succeeded - 1)
 

@@ -9,7 +9,6 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,9 +27,7 @@ def endpoint_of(endpoints: Mapping[str, str], name: str) -> str:
     try:
         return endpoints[name]
     except KeyError:
-        raise QueueError(
-            f"got {name!r}; expected one of {sorted(endpoints)}; give it an endpoint in the topology"
-        ) from None
+        raise QueueError(f"got {name!r}; expected one of {sorted(endpoints)}; add it to the topology") from None
 
 
 def ipc_path(endpoint: str) -> Path | None:
@@ -68,15 +65,15 @@ def listen(path: Path) -> socket.socket:
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _bind(listener, path)
+        if path.is_symlink() or path.exists():
+            refuse_used_path(path)
+            path.unlink(missing_ok=True)
+        listener.bind(str(path))
         listener.listen(128)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise unavailable(f"ipc://{path}", error.errno, error.strerror) from error
-    except BaseException:
-        listener.close()
-        raise
     return listener
 
 
@@ -118,18 +115,6 @@ def refuse_used_path(path: Path) -> None:
     """
     if path.is_symlink() or (path.exists() and _answers(path)):
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
-
-
-def _bind(listener: socket.socket, path: Path) -> None:
-    try:
-        listener.bind(str(path))
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        refuse_used_path(path)
-        with suppress(FileNotFoundError):
-            path.unlink()
-        listener.bind(str(path))
 
 
 def _answers(path: Path) -> bool:

@@ -7,14 +7,15 @@ changes hands: a cancellation can neither lose nor repeat one.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from sparring.pipeline.queues.wire import Message, Payload, Timing
+from sparring.pipeline.queues.wire import Message, Payload
 
 T = TypeVar("T")
 
@@ -39,29 +40,29 @@ class EndLink(Protocol):
         """Frees what the transport holds for the end."""
 
 
+@dataclass(eq=False)
 class Timer:
     """Calls `fire` whenever the time `due` has come; that time can be advanced meanwhile.
 
-    Args:
+    Attributes:
         clock: gives rising seconds: those of the event loop, but also outside any task.
         due: gives the next time to fire; called again after each firing.
         fire: is called when due, and must move `due` on.
     """
 
-    def __init__(self, clock: Callable[[], float], due: Callable[[], float], fire: Callable[[], None]) -> None:
-        self._clock = clock
-        self._due = due
-        self._fire = fire
-        self._scope: anyio.CancelScope | None = None
-        self._stopped = False
+    clock: Callable[[], float]
+    due: Callable[[], float]
+    fire: Callable[[], None]
+    _scope: anyio.CancelScope | None = None
+    _stopped: bool = False
 
     async def run(self) -> None:
         """Runs the timer until it is stopped."""
         while not self._stopped:
-            with anyio.CancelScope(deadline=self._due()) as self._scope:
+            with anyio.CancelScope(deadline=self.due()) as self._scope:
                 await anyio.sleep_forever()
-            if not self._stopped and self._due() <= self._clock():
-                self._fire()
+            if not self._stopped and self.due() <= self.clock():
+                self.fire()
 
     def advance(self, due: float) -> None:
         """Fires at `due` if that is earlier than the time that the timer waits for."""
@@ -75,11 +76,12 @@ class Timer:
             self._scope.cancel()
 
 
-class Waits(Protocol):
+@dataclass(kw_only=True, slots=True)
+class Waits:
     """Counts how often and how long callers of an end waited."""
 
-    waits: int
-    waited_s: float
+    waits: int = 0
+    waited_s: float = 0.0
 
 
 class End(ABC):
@@ -88,16 +90,14 @@ class End(ABC):
     Args:
         name: name of the queue, or "topic:" and the service.
         end_id: id of this end.
-        timing: intervals.
         clock: gives rising seconds.
     """
 
-    def __init__(self, name: str, end_id: str, timing: Timing, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, end_id: str, clock: Callable[[], float]) -> None:
         self.name = name
         self.id = end_id
         self.closed = False
-        self.timer = Timer(clock, lambda: self._deadline, self._tick)
-        self._timing = timing
+        self.timer = Timer(clock, lambda: self.deadline, self._tick)
         self._clock = clock
         self._link: EndLink
         self._changed = anyio.Event()  # wakes the callers that wait, who look again
@@ -108,7 +108,7 @@ class End(ABC):
         self.settle()
 
     @property
-    def _deadline(self) -> float:
+    def deadline(self) -> float:
         """Returns the time at which `_tick` must be called."""
         return math.inf
 
@@ -126,11 +126,11 @@ class End(ABC):
     def settle(self) -> None:
         """Sends what is due, after arrivals and other changes."""
         if not self.closed:
-            self._send(self._outgoing(self._clock()))
-            self.timer.advance(self._deadline)
+            self._send(self.outgoing(self._clock()))
+            self.timer.advance(self.deadline)
 
     @abstractmethod
-    def _outgoing(self, now: float) -> Iterable[tuple[Hashable, Message]]:
+    def outgoing(self, now: float) -> Sequence[tuple[Hashable, Message]]:
         """Returns the messages to send now, each with its route."""
 
     def malformed(self) -> None:
@@ -141,13 +141,11 @@ class End(ABC):
         """Handles a new connection of the link to the end that listens."""
         self.settle()
 
-    def _send(self, messages: Iterable[tuple[Hashable, Message]]) -> None:
+    def _send(self, messages: Sequence[tuple[Hashable, Message]]) -> None:
         """Sends messages along their routes."""
-        sent = False
         for route, message in messages:
             self._link.send(message, route)
-            sent = True
-        if sent:
+        if messages:
             self._link.poll()
 
     def close(self, *, notify_peers: bool = True) -> None:
@@ -155,7 +153,7 @@ class End(ABC):
         if self.closed:
             return
         if notify_peers:
-            for route, message in self._last_messages():
+            for route, message in self.last_messages():
                 self._link.send(message, route)
         self.closed = True
         self.timer.stop()
@@ -163,7 +161,7 @@ class End(ABC):
         self._changed.set()
 
     @abstractmethod
-    def _last_messages(self) -> Iterable[tuple[Hashable, Message]]:
+    def last_messages(self) -> Sequence[tuple[Hashable, Message]]:
         """Returns what is sent before the end closes in order."""
 
     @contextmanager

@@ -7,6 +7,7 @@ passed by reference: neither side may change one after it was put or published.
 import itertools
 from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import anyio
@@ -20,18 +21,16 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 
+@dataclass(slots=True)
 class Reference(Generic[T]):
     """Holds a record that is passed by reference."""
 
-    __slots__ = ("_record",)
-    size = 0
-
-    def __init__(self, record: T) -> None:
-        self._record = record
+    record: T
+    size: int = 0
 
     def unpack(self, kind: type[K]) -> K:
         """Returns the record; see `Payload.unpack`."""
-        return of_kind(self._record, kind)
+        return of_kind(self.record, kind)
 
 
 class MemoryHub:
@@ -125,9 +124,7 @@ class MemoryTransport(Transport):
     async def _listen(self, end: End) -> MemoryLink:
         name, listening = end.name, self.hub.listening
         if name in listening:
-            raise QueueError(
-                f"got a second end that listens to {name!r}; expected one at a time; close the first, or rename it"
-            )
+            raise QueueError(f"got a second end that listens to {name!r}; expected one; close the first, or rename it")
         listening[name] = end
 
         def release() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from sparring.pipeline.errors import CodecError, Empty, QueueError
+from sparring.pipeline.queues.ends import Waits
 from sparring.pipeline.queues.wire import Capacity, Data, EndId, Grant, Payload, SenderHello, Timing, parse_id
 
 REMEMBERED: Final = 64
@@ -20,12 +21,12 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True, slots=True)
-class ReceiverStatistics:
+class ReceiverStatistics(Waits):
     """Counts the messages of a receiving end since it was opened.
 
     Attributes:
         queued_messages: messages that have arrived and are not handed out, with `queued_steps` steps in them.
-        held_messages: messages that have arrived and are not acknowledged, with `held_steps` steps in them.
+        held_messages: these, and messages handed out and not acknowledged, with `held_steps` steps in them.
         got_messages: messages handed out.
         duplicates: messages dropped because they had been seen.
         discarded: copies that could not be decoded; requested again, and logged after several failures.
@@ -45,20 +46,8 @@ class ReceiverStatistics:
     discarded: int = 0
     refused: int = 0
     senders: int = 0
-    waits: int = 0
-    waited_s: float = 0.0
     fullest_messages: int = 0
     fullest_steps: int = 0
-
-    @property
-    def unacknowledged_messages(self) -> int:
-        """Returns the number of messages handed out and not yet acknowledged."""
-        return self.held_messages - self.queued_messages
-
-    @property
-    def unacknowledged_steps(self) -> int:
-        """Returns the steps handed out and not yet acknowledged."""
-        return self.held_steps - self.queued_steps
 
 
 @dataclass(slots=True, eq=False)
@@ -110,10 +99,11 @@ class ReceivedMessage(Generic[T]):
     acknowledged: bool = False
 
 
+@dataclass(eq=False)
 class ReceiverState(Generic[T]):
     """Accepts, queues and acknowledges the messages of all senders of a queue.
 
-    Args:
+    Attributes:
         receiver: id of this end.
         record: type of the records; any other is unreadable, and sent again until it can be read.
         capacity: bounds the messages held here together with those that present senders have sent.
@@ -124,25 +114,20 @@ class ReceiverState(Generic[T]):
         QueueError: a sender's share would hold no message or no step.
     """
 
-    def __init__(
-        self,
-        receiver: str,
-        record: type[T],
-        capacity: Capacity,
-        timing: Timing,
-        on_discard: Callable[[str, CodecError], None] = lambda _sender, _error: None,
-    ) -> None:
+    receiver: str
+    record: type[T]
+    capacity: Capacity
+    timing: Timing
+    on_discard: Callable[[str, CodecError], None] = lambda _sender, _error: None
+
+    def __post_init__(self) -> None:
+        capacity = self.capacity
         if capacity.senders < 1 or min(capacity.messages, capacity.steps) < capacity.senders:
             raise QueueError(
                 f"got {capacity}; expected at least one sender, and a message and a step for each; "
                 "raise messages and steps or lower senders"
             )
-        self.receiver = receiver
-        self.capacity = capacity
         self.counts = ReceiverStatistics()
-        self._record = record
-        self._timing = timing
-        self._on_discard = on_discard
         self._share_messages = capacity.messages // capacity.senders
         self._share_steps = capacity.steps // capacity.senders
         self._shares: list[list[KnownSender[T]]] = [[] for _ in range(capacity.senders)]
@@ -150,7 +135,6 @@ class ReceiverState(Generic[T]):
         self._orphaned: deque[KnownSender[T]] = deque()  # departed, with messages in their queues
         self._ring: deque[KnownSender[T]] = deque()  # present, with messages in their queues; next turn first
         self._replies_to_unknown: dict[Hashable, Grant] = {}
-        self._next_due = math.inf
 
     @property
     def senders(self) -> int:
@@ -162,17 +146,20 @@ class ReceiverState(Generic[T]):
         """Returns the latest time at which `tick` or `outgoing` has something to do, if nothing else happens."""
         if self._replies_to_unknown:
             return -math.inf
-        oldest = min((peer.last_seen_at for peer in self._peers.values() if peer.present), default=math.inf)
-        return min(self._next_due, oldest + self._timing.peer_timeout)
+        present, timeout = (peer for peer in self._peers.values() if peer.present), self.timing.peer_timeout
+        return min((min(peer.due, peer.last_seen_at + timeout) for peer in present), default=math.inf)
 
     # ------------------------------------------------------------ events
 
     def on_hello(self, now: float, hello: SenderHello, route: Hashable) -> None:
         """Handles a sender's introduction, question or last message."""
+        peer = self._peers.get(hello.sender)
         if hello.leaving:
-            self._on_leaving(now, hello)
+            if peer is not None:
+                self._depart(peer, permanently=True)
+                self._assign_shares(now, self._peers.values())
             return
-        peer = self._peers.get(hello.sender) or self._register(now, hello, route)
+        peer = peer or self._register(now, hello, route)
         if peer is None:
             return
         if peer.gone:
@@ -238,12 +225,12 @@ class ReceiverState(Generic[T]):
     def _read(self, now: float, peer: KnownSender[T], steps: int, payload: Payload) -> bool:
         """Queues a readable message; an unreadable one is requested again forever, or its steps would go uncounted."""
         try:
-            entry = ReceivedMessage(peer, steps, payload.unpack(self._record))
+            entry = ReceivedMessage(peer, steps, payload.unpack(self.record))
         except CodecError as error:
             self.counts.discarded += 1
             peer.unreadable += 1
             if peer.unreadable == READINGS:
-                self._on_discard(peer.id, error)
+                self.on_discard(peer.id, error)
             self._ask_again(now, peer)
             return False
         peer.unreadable = 0
@@ -268,18 +255,12 @@ class ReceiverState(Generic[T]):
             peer.ask = True
             self._schedule(peer, now)
 
-    def _on_leaving(self, now: float, hello: SenderHello) -> None:
-        peer = self._peers.get(hello.sender)
-        if peer is not None:
-            self._depart(peer, permanently=True)
-            self._assign_shares(now, self._peers.values())
-
     def tick(self, now: float) -> None:
         """Removes senders that were silent for too long; a Hello brings one back.
 
         Deliver all arrived messages first: a busy receiver must not lose its senders.
         """
-        timeout = self._timing.peer_timeout
+        timeout = self.timing.peer_timeout
         for peer in [peer for peer in self._peers.values() if peer.present and peer.last_seen_at + timeout <= now]:
             self._depart(peer, permanently=False)
         self._assign_shares(now, self._peers.values())
@@ -345,19 +326,16 @@ class ReceiverState(Generic[T]):
             peer.fresh_messages += 1
             peer.fresh_steps += steps
             urgent = 4 * peer.fresh_messages >= self._share_messages or 4 * peer.fresh_steps >= self._share_steps
-            self._schedule(peer, now if urgent else now + self._timing.acknowledge)
+            self._schedule(peer, now if urgent else now + self.timing.acknowledge)
 
     # ------------------------------------------------------------ grants
 
     def outgoing(self, now: float) -> list[tuple[Hashable, Grant]]:
         """Returns the Grants to send now, each with its route; an infinite `now` returns all that are not sent yet."""
-        out = list(self._replies_to_unknown.items())
+        out: list[tuple[Hashable, Grant]] = list(self._replies_to_unknown.items())
         self._replies_to_unknown.clear()
-        if self._next_due <= now:
-            due = [peer for peer in self._peers.values() if peer.due <= now and peer.due < math.inf]
-            out += [(peer.route, self._grant(peer)) for peer in due]
-            self._next_due = min((peer.due for peer in self._peers.values()), default=math.inf)
-        return out
+        due = [peer for peer in self._peers.values() if peer.due <= now and peer.due < math.inf]
+        return out + [(peer.route, self._grant(peer)) for peer in due]
 
     def _grant(self, peer: KnownSender[T]) -> Grant:
         messages, steps = self._granted(peer)
@@ -377,7 +355,6 @@ class ReceiverState(Generic[T]):
 
     def _schedule(self, peer: KnownSender[T], due: float) -> None:
         peer.due = min(peer.due, due)
-        self._next_due = min(self._next_due, due)
 
     def _reject(self, route: Hashable, *, superseded: bool) -> None:
         """Replies to a sender that is unknown, or no longer the latest of its name."""

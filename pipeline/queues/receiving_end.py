@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -19,30 +19,21 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-class Delivery(Generic[T]):
+class Delivery(NamedTuple, Generic[T]):
     """Holds a record that was handed out, and counts against the capacity until it is acknowledged.
 
     Attributes:
         record: the record.
         steps: agent-steps in it.
         sender: incarnation of the service that sent it.
+        acknowledge: lets the sender forget the record and returns the credit; a second call does nothing. Deliveries
+            of one sender are acknowledged in order: an early call takes effect after those before it.
     """
 
-    __slots__ = ("_end", "_entry", "record", "sender", "steps")
-
-    def __init__(self, end: Receiver[T], entry: ReceivedMessage[T]) -> None:
-        self.record = entry.record
-        self.steps = entry.steps
-        self.sender = entry.peer.end_id.incarnation
-        self._end = end
-        self._entry = entry
-
-    def acknowledge(self) -> None:
-        """Lets the sender forget the record and returns the credit; a second call does nothing.
-
-        Deliveries of one sender are acknowledged in order: an early one takes effect after those before it.
-        """
-        self._end.acknowledge(self._entry)
+    record: T
+    steps: int
+    sender: str
+    acknowledge: Callable[[], None]
 
 
 class Receiver(End, Generic[T]):
@@ -63,15 +54,9 @@ class Receiver(End, Generic[T]):
     """
 
     def __init__(
-        self,
-        name: str,
-        end_id: str,
-        record: type[T],
-        capacity: Capacity,
-        timing: Timing,
-        clock: Callable[[], float],
+        self, name: str, end_id: str, record: type[T], capacity: Capacity, timing: Timing, clock: Callable[[], float]
     ) -> None:
-        super().__init__(name, end_id, timing, clock)
+        super().__init__(name, end_id, clock)
         self._state = ReceiverState(end_id, record, capacity, timing, self._on_discard)
 
     @property
@@ -112,18 +97,17 @@ class Receiver(End, Generic[T]):
     def get_nowait(self) -> T:
         """Returns the next record as `get` does, but raises `Empty` instead of waiting."""
         entry = self._take()
-        self.acknowledge(entry)
+        self._acknowledge(entry)
         return entry.record
 
     def receive_nowait(self) -> Delivery[T]:
         """Returns the next record as `receive` does, but raises `Empty` instead of waiting."""
-        return Delivery(self, self._take())
+        entry = self._take()
+        return Delivery(entry.record, entry.steps, entry.peer.end_id.incarnation, lambda: self._acknowledge(entry))
 
     def _take(self) -> ReceivedMessage[T]:
         if self.closed:
-            raise QueueClosed(
-                f"got a get from {self._state.receiver}, which is closed; expected an open end; open a new one"
-            )
+            raise QueueClosed(f"got a get from {self.id}, which is closed; expected an open end; open a new one")
         return self._state.take()
 
     async def _arrival(self) -> None:
@@ -136,7 +120,7 @@ class Receiver(End, Generic[T]):
     def _is_ready(self) -> bool:
         return self.closed or not self.empty()
 
-    def acknowledge(self, entry: ReceivedMessage[T]) -> None:
+    def _acknowledge(self, entry: ReceivedMessage[T]) -> None:
         """Acknowledges a message, unless it already is or the end is closed."""
         if self.closed or entry.acknowledged:
             return
@@ -146,7 +130,8 @@ class Receiver(End, Generic[T]):
     # ------------------------------------------------------------ called by the transport
 
     @property
-    def _deadline(self) -> float:
+    def deadline(self) -> float:
+        """Returns the time at which `_tick` must be called."""
         return self._state.deadline
 
     def received(self, message: Message, route: Hashable) -> None:
@@ -176,8 +161,10 @@ class Receiver(End, Generic[T]):
         self._state.tick(self._clock())
         self.settle()
 
-    def _outgoing(self, now: float) -> Iterable[tuple[Hashable, Message]]:
+    def outgoing(self, now: float) -> Sequence[tuple[Hashable, Message]]:
+        """Returns the messages to send now, each with its route."""
         return self._state.outgoing(now)
 
-    def _last_messages(self) -> Iterable[tuple[Hashable, Message]]:
+    def last_messages(self) -> Sequence[tuple[Hashable, Message]]:
+        """Returns what is sent before the end closes in order."""
         return self._state.outgoing(float("inf"))

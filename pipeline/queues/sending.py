@@ -20,7 +20,7 @@ being sent twice.
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -28,15 +28,14 @@ import anyio
 import anyio.lowlevel
 
 from sparring.pipeline.errors import Full, QueueBroken, QueueClosed, TooLarge
-from sparring.pipeline.queues.ends import End
+from sparring.pipeline.queues.ends import End, Waits
 from sparring.pipeline.queues.wire import Data, Grant, Message, Payload, SenderHello, Timing, misdirected
 
-Acknowledged = Callable[[int, int], None]
 T = TypeVar("T")
 
 
 @dataclass(kw_only=True, slots=True)
-class SenderStatistics:
+class SenderStatistics(Waits):
     """Counts the messages of a sending end since it was opened.
 
     Attributes:
@@ -59,8 +58,6 @@ class SenderStatistics:
     resent_messages: int = 0
     share_messages: int = 0
     share_steps: int = 0
-    waits: int = 0
-    waited_s: float = 0.0
     receivers: int = 0
 
     @property
@@ -80,14 +77,18 @@ class SenderState:
     Args:
         sender: id of this end.
         timing: intervals.
-        on_receiver: called at the first Grant of each incarnation of the receiver, after what its predecessor
-            did not acknowledge is dropped and before the Grant is used.
+
+    Attributes:
+        on_receiver: called with the number of incarnations of the receiver at the first Grant of each, after what its
+            predecessor did not acknowledge is dropped and before the Grant is used.
+        on_acknowledged: called with the cumulative acknowledged messages and steps after each change.
     """
 
-    def __init__(self, sender: str, timing: Timing, on_receiver: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, sender: str, timing: Timing) -> None:
         self.sender = sender
         self._timing = timing
-        self._on_receiver = on_receiver
+        self.on_receiver: Callable[[int], None] = lambda _receivers: None
+        self.on_acknowledged: Callable[[int, int], None] = lambda _messages, _steps: None
         self.receiver = ""
         self.superseded = False
         self.largest = 0
@@ -113,11 +114,8 @@ class SenderState:
 
     def fits(self, steps: int) -> bool:
         """Returns whether a message of `steps` can be put now."""
-        return (
-            len(self._kept) < self.counts.share_messages
-            and self.counts.unacknowledged_steps + steps <= self.counts.share_steps
-            and not self.superseded
-        )
+        has_room = len(self._kept) < self.counts.share_messages and not self.superseded
+        return has_room and self.counts.unacknowledged_steps + steps <= self.counts.share_steps
 
     @property
     def deadline(self) -> float:
@@ -141,6 +139,7 @@ class SenderState:
         self._kept.append(Data(sender=self.sender, sequence=self.counts.put_messages, steps=steps, payload=payload))
         self.counts.put_messages += 1
         self.counts.put_steps += steps
+        self.counts.put_bytes += payload.size
 
     def linked(self) -> None:
         """Handles a new connection of the link: messages in transit are lost, an unanswered Hello included."""
@@ -154,15 +153,18 @@ class SenderState:
             return
         if grant.receiver != self.receiver and not self._believe(grant):
             return
+        counts, before = self.counts, self.counts.acknowledged_messages
         self._granted_at = now
         self._answered = max(self._answered, grant.echo)
         self._asked |= grant.ask
         self._forget(min(grant.acknowledged, self._farthest))
-        self.counts.share_messages, self.counts.share_steps = grant.messages, grant.steps
+        counts.share_messages, counts.share_steps = grant.messages, grant.steps
         self.largest = grant.largest
         if grant.echo == self._serial and grant.received < self._sent_before:
             self._sent_before = 0  # once for each Hello
             self._rewind(grant.received)
+        if counts.acknowledged_messages != before:
+            self.on_acknowledged(counts.acknowledged_messages, counts.acknowledged_steps)
 
     def _believe(self, grant: Grant) -> bool:
         """Returns whether another receiver has taken over; a late Grant of an earlier one echoes no later Hello."""
@@ -179,7 +181,7 @@ class SenderState:
         self._kept.clear()
         self._sent, self._sent_before, self._sent_steps = counts.put_messages, 0, 0
         self._asked, self._answered = True, self._serial  # it takes messages after a Hello that names it
-        self._on_receiver()
+        self.on_receiver(counts.receivers)
         return True
 
     def _forget(self, acknowledged: int) -> None:
@@ -194,9 +196,8 @@ class SenderState:
 
     def _rewind(self, sequence: int) -> None:
         """Makes `sequence`, or the oldest message kept, the next message to send."""
-        oldest = self.oldest
-        self._sent = max(oldest, min(sequence, self._sent))
-        self._sent_steps = sum(self._kept[index].steps for index in range(self._sent - oldest))
+        self._sent = max(self.oldest, min(sequence, self._sent))
+        self._sent_steps = sum(self._kept[index].steps for index in range(self._sent - self.oldest))
 
     def hello(self, *, leaving: bool = False) -> SenderHello:
         """Returns an introduction, or the last message of this sender."""
@@ -240,11 +241,9 @@ class Sender(End, Generic[T]):
     """
 
     def __init__(self, name: str, end_id: str, timing: Timing, clock: Callable[[], float]) -> None:
-        super().__init__(name, end_id, timing, clock)
-        self._state = SenderState(end_id, timing, self._new_receiver)
+        super().__init__(name, end_id, clock)
+        self._state = SenderState(end_id, timing)
         self._turn = anyio.Lock()  # puts that wait, first come first
-        self._acknowledged_callbacks: list[Acknowledged] = []
-        self._receiver_callbacks: list[Callable[[int], None]] = []
 
     @property
     def maxlen(self) -> int:
@@ -318,7 +317,6 @@ class Sender(End, Generic[T]):
 
     def _put(self, steps: int, payload: Payload) -> None:
         self._state.put(steps, payload)
-        self._state.counts.put_bytes += payload.size
         self.settle()
 
     async def drain(self) -> None:
@@ -339,43 +337,35 @@ class Sender(End, Generic[T]):
 
     # ------------------------------------------------------------ callbacks
 
-    def on_acknowledged(self, callback: Acknowledged) -> None:
-        """Calls `callback(messages, steps)` with the cumulative acknowledged counts after each change.
+    def on_acknowledged(self, callback: Callable[[int, int], None]) -> None:
+        """Sets `callback(messages, steps)`, which gets the cumulative acknowledged counts after each change.
 
         It runs outside any task: it must be short, and must not ask for the current task or time.
         """
-        self._acknowledged_callbacks.append(callback)
+        self._state.on_acknowledged = callback
 
     def on_receiver(self, callback: Callable[[int], None]) -> None:
-        """Calls `callback(receivers)` with the number of incarnations of the receiver whenever a new one appears.
+        """Sets `callback(receivers)`, which gets the number of incarnations of the receiver whenever a new one appears.
 
         At that time what its predecessors did not acknowledge is dropped, and no message can be put yet. If a receiver
         is already known, the call is made at once. The limits of `on_acknowledged` apply.
         """
-        self._receiver_callbacks.append(callback)
+        self._state.on_receiver = callback
         if self._state.counts.receivers:
-            callback(self._state.counts.receivers)
-
-    def _new_receiver(self) -> None:
-        for callback in self._receiver_callbacks:
             callback(self._state.counts.receivers)
 
     # ------------------------------------------------------------ called by the transport
 
     @property
-    def _deadline(self) -> float:
+    def deadline(self) -> float:
+        """Returns the time at which `_tick` must be called."""
         return self._state.deadline
 
     def received(self, message: Message, route: Hashable) -> None:
         """Handles a Grant."""
         if not isinstance(message, Grant):
             raise misdirected(message)
-        state, counts = self._state, self._state.counts
-        before = counts.acknowledged_messages
-        state.on_grant(self._clock(), message)
-        if counts.acknowledged_messages != before:
-            for callback in self._acknowledged_callbacks:
-                callback(counts.acknowledged_messages, counts.acknowledged_steps)
+        self._state.on_grant(self._clock(), message)
         self._changed.set()
 
     def linked(self) -> None:
@@ -383,8 +373,10 @@ class Sender(End, Generic[T]):
         self._state.linked()
         self.settle()
 
-    def _outgoing(self, now: float) -> Iterable[tuple[Hashable, Message]]:
+    def outgoing(self, now: float) -> Sequence[tuple[Hashable, Message]]:
+        """Returns the messages to send now, each with its route."""
         return [(None, message) for message in self._state.outgoing(now)]
 
-    def _last_messages(self) -> Iterable[tuple[Hashable, Message]]:
+    def last_messages(self) -> Sequence[tuple[Hashable, Message]]:
+        """Returns what is sent before the end closes in order."""
         return [(None, self._state.hello(leaving=True))]

@@ -5,8 +5,9 @@
     subscriber -> publisher  SubscriberStatus
     publisher -> subscriber  TopicUpdate
 
-All are records of the codec. What is put into a queue or published travels beside `Data` and `TopicUpdate`: it is
-packed once, however often it is sent, and its receiver knows what it belongs to even if it cannot be read.
+`Data` and `TopicUpdate` precede what was put or published, which is packed once, however often it is sent, and whose
+receiver knows what it belongs to even if it cannot be read. For speed their heads are a byte and a MessagePack list;
+the other messages are records of the codec, which begin with another byte.
 
 Each end has its own id, `incarnation#opened~index`, such as `stepping-0.2#18a3bc~0`. All
 incarnations of a service share a name (`stepping-0~0`) and have an order (2, 0x18a3bc), so that a
@@ -15,14 +16,15 @@ later one replaces an earlier one and never the reverse.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, TypeVar
+
+import msgpack
 
 from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages import codec
 from sparring.pipeline.messages.codec import Buffer
-from sparring.pipeline.messages.fields import Value
-from sparring.pipeline.messages.schema import BESIDE, record
+from sparring.pipeline.messages.fields import Value, shorten
+from sparring.pipeline.messages.schema import record
 
 LARGE: Final = 262144
 """Bytes from which the arrays of a record have frames of their own, which are shared with the socket, not copied."""
@@ -30,8 +32,7 @@ LARGE: Final = 262144
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """Sets the intervals between messages, in seconds.
 
     Attributes:
@@ -99,11 +100,6 @@ def parse_id(text: str) -> EndId:
     number = _NUMBER.search(label if dot else "")
     order = (int(number[0]) if number else 0, int(opened, 16))
     return EndId(f"{service if dot else incarnation}~{int(index)}", order, incarnation)
-
-
-def incarnation_of(text: str) -> str:
-    """Returns the service incarnation in an id, "" for an empty id."""
-    return text.rpartition("#")[0]
 
 
 @record("queue_hello")
@@ -180,8 +176,7 @@ def of_kind(value: Value, kind: type[T]) -> T:
     return value
 
 
-@record("queue_data")
-class Data:
+class Data(NamedTuple):
     """A sender sends one record.
 
     Attributes:
@@ -194,7 +189,7 @@ class Data:
     sender: str
     sequence: int
     steps: int
-    payload: Payload = field(default=Packed(()), metadata=BESIDE)
+    payload: Payload
 
 
 @record("queue_grant")
@@ -243,8 +238,7 @@ class SubscriberStatus:
     leaving: bool = False
 
 
-@record("topic_update")
-class TopicUpdate:
+class TopicUpdate(NamedTuple):
     """A publisher sends the latest record of a topic or, without a record, answers a ping.
 
     Attributes:
@@ -261,16 +255,23 @@ class TopicUpdate:
     after: int = 0
     revision: int = 0
     key: str = ""
-    payload: Payload = field(default=Packed(()), metadata=BESIDE)
+    payload: Payload = Packed(())
 
 
 Message = SenderHello | Data | Grant | SubscriberStatus | TopicUpdate
 
 
+_HEADS: Final = {b"D": (Data, [str, int, int]), b"U": (TopicUpdate, [str, int, int, int, str])}
+"""Messages with a record beside them by the first byte of their heads, and the types of what follows it."""
+
+
 def encode(message: Message) -> list[Buffer]:
     """Encodes a message as frames; the payload of one with a record is `Packed`."""
-    beside = of_kind(message.payload, Packed).frames if isinstance(message, Data | TopicUpdate) else ()
-    return [*codec.encode(message), *beside]
+    if isinstance(message, Data | TopicUpdate):
+        *head, payload = message
+        first = b"D" if isinstance(message, Data) else b"U"
+        return [first + msgpack.packb(head), *of_kind(payload, Packed).frames]
+    return codec.encode(message)
 
 
 def decode(frames: Sequence[Buffer]) -> Message:
@@ -279,14 +280,18 @@ def decode(frames: Sequence[Buffer]) -> Message:
     Raises:
         CodecError: this is not a message.
     """
-    message = codec.decode(frames[:1])
-    if isinstance(message, Data | TopicUpdate):
-        return replace(message, payload=Packed(frames[1:]))
-    if isinstance(message, Message) and len(frames) == 1:
-        return message
+    first = bytes(frames[0][:1]) if frames else b""
+    if first in _HEADS:
+        kind, types = _HEADS[first]
+        head = codec.unpack(frames[0][1:], codec.SERVICES)
+        if isinstance(head, list) and [*map(type, head)] == types:
+            message: Message = kind(*head, Packed(frames[1:]))
+            return message
+    elif isinstance(head := codec.decode(frames), SenderHello | Grant | SubscriberStatus):
+        return head
     raise CodecError(
-        got=f"{len(frames)} frames, with a record of type {type(message).__name__} in the first",
-        expected="a message between the ends of queues or topics",
+        got=f"{shorten(head)} at the head of a message",
+        expected="the head of a message between the ends of queues or topics",
         remedy="speak the same version",
     )
 
@@ -300,8 +305,7 @@ def misdirected(message: Message) -> CodecError:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Capacity:
+class Capacity(NamedTuple):
     """Bounds what a receiving queue holds.
 
     Attributes:

@@ -29,26 +29,8 @@ import zmq.utils.z85
 
 from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages.codec import SERVICES, Buffer
-from sparring.pipeline.queues.curve import (
-    HANDSHAKE_S,
-    REFUSED,
-    UNPROTECTED,
-    Curve,
-    CurveAuthenticator,
-    HandshakeRejections,
-    Handshakes,
-    Protection,
-    key_rejected,
-)
-from sparring.pipeline.queues.endpoints import (
-    endpoint_of,
-    ipc_path,
-    is_open,
-    listen,
-    peer_address,
-    unavailable,
-    with_source_address,
-)
+from sparring.pipeline.queues import curve as keys
+from sparring.pipeline.queues import endpoints as addresses
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.interface import Publisher, Transport
 from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Packed, Timing, decode, encode, pack
@@ -129,7 +111,7 @@ class ZmqSocket:
                 _send(self.socket, frame, _MORE, False)
             _send(self.socket, last, _NOBLOCK, False)
         except zmq.Again:  # a DEALER that was rejected: it has no connection and opens none
-            self._failed(key_rejected(self._name))
+            self._failed(keys.key_rejected(self._name))
 
     def poll(self) -> None:
         """Delivers all messages that have arrived."""
@@ -137,18 +119,15 @@ class ZmqSocket:
             return
         self._draining = True
         try:
-            while self._drain():
+            while self._has_arrival():
+                while self._has_arrival():
+                    self._deliver()
                 self._settled()
         finally:
             self._draining = False
 
-    def _drain(self) -> bool:
-        """Delivers message by message; returns whether there was one."""
-        found = False
-        while not self._closed and _option(self.socket, _EVENTS) & _READABLE:
-            found = True
-            self._deliver()
-        return found and not self._closed
+    def _has_arrival(self) -> bool:
+        return not self._closed and bool(_option(self.socket, _EVENTS) & _READABLE)
 
     def _deliver(self) -> None:
         socket = self.socket
@@ -220,14 +199,14 @@ class ZmqTransport(Transport):
         timing: Timing = DEFAULT_TIMING,
         reconnect: float = 0.05,
         bind: float = 1.0,
-        protection: Protection = UNPROTECTED,
+        protection: keys.Protection = keys.UNPROTECTED,
     ) -> None:
         super().__init__(start, timing, time.monotonic, time.time_ns)
         self.endpoints = dict(endpoints)
         self._reconnect = reconnect
         self._bind_s = bind
         self._protection = protection
-        self._rejections = HandshakeRejections(self._clock)
+        self._rejections = keys.HandshakeRejections(self._clock)
 
     async def __aenter__(self) -> Self:
         self._context = zmq.Context(io_threads=1)
@@ -251,7 +230,7 @@ class ZmqTransport(Transport):
         """Returns the number of rejected connections, to this service's ends or to those of others."""
         return self._rejections.total
 
-    def extend(self, endpoints: Mapping[str, str], protection: Protection) -> None:
+    def extend(self, endpoints: Mapping[str, str], protection: keys.Protection) -> None:
         """Adds further queues and topics of the run, which can be connected to from now on.
 
         Args:
@@ -265,23 +244,23 @@ class ZmqTransport(Transport):
 
     def _connect(self, end: End) -> ZmqLink:
         name, curve = end.name, self._protection.curve
-        endpoint = endpoint_of(self.endpoints, name)
+        endpoint = addresses.endpoint_of(self.endpoints, name)
         link = self._socket(zmq.DEALER, name, endpoint, _MAX_BYTES)
         link.socket.setsockopt(zmq.RECONNECT_IVL, max(1, int(self._reconnect * 1000)))
-        if curve is not None and ipc_path(endpoint) is None:
+        if curve is not None and addresses.ipc_path(endpoint) is None:
             _set_keys(link.socket, curve)
             link.socket.curve_serverkey = curve.servers[name].encode()
             self._watch(link, name, lambda event, _: self._on_client_event(event, name, endpoint))
         try:
-            link.socket.connect(with_source_address(endpoint, self._protection.machines))
+            link.socket.connect(addresses.with_source_address(endpoint, self._protection.machines))
         except zmq.ZMQError as error:
             link.close()
-            raise unavailable(endpoint, error.errno, error) from error
+            raise addresses.unavailable(endpoint, error.errno, error) from error
         return ZmqLink(link, end)
 
     async def _listen(self, end: End) -> ZmqLink:
-        name, endpoint = end.name, endpoint_of(self.endpoints, end.name)
-        if is_open(endpoint) and self._protection.curve is None and not self._protection.insecure:
+        name, endpoint = end.name, addresses.endpoint_of(self.endpoints, end.name)
+        if addresses.is_open(endpoint) and self._protection.curve is None and not self._protection.insecure:
             raise QueueError(
                 f"got {name} at {endpoint}, which other machines can reach, without keys; expected keys; make them "
                 "with `sparring keys DIR` and set pipeline.keys: DIR, use loopback, or say --insecure"
@@ -310,7 +289,7 @@ class ZmqTransport(Transport):
         socket.setsockopt(zmq.SNDHWM, 0)  # credit bounds it
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-        if ipc_path(endpoint) is None:  # a host may vanish without closing
+        if addresses.ipc_path(endpoint) is None:  # a host may vanish without closing
             socket.setsockopt(zmq.IPV6, int("[" in endpoint))
             socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._timing.heartbeat * 1000))
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._timing.peer_timeout * 1000))
@@ -321,34 +300,37 @@ class ZmqTransport(Transport):
     def _secure(self, link: ZmqSocket, name: str, endpoint: str) -> None:
         """Makes a listening socket reject unauthenticated clients, and counts those."""
         socket, curve = link.socket, self._protection.curve
-        if ipc_path(endpoint) is not None:
+        if addresses.ipc_path(endpoint) is not None:
             return
         for machine in self._protection.machines:
             socket.setsockopt(zmq.TCP_ACCEPT_FILTER, machine.encode())
-        socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(keys.HANDSHAKE_S * 1000))
         if curve is None:
             return
         _set_keys(socket, curve)
         socket.curve_server = True
         socket.zap_domain = name.encode()
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer every client is rejected
-        handshakes = Handshakes(partial(self._rejections.count, name), peer_address, self._clock)
+        handshakes = keys.Handshakes(partial(self._rejections.count, name), addresses.peer_address, self._clock)
         self._watch(link, name, handshakes.on_event)
 
-    def _authenticate(self, curve: Curve) -> ZmqSocket:
+    def _authenticate(self, curve: keys.Curve) -> ZmqSocket:
         """Answers the authentication requests of this context's sockets."""
         socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind("inproc://zeromq.zap.01")
-        authenticator = CurveAuthenticator(curve.clients, self._rejections, zmq.utils.z85.encode)
         link = ZmqSocket(socket, "keys", self._fail)
-        link.open(lambda frames, route: link.send(authenticator.answer(frames), route))
+
+        def received(request: Sequence[Buffer], route: bytes) -> None:
+            link.send(keys.authenticate(request, curve.clients, self._rejections, zmq.utils.z85.encode), route)
+
+        link.open(received)
         return link
 
     def _on_client_event(self, event: str, name: str, endpoint: str) -> None:
         """Raises if the listener rejected our key: ZeroMQ does not try again, and the service cannot work."""
-        if event in REFUSED:
-            raise key_rejected(name)
+        if event in keys.REFUSED:
+            raise keys.key_rejected(name)
         if event == "HANDSHAKE_FAILED_NO_DETAIL":  # ZeroMQ tries again
             self._rejections.count(name, endpoint, "it closed the connection: it is shutting down, or has other keys")
 
@@ -372,16 +354,16 @@ def new_curve_pair() -> tuple[str, str]:
 
 
 def _bind(link: ZmqSocket, endpoint: str) -> None:
-    path = ipc_path(endpoint)
+    path = addresses.ipc_path(endpoint)
     try:
         if path is not None:
-            link.socket.setsockopt(zmq.USE_FD, listen(path).detach())
+            link.socket.setsockopt(zmq.USE_FD, addresses.listen(path).detach())
         link.socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise unavailable(endpoint, error.errno, error) from error
+        raise addresses.unavailable(endpoint, error.errno, error) from error
     if path is not None:
         link.closing.callback(path.unlink, missing_ok=True)
 
 
-def _set_keys(socket: zmq.Socket[bytes], curve: Curve) -> None:
+def _set_keys(socket: zmq.Socket[bytes], curve: keys.Curve) -> None:
     socket.curve_publickey, socket.curve_secretkey = curve.public.encode(), curve.secret.encode()

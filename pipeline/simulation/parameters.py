@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from sparring.pipeline.messages.samplers import samples
 from sparring.pipeline.messages.simulator import Sampler
 
 
@@ -46,7 +45,7 @@ class Parameters(Mapping[str, float]):
             if sampler is None:
                 self._forget(name)
             elif _plain(sampler) != _plain(self._samplers.get(name)):
-                self._samplers[name], self._samples[name] = sampler, samples(sampler)
+                self._samplers[name], self._samples[name] = sampler, sampler.samples()
         self.revision += self._as_sent(parameters) != before
 
     def __getitem__(self, name: str) -> float:

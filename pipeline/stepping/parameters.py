@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sparring.pipeline.messages.samplers import samples
 from sparring.pipeline.messages.simulator import Sampler
 from sparring.pipeline.messages.state import LessonsState
 
@@ -89,7 +88,7 @@ class RunParameters:
                 own = (value.seed + simulator) % 2**31 if value.seed >= 0 else self._seed_of(name, number, simulator)
                 sampler = replace(value, seed=own)
                 update.samplers[name] = sampler
-                value = next(samples(sampler))
+                value = next(sampler.samples())
             update.parameters[name] = value
         return update
 

@@ -22,7 +22,7 @@ from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.coordination.self_play import SelfPlay
 from sparring.pipeline.games.registry import make
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.learning.report import UpdateReport
+from sparring.pipeline.learning.losses import UpdateReport
 from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, one_by_one
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Step

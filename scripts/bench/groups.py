@@ -36,8 +36,8 @@ from sparring.pipeline.messages.codec import encode
 from sparring.pipeline.messages.segments import Segments, TeammateSegments
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted, BehaviorSteps, OutcomesReported
 from sparring.pipeline.networks.arrays import previous_features
-from sparring.pipeline.networks.attention import attend
 from sparring.pipeline.networks.group_critic import GroupCritic
+from sparring.pipeline.networks.layers import attend
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
@@ -132,7 +132,7 @@ class Copying:
     def __init__(self, poca: POCA, members: int) -> None:
         self.poca, self.members = poca, members
         self.actor, self.critic = poca.actor, poca.networks.critic
-        self.optimizer = Adam(poca.modules, SETTINGS.hyperparameters.learning_rate)
+        self.optimizer = Adam(poca.networks.modules, SETTINGS.hyperparameters.learning_rate)
 
     def prepare(self, batch: Batch) -> None:
         """Makes the copies, which would come over the wire."""
@@ -229,7 +229,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 def check_equal(poca: POCA, copying: Copying, batch: Batch) -> None:
     """Checks that both ways give the same estimates, else the comparison is void."""
-    poca.networks.critic.raise_largest(copying.members)
+    poca.networks.critic.largest.clamp_(min=copying.members)
     prepared = poca.networks.prepare(batch)
     found = poca.networks.estimate(prepared, batch)
     with torch.no_grad():
@@ -249,11 +249,11 @@ def main() -> int:
         buffer = SegmentBuffer(groups=True)
         buffer.add(segments)
         batch = buffer.take()
-        poca, twin = (build("B", SPEC, SETTINGS, torch.Generator().manual_seed(1)).algorithm for _ in range(2))
+        poca, twin = (build("B", SPEC, SETTINGS, torch.Generator().manual_seed(1))[0] for _ in range(2))
         assert isinstance(poca, POCA)
         assert isinstance(twin, POCA)
         copying = Copying(twin, members)
-        copying.critic.raise_largest(members)
+        copying.critic.largest.clamp_(min=members)
         copying.prepare(batch)
         check_equal(poca, copying, batch)
         pairs = [

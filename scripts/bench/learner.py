@@ -169,7 +169,7 @@ def _one_update(learner: Learner, record: Segments) -> None:
 
 def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> Callable[[], None]:
     """Returns the same work with the learner's own networks and parameters."""
-    ppo = build("Test", SPEC, settings, torch.Generator().manual_seed(1)).algorithm
+    ppo = build("Test", SPEC, settings, torch.Generator().manual_seed(1))[0]
     assert isinstance(ppo, PPO)
     rows = torch.from_numpy(random.standard_normal((case.buffer, 8), np.float32))
     minibatches = torch.split(rows, case.batch)[: case.buffer // case.batch]

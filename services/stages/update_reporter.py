@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from sparring.pipeline.learning.report import UpdateReport
+from sparring.pipeline.learning.losses import UpdateReport
 from sparring.pipeline.learning.signals.gail import biased
 from sparring.services.process.runtime import Context
 

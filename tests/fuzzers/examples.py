@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sparring.pipeline.messages.schema import BESIDE, Columns
+from sparring.pipeline.messages.schema import Columns
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 _TEXTS: Final = ("", "A", "A?team=1", "stepping-0.1#18a3bc~0", "gravity", "ü", "x" * 40)
@@ -34,8 +34,7 @@ def example(hint: Any, rng: Random) -> Any:
         return _SPEC
     if dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint, include_extras=True)
-        names = [field.name for field in dataclasses.fields(hint) if field.metadata != BESIDE]
-        return typing.cast("Any", hint)(**{name: example(hints[name], rng) for name in names})
+        return typing.cast("Any", hint)(**{name: example(one, rng) for name, one in hints.items()})
     if origin in (types.UnionType, typing.Union):
         return None if rng.random() < 0.3 else example(next(arg for arg in args if arg is not type(None)), rng)
     if origin is tuple:

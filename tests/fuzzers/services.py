@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
 import sparring.pipeline.messages.segments  # noqa: F401  registers its records
 from sparring.pipeline.errors import CodecError, Empty
+from sparring.pipeline.messages.channels import Topic
 from sparring.pipeline.messages.codec import Buffer, decode
 from sparring.pipeline.messages.schema import TAGS
 from sparring.pipeline.messages.simulator import Ping
 from sparring.pipeline.queues import wire as framing
 from sparring.pipeline.queues.receiving import ReceiverState
 from sparring.pipeline.queues.sending import SenderState
-from sparring.pipeline.queues.topic import PublisherState, SubscriberState
+from sparring.pipeline.queues.topic import Publisher, Subscription
 from sparring.pipeline.queues.wire import (
     DEFAULT_TIMING,
     Capacity,
@@ -43,6 +44,23 @@ _ID: Final = "stepping-0.1#18a3bc~0"
 _RECEIVER: Final = "assembly-0.1#1~0"
 
 
+class Link:
+    """Checks what an end of a topic sends."""
+
+    pack = staticmethod(framing.pack)
+
+    def send(self, message: Message, route: Hashable) -> None:
+        """Checks that the other end can decode a message."""
+        del route
+        _read_back(message)
+
+    def poll(self) -> None:
+        """Delivers nothing: inputs arrive one by one."""
+
+    def close(self) -> None:
+        """Frees nothing."""
+
+
 class Ends:
     """Holds one end of each kind."""
 
@@ -50,9 +68,11 @@ class Ends:
         self._now = 0.0
         self._receiver = ReceiverState(_RECEIVER, object, _CAPACITY, DEFAULT_TIMING)
         self._sender = SenderState(_ID, DEFAULT_TIMING)
-        self._publisher = PublisherState("stepping-0.1#2~0", DEFAULT_TIMING)
-        self._publisher.publish("state", framing.pack(Ping()))
-        self._subscriber = SubscriberState(DEFAULT_TIMING)
+        self._publisher = Publisher("topic:stepping-0", "stepping-0.1#2~0", DEFAULT_TIMING, lambda: self._now)
+        self._subscriber = Subscription("topic:stepping-0", _RECEIVER, DEFAULT_TIMING, lambda: self._now)
+        for end in (self._publisher, self._subscriber):
+            end.open(Link())
+        self._publisher.publish(Topic("state", Ping), Ping())
 
     def receive(self, end: int, frames: list[Buffer]) -> None:
         """Delivers a message to one end, and checks what the ends answer."""
@@ -63,13 +83,11 @@ class Ends:
         elif end == 1 and isinstance(message, Grant):
             self._at_sender(message)
         elif end == 2 and isinstance(message, SubscriberStatus):
-            self._publisher.on_status(self._now, message, "route")
-            for _, answer in self._publisher.outgoing(self._now):
-                _read_back(answer)
+            self._publisher.received(message, "route")
+            self._publisher.settle()
         elif end == 3 and isinstance(message, TopicUpdate):
-            self._subscriber.on_update(self._now, message)
-            if (status := self._subscriber.outgoing(self._now)) is not None:
-                _read_back(status)
+            self._subscriber.received(message, None)
+            self._subscriber.settle()
 
     def _at_receiver(self, message: SenderHello | Data) -> None:
         state = self._receiver

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sparring.pipeline.learning.settings import GailSettings
+from sparring.pipeline.learning.signals import Steps
 from sparring.pipeline.learning.signals.gail import Gail
-from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.specs import BehaviorSpec
 from tests.learning.signals_helpers import (
     SPECS,

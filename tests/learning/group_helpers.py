@@ -177,7 +177,7 @@ def learning(specs: dict[str, BehaviorSpec], **how: Any) -> POCA:
     assert isinstance(poca, POCA)
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in poca.modules.parameters():
+        for parameter in poca.networks.modules.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=noise), alpha=0.2)
     return poca
 

@@ -38,7 +38,7 @@ def algorithm_of(
     behavior: str, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator, **how: Any
 ) -> Any:
     """Returns the algorithm of some settings, with new networks."""
-    return build(behavior, spec, settings, generator, **how).algorithm
+    return build(behavior, spec, settings, generator, **how)[0]
 
 
 def no_episodes() -> Episodes:

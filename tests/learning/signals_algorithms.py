@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sparring.pipeline.demonstrations.library import files_of, read_any
-from sparring.pipeline.learning.signals.steps import Steps
+from sparring.pipeline.learning.signals import Steps
 from sparring.pipeline.specs import BehaviorSpec
 from tests.learning.group_helpers import batch_of
 from tests.learning.learning_helpers import algorithm_of
@@ -65,7 +65,7 @@ def made(
 def check(algorithm: Any, report: Any, names: Any) -> None:
     """Checks that every minibatch was trained on and that statistics are finite and complete."""
     assert report.skipped == 0
-    assert finite(algorithm.modules)
+    assert finite(algorithm.networks.modules)
     assert finite(algorithm.signals.modules)
     for name, value in report.statistics.items():
         assert np.isfinite(value), name

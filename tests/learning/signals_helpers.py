@@ -23,7 +23,7 @@ from sparring.pipeline.learning.settings import (
     RndSettings,
     TrainerSettings,
 )
-from sparring.pipeline.learning.signals.steps import Steps
+from sparring.pipeline.learning.signals import Steps
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings

@@ -103,10 +103,10 @@ def test_learning_rate(steps: int, strength: float, monkeypatch: pytest.MonkeyPa
 def test_cloning_stops_after_its_steps(trained: int) -> None:
     """From then on nothing is trained, sampled or published."""
     actor, one = cloning(steps=1000)
-    before, random_state = (state(actor), moments(one)), one._generator.get_state()
+    before, random_state = (state(actor), moments(one)), one.generator.get_state()
     assert one.update(trained) == {}
     assert (state(actor), moments(one)) == before
-    assert torch.equal(one._generator.get_state(), random_state)
+    assert torch.equal(one.generator.get_state(), random_state)
 
 
 def test_first_step_is_one_of_adam() -> None:

@@ -42,10 +42,11 @@ def demo(tmp_path: Path) -> Path:
 def test_cloning_does_not_change_the_critic_or_the_optimizer_of_the_policy(demo: Path, shared: bool) -> None:
     """Cloning trains the actor only, with its own Adam."""
     settings = settings_of({}, demo, shared_critic=shared)
-    ppo, cloning, _ = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
+    ppo, _ = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
+    cloning = ppo.cloning
     ppo.update(played(ppo), 1, 0)
     assert cloning is not None
-    critic = state(ppo.modules["critic"]) if not shared else None
+    critic = state(ppo.networks.modules["critic"]) if not shared else None
     adam, actor = moments(ppo.optimizer), state(ppo.actor)
     values = {
         name: parameter.detach()[ppo.actor.outputs :].clone()
@@ -56,7 +57,7 @@ def test_cloning_does_not_change_the_critic_or_the_optimizer_of_the_policy(demo:
     assert state(ppo.actor) != actor
     assert moments(ppo.optimizer) == adam
     if critic is not None:
-        assert state(ppo.modules["critic"]) == critic
+        assert state(ppo.networks.modules["critic"]) == critic
     for name, before in values.items():
         after = dict(ppo.actor.named_parameters())[name].detach()[ppo.actor.outputs :]
         assert torch.equal(after, before)
@@ -67,7 +68,8 @@ def test_cloning_does_not_change_the_critic_or_the_optimizer_of_the_policy(demo:
 def test_ppo_clones_once_per_update(demo: Path, memory: bool, shared: bool) -> None:
     """An update clones after its last minibatch and reports the loss, until the steps of cloning are over."""
     settings = settings_of({"steps": 100, "batch_size": 6, "num_epoch": 1}, demo, memory=memory, shared_critic=shared)
-    ppo, cloning, _ = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
+    ppo, _ = build("Test", HYBRID, settings, torch.Generator().manual_seed(0))
+    cloning = ppo.cloning
     batch = played(ppo)
     assert cloning is not None
     for update in range(1, 3):
@@ -75,31 +77,33 @@ def test_ppo_clones_once_per_update(demo: Path, memory: bool, shared: bool) -> N
         assert np.isfinite(report.statistics[PRETRAINING])
         steps = {tensor.item() for name, tensor in cloning.moments.items() if name.endswith(".step")}
         assert steps == {2.0 * update}
-        assert finite(ppo.modules)
+        assert finite(ppo.networks.modules)
     assert PRETRAINING not in ppo.update(batch, 3, 100).statistics
 
 
 def test_cloning_with_ma_poca(demo: Path) -> None:
     """Cloning continues after teammates are registered, which replaces the optimizer's block."""
-    poca, cloning, _ = build(OWN, HYBRID, settings_of({}, demo, kind="poca"), torch.Generator().manual_seed(0))
+    poca, _ = build(OWN, HYBRID, settings_of({}, demo, kind="poca"), torch.Generator().manual_seed(0))
+    cloning = poca.cloning
     assert isinstance(poca, POCA)
     specs = specs_of(HYBRID, teammates=1)
     poca.register({name: spec for name, spec in specs.items() if name != OWN})
     batch = batch_of(world(poca, specs).groups(5), specs)
     assert cloning is not None
-    actor, critic = state(poca.actor), state(poca.modules["critic"])
+    actor, critic = state(poca.actor), state(poca.networks.modules["critic"])
     cloning.update(0)
     assert state(poca.actor) != actor
-    assert state(poca.modules["critic"]) == critic
+    assert state(poca.networks.modules["critic"]) == critic
     report = poca.update(batch, 1, 0)
     assert report.skipped == 0
     assert PRETRAINING in report.statistics
-    assert finite(poca.modules)
+    assert finite(poca.networks.modules)
 
 
 def test_cloning_is_off_by_default() -> None:
     """A run without cloning has no such loss."""
-    ppo, cloning, _ = build("Test", HYBRID, trainer(signals_of(["extrinsic"])), torch.Generator().manual_seed(0))
+    ppo, _ = build("Test", HYBRID, trainer(signals_of(["extrinsic"])), torch.Generator().manual_seed(0))
+    cloning = ppo.cloning
     assert cloning is None
     assert PRETRAINING not in ppo.update(played(ppo), 1, 0).statistics
 
@@ -109,7 +113,7 @@ def test_demonstrations_of_another_spec_are_refused(tmp_path: Path) -> None:
     write(tmp_path, SPECS["discrete"], recorded(SPECS["discrete"], [3]))
     with pytest.raises(RecordingError):
         build("Test", HYBRID, settings_of({}, tmp_path), torch.Generator())
-    assert build("Test", HYBRID, settings_of({}, tmp_path), torch.Generator(), learns=False).cloning is None
+    assert build("Test", HYBRID, settings_of({}, tmp_path), torch.Generator(), learns=False)[0].cloning is None
 
 
 def test_non_finite_gradient_is_skipped() -> None:
@@ -172,7 +176,7 @@ def test_demonstrations_are_normalized_by_the_statistics_of_the_policy() -> None
     assert normalizer is not None
     normalizer.mean.fill_(0.5)
     normalizer.variance.fill_(4.0)
-    demonstrations, before = one._demonstrations, normalizer.count.item()
+    demonstrations, before = one.demonstrations, normalizer.count.item()
     x = (np.concatenate(demonstrations.observations, 1).astype(np.float64) - 0.5) / 2
     expected = loss_of(HYBRID.actions, head_of(weights_of(actor), x), demonstrations)
     assert one.update(0) == {PRETRAINING: pytest.approx(expected, rel=1e-4)}

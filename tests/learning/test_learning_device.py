@@ -95,9 +95,9 @@ def test_update_on_another_device_mixes_no_tensors_and_equals_that_on_the_cpu(
         there = Learner("Test", spec, settings, 3, device=device)
         assert [update(there, one) for one in records] == [pytest.approx(one, rel=1e-4, abs=1e-6) for one in statistics]
         algorithm = there._algorithm
-        for network in (algorithm.modules, algorithm.signals.modules):
+        for network in (algorithm.networks.modules, algorithm.signals.modules):
             assert {parameter.device for parameter in network.parameters()} <= {OTHER_DEVICE}
-        assert algorithm.actor.device == OTHER_DEVICE
+        assert algorithm.networks.actor.device == OTHER_DEVICE
         assert_same(here, there)
 
 
@@ -120,7 +120,7 @@ def test_group_update_on_another_device_equals_that_on_the_cpu_with_new_teammate
         there = Learner(OWN, spec, settings, 3, device=device)
         there.register(teammates)
         assert [update(there, one) for one in records] == [pytest.approx(one, rel=1e-4, abs=1e-6) for one in statistics]
-        assert {parameter.device for parameter in there._algorithm.modules.parameters()} == {OTHER_DEVICE}
+        assert {parameter.device for parameter in there._algorithm.networks.modules.parameters()} == {OTHER_DEVICE}
         assert_same(here, there)
 
 

@@ -263,9 +263,9 @@ def test_every_step_follows_the_gradient_of_the_loss(variant, clip):
 @ALL
 def test_update_changes_every_weight_and_statistic(variant):
     poca, _, batch = played(variant, count=9)
-    before = to_arrays(poca.modules)
+    before = to_arrays(poca.networks.modules)
     report = poca.update(batch, 1, 0)
-    after = to_arrays(poca.modules)
+    after = to_arrays(poca.networks.modules)
     same = [name for name, array in before.items() if array.size and np.array_equal(array, after[name])]
     assert (report.skipped, same) == (0, [])
     assert all(np.isfinite(array).all() for array in after.values())

@@ -128,7 +128,7 @@ def test_registering_a_teammate_keeps_existing_weights_and_adam_moments():
             assert torch.equal(part, moments.get(key, torch.zeros_like(part)))
     for name, array in weights.items():
         np.testing.assert_array_equal(one.checkpoint().weights[name], array)
-    for parameter in one._algorithm.modules.parameters():
+    for parameter in one._algorithm.networks.modules.parameters():
         inside = parameter.data_ptr() - grown.flat.data_ptr()
         assert 0 <= inside < grown.flat.numel() * 4, "a view of the optimizer's block"
     before = one.weights_sha256

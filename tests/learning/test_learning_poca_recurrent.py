@@ -30,7 +30,7 @@ def test_values_and_memories_equal_those_of_the_twin_over_several_batches(varian
     """A batch continues from the memories of the batch before, and memories of ended groups are dropped."""
     monkeypatch.setattr(group_networks, "_TIMESTEPS_AT_ONCE", at_once)
     poca, groups = played(variant)
-    poca.networks.critic.raise_largest(4)
+    poca.networks.critic.largest.clamp_(min=4)
     walk, half, memories = Walk(poca), len(groups) // 2, (poca.networks._groups, poca.networks._members)
     assert {one.number for one in groups[:half]} & {one.number for one in groups[half:]}
     for part in (groups[:half], groups[half:]):
@@ -45,7 +45,7 @@ def test_values_and_memories_equal_those_of_the_twin_over_several_batches(varian
 @settings(max_examples=10, deadline=None)
 def test_any_division_into_batches_gives_the_values_of_the_twin(seed, parts, horizon):
     poca, groups = played({"teammates": 1}, seed, count=3, horizon=horizon)
-    poca.networks.critic.raise_largest(4)
+    poca.networks.critic.largest.clamp_(min=4)
     walk = Walk(poca)
     for part in np.array_split(np.arange(len(groups)), parts):
         if part.size:
@@ -57,10 +57,10 @@ def test_memories_of_ended_groups_and_members_are_dropped():
     world = World(specs_of())
     first, other = (world.group(times=6, most=2, over=True) for _ in range(2))
     fresh = learning(specs_of(), memory=True)
-    fresh.networks.critic.raise_largest(2)
+    fresh.networks.critic.largest.clamp_(min=2)
     expected = estimated(fresh, batch_for(fresh, without_memory(other)))[1]
     poca = learning(specs_of(), memory=True)
-    poca.networks.critic.raise_largest(2)
+    poca.networks.critic.largest.clamp_(min=2)
     estimated(poca, batch_for(poca, without_memory(first)))
     assert (len(poca.networks._groups), len(poca.networks._members)) == (0, 0)
     agent_episodes = dict(
@@ -107,7 +107,7 @@ def test_replay_from_stored_memories_gives_the_same_values_and_log_probabilities
     poca, groups = played(variant, batch_size=7)
     half = len(groups) // 2
     estimated(poca, batch_for(poca, groups[:half]))
-    poca.networks.critic.raise_largest(4)
+    poca.networks.critic.largest.clamp_(min=4)
     batch, actions, later = batch_for(poca, groups[half:]), poca.actor.actions, groups[half:]
     targets, timesteps, rows_seen = poca._targets(batch, 0.2), timesteps_of(later), set()
     for rows, recurrent_state, _, part in poca._minibatches(targets):

@@ -83,7 +83,7 @@ def sequences_of(groups):
 def test_every_step_follows_the_gradient_within_each_window(variant):
     """Memories of the second batch come from the first, and no gradient flows beyond the start of a window."""
     poca, groups = played(variant, learning_rate=0.02, batch_size=9, num_epoch=2)
-    poca.networks.critic.raise_largest(4)
+    poca.networks.critic.largest.clamp_(min=4)
     walk, half = Walk(poca), len(groups) // 2
     compare(poca, groups[:half], walk)
     groups = groups[half:]
@@ -118,9 +118,9 @@ def test_every_step_follows_the_gradient_within_each_window(variant):
 @ALL
 def test_update_changes_every_weight_of_both_memories(variant):
     poca, groups = played(variant, count=9)
-    before = to_arrays(poca.modules)
+    before = to_arrays(poca.networks.modules)
     assert poca.update(batch_for(poca, groups), 1, 0).skipped == 0
-    after = to_arrays(poca.modules)
+    after = to_arrays(poca.networks.modules)
     assert not [name for name, array in before.items() if np.array_equal(array, after[name])]
     assert all(np.isfinite(array).all() for array in after.values())
 

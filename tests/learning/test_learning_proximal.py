@@ -12,10 +12,10 @@ from torch.distributions import Categorical, Normal
 import tests.learning.recurrent_helpers as recurrent
 from sparring.pipeline.learning import losses
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.learning.report import Losses, diagnostics
+from sparring.pipeline.learning.losses import Losses, diagnostics
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.device import to_arrays
-from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.layers import Layout
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.group_helpers import LENGTH, batch_of
 from tests.learning.group_helpers import learning as group_learning
@@ -190,7 +190,7 @@ def test_without_stale_rows_the_correction_changes_no_bit(memory):
             batch = batch_for(algorithm, spec)
         report = algorithm.update(batch, 0, 0)
         assert report.staleness == (1.0, 1.0)
-        weights.append(to_arrays(algorithm.modules))
+        weights.append(to_arrays(algorithm.networks.modules))
     for name, array in weights[0].items():
         np.testing.assert_array_equal(array, weights[1][name])
 

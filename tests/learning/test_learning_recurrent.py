@@ -12,7 +12,7 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning import minibatches
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, recurrent_minibatches
-from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.layers import Layout
 from tests.learning.recurrent_helpers import ALL, FIRST, SECOND, Walk, estimated, learning, played
 
 

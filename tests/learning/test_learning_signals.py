@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.pipeline.learning.minibatches import MOST_AGENTS
-from sparring.pipeline.learning.signals import EpisodeStarts, EpisodeSums, Signals, by_series
-from sparring.pipeline.learning.signals.steps import Features, Steps
+from sparring.pipeline.learning.signals import EpisodeStarts, EpisodeSums, Features, Signals, Steps, by_series
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.learning_helpers import algorithm_of

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sparring.pipeline.learning.settings import CuriositySettings, RndSettings
+from sparring.pipeline.learning.signals import Steps
 from sparring.pipeline.learning.signals.novelty import Curiosity, Rnd
-from sparring.pipeline.learning.signals.steps import Steps
 from sparring.pipeline.specs import BehaviorSpec
 from tests.learning.signals_helpers import (
     PARTS,

@@ -235,7 +235,7 @@ def test_batch_after_a_non_finite_one_is_trained_on(demo: Path) -> None:
     assert report.skipped == report.minibatches
     report = ppo.update(played(ppo, [(1, 9, True), (2, 9, True)], carried_by_agent=carried), 3, 0)
     assert report.skipped == 0
-    assert finite(ppo.modules)
+    assert finite(ppo.networks.modules)
 
 
 def with_new_episodes(batch: Any, more: int, only_ended: bool = False) -> Any:
@@ -343,7 +343,7 @@ def test_random_numbers_do_not_depend_on_signals_without_networks(kind: str, dem
         networks = GroupNetworks(OWN, PLAIN, settings, alone)
         algorithm = algorithm_of(OWN, PLAIN, settings, generator)
         batch = batch_of(world(algorithm, specs_of(PLAIN)).groups(4), specs_of(PLAIN))
-    assert state(algorithm.modules) == state(networks.modules)
+    assert state(algorithm.networks.modules) == state(networks.modules)
     assert torch.equal(generator.get_state(), alone.get_state())
     if kind == "ppo":
         algorithm.update(batch, 1, 0)

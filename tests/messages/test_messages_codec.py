@@ -29,7 +29,7 @@ from sparring.pipeline.messages.codec import (
     from_bytes,
     to_bytes,
 )
-from sparring.pipeline.messages.schema import BESIDE, TAGS, Columns, record, tag_of
+from sparring.pipeline.messages.schema import TAGS, Columns, record, tag_of
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Ends, Hello, Ping, Reset, Welcome
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
@@ -74,8 +74,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
 def records(cls: type[Any]) -> st.SearchStrategy[Any]:
     """Generates records of one class."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    names = [field.name for field in dataclasses.fields(cls) if field.metadata != BESIDE]
-    return st.fixed_dictionaries({name: values(hints[name]) for name in names}).map(lambda kw: cls(**kw))
+    return st.fixed_dictionaries({name: values(hint) for name, hint in hints.items()}).map(lambda kw: cls(**kw))
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,6 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.pipeline.messages.samplers import samples
 from sparring.pipeline.messages.simulator import Sampler
 
 NUMBERS = st.floats(-1e6, 1e6)
@@ -16,7 +15,7 @@ RANGES = st.tuples(NUMBERS, NUMBERS).map(sorted)
 
 
 def first_samples(kind: str, values: tuple[float, ...], n: int = 1000, seed: int = 1) -> list[float]:
-    return list(itertools.islice(samples(Sampler(kind=kind, values=values, seed=seed)), n))  # type: ignore[arg-type]
+    return list(itertools.islice(Sampler(kind=kind, values=values, seed=seed).samples(), n))  # type: ignore[arg-type]
 
 
 @given(RANGES, st.integers(0, 2**31 - 1))

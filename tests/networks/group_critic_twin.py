@@ -51,7 +51,7 @@ def randomized(module, seed=7):
 def critic(known=("Own", "Teammate", "Third"), largest=6, own="Own", **network):
     settings = NetworkSettings(hidden_units=UNITS, vis_encode_type="match3", **network)
     one = randomized(GroupCritic(own, {name: SPECS[name] for name in known}, settings, SIGNALS, seeded()))
-    one.raise_largest(largest)
+    one.largest.clamp_(min=largest)
     return one
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.networks.actor import Actor, Critic
-from sparring.pipeline.networks.attention import EntityEncoder
 from sparring.pipeline.networks.encoders import Encoder, ImageEncoder
+from sparring.pipeline.networks.layers import EntityEncoder
 from sparring.pipeline.networks.perceptron import ConditionedLayers
 from sparring.pipeline.networks.settings import HEADS, SMALLEST, NetworkSettings, Unsupported
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec

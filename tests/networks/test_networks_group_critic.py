@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparring.pipeline.networks.group_critic import GroupCritic
-from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.layers import Layout
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from tests.networks.group_critic_twin import (
     CLOSE,
@@ -109,8 +109,8 @@ def test_largest_group_so_far_scales_the_number_of_members():
     assert one.largest == 2
     timesteps, _, decided = timesteps_for(one, groups)
     before = one(timesteps)[0]
-    one.raise_largest(5)
-    one.raise_largest(3)
+    one.largest.clamp_(min=5)
+    one.largest.clamp_(min=3)
     assert one.largest == 5
     assert "largest" in one.state_dict()
     for got, expected in zip(one(timesteps), twin(one, groups, decided), strict=True):

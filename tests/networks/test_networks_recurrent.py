@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.networks.device import to_arrays
+from sparring.pipeline.networks.layers import FORGET_BIAS, Layout, Recurrent
 from sparring.pipeline.networks.perceptron import ConditionedLayers, Perceptron
-from sparring.pipeline.networks.recurrent import FORGET_BIAS, Layout, Recurrent
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 
 FEATURES, UNITS, MEMORY, OUTPUTS = 3, 4, 6, 2

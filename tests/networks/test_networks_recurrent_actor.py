@@ -13,7 +13,7 @@ from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actor import Actor, Critic
 from sparring.pipeline.networks.arrays import previous_features, to_environment
 from sparring.pipeline.networks.device import load_arrays, to_arrays
-from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.layers import Layout
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 

@@ -8,7 +8,6 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -145,7 +144,7 @@ class World:
 
     def transport(self, incarnation: str, **timing: float) -> Any:
         """Returns a transport of one service incarnation, with some intervals changed."""
-        intervals = replace(self.timing, **timing)
+        intervals = self.timing._replace(**timing)
         if self.kind == "memory":
             return MemoryTransport(self._hub, start=incarnation, timing=intervals)
         if self.kind == "lossy":

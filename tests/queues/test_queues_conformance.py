@@ -249,13 +249,13 @@ async def test_receive_leaves_the_acknowledgement_to_the_caller(world: World) ->
             assert [delivery.record.number for delivery in deliveries] == [0, 1, 2]
             assert {(delivery.steps, delivery.sender) for delivery in deliveries} == {(7, "sender.1")}
             held = receiver.statistics()
-            assert (held.queued_messages, held.unacknowledged_messages, held.unacknowledged_steps) == (0, 3, 21)
+            assert (held.queued_messages, held.held_messages, held.held_steps) == (0, 3, 21)
             deliveries[2].acknowledge()
             deliveries[1].acknowledge()
-            assert receiver.statistics().unacknowledged_messages == 3
+            assert receiver.statistics().held_messages == 3
             deliveries[0].acknowledge()
             deliveries[0].acknowledge()
-            assert receiver.statistics().unacknowledged_messages == 0
+            assert receiver.statistics().held_messages == 0
             await sender.drain()
             assert counts[-1] == (3, 21)
             assert counts == sorted(set(counts))
@@ -291,7 +291,7 @@ async def test_statistics_add_up(world: World) -> None:
             there = receiver.statistics()
             assert (there.got_messages, there.got_steps) == (3, 9)
             assert (there.queued_messages, there.queued_steps) == (3, 9)
-            assert (there.unacknowledged_messages, there.unacknowledged_steps) == (1, 3)
+            assert (there.held_messages, there.held_steps) == (4, 12)
             assert (there.senders, there.discarded) == (1, 0)
             assert (there.fullest_messages, there.fullest_steps) == (6, 18)
             await world.until(lambda: sender.statistics().acknowledged_messages == 2)

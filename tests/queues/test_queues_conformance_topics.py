@@ -101,9 +101,9 @@ async def test_every_subscriber_gets_each_record(topic_world: World) -> None:
             for subscription in subscriptions:
                 await subscription.changed()
                 assert number_of(subscription, "a") == 1
-            await topic_world.until(lambda: publisher.subscribers == 3)
+            await topic_world.until(lambda: len(publisher._subscribers) == 3)
             await subscriptions[0].aclose()
-            await topic_world.until(lambda: publisher.subscribers == 2)
+            await topic_world.until(lambda: len(publisher._subscribers) == 2)
 
 
 async def test_a_restarted_publisher_replaces_key_by_key(topic_world: World) -> None:

@@ -21,10 +21,10 @@ from sparring.pipeline.queues.curve import (
     HANDSHAKE_S,
     INTERVAL_S,
     Curve,
-    CurveAuthenticator,
     HandshakeRejections,
     Handshakes,
     Protection,
+    authenticate,
 )
 from sparring.pipeline.queues.endpoints import peer_address
 from sparring.pipeline.queues.interface import Capacity
@@ -223,12 +223,12 @@ def zap_request(domain: bytes, key: bytes, mechanism: bytes = b"CURVE") -> list[
 )
 def test_the_authenticator_refuses_any_key_that_is_not_on_its_list(domain: bytes, mechanism: bytes, key: bytes) -> None:
     rejections = HandshakeRejections(lambda: 0.0)
-    authenticator = CurveAuthenticator({"a": frozenset({"ff" * 32})}, rejections, lambda raw: raw.hex().encode())
-    answer = authenticator.answer(zap_request(domain, key, mechanism))
+    rest: Any = {"a": frozenset({"ff" * 32})}, rejections, lambda raw: raw.hex().encode()
+    answer = authenticate(zap_request(domain, key, mechanism), *rest)
     good = domain == b"a" and mechanism == b"CURVE" and key == b"\xff" * 32
     assert answer[:4] == [b"", b"1.0", b"5", b"200" if good else b"400"]
     assert rejections.total == (not good)
-    assert authenticator.answer(zap_request(b"a", b"\xff" * 32))[3] == b"200"
+    assert authenticate(zap_request(b"a", b"\xff" * 32), *rest)[3] == b"200"
 
 
 def test_a_peer_is_logged_once_per_interval_and_memory_is_bounded_for_many_peers() -> None:

@@ -14,10 +14,10 @@ import torch
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.games.goal import Goal
 from sparring.pipeline.learning.buffer import Batch
+from sparring.pipeline.learning.losses import UpdateReport
 from sparring.pipeline.learning.ppo import PPO
-from sparring.pipeline.learning.report import UpdateReport
 from sparring.pipeline.networks import distributions
-from sparring.pipeline.networks.recurrent import Layout
+from sparring.pipeline.networks.layers import Layout
 from tests.services.services_graph import begin
 from tests.services.services_helpers import balanced
 

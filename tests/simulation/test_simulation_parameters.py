@@ -12,13 +12,12 @@ import pytest
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.games.balance import Balance
 from sparring.pipeline.games.goal import Goal
-from sparring.pipeline.messages.samplers import samples
 from sparring.pipeline.messages.simulator import Bye, Fault, Reset, Sampler, Step
 from sparring.pipeline.simulation import BehaviorReport, Parameters, run
 from tests.simulation.simulation_helpers import Trainer, act_for
 
 UNIFORM = Sampler(kind="uniform", values=(0.0, 1.0), seed=4)
-FIRST = list(itertools.islice(samples(UNIFORM), 9))
+FIRST = list(itertools.islice(UNIFORM.samples(), 9))
 
 
 def parameters(numbers: Mapping[str, float], **samplers: Sampler) -> Parameters:
@@ -75,7 +74,7 @@ def test_an_unchanged_sampler_continues_its_sequence() -> None:
     assert [*first_two, made["wind"]] == FIRST[:3]
     assert "mass" not in made
     made.replace({"wind": 0.1}, {"wind": replace(UNIFORM, seed=5)})
-    assert made["wind"] == next(samples(replace(UNIFORM, seed=5)))
+    assert made["wind"] == next(replace(UNIFORM, seed=5).samples())
 
 
 class ReadsParameters(Goal):

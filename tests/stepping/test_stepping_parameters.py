@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.pipeline.messages.samplers import samples
 from sparring.pipeline.messages.simulator import Act, Reset, Sampler
 from sparring.pipeline.messages.state import LessonsState, StepAllowance
 from sparring.pipeline.stepping.parameters import RunParameters
@@ -35,7 +34,7 @@ def plain(samplers: dict[str, Sampler]) -> dict[str, tuple[str, tuple[float, ...
 def test_every_parameter_has_a_value_and_a_sampler_its_first_sample() -> None:
     current = RunParameters({"mass": [2.0], "wind": [UNIFORM]}, seed=3).all(1)
     assert current.parameters["mass"] == 2.0
-    assert current.parameters["wind"] == next(samples(current.samplers["wind"]))
+    assert current.parameters["wind"] == next(current.samplers["wind"].samples())
     assert set(current.samplers) == {"wind"}
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.learning.learner import Learner
-from sparring.pipeline.learning.report import UpdateReport, lags
+from sparring.pipeline.learning.losses import UpdateReport, lags
 from sparring.pipeline.messages.segments import Segments
 from tests.world import world_game
 
@@ -74,7 +74,7 @@ class RecordingLearner(Learner):
     def _stub(self, size: int) -> UpdateReport:
         batch = self._buffer.take(size)
         with torch.no_grad():
-            first = next(iter(self._algorithm.actor.parameters()))
+            first = next(iter(self._algorithm.networks.actor.parameters()))
             first.add_(torch.full_like(first, 1e-3))
         report = UpdateReport(
             statistics={},

@@ -44,7 +44,7 @@ from torch.nn.functional import logsigmoid
 
 from sparring.pipeline.demonstrations.library import Demonstrations
 from sparring.pipeline.learning.settings import ExtrinsicSettings, GailSettings
-from sparring.pipeline.learning.signals.steps import Features, RewardNetwork, Steps, blocks, select_rows
+from sparring.pipeline.learning.signals import Features, RewardNetwork, Steps, blocks, select_rows
 from sparring.pipeline.networks.arrays import action_features
 from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.encoders import Inputs

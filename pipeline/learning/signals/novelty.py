@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from sparring.pipeline.learning.optimizer import place
 from sparring.pipeline.learning.settings import CuriositySettings, RndSettings
-from sparring.pipeline.learning.signals.steps import Features, RewardNetwork, Steps, blocks, dense, select_rows
+from sparring.pipeline.learning.signals import Features, RewardNetwork, Steps, blocks, dense, select_rows
 from sparring.pipeline.networks.device import CPU, back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import linear
