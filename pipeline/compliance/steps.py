@@ -26,7 +26,7 @@ STEP_RULES: Final = {
     "masks": "Masks have a column per choice and leave a choice in each branch.",
     "sequence": "Steps count from 0 on each connection.",
     "observations": "Observations have the spec's order, shapes and dtypes.",
-    "finite": "Observations and rewards are finite.",
+    "finite": "Observations, rewards and continuous actions are numbers from -1e18 to 1e18.",
     "ids": "An agent is at most once in decisions and once in ends.",
     "first_step": "The first Step after Reset has decisions and no ends.",
     "ends": "Only agents end that have decided in this episode.",

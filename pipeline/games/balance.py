@@ -32,8 +32,7 @@ REWARD: Final = 0.1
 FALL_REWARD: Final = -1.0
 
 _SPREAD: Final = np.repeat(np.array([START_TILT, START_POSITION, START_SPEED], np.float32), 2)[:, None]
-_TILT, _POSITION, _VELOCITY = slice(0, 2), slice(2, 5, 2), slice(5, 8, 2)
-_HEIGHT, _CLIMB = 3, 6
+_REWARDS: Final = np.array([REWARD, FALL_REWARD], np.float32)
 _FREE: Final = np.array([0, 1, 2, 4, 5, 7])  # rows of the state that determine height and climb
 
 
@@ -55,6 +54,8 @@ class Balance(BuiltInGame):
     def __init__(self, areas: int = 12, behavior: str = "Balance") -> None:
         super().__init__(areas, {str(BehaviorId(name=behavior)): one_vector("state", 8, ActionSpec(continuous=2))})
         self._state = np.zeros((8, areas), np.float32)  # row by row: numpy is twice as fast along areas
+        self._tilt, self._position, self._velocity = self._state[0:2], self._state[2:5:2], self._state[5:8:2]
+        self._height, self._climb = self._state[3], self._state[6]
         self._change = np.empty((2, areas), np.float32)
         self._pull = np.empty(areas, np.float32)  # meters per second that a step adds on a slope of 1
 
@@ -62,21 +63,17 @@ class Balance(BuiltInGame):
         """Turns the plates and lets the balls roll for `STEP_S`."""
         self._roll(actions[self._ids[0]].continuous.T)
         self._ages += 1
-        position = self._state[_POSITION]
-        fallen = np.einsum("ij,ij->j", position, position) > RADIUS**2
-        rewards = np.where(fallen, FALL_REWARD, REWARD)
+        fallen = np.einsum("ij,ij->j", self._position, self._position) > RADIUS**2
+        rewards = _REWARDS[fallen.view(np.int8)]
         return self._play_on(fallen | (self._ages >= MAX_STEPS), rewards, interrupted=~fallen)
 
     def _roll(self, actions: NDArray[np.float32]) -> None:
         """Rolls the balls for one step with actions [2, areas]."""
-        state, change = self._state, self._change
-        tilt, position, velocity = state[_TILT], state[_POSITION], state[_VELOCITY]
-        np.minimum(actions, 1, out=change)
-        np.maximum(change, -1, out=change)
+        tilt, position, velocity, climb, change = self._tilt, self._position, self._velocity, self._climb, self._change
+        actions.clip(-1, 1, out=change)
         change *= TILT_PER_STEP
         tilt += change
-        np.minimum(tilt, MAX_TILT, out=tilt)
-        np.maximum(tilt, -MAX_TILT, out=tilt)
+        tilt.clip(-MAX_TILT, MAX_TILT, out=tilt)
         slope = np.sin(tilt)
         np.multiply(slope, self._pull, out=change)
         velocity += change
@@ -84,19 +81,19 @@ class Balance(BuiltInGame):
         position += change
         slope *= position
         height = slope[0] + slope[1]
-        np.subtract(height, state[_HEIGHT], out=state[_CLIMB])
-        state[_CLIMB] /= STEP_S
-        state[_HEIGHT] = height
+        np.subtract(height, self._height, out=climb)
+        climb /= STEP_S
+        self._height[:] = height
 
     def _begin(self, areas: Ints) -> None:
         started = self._random.uniform(-1, 1, (6, areas.size)).astype(np.float32)
         started *= _SPREAD
         self._state[_FREE[:, None], areas] = started
         slope = np.sin(started[0:2])
-        self._state[_HEIGHT, areas] = (slope * started[2:4]).sum(0)
-        self._state[_CLIMB, areas] = (slope * started[4:6]).sum(0)
+        self._height[areas] = (slope * started[2:4]).sum(0)
+        self._climb[areas] = (slope * started[4:6]).sum(0)
         for area in areas:  # a positive tilt raises the positive side
             self._pull[area] = -5 / 7 * self._parameters.get("gravity", GRAVITY) * STEP_S
 
     def _observe(self) -> list[list[Array]]:
-        return [[self._state.T[:, None]]]
+        return [[self._state.T.copy()]]

@@ -1,16 +1,15 @@
 """Holds what the built-in games share: areas side by side, their random source, reports, and plane geometry."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.messages.simulator import BehaviorReport, Ends
-from sparring.pipeline.simulation.game import decisions, ends
+from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec, ObservationSpec
 
+_DOUBLE: Final = np.dtype(np.float64)
 T = TypeVar("T")
 Bools = NDArray[np.bool_]
 Float = NDArray[np.float64]
@@ -25,8 +24,7 @@ def one_vector(name: str, size: int, actions: ActionSpec) -> BehaviorSpec:
 class BuiltInGame:
     """Simulates areas side by side, each with the same players.
 
-    A column of players is [areas, players, ...] here, or [areas] or [areas, 1, ...] where the players of an area are
-    alike.
+    A column of players is [areas, players, ...] here, or [areas] where the players of an area are alike.
 
     Args:
         areas: number of areas.
@@ -35,11 +33,12 @@ class BuiltInGame:
 
     Attributes:
         _ids: behavior ids.
-        _sides: for each behavior its players in an area, by default as many for each; those of none are not reported.
         _areas: [areas] numbers of the areas.
         _ages: [areas] steps since the area's episode began.
-        _agents: [areas, players] ids of the agents.
+        _agents: [areas, players] ids of the agents, by default the numbers of the players: area by area, from 0.
+        _sides: for each behavior the numbers of its players, by default as many for each; others are not reported.
         _here: [areas, players] players that are present.
+        _can_leave: some players may be absent.
         _groups: column of the ids of groups; None: the agents have no group.
         _matches: [areas] ids of matches; None: an episode is no match.
         _parameters: environment parameters of the last reset.
@@ -52,12 +51,14 @@ class BuiltInGame:
     def __init__(self, areas: int, specs: Mapping[str, BehaviorSpec], players: int = 1) -> None:
         self._specs = specs
         self._ids = list(specs)
-        size = players // len(specs)
-        self._sides = [slice(first, first + size) for first in range(0, players, size)]
         self._areas: Ints = np.arange(areas, dtype=np.int64)
         self._ages = np.zeros(areas, np.int64)
-        self._agents = np.arange(areas * players, dtype=np.int64).reshape(areas, players)
-        self._here = np.ones(self._agents.shape, bool)
+        self._agents = np.arange(areas * players, dtype=np.int64)
+        self._area_of = np.repeat(self._areas, players)
+        numbers = self._agents.reshape(areas, players)
+        self._sides = [side.ravel() for side in np.array_split(numbers, len(specs), 1)]
+        self._here = np.ones((areas, players), bool)
+        self._can_leave = False
         self._groups: Ints | None = None
         self._matches: Ints | None = None
         self._random = np.random.default_rng()
@@ -75,7 +76,8 @@ class BuiltInGame:
         if seed is not None:
             self._random = np.random.default_rng(seed)
         self._start(self._areas)
-        return self._reports(group_rewards=None if self._groups is None else np.zeros(self._areas.size))
+        nothing = np.zeros(self._areas.size)
+        return self._reports(rewards=nothing, group_rewards=None if self._groups is None else nothing)
 
     def close(self) -> None:
         """Does nothing: the game holds no resources."""
@@ -85,7 +87,7 @@ class BuiltInGame:
         raise NotImplementedError
 
     def _observe(self) -> Sequence[Sequence[Array]]:
-        """Returns the observations of each behavior, as columns of all players."""
+        """Returns the observations of each behavior: rows of all players."""
         raise NotImplementedError
 
     def _start(self, areas: Ints) -> None:
@@ -101,35 +103,40 @@ class BuiltInGame:
         rewards: Array,
         group_rewards: Array | None = None,
         did_discrete: Array | None = None,
-        **ended: Array | None,
+        leaving: Bools | None = None,
+        **ended: Array,
     ) -> tuple[BehaviorReport, ...]:
-        """Ends the episodes of all players of some areas, begins the next ones, and returns the reports of all.
+        """Ends the episodes of some players, begins the next ones of areas, and returns the reports of all.
 
         Args:
             over: [areas] areas whose episode is over.
-            rewards: column of the agents' own rewards.
-            group_rewards: column of the rewards of their groups.
-            did_discrete: column of actions, as for `decisions`.
-            ended: further columns of the ends, as for `ends`.
+            rewards: column of the agents' own rewards; it is changed.
+            group_rewards: column of the rewards of their groups; it is changed.
+            did_discrete: column of actions, as in `Decisions`.
+            leaving: column of the players that end, by default all players of the areas `over`.
+            ended: further columns of `Ends`.
         """
-        if not over.any():
-            return self._reports(rewards=rewards, group_rewards=group_rewards, did_discrete=did_discrete)
-        last = self._end(over, rewards=rewards, group_rewards=group_rewards, did_discrete=did_discrete, **ended)
-        self._start(over.nonzero()[0])
-        earned, shared = (
-            None if column is None else np.where(self._wide(over), 0, self._wide(column))
-            for column in (rewards, group_rewards)
-        )
-        return self._reports(last, rewards=earned, group_rewards=shared, did_discrete=did_discrete)
+        columns = {"rewards": rewards, "group_rewards": group_rewards, "did_discrete": did_discrete}
+        last = self._end(over if leaving is None else leaving, **columns, **ended)
+        if last:
+            rewards[over] = 0
+            if group_rewards is not None:
+                group_rewards[over] = 0
+            self._start(over.nonzero()[0])
+        return self._reports(last, **columns)
 
-    def _end(self, rows: Bools, **columns: Array | None) -> list[Ends | None]:
-        """Returns the ends of some players for each behavior.
+    def _end(self, leaving: Bools, **columns: Array | None) -> list[Ends | None]:
+        """Returns the ends of some players for each behavior; empty for no players.
 
         Args:
-            rows: column of the players that end.
-            columns: columns as for `ends`.
+            leaving: column of the players that end.
+            columns: columns of `Ends`.
         """
-        return self._records(ends, rows, matches=self._matches, **columns)
+        if not np.count_nonzero(leaving):
+            return []
+        columns = {"interrupted": np.zeros(self._areas.size, bool), "matches": self._matches, **columns}
+        observed = enumerate(self._observe())
+        return [self._record(Ends, side, leaving, seen, columns) for side, seen in observed]
 
     def _reports(
         self, last: Sequence[Ends | None] = (), deciding: Bools | None = None, **columns: Array | None
@@ -139,47 +146,52 @@ class BuiltInGame:
         Args:
             last: ends of each behavior; empty for none.
             deciding: column of the players that want an action, by default all that are present.
-            columns: columns as for `decisions`.
+            columns: columns of `Decisions`.
         """
-        rows = self._here if deciding is None else deciding
-        following = self._records(decisions, rows, groups=self._groups, matches=self._matches, **columns)
-        reports = (
-            BehaviorReport(behavior=key, decisions=one, ends=ended)
-            for key, one, ended in zip(self._ids, following, last or [None] * len(self._ids), strict=True)
-        )
-        return tuple(one for one in reports if one.decisions is not None or one.ends is not None)
+        rows = self._here if deciding is None and self._can_leave else deciding
+        columns["groups"], columns["matches"] = self._groups, self._matches
+        reports = []
+        for side, seen in enumerate(self._observe()):
+            following = self._record(Decisions, side, rows, seen, columns)
+            ended = last[side] if last else None
+            if following is not None or ended is not None:
+                reports.append(BehaviorReport(behavior=self._ids[side], decisions=following, ends=ended))
+        return tuple(reports)
 
-    def _records(self, build: Callable[..., T], rows: Bools, **columns: Array | None) -> list[T | None]:
-        """Returns what `build` makes of some players for each behavior, None for no players."""
-        found: list[T | None] = [None] * len(self._ids)
-        if not np.count_nonzero(rows):
-            return found
-        given = {name: column for name, column in columns.items() if column is not None}
-        for number, (side, seen) in enumerate(zip(self._sides, self._observe(), strict=True)):
-            own = self._wide(rows)[:, side].ravel()
-            if count := np.count_nonzero(own):
-                select = partial(self._select, side, None if count == own.size else own.nonzero()[0])
-                parts = {name: select(column) for name, column in given.items()}
-                found[number] = build(select(self._agents), [select(one) for one in seen], **parts)
-        return found
+    def _record(
+        self,
+        record: Callable[..., T],
+        side: int,
+        rows: Bools | None,
+        seen: Sequence[Array],
+        columns: Mapping[str, Array | None],
+    ) -> T | None:
+        """Returns the record of some players of a side; None for no players."""
+        players = self._sides[side]
+        if rows is not None:
+            players = players[self._select(rows, players)]
+            if not players.size:
+                return None
+        parts = {name: self._select(column, players) for name, column in columns.items() if column is not None}
+        observations = tuple([_narrow(column[players]) for column in seen])
+        return record(agents=self._agents[players], observations=observations, **parts)
 
-    def _select(self, side: slice, chosen: Ints | None, column: Array) -> Array:
-        """Returns a new column of one side's players, [n, ...]: all, or the chosen ones of them."""
-        own = self._wide(column)[:, side]
-        rows = own.reshape(-1, *own.shape[2:])
-        return rows.copy() if chosen is None else rows[chosen]
+    def _select(self, column: Array, players: Ints) -> Array:
+        """Returns a new column of the players with these numbers, [n, ...]."""
+        if column.ndim == 1:
+            return _narrow(column[self._area_of[players]])
+        return _narrow(column.reshape(-1, *column.shape[2:])[players])
 
-    def _wide(self, column: Array) -> Array:
-        """Returns a column with an entry for each player, [areas, players, ...]."""
-        column = column[:, None] if column.ndim == 1 else column
-        if column.shape[1] == self._agents.shape[1]:
-            return column
-        return np.repeat(column, self._agents.shape[1], 1)
+
+def _narrow(column: Array) -> Array:
+    """Returns a column as messages have it."""
+    return column.astype(np.float32) if column.dtype == _DOUBLE else column
 
 
 def lengths(vectors: Float) -> Float:
     """Returns the lengths of vectors [..., 2]."""
-    found: Float = np.sqrt((vectors * vectors).sum(-1))
+    x, y = vectors[..., 0], vectors[..., 1]
+    found: Float = np.sqrt(x * x + y * y)
     return found
 
 
@@ -190,7 +202,7 @@ def directions(angles: Float) -> Float:
 
 def half_turn(angles: Float) -> Float:
     """Returns the same directions as angles from -pi to pi."""
-    found: Float = angles - 2 * np.pi * np.round(angles / (2 * np.pi))
+    found: Float = angles - 2 * np.pi * np.rint(angles / (2 * np.pi))
     return found
 
 

@@ -64,6 +64,7 @@ class Crowd(BuiltInGame):
         shape = (areas, members)
         spec = one_vector("corridor", OBSERVATION_SIZE, ActionSpec(discrete=(len(_STRIDES),)))
         super().__init__(areas, {str(BehaviorId(name=behavior)): spec}, members)
+        self._can_leave = True
         self._groups = 1 + self._areas
         self._every = np.where(np.arange(members) % 2 == 1, every, 1)
         self._places = np.zeros(shape, np.int64)
@@ -83,13 +84,14 @@ class Crowd(BuiltInGame):
         self._ages += 1
         over = self._ages >= LIMIT
         ended = leaving | (before & over[:, None])
-        last = self._end(ended, group_rewards=self._earned, interrupted=~leaving)
+        nothing = np.zeros(over.size)
+        last = self._end(ended, rewards=nothing, group_rewards=self._earned, interrupted=~leaving)
         self._pauses -= 1
         self._pauses[leaving] = self._random.integers(1, LONGEST_PAUSE + 1, int(leaving.sum()))
         self._appear(~before & (self._pauses <= 0))
         self._start(over.nonzero()[0])
         deciding = self._deciding()
-        reports = self._reports(last, deciding, group_rewards=self._earned)
+        reports = self._reports(last, deciding, rewards=nothing, group_rewards=self._earned)
         self._earned[deciding] = 0
         return reports
 
@@ -126,7 +128,7 @@ class Crowd(BuiltInGame):
         self._earned[members] = 0
 
     def _begin(self, areas: Ints) -> None:
-        pauses = self._random.integers(0, LONGEST_PAUSE + 1, (len(areas), self._agents.shape[1]))
+        pauses = self._random.integers(0, LONGEST_PAUSE + 1, (len(areas), self._here.shape[1]))
         self._pauses[areas] = pauses - pauses.min(1, keepdims=True)  # at least one member is present at once
         self._here[areas] = False
         anew = np.zeros_like(self._here)
@@ -134,7 +136,7 @@ class Crowd(BuiltInGame):
         self._appear(anew)
 
     def _observe(self) -> list[list[Array]]:
-        areas, members = self._agents.shape
+        areas, members = self._here.shape
         own = self._places[:, :, None] == np.arange(PLACES)
         crowd = (own & self._here[:, :, None]).sum(1, keepdims=True) / members
         held = self._held / PLATE_LIMIT
@@ -142,4 +144,4 @@ class Crowd(BuiltInGame):
         slow = self._every > 1
         rest = np.stack(np.broadcast_arrays(held, longest, slow), 2)
         crowd = np.broadcast_to(crowd, (areas, members, PLACES))
-        return [[np.concatenate([own, crowd, rest], 2)]]
+        return [[np.concatenate([own, crowd, rest], 2).reshape(-1, OBSERVATION_SIZE)]]

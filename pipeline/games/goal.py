@@ -82,7 +82,7 @@ class Goal(BuiltInGame):
         self._positions.clip(-1, 1, out=self._positions)
         self._ages += 1
         over = np.abs(self._positions).min(1) >= 1
-        reached = SUCCESS * self._positions.mean(1) * self._goals
+        reached = SUCCESS * (self._positions.sum(1) / self._positions.shape[1]) * self._goals
         return self._play_on(over, np.where(over, reached, -TIME_PENALTY))
 
     def _spec(self, kind: ObservationKind, name: str) -> ObservationSpec:
@@ -93,7 +93,7 @@ class Goal(BuiltInGame):
     def _observe(self) -> list[list[Array]]:
         goals = self._goals if self._shown is None else np.where(self._ages < self._shown, self._goals, 0)
         seen = {"vector": self._vector, "image": self._image, "entities": self._entities, "goal": _side}
-        return [[seen[kind](goals)[:, None] for kind in self._kinds]]
+        return [[seen[kind](goals) for kind in self._kinds]]
 
     def _vector(self, goals: Float) -> Array:
         return (self._positions.mean(1) if "goal" in self._kinds else goals)[:, None]
@@ -125,4 +125,4 @@ def moves(chosen: BehaviorActions) -> Float:
 
 
 def _side(goals: Float) -> Array:
-    return np.stack([goals < 0, goals > 0], 1)
+    return np.stack([goals < 0, goals > 0], 1).astype(np.float32)

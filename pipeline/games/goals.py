@@ -54,7 +54,10 @@ class Goals(BuiltInGame):
         if mixed:
             specs[f"{behavior}Odd"] = BehaviorSpec(observations=_SIDE_AND_PLACE, actions=_DISCRETE)
         super().__init__(areas, {str(BehaviorId(name=name)): spec for name, spec in specs.items()}, members)
-        self._sides = [slice(first, None, len(specs)) for first in range(len(specs))]
+        self._sides = [
+            self._agents.reshape(areas, members)[:, first :: len(specs)].ravel() for first in range(len(specs))
+        ]
+        self._can_leave = True
         self._groups = 1 + self._areas
         self._positions = np.zeros((areas, members))
         self._goals = np.ones((areas, members))
@@ -63,22 +66,21 @@ class Goals(BuiltInGame):
         """Moves all present members; a behavior without present members has no report."""
         for key, side in zip(self._ids, self._sides, strict=True):
             if (chosen := actions.get(key)) is not None:
-                self._positions[:, side][self._here[:, side]] += moves(chosen)[:, 0]
+                self._positions.ravel()[side[self._here.ravel()[side]]] += moves(chosen)[:, 0]
         self._positions.clip(-1, 1, out=self._positions)
         arrived = self._here & (np.abs(self._positions) >= 1)
         self._here &= ~arrived
         over: Bools = self._here.sum(1) == 0
         reached = SUCCESS * (arrived * self._positions * self._goals).mean(1)
         earned = reached - np.where(over, 0, TIME_PENALTY)
-        last = self._end(arrived, group_rewards=earned)
-        self._start(over.nonzero()[0])
-        return self._reports(last, group_rewards=np.where(over, 0, earned))
+        return self._play_on(over, np.zeros(over.size), group_rewards=earned, leaving=arrived)
 
     def _observe(self) -> list[list[Array]]:
-        goals = self._goals
-        seen: list[list[Array]] = [[goals[:, :, None]]]
+        goals = self._goals.ravel()
+        seen: list[list[Array]] = [[goals.reshape(-1, 1)]]
         if len(self._ids) > 1:
-            seen.append([np.stack([goals < 0, goals > 0], 2), self._positions[:, :, None]])
+            sides = np.stack([goals < 0, goals > 0], 1).astype(np.float32)
+            seen.append([sides, self._positions.reshape(-1, 1)])
         return seen
 
     def _begin(self, areas: Ints) -> None:

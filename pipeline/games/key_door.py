@@ -42,7 +42,7 @@ class Maze:
     Attributes:
         following: [states, moves] state after each move.
         seen: [states, numbers] observation.
-        phases: [states] 0 without the key, 1 with it, 2 after the door.
+        shares: [states, 3] the key was fetched, the door passed, the goal reached.
         goals: [states] the agent is at the goal, after the door.
         away: [states] least number of moves to the goal.
         best: [states, moves] moves on a shortest way.
@@ -54,8 +54,9 @@ class Maze:
         after = [_after(key, phase, column, row, move) for move in MOVES]
         self.following: Ints = np.stack(after, -1).reshape(-1, len(MOVES))
         self.seen = _views(key, phase, column, row)
-        self.phases: Ints = phase.ravel()
-        self.goals: Bools = ((phase == _PASSED) & (column == 0) & (row == 0)).ravel()
+        goals = (phase == _PASSED) & (column == 0) & (row == 0)
+        self.shares: Bools = np.stack([phase >= _CARRYING, phase == _PASSED, goals], -1).reshape(-1, len(_SHARES))
+        self.goals = self.shares[:, 2]
         self.away = _distances(self.following, self.goals)
         reached = self.away[self.following]
         self.best: Bools = reached == reached.min(1, keepdims=True)
@@ -137,8 +138,11 @@ class KeyDoor(BuiltInGame):
         self._ages += 1
         won = self._maze.goals[self._states]
         over = won | (self._ages >= self._limit)
-        self._count(self._states[over])
-        did = moves[:, None, None] if is_scripted else None
+        ended = self._states[over]
+        if ended.size:
+            self._ended += ended.size
+            self._reached += self._maze.shares[ended].sum(0)
+        did = moves[:, None, None].astype(np.int32) if is_scripted else None
         return self._play_on(over, won - self._constants["step_cost"], interrupted=~won, did_discrete=did)
 
     def statistics(self) -> tuple[Statistic, ...]:
@@ -154,7 +158,7 @@ class KeyDoor(BuiltInGame):
         return tuple(Statistic(name=name, value=float(share)) for name, share in zip(names, shares, strict=True))
 
     def _observe(self) -> list[list[Array]]:
-        return [[self._maze.seen[self._states][:, None]]]
+        return [[self._maze.seen[self._states]]]
 
     def _begin(self, areas: Ints) -> None:
         self._states[areas] = self._random.choice(self._maze.starts, areas.size)
@@ -167,12 +171,6 @@ class KeyDoor(BuiltInGame):
         random = self._script_random.random((self._areas.size, len(MOVES)))
         expert = (random + self._maze.best[self._states]).argmax(1)
         return np.choose(actions.scripts, (chosen, expert, random.argmax(1))), True
-
-    def _count(self, states: Ints) -> None:
-        """Counts episodes, which ended in these states."""
-        phases = self._maze.phases[states]
-        self._ended += states.size
-        self._reached += [np.sum(phases >= _CARRYING), np.sum(phases == _PASSED), np.sum(self._maze.goals[states])]
 
 
 def _after(key: Ints, phase: Ints, column: Ints, row: Ints, move: tuple[int, int]) -> Ints:

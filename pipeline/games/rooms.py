@@ -52,6 +52,7 @@ class Rooms(BuiltInGame):
             raise SettingsError(f"got {members} members; expected 2 or more, one of them to open; correct members")
         spec = one_vector("place", 3 + 2 * (members - 1), ActionSpec(discrete=(len(_STRIDES),)))
         super().__init__(areas, {str(BehaviorId(name=behavior)): spec}, members)
+        self._can_leave = True
         self._groups = 1 + self._areas
         self._places = np.zeros((areas, members), np.int64)
         self._open = np.zeros(areas, bool)
@@ -64,10 +65,8 @@ class Rooms(BuiltInGame):
         held = self._hold()
         won = (self._here & (self._places == EXIT)).any(1)
         over = won | (self._ages >= LIMIT)
-        ended = held | (self._here & over[:, None])
-        last = self._end(ended, group_rewards=won - MOVE_COST, interrupted=~won[:, None] & ~held)
-        self._start(over.nonzero()[0])
-        return self._reports(last, group_rewards=np.where(over, 0, -MOVE_COST))
+        ended, interrupted = held | (self._here & over[:, None]), ~won[:, None] & ~held
+        return self._play_on(over, np.zeros(over.size), won - MOVE_COST, leaving=ended, interrupted=interrupted)
 
     def _hold(self) -> Bools:
         """Returns which members have just taken the button, and removes them, [areas, members]."""
@@ -78,12 +77,14 @@ class Rooms(BuiltInGame):
         return held
 
     def _observe(self) -> list[list[Array]]:
-        areas, members = self._agents.shape
+        areas, members = self._here.shape
         places = self._places / EXIT
         general = np.stack(np.broadcast_arrays(places, self._open[:, None], self._ages[:, None] / LIMIT), 2)
         pairs = np.stack([self._here, np.where(self._here, places, 0)], 2)
         others = np.array([[other for other in range(members) if other != member] for member in range(members)])
-        return [[np.concatenate([general, pairs[:, others].reshape(areas, members, -1)], 2)]]
+        return [
+            [np.concatenate([general, pairs[:, others].reshape(areas, members, -1)], 2).reshape(areas * members, -1)]
+        ]
 
     def _begin(self, areas: Ints) -> None:
         self._places[areas] = self._random.integers(BUTTON + 1, GATE + 1, (areas.size, self._here.shape[1]))

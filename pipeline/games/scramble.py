@@ -158,7 +158,8 @@ class Scramble(BuiltInGame):
             in_own_frame(rivals[..., 2:4], self._headings),
             rivals[..., 4],
         ]
-        return [[np.concatenate(parts, -1)]] * len(self._ids)
+        seen = np.concatenate(parts, -1)
+        return [[seen.reshape(-1, seen.shape[-1])]] * len(self._ids)
 
 
 def _outcomes(taken: Ints) -> Float:

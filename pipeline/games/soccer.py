@@ -73,7 +73,7 @@ class Soccer(BuiltInGame):
         behavior_ids = [str(BehaviorId(name=behavior, team=team)) for team in teams]
         spec = one_vector("view", OBSERVATION_SIZE, ActionSpec(discrete=BRANCHES))
         super().__init__(areas, dict.fromkeys(behavior_ids, spec), PLAYERS)
-        self._sides = [slice(0, 2), slice(2, 4)][: len(teams)]
+        self._sides = [self._agents.reshape(areas, -1)[:, 2 * team : 2 * team + 2].ravel() for team in teams]
         self._groups = 1 + 2 * self._areas[:, None] + np.array([0, 0, 1, 1])
         self._matches = self._areas.copy()
         self._pitch = Pitch(areas)
@@ -156,4 +156,4 @@ class Soccer(BuiltInGame):
         share = np.broadcast_to(self._ages[:, None] / MAX_STEPS, heading.shape)
         rest = [np.cos(heading) * _ATTACKS, np.sin(heading) * _ATTACKS, np.cos(facing), np.sin(facing), share]
         seen = np.concatenate([in_own_frame(np.concatenate(vectors, 2), heading), np.stack(rest, -1)], -1)
-        return [[seen]] * len(self._ids)
+        return [[seen.reshape(-1, OBSERVATION_SIZE)]] * len(self._ids)

@@ -86,7 +86,7 @@ class Tag(BuiltInGame):
         )
         behavior_ids = [str(BehaviorId(name=name, team=team)) for team, name in enumerate((chaser, runner))]
         super().__init__(areas, dict(zip(behavior_ids, specs, strict=True)), 2)
-        self._agents = np.repeat(self._areas[:, None], 2, 1)
+        self._agents = np.repeat(self._areas, 2)
         self._matches = self._areas.copy()
         self._places: Float = np.zeros((areas, 2, 2))  # areas, players, x and y
         self._velocities: Float = np.zeros((areas, 2, 2))
@@ -137,9 +137,9 @@ class Tag(BuiltInGame):
         place, speed = self._places / HALF, self._velocities / (SPEEDS[1] * SPRINT)
         left = np.broadcast_to((1 - self._ages / MAX_STEPS)[:, None, None], (self._areas.size, 2, 1))
         parts = [place, speed, place[:, _OTHER] - place, speed[:, _OTHER] - speed, left]
-        view = np.concatenate(parts, -1)
+        view = np.concatenate(parts, -1).reshape(-1, VIEW)
         limit, ring = _LIMIT / HALF, _RING / HALF
         own = place[:, 1]
         free = [limit + own[:, 0], limit - own[:, 0], limit + own[:, 1], limit - own[:, 1], lengths(own) - ring]
         around = np.stack([*free, self._stamina / RESTED], -1)  # of the runner
-        return [[view], [view, around[:, None]]]
+        return [[view], [view, around.repeat(2, 0)]]

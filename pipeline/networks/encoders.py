@@ -88,7 +88,9 @@ class Normalizer(nn.Module):
         total = seen + n
         mean_F = rows.mean(0)
         shift_F = mean_F - self.mean
-        squares_F = rows.sub_(mean_F).square_().sum(0) + seen * self.variance + shift_F.square() * (seen * n / total)
+        squares_F = (
+            rows.sub_(mean_F).square_().sum(0) + seen * self.variance.double() + shift_F.square() * (seen * n / total)
+        )
         if n == 0 or not bool(torch.isfinite(squares_F).all()):
             return False
         self.mean += shift_F * (n / total)

@@ -1,7 +1,7 @@
 """Defines the interface of games, and functions that build reports."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,6 +19,7 @@ from sparring.pipeline.messages.simulator import (
 from sparring.pipeline.simulation.connection import Client
 from sparring.pipeline.specs import Array, BehaviorSpec
 
+_BYTES: Final = np.dtype(np.uint8)
 Observations = Array | Sequence[ArrayLike]
 
 
@@ -175,6 +176,5 @@ def _optional(values: ArrayLike | None, dtype: type[np.generic]) -> Array | None
 
 
 def _observations(observations: Observations) -> tuple[Array, ...]:
-    parts = (observations,) if isinstance(observations, np.ndarray) else observations
-    arrays = (np.asarray(part) for part in parts)
-    return tuple(array if array.dtype == np.uint8 else array.astype(np.float32, copy=False) for array in arrays)
+    arrays = [observations] if isinstance(observations, np.ndarray) else map(np.asarray, observations)
+    return tuple([array if array.dtype == _BYTES else array.astype(np.float32, copy=False) for array in arrays])

@@ -6,9 +6,8 @@ match ends when none of its agents is left.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ from sparring.pipeline.stepping.connections import Arrival, Kind, Match, MatchKe
 
 UNKNOWN: Final[Outcomes] = np.array([-1.0, 0.0, 0.0])
 """Outcome of the others where a simulator does not match them with each other."""
-_COLUMNS: Final = ("numbers", "matchups", "simulators", "row_counts", "who", "scores", "explicit", "rewards")
 
 
 class Matches:
@@ -45,7 +43,8 @@ class Matches:
         self._numbers = 0
         self._unreported = 0
         self._behavior_ids: dict[BehaviorId, int] = {}
-        self._results: dict[str, list[Results]] = {}
+        # By behavior name, until taken: [m, 4] number, matchup, simulator, rows; [r, 4] behavior id and its outcome.
+        self._results: dict[str, list[tuple[Ids, Outcomes]]] = {}
         self._reported: Counter[str] = Counter()  # results so far, taken or not
         self._open: dict[int, Match] = {}
 
@@ -177,14 +176,11 @@ class Matches:
         Args:
             source: incarnation of this stepping service.
         """
-        taken, names = [], tuple(map(str, self._behavior_ids))
-        for results in self._results.values():
-            if results:
-                columns: dict[str, Any] = {
-                    name: np.concatenate([getattr(one, name) for one in results]) for name in _COLUMNS
-                }
-                taken.append(replace(results[0], source=source, names=names, **columns))
-                results.clear()
+        taken = []
+        for name, ended in self._results.items():
+            if ended:
+                taken.append(self._join_results(source, name, ended))
+                ended.clear()
         return taken
 
     # ---------------------------------------------------------------- inside
@@ -254,28 +250,33 @@ class Matches:
         outcomes: Mapping[BehaviorId, Outcomes],
     ) -> None:
         """Adds matches that ended, by number and matchup [n], with an outcome of each behavior id; {} for no result."""
-        who, rows = [], np.empty((len(numbers), len(outcomes), 3))
+        matches, rows = np.empty((len(numbers), 4), np.int64), np.empty((len(numbers), len(outcomes), 4))
+        matches[:, 0], matches[:, 1], matches[:, 2], matches[:, 3] = numbers, matchups, connection.number, len(outcomes)
         for at, (behavior_id, outcome) in enumerate(outcomes.items()):
-            who.append(self._behavior_ids.setdefault(behavior_id, len(self._behavior_ids)))
-            rows[:, at] = outcome
-        scores, explicit, rewards = rows.reshape(-1, 3).T
-        results = Results(
-            source="",
+            rows[:, at, 0] = self._behavior_ids.setdefault(behavior_id, len(self._behavior_ids))
+            rows[:, at, 1:] = outcome
+        self._results.setdefault(name, []).append((matches, rows.reshape(-1, 4)))
+        self._reported[name] += len(numbers)
+        self.ended += len(numbers) if outcomes else 0
+
+    def _join_results(self, source: str, name: str, ended: Sequence[tuple[Ids, Outcomes]]) -> Results:
+        """Joins what `_add_results` has added for a behavior name."""
+        numbers, matchups, simulators, counts = np.concatenate([matches for matches, _ in ended]).T.copy()
+        who, scores, explicit, rewards = np.concatenate([rows for _, rows in ended]).T.copy()
+        return Results(
+            source=source,
             behavior=name,
-            before=self._reported[name],
+            before=self._reported[name] - len(numbers),
             numbers=numbers,
             matchups=matchups,
-            simulators=np.full(len(numbers), connection.number, np.int32),
-            row_counts=np.full(len(numbers), len(outcomes), np.int32),
-            names=(),
-            who=np.tile(np.array(who, np.int32), len(numbers)),
+            simulators=simulators.astype(np.int32),
+            row_counts=counts.astype(np.int32),
+            names=tuple(map(str, self._behavior_ids)),
+            who=who.astype(np.int32),
             scores=scores.astype(np.float32),
             explicit=explicit.astype(np.int32),
             rewards=rewards.astype(np.float32),
         )
-        self._results.setdefault(name, []).append(results)
-        self._reported[name] += len(numbers)
-        self.ended += len(numbers) if outcomes else 0
 
     def _reporting(self, connection: SimulatorConnection, matchup: Matchup) -> int:
         """Returns the team whose groups and single agents count as matches: the learning one, else the first."""

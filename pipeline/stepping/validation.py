@@ -3,7 +3,6 @@
 Each violation becomes a `RemoteProtocolError` that names behavior, field and agent; it affects that simulator alone.
 """
 
-import math
 from dataclasses import fields
 from typing import Final
 
@@ -15,6 +14,8 @@ from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends
 from sparring.pipeline.specs import Array, BehaviorSpec
 
 MAX_GROUP: Final = 2**31 - 1
+MAX_NUMBER: Final = 1e18
+"""Beyond it, squares and their sums soon exceed float32: learners would fail because of one simulator."""
 _DTYPES: Final = {"float32": np.dtype(np.float32), "uint8": np.dtype(np.uint8)}
 _COLUMNS: Final = {
     record: [column.name for column in fields(record) if column.name not in ("agents", "observations", "masks")]
@@ -24,7 +25,7 @@ _FINITE: Final = ("rewards", "group_rewards", "outcomes", "did_continuous")
 
 
 def check_report(report: BehaviorReport, spec: BehaviorSpec) -> None:
-    """Checks one report against its spec: lengths, shapes, dtypes, finite values, masks, groups.
+    """Checks one report against its spec: lengths, shapes, dtypes, values, masks, groups.
 
     Raises:
         RemoteProtocolError: the report contradicts its spec. Whether the agents are known is not checked here.
@@ -83,7 +84,7 @@ def _check_rows(behavior: str, what: str, rows: Decisions | Ends, spec: Behavior
         if column.shape != wanted:
             raise _wrong_rows(behavior, f"{what}.{name}", column, wanted)
         if name in _FINITE:
-            _check_finite(behavior, f"{what}.{name}", column, rows.agents)
+            _check_numbers(behavior, f"{what}.{name}", column, rows.agents)
     if rows.did_discrete is not None and np.any((rows.did_discrete < 0) | (rows.did_discrete >= actions.discrete)):
         expected = f"choices of branches of {actions.discrete}"
         raise _shape(behavior, f"{what}.did_discrete", "a choice that its branch does not have", expected)
@@ -101,23 +102,25 @@ def _check_rows(behavior: str, what: str, rows: Decisions | Ends, spec: Behavior
                 remedy="convert the column, or change the spec",
             )
         if observation.dtype == "float32":
-            _check_finite(behavior, field, column, rows.agents)
+            _check_numbers(behavior, field, column, rows.agents)
 
 
 def _wrong_rows(behavior: str, field: str, column: Array, expected: tuple[int, ...]) -> RemoteProtocolError:
     return _shape(behavior, field, f"{len(column)} rows, shape {column.shape},", f"{expected}, a row for each agent")
 
 
-def _check_finite(behavior: str, field: str, column: Array, agents: NDArray[np.int64]) -> None:
-    # A finite sum of squares has finite terms only; an infinite one may be an overflow, so the rows are checked.
-    if math.isfinite(np.vdot(column, column)):
+def _check_numbers(behavior: str, field: str, column: Array, agents: NDArray[np.int64]) -> None:
+    # Terms of a small sum of squares are small; where it is large, infinite or NaN, the rows are checked.
+    if np.vdot(column, column) <= MAX_NUMBER:
         return
-    bad = np.flatnonzero(~np.isfinite(column.reshape(len(agents), -1)).all(axis=1))
+    rows = column.reshape(len(agents), -1)
+    bad = np.flatnonzero(~(np.abs(rows) <= MAX_NUMBER).all(axis=1))
     if bad.size:
+        what = "a number beyond 1e18" if np.isfinite(rows[bad[0]]).all() else "NaN or infinity"
         raise RemoteProtocolError(
             "not_finite",
-            got=f"NaN or infinity in {field} of {behavior}, agent {agents[bad[0]]}",
-            expected="finite numbers",
+            got=f"{what} in {field} of {behavior}, agent {agents[bad[0]]}",
+            expected="numbers from -1e18 to 1e18",
             remedy="find where the simulator divides by zero or overflows",
         )
 

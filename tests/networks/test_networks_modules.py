@@ -59,6 +59,14 @@ def test_merged_statistics_equal_those_of_all_rows_and_a_unit_prior(sizes, seed)
     assert normalizer.count.item() == len(rows) + 1
 
 
+def test_statistics_of_the_largest_numbers_stay_finite():
+    """Simulators may send numbers up to 1e18; their squares exceed float32 when many are summed."""
+    normalizer, rows = Normalizer(1), torch.tensor([[1e18], [-1e18]]).repeat(32, 1)
+    assert all(normalizer.update(rows) for _ in range(80))
+    assert normalizer.variance.item() == pytest.approx(1e36, rel=1e-3)
+    assert normalizer(rows).abs().max().item() == pytest.approx(1, rel=1e-3)
+
+
 def test_normalized_rows_are_clipped_to_5():
     rows = torch.tensor([[100.0, -100.0, 2.0]])
     assert Normalizer(3)(rows).tolist() == [[5.0, -5.0, 2.0]]

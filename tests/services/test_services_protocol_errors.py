@@ -65,6 +65,7 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes, str]] = {
     "an act of its own": (HELLO, to_bytes(Act(sequence=0, actions=())), "unexpected_message"),
     "duplicate agents": (HELLO, step(agents=np.array([1, 1])), "duplicate_agent"),
     "not a number": (HELLO, step(rewards=np.array([0, np.nan], np.float32)), "not_finite"),
+    "a huge number": (HELLO, step(observations=(np.full((2, 1), 3.4e38, np.float32),)), "not_finite"),
     "a lying shape": (HELLO, step(observations=(np.ones((2, 5), np.float32),)), "shape"),
     "a skipped step": (HELLO, step(sequence=7), "sequence"),
     "a behavior it did not name": (HELLO, step(behavior="Other?team=0"), "unknown_behavior"),

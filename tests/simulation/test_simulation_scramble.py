@@ -24,7 +24,7 @@ Reports = tuple[BehaviorReport, ...]
 def observed_by_all(game: Scramble) -> NDArray[np.float32]:
     """Returns the observations [areas, teams, numbers]."""
     view: NDArray[np.float64] = game._observe()[0][0]
-    return view.astype(np.float32)
+    return view.reshape(*game._places.shape[:2], -1).astype(np.float32)
 
 
 def actions(chosen: np.ndarray) -> dict[str, BehaviorActions]:

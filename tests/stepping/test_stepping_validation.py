@@ -136,10 +136,25 @@ def test_a_malformed_report_is_refused_by_code_field_and_agent(
     assert caught.value.remedy
 
 
-def test_the_largest_finite_numbers_are_accepted() -> None:
-    """Finite numbers are accepted although their sum would overflow."""
-    largest = np.full(3, np.finfo(np.float32).max, np.float32)
-    check_report(BehaviorReport(behavior="A", decisions=decisions(rewards=largest, group_rewards=-largest)), SPEC)
+def test_the_largest_numbers_are_accepted() -> None:
+    """Numbers up to 1e18 are accepted although the sum of many squares would overflow."""
+    largest, agents = np.full(500, 1e18, np.float32), np.arange(500)
+    seen = Decisions(agents=agents, observations=observations(500), rewards=largest, group_rewards=-largest)
+    check_report(BehaviorReport(behavior="A", decisions=seen), SPEC)
+
+
+@pytest.mark.parametrize("value", [1.01e18, -2e19, 3.4e38])
+@pytest.mark.parametrize("column", ["observations", "rewards", "group_rewards", "did_continuous"])
+def test_a_number_beyond_1e18_is_a_fault(column: str, value: float) -> None:
+    """The squares of such numbers would end a learner, and so every simulator's training."""
+    wrong = {
+        "observations": numbers(0, value, 0),
+        "did_continuous": np.array([[0], [value], [0]], np.float32).repeat(SPEC.actions.continuous, 1),
+    }
+    made = decisions(**{column: wrong.get(column, f32(0, value, 0))})
+    with pytest.raises(RemoteProtocolError, match=r"a number beyond 1e18 .*agent 22") as caught:
+        check_report(BehaviorReport(behavior="A", decisions=made), SPEC)
+    assert caught.value.code == "not_finite"
 
 
 @pytest.mark.parametrize(("value", "good"), [(0.0, True), (1.0, True), (1.001, False), (-0.001, False), (255.0, False)])
@@ -199,6 +214,28 @@ REFUSED = [
     (step(0, report("A?team=1", None, ends())), "unknown_agent", "A?team=1"),
     (step(0, report("A", decisions(rewards=f32(0, 0, np.nan)))), "not_finite", "agent 33"),
 ]
+
+
+def test_huge_numbers_are_a_fault_of_their_simulator_alone() -> None:
+    """80 reports of 64 agents with 3.4e38 leave nothing for a learner, and the other simulator's steps are taken."""
+    stepper, agents = Stepper({"A": FakePolicy()}), np.arange(64)
+    stepper.connect(1, 7, {"A": SPEC})
+    huge = Decisions(
+        agents=agents,
+        observations=(np.full((64, 1), 3.4e38, np.float32), observations(64)[1]),
+        rewards=np.zeros(64, np.float32),
+    )
+    for key in range(2, 82):
+        stepper.connect(key, key + 100, {"A": SPEC})
+        with pytest.raises(RemoteProtocolError, match="a number beyond 1e18"):
+            stepper.receive(key, step(0, report("A", huge)), now=0.0)
+        stepper.disconnect(key)
+    stepper.receive(1, step(0, report("A", decisions())), now=0.0)
+    stepper.tick(now=0.0)
+    (taken,) = stepper.take_steps()
+    assert taken.reported is not None
+    assert len(taken.reported.slots) == 3
+    assert np.abs(taken.reported.observations[0]).max() <= 1e18
 
 
 @pytest.mark.parametrize(
