@@ -163,20 +163,22 @@ class Ghosts:
         self._tidy()
 
     def ratings(self) -> dict[str, RatedLearner]:
-        """Returns the rating of each learner and of its opponents."""
+        """Returns the rating of each learner and of its opponents, once a match is rated."""
         rules = self.rules
-        return {} if isinstance(rules, Tournament) else {name: _rated(rules, name) for name in rules.sides}
+        if isinstance(rules, Tournament) or not rules.ratings.matches:
+            return {}
+        return {name: _rated(rules, name) for name in rules.sides}
 
     def rating(self, name: str) -> float | None:
         """Returns a learner's Elo rating, or with more than two teams its mu; None where nothing is rated."""
         rules = self.rules
-        if isinstance(rules, Tournament) or name not in rules.sides:
+        if isinstance(rules, Tournament) or name not in rules.sides or not rules.ratings.matches:
             return None
         return rules.ratings.skills[name][0] if _many(rules) else rules.ratings.elo[name]
 
     def gauges(self) -> Iterator[tuple[str, float]]:
-        """Yields name and value of each gauge."""
-        if isinstance(self.rules, Tournament):
+        """Yields name and value of each gauge, once a match is rated."""
+        if isinstance(self.rules, Tournament) or not self.rules.ratings.matches:
             return
         ratings = self.rules.ratings
         for name, side in self.rules.sides.items():

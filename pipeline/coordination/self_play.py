@@ -160,6 +160,9 @@ class SelfPlay:
             if known is None:
                 self.unknown += 1
                 continue
+            teams = {BehaviorId.parse(behavior_id).team for behavior_id in ended.behavior_ids}
+            if len(teams) == 1 and not ended.explicit:  # an episode without opponents
+                continue
             players = {
                 behavior_id: self._player(known, BehaviorId.parse(behavior_id)) for behavior_id in ended.behavior_ids
             }
