@@ -88,8 +88,10 @@ def _wrapper(entry: Value) -> Callable[[Value], Value]:
     return partial(found, **{key: one for key, one in arguments.items() if key != "class"})
 
 
-def place_of(error: Exception) -> str:
-    """Returns the file and line in which an error was raised."""
+def place_of(error: BaseException) -> str:
+    """Returns the file and line in which an error, or its cause, was raised."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{last.filename}:{last.lineno}"
 
