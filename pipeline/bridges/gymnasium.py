@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,12 +19,13 @@ from sparring.pipeline.bridges.spaces import (
     Observations,
     Option,
     Value,
+    check_images,
     forbidden_choices,
     import_optional,
     place_of,
     read_wrappers,
 )
-from sparring.pipeline.bridges.video import Video, video_of
+from sparring.pipeline.bridges.video import Video, make_areas
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
@@ -87,15 +88,13 @@ def make_gymnasium(
         if vectorization == "native" or (suits and _has_native(env_id)):
             vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
-                return NativeGame(name, vector, observe)
+                return check_images(NativeGame(name, vector, observe), images)
             vector.close()
-        rendered = {"render_mode": "rgb_array"} if video else {}
-        plain = [gymnasium.make(env_id, **options, **({} if area else rendered)) for area in range(areas)]
-        envs = [reduce(lambda env, wrap: wrap(env), classes, env) for env in plain]
-        return GymnasiumGame(name, envs, observe, video_of(video, envs[0]))
+        envs, recorded = make_areas(partial(gymnasium.make, env_id, **options), areas, classes, video)
+        return check_images(GymnasiumGame(name, envs, observe, recorded), images)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise SettingsError(
-            f"got environment {env_id!r} with options {options}: {error} ({place_of(error)}); expected a known one; "
+            f"got environment {env_id!r} with options {options}: {error}{place_of(error)}; expected a known one; "
             "check the id"
         ) from error
 

@@ -12,7 +12,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,12 +23,13 @@ from sparring.pipeline.bridges.spaces import (
     Observations,
     Option,
     Value,
+    check_images,
     forbidden_choices,
     import_optional,
     place_of,
     read_wrappers,
 )
-from sparring.pipeline.bridges.video import Video, video_of
+from sparring.pipeline.bridges.video import Video, make_areas
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
@@ -126,13 +127,11 @@ def make_pettingzoo(
     )
     import_optional("pettingzoo", "pettingzoo")
     make, classes = _environment(env_id), read_wrappers(wrappers)
-    rendered = {"render_mode": "rgb_array"} if video else {}
     try:
-        plain = [make(**options, **({} if area else rendered)) for area in range(areas)]
-        envs = [reduce(lambda env, wrap: wrap(env), classes, env) for env in plain]
+        envs, recorded = make_areas(partial(make, **options), areas, classes, video)
     except TypeError as error:
         raise SettingsError(
-            f"got options {options} for {env_id!r}: {error} ({place_of(error)}); expected its own; check the "
+            f"got options {options} for {env_id!r}: {error}{place_of(error)}; expected its own; check the "
             "environment's documentation"
         ) from error
     form = TurnGame if hasattr(envs[0], "last") else ParallelGame
@@ -142,7 +141,7 @@ def make_pettingzoo(
             "leave the option out: agents that act in turn keep their own rewards"
         )
     observe = partial(Observations, brightest=brightest, images=images)
-    return form(name, envs, roles, observe, video_of(video, envs[0]))
+    return check_images(form(name, envs, roles, observe, recorded), images)
 
 
 def _environment(env_id: str) -> Callable[..., Value]:

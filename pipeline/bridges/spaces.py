@@ -16,12 +16,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import NOTICE, SettingsError, install_command
+from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import ActionSpec, Array, ObservationSpec, SpecError
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ Path = tuple[str | int, ...]
 
 Convert = Callable[[Array, Array], Array]
 """Converts continuous [n, continuous] and discrete [n, branches] actions of n agents to values of a space."""
+
+GameOfSpaces = TypeVar("GameOfSpaces", bound=Game)
 
 Option = bool | int | float | str
 """An option of an environment, as a configuration or a command line gives it."""
@@ -89,11 +92,11 @@ def _wrapper(entry: Value) -> Callable[[Value], Value]:
 
 
 def place_of(error: BaseException) -> str:
-    """Returns the file and line in which an error, or its cause, was raised."""
+    """Returns the file and line in which an error, or its cause, was raised; "" where the call itself was wrong."""
     while error.__cause__ is not None:
         error = error.__cause__
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{last.filename}:{last.lineno}"
+    return "" if last.filename.endswith(("registration.py", "video.py")) else f" ({last.filename}:{last.lineno})"
 
 
 class _Leaf(NamedTuple):
@@ -120,18 +123,11 @@ class Observations:
 
     Raises:
         SpecError: the space is not supported.
-        SettingsError: `images` names an observation that does not exist, or that cannot be an image.
     """
 
     def __init__(self, space: Space[Value], brightest: int = 255, images: str | None = None) -> None:
-        named = None if images is None else {word.strip() for word in images.split(",") if word.strip()}
-        self._leaves = tuple(_leaves(space, (), brightest, named))
+        self._leaves = tuple(_leaves(space, (), brightest, None if images is None else _names(images)))
         self.specs = tuple(leaf.spec for leaf in self._leaves)
-        if wrong := sorted((named or set()) - {one.name for one in self.specs if one.kind == "image"}):
-            raise SettingsError(
-                f"got images {wrong[0]!r}; expected boxes of 2 or 3 dimensions among the observations "
-                f"{', '.join(one.name for one in self.specs)}; correct the option images"
-            )
 
     def rows(self, items: Sequence[Value]) -> tuple[Array, ...]:
         """Returns columns [n, *shape] for each observation, from one value per agent."""
@@ -140,6 +136,26 @@ class Observations:
     def batch(self, items: Value) -> tuple[Array, ...]:
         """Returns the same columns from values that a vector environment has already batched."""
         return tuple(leaf.read(_at(items, leaf.path)) for leaf in self._leaves)
+
+
+def check_images(game: GameOfSpaces, images: str | None) -> GameOfSpaces:
+    """Returns the game, unless the option `images` has a name that is no image of any behavior.
+
+    Raises:
+        SettingsError: `images` names an observation that does not exist, or that cannot be an image.
+    """
+    observations = [one for behavior in game.behaviors().values() for one in behavior.observations]
+    for name in sorted(_names(images or "")):
+        if (name, "image") not in {(one.name, one.kind) for one in observations}:
+            raise SettingsError(
+                f"got images {name!r}; expected boxes of 2 or 3 dimensions among the observations "
+                f"{', '.join(dict.fromkeys(one.name for one in observations))}; correct the option images"
+            )
+    return game
+
+
+def _names(images: str) -> set[str]:
+    return {word.strip() for word in images.split(",") if word.strip()}
 
 
 class Actions:

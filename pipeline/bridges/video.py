@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -67,8 +69,20 @@ class Video:
         self._is_written = True
 
 
-def video_of(path: str, env: Value) -> Video | None:
-    """Returns the video of an environment, which the first simulator of a run makes; None without a path."""
-    if not path or os.environ.get("SPARRING_NUMBER", "0") != "0":
-        return None
-    return Video(path, float((getattr(env, "metadata", None) or {}).get("render_fps") or 30))
+def make_areas(
+    make: Callable[..., Value], areas: int, wrappers: Sequence[Callable[[Value], Value]], video: str
+) -> tuple[list[Value], Video | None]:
+    """Returns the wrapped environments of all areas, and the video of the first.
+
+    Args:
+        make: makes an environment.
+        areas: number of environments.
+        wrappers: functions that wrap each, innermost first.
+        video: file; only the first simulator of a run makes one. "" for none.
+    """
+    if os.environ.get("SPARRING_NUMBER", "0") != "0":
+        video = ""
+    plain = [make(render_mode="rgb_array") if video and not area else make() for area in range(areas)]
+    envs = [reduce(lambda env, wrap: wrap(env), wrappers, env) for env in plain]
+    rate = (getattr(envs[0], "metadata", None) or {}).get("render_fps") or 30
+    return envs, Video(video, float(rate)) if video else None

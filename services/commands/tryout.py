@@ -7,10 +7,11 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.compliance.steps import StepWatch
 from sparring.pipeline.compliance.trial import random_actions
 from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringError
@@ -54,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     if args.env.endswith((".yaml", ".yml")):
         settings = read(args.env).settings
         sys.path.extend(settings.pipeline.python_path)
-        named = [one for one in settings.launched if one.name is not None]
+        named = [
+            Trial(one.name, one.areas, one.options, args.seed) for one in settings.launched if one.name is not None
+        ]
         if not named:
             raise SettingsError(
                 f"got {args.env}, which starts no built-in simulator or bridge; expected one; sparring compliance "
@@ -62,21 +65,16 @@ def run(args: argparse.Namespace) -> int:
             )
     else:
         sys.path.extend(args.python_path)
-        named = [_simulator(args.env, args.areas, args.option)]
-    return max([_try(one, args.steps, args.seed) for one in named])
+        name, texts = args.env, args.option
+        if name not in NAMES:  # an id of Gymnasium has a version, or the module that registers it
+            name = "pettingzoo" if re.fullmatch(r"[A-Za-z_][\w.]*", args.env) else "gymnasium"
+            texts = [f"env_id={args.env}", *texts]
+        named = [Trial(name, args.areas, parse_options(name, texts), args.seed)]
+    return max([_try(one, args.steps) for one in named])
 
 
-def _simulator(env: str, areas: int, texts: Sequence[str]) -> SimulatorSettings:
-    """Returns the simulator that a name on the command line means."""
-    if env not in NAMES:  # an id of Gymnasium has a version, or the module that registers it
-        texts = [f"env_id={env}", *texts]
-        env = "pettingzoo" if re.fullmatch(r"[A-Za-z_][\w.]*", env) else "gymnasium"
-    return SimulatorSettings(name=env, areas=areas, options=parse_options(env, texts))
-
-
-def _try(simulator: SimulatorSettings, steps: int, seed: int) -> int:
+def _try(trial: "Trial", steps: int) -> int:
     """Tries one simulator, and prints what it is like; returns the exit status."""
-    trial = Trial(simulator, seed)
     try:
         for line in trial.play(steps):
             sys.stdout.write(f"{line}\n")
@@ -97,7 +95,9 @@ class Trial:
     """Plays a simulator in this process with random actions.
 
     Args:
-        simulator: what to play.
+        name: of the built-in simulator or bridge.
+        areas: copies of the environment.
+        options: of the simulator.
         seed: of the simulator and of the actions.
 
     Attributes:
@@ -105,13 +105,13 @@ class Trial:
         watch: checks what it reports.
     """
 
-    def __init__(self, simulator: SimulatorSettings, seed: int) -> None:
-        self._simulator, self._seed = simulator, seed
+    def __init__(self, name: str, areas: int, options: Mapping[str, Option], seed: int) -> None:
+        self._made_from, self._seed = (name, areas, options), seed
         self._game: Game | None = None
         self._returns: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._ended: list[float] = []
         self._ranges: dict[str, tuple[float, float]] = {}
-        self.name = str(simulator.options.get("env_id", simulator.name))
+        self.name = str(options.get("env_id", name))
         self.watch = StepWatch()
 
     def play(self, steps: int) -> Iterator[str]:
@@ -121,8 +121,8 @@ class Trial:
             SparringError: the simulator cannot be made or has failed.
             Exception: the environment has failed.
         """
-        simulator, random = self._simulator, np.random.default_rng(self._seed)
-        game = self._game = make(str(simulator.name), simulator.areas, **simulator.options)
+        (name, areas, options), random = self._made_from, np.random.default_rng(self._seed)
+        game = self._game = make(name, areas, **options)
         reports = game.reset({}, self._seed)
         specs = dict(game.behaviors())
         self.watch.connected(specs)
@@ -156,17 +156,15 @@ class Trial:
         if not self.watch.read(Step(sequence=self.watch.sequence, reports=tuple(reports))):
             return False
         for report in reports:
+            observations = self.watch.specs[report.behavior].observations
             for rows in (report.ends, report.decisions):
-                for agent, reward in () if rows is None else zip(rows.agents, rows.rewards, strict=True):
-                    self._returns[report.behavior, int(agent)] += float(reward)
-            for agent in () if report.ends is None else report.ends.agents:
-                self._ended.append(self._returns.pop((report.behavior, int(agent)), 0.0))
-            for rows in (report.ends, report.decisions):
-                for values, spec in (
-                    ()
-                    if rows is None
-                    else zip(rows.observations, self.watch.specs[report.behavior].observations, strict=True)
-                ):
+                if rows is None:
+                    continue
+                for agent, reward in zip(rows.agents.tolist(), rows.rewards.tolist(), strict=True):
+                    self._returns[report.behavior, agent] += reward
+                    if rows is report.ends:
+                        self._ended.append(self._returns.pop((report.behavior, agent)))
+                for values, spec in zip(rows.observations, observations, strict=True):
                     low, high = self._ranges.get(spec.name, (np.inf, -np.inf))
                     self._ranges[spec.name] = min(low, float(values.min())), max(high, float(values.max()))
         return True
@@ -191,7 +189,9 @@ def described(settings: Settings, simulator: SimulatorSettings) -> Iterator[str]
     command = [sys.executable, "-P", "-m", "sparring", "try", str(simulator.name), "--steps", "0", *simulator.words({})]
     command += [word for folder in settings.pipeline.python_path for word in ("--python-path", folder)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TRIAL_S, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TRIAL_S
+        )
         lines = done.stderr.strip().splitlines()
     except subprocess.TimeoutExpired:
         yield f"{REFUSED}{simulator.name}: no answer within {_TRIAL_S:g} s"

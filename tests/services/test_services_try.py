@@ -76,6 +76,9 @@ def test_try_knows_each_form_of_a_name(capsys: pytest.CaptureFixture[str]) -> No
     ):
         assert main(["try", name, "--steps", "5"]) == 0
         assert shown in capsys.readouterr().out
+    for wrong in (["soccer", "--areas", "0"], ["soccer", "--option", "rivels=still"], ["gymnasium"]):
+        assert main(["try", *wrong]) == 2
+        assert capsys.readouterr().err.startswith("sparring: got ")
     assert main(["try", "no_such_module"]) == 2
     assert "No module named 'no_such_module'" in capsys.readouterr().err
 

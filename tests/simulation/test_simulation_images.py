@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from pettingzoo import ParallelEnv
 
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, make_gymnasium
 from sparring.pipeline.bridges.pettingzoo import ParallelGame, TurnGame, make_pettingzoo
@@ -68,13 +71,44 @@ def test_a_named_image_keeps_its_place_and_fills_the_range(
     )
 
 
-def test_a_dictionary_may_hold_images_and_a_wrong_name_is_refused() -> None:
+def test_a_dictionary_may_hold_images() -> None:
     space = spaces.Dict({"board": BOARD, "clock": spaces.Box(0, 1, (2,), np.float32)})
     assert [one.kind for one in Observations(space, images="board").specs] == ["image", "vector"]
-    with pytest.raises(SettingsError, match=r"got images 'bord'; expected .* observations board, clock; correct the"):
-        Observations(space, images="bord")
-    with pytest.raises(SettingsError, match="got images 'clock'"):
-        Observations(space, images="board, clock")
+
+
+class Mixed(ParallelEnv[str, Any, Any]):
+    """Only the second type of agents has an image."""
+
+    metadata = {"name": "mixed_v0"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.possible_agents = ["blind_0", "seeing_0"]
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Dict({"board": BOARD} if agent == "seeing_0" else {"clock": spaces.Box(0, 1, (2,), np.float32)})
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+
+@pytest.fixture
+def mixed(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(sys.modules, "mixed_of_a_test", SimpleNamespace(parallel_env=Mixed))
+    return "mixed_of_a_test"
+
+
+def test_an_image_need_not_be_one_of_every_behavior(mixed: str) -> None:
+    game = make_pettingzoo(mixed, behaviors="per_type", images="board")
+    kinds = {name: spec.observations[0].kind for name, spec in game.behaviors().items()}
+    assert kinds == {"blind?team=0": "vector", "seeing?team=0": "image"}
+
+
+@pytest.mark.parametrize("name", ["bord", "clock"])
+def test_a_name_that_is_no_image_is_refused(mixed: str, name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"got images '{name}'; expected .* clock, board; correct the"):
+        make_pettingzoo(mixed, behaviors="per_type", images=f"board, {name}")
+    with pytest.raises(SettingsError, match=r"got images 'screen'; expected .* observation; correct the"):
+        make_gymnasium("CartPole-v1", images="screen")
 
 
 # ---------------------------------------------------------------- wrappers and videos
