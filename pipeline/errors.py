@@ -22,6 +22,9 @@ A message states what was got, what was expected and what to try.
 
 from typing import Final
 
+NOTICE: Final = "notice: "
+"""The beginning of a line on a simulator's standard error that the run shows to its user."""
+
 
 class SparringError(Exception):
     """A failure was raised on purpose; this class is the base of all such failures."""

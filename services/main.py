@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "demo": "show the content of recorded episodes",
     "tournament": "let trained policies play against each other",
     "check": "check a configuration without running it",
+    "try": "show what an environment is read as, and play random steps in it",
     "keys": "make keys for a run on several machines",
     "join": "run this machine's part of a run on several machines",
     "status": "show the state of a run",
@@ -32,8 +33,8 @@ COMMANDS: Final = {
 _UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 _FORKING: Final = {"train", "evaluate", "tournament"}
 """Commands that start services."""
-_MODULES: Final = {"simulator": "sparring.services.stages.simulator"}
-"""Modules of commands that are also stages of a run."""
+_MODULES: Final = {"simulator": "sparring.services.stages.simulator", "try": "sparring.services.commands.tryout"}
+"""Modules of commands that are also stages of a run, or whose name is a keyword."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

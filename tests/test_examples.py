@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.services.services_helpers import Training
+from tests.services.services_helpers import HANG_S, Training
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "docs" / "examples").glob("*.yaml"))
 
@@ -16,9 +18,15 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "docs" / "examples").glob("*.y
 def test_example_trains(tmp_path: Path, file: Path) -> None:
     training = Training(tmp_path, str(file), "--in-process", "--max-steps", "2000")
     assert training.end() == 0, "\n".join(training.lines)
-    (behavior,) = training.summary["behaviors"].values()
-    assert behavior["steps"] >= 2000
-    assert behavior["episodes"] > 0
+    for name, behavior in training.summary["behaviors"].items():
+        assert behavior["steps"] >= 2000
+        assert behavior["episodes"] > 0
+        assert any(f"behavior  id={name}?team=" in line and "observations" in line for line in training.lines)
+    if file.stem == "lamps":
+        command = [sys.executable, "-m", "sparring", "evaluate", str(training.directory), "--episodes", "5"]
+        command += ["--in-process", "--video", str(tmp_path / "lamps.gif")]
+        subprocess.run(command, check=True, timeout=HANG_S)
+        assert (tmp_path / "lamps.gif").read_bytes().startswith(b"GIF89a")
 
 
 def test_every_example_is_documented() -> None:

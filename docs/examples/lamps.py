@@ -22,7 +22,11 @@ def draw(lamps):
 class Lamps(gymnasium.Env):
     """One episode is one choice."""
 
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
     observation_space, action_space = IMAGE, spaces.Discrete(LAMPS)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -31,6 +35,9 @@ class Lamps(gymnasium.Env):
 
     def step(self, action):
         return draw([self.lamp])[0], float(action == self.lamp), True, False, {}
+
+    def render(self):
+        return draw([self.lamp])[0].repeat(3, axis=2)  # for `sparring evaluate --video`
 
 
 class ManyLamps(VectorEnv):

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.spaces import Actions, Observations, Option, Value, forbidden_choices, import_optional
+from sparring.pipeline.bridges.spaces import (
+    Actions,
+    Observations,
+    Option,
+    Value,
+    check_images,
+    forbidden_choices,
+    import_optional,
+    place_of,
+    read_wrappers,
+)
+from sparring.pipeline.bridges.video import Video, make_areas
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
@@ -23,6 +34,9 @@ from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 if TYPE_CHECKING:
     from gymnasium import Env, Space
     from gymnasium.vector import VectorEnv
+
+Observe = Callable[["Space[Value]"], Observations]
+"""Makes the reader of an observation space."""
 
 _NATIVE_FROM = 8
 """Number of areas from which an environment's own vector form is faster than a loop over its single form."""
@@ -36,6 +50,8 @@ def make_gymnasium(
     vectorization: str = "auto",
     wrappers: str = "",
     brightest: int = 255,
+    images: str | None = None,
+    video: str = "",
     **options: Option,
 ) -> GymnasiumGame | NativeGame:
     """Returns a Gymnasium environment as a game.
@@ -46,8 +62,10 @@ def make_gymnasium(
         behavior: name of the behavior; None takes the id without namespace and version.
         vectorization: `sync` steps single environments, `native` the environment's own vector form,
             `auto` the faster of the two.
-        wrappers: classes to wrap each environment in, innermost first, as `package.module.Class`, separated by commas.
+        wrappers: classes to wrap each environment in, innermost first, see `read_wrappers`.
         brightest: largest value in images of bytes, which are scaled to 0..255; 1 for maps of 0 and 1.
+        images: names of the observations that are images, see `Observations`.
+        video: file for a video of the first area of the first simulator; "" for none.
         options: keyword arguments of the environment.
 
     Raises:
@@ -62,33 +80,22 @@ def make_gymnasium(
             "areas, auto, sync or native, and a whole number from 1 to 255; correct the simulator's options"
         )
     name = behavior or env_id.split(":")[-1].split("/")[-1].rpartition("-v")[0] or env_id
-    classes = [_wrapper(path.strip()) for path in wrappers.split(",") if path.strip()]
+    classes, observe = read_wrappers(wrappers), partial(Observations, brightest=brightest, images=images)
     if classes and vectorization == "native":
         raise SettingsError("got wrappers with vectorization native; expected one of them; leave one out")
     try:
-        suits = areas >= _NATIVE_FROM and not options and not classes and vectorization == "auto"
+        suits = areas >= _NATIVE_FROM and not (options or classes or video) and vectorization == "auto"
         if vectorization == "native" or (suits and _has_native(env_id)):
             vector = gymnasium.make_vec(env_id, areas, vectorization_mode="vector_entry_point", **options)
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
-                return NativeGame(name, vector, brightest)
+                return check_images(NativeGame(name, vector, observe), images)
             vector.close()
-        plain = (gymnasium.make(env_id, **options) for _ in range(areas))
-        return GymnasiumGame(name, [reduce(lambda env, wrap: wrap(env), classes, env) for env in plain], brightest)
+        envs, recorded = make_areas(partial(gymnasium.make, env_id, **options), areas, classes, video)
+        return check_images(GymnasiumGame(name, envs, observe, recorded), images)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise SettingsError(
-            f"got environment {env_id!r} with options {options}: {error}; expected a known one; check the id"
-        ) from error
-
-
-def _wrapper(path: str) -> Callable[[Env[Value, Value]], Env[Value, Value]]:
-    """Returns the class with the dotted path `path`."""
-    module, _, name = path.rpartition(".")
-    try:
-        found: Callable[[Env[Value, Value]], Env[Value, Value]] = getattr(importlib.import_module(module), name)
-        return found
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingsError(
-            f"got wrapper {path!r}: {error}; expected a class, as package.module.Class; correct the path"
+            f"got environment {env_id!r} with options {options}: {error}{place_of(error)}; expected a known one; "
+            "check the id"
         ) from error
 
 
@@ -105,10 +112,10 @@ def _has_native(env_id: str) -> bool:
 class _GymnasiumBase:
     """Holds what both forms share: specs, ids, and reports of one behavior."""
 
-    def __init__(self, name: str, areas: int, seen: Space[Value], done: Space[Value], brightest: int) -> None:
+    def __init__(self, name: str, areas: int, seen: Space[Value], done: Space[Value], observe: Observe) -> None:
         self.name = name
         self._behavior = str(BehaviorId(name=name))
-        self._observations = Observations(seen, brightest)
+        self._observations = observe(seen)
         self._actions = Actions(done)
         self._areas = np.arange(areas, dtype=np.int64)
 
@@ -127,12 +134,20 @@ class GymnasiumGame(_GymnasiumBase):
     Args:
         name: name of the behavior.
         envs: one environment for each area, all with the same spaces.
-        brightest: see `Observations`.
+        observe: reads the observation space.
+        video: gets what the first environment renders; None for nothing.
     """
 
-    def __init__(self, name: str, envs: Sequence[Env[Value, Value]], brightest: int = 255) -> None:
-        super().__init__(name, len(envs), envs[0].observation_space, envs[0].action_space, brightest)
+    def __init__(
+        self,
+        name: str,
+        envs: Sequence[Env[Value, Value]],
+        observe: Observe = Observations,
+        video: Video | None = None,
+    ) -> None:
+        super().__init__(name, len(envs), envs[0].observation_space, envs[0].action_space, observe)
         self._envs = list(envs)
+        self._video = video
         self._parameters: Mapping[str, float] = {}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
@@ -154,6 +169,8 @@ class GymnasiumGame(_GymnasiumBase):
         values = self._actions.rows(act.continuous, act.discrete)
         for row, (area, value) in enumerate(zip(act.agents.tolist(), values, strict=True)):
             env = self._envs[area]
+            if self._video is not None and area == 0:
+                self._video.add(env.render())
             observation, rewards[row], terminated, truncated, info = env.step(value)
             if terminated or truncated:
                 rows.append(row)
@@ -172,7 +189,9 @@ class GymnasiumGame(_GymnasiumBase):
         return self._report(following, ended)
 
     def close(self) -> None:
-        """Closes the environments."""
+        """Closes the environments, and writes the video."""
+        if self._video is not None:
+            self._video.close()
         for env in self._envs:
             env.close()
 
@@ -189,11 +208,11 @@ class NativeGame(_GymnasiumBase):
     Args:
         name: name of the behavior.
         vector: a vector environment with AutoresetMode.NEXT_STEP.
-        brightest: see `Observations`.
+        observe: reads the observation space.
     """
 
-    def __init__(self, name: str, vector: VectorEnv[Value, Value, Value], brightest: int = 255) -> None:
-        super().__init__(name, vector.num_envs, vector.single_observation_space, vector.single_action_space, brightest)
+    def __init__(self, name: str, vector: VectorEnv[Value, Value, Value], observe: Observe = Observations) -> None:
+        super().__init__(name, vector.num_envs, vector.single_observation_space, vector.single_action_space, observe)
         self._vector = vector
         idle = np.zeros((1, self._actions.spec.continuous), np.float32)
         still = np.zeros((1, len(self._actions.spec.discrete)), np.int32)

@@ -12,12 +12,24 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.bridges.spaces import Actions, Observations, Option, Value, forbidden_choices, import_optional
+from sparring.pipeline.bridges.spaces import (
+    Actions,
+    Observations,
+    Option,
+    Value,
+    check_images,
+    forbidden_choices,
+    import_optional,
+    place_of,
+    read_wrappers,
+)
+from sparring.pipeline.bridges.video import Video, make_areas
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
@@ -80,6 +92,10 @@ def make_pettingzoo(
     groups: bool = False,
     shared_reward: bool = False,
     outcomes: bool = False,
+    wrappers: str = "",
+    brightest: int = 255,
+    images: str | None = None,
+    video: str = "",
     **options: Option,
 ) -> ParallelGame | TurnGame:
     """Returns a PettingZoo environment as a game: in its parallel form if it has one, else turn by turn.
@@ -93,6 +109,10 @@ def make_pettingzoo(
         groups: agents of one team in one area are a group.
         shared_reward: the group gets the mean reward, and agents get none of their own; parallel environments only.
         outcomes: the sign of an agent's last reward is its outcome: 1 won, 0.5 drawn, 0 lost; requires teams.
+        wrappers: classes to wrap each environment in, innermost first, see `read_wrappers`.
+        brightest: largest value in images of bytes, which are scaled to 0..255; 1 for maps of 0 and 1.
+        images: names of the observations that are images, see `Observations`.
+        video: file for a video of the first area of the first simulator; "" for none.
         options: keyword arguments of the environment.
 
     Raises:
@@ -106,18 +126,26 @@ def make_pettingzoo(
         behavior=name, behaviors=behaviors, teams=teams, groups=groups, shared_reward=shared_reward, outcomes=outcomes
     )
     import_optional("pettingzoo", "pettingzoo")
-    make, form = _environment(env_id)
+    make, classes = _environment(env_id), read_wrappers(wrappers)
     try:
-        envs = [make(**options) for _ in range(areas)]
+        envs, recorded = make_areas(partial(make, **options), areas, classes, video)
     except TypeError as error:
         raise SettingsError(
-            f"got options {options} for {env_id!r}: {error}; expected its own; check the environment's documentation"
+            f"got options {options} for {env_id!r}: {error}{place_of(error)}; expected its own; check the "
+            "environment's documentation"
         ) from error
-    return form(name, envs, roles)
+    form = TurnGame if hasattr(envs[0], "last") else ParallelGame
+    if shared_reward and form is TurnGame:
+        raise SettingsError(
+            f"got shared_reward for the turn-based {name!r}; expected a parallel environment; "
+            "leave the option out: agents that act in turn keep their own rewards"
+        )
+    observe = partial(Observations, brightest=brightest, images=images)
+    return check_images(form(name, envs, roles, observe, recorded), images)
 
 
-def _environment(env_id: str) -> tuple[Callable[..., Value], type[ParallelGame] | type[TurnGame]]:
-    """Returns the function that makes the environment, and the form of its game."""
+def _environment(env_id: str) -> Callable[..., Value]:
+    """Returns the function that makes the environment, in its parallel form if it has one."""
     try:
         with warnings.catch_warnings():
             # PettingZoo deprecates the module form in favor of a registry of its own environments.
@@ -127,10 +155,10 @@ def _environment(env_id: str) -> tuple[Callable[..., Value], type[ParallelGame] 
         raise SettingsError(
             f"got environment {env_id!r}: {error}; expected a module; correct the id, or install its package"
         ) from error
-    if hasattr(module, "parallel_env"):
-        return module.parallel_env, ParallelGame
-    if hasattr(module, "env"):
-        return module.env, TurnGame
+    for name in ("parallel_env", "env"):
+        if (found := getattr(module, name, None)) is not None:
+            made: Callable[..., Value] = found
+            return made
     raise SettingsError(f"got module {env_id!r}; expected one with parallel_env() or env(); correct the id")
 
 
@@ -179,16 +207,26 @@ class _PettingZooBase:
         name: name of the game.
         envs: one environment for each area, all the same.
         roles: behaviors, teams and groups.
+        observe: reads an observation space.
+        video: gets what the first environment renders; None for nothing.
     """
 
-    def __init__(self, name: str, envs: Sequence[AECEnv | ParallelEnv], roles: Teams) -> None:
+    def __init__(
+        self,
+        name: str,
+        envs: Sequence[AECEnv | ParallelEnv],
+        roles: Teams,
+        observe: Callable[[Space[Value]], Observations],
+        video: Video | None,
+    ) -> None:
         self.name = name
+        self._video = video
         self._areas = [_Area(number, env) for number, env in enumerate(envs)]
         self._names: list[str] = list(envs[0].possible_agents)
         self._index = {agent: index for index, agent in enumerate(self._names)}
         self._roles = roles
         ids = roles.ids(self._names)
-        self._readers, self._writers, self._masked = _spaces(envs[0], self._names, ids)
+        self._readers, self._writers, self._masked = _spaces(envs[0], self._names, ids, observe)
         self._teams = np.array([identity.team for identity in ids], np.int64)
         self._ids = dict(zip(self._names, map(str, ids), strict=True))
         self._name_of = {str(identity): identity.name for identity in ids}
@@ -219,11 +257,15 @@ class _PettingZooBase:
                 number, index = divmod(agent, len(self._names))
                 chosen[number][self._names[index]] = value
         for number, mine in chosen.items():
+            if self._video is not None and number == 0:
+                self._video.add(self._areas[0].env.render())
             self._play(self._areas[number], mine)
         return self._reports()
 
     def close(self) -> None:
-        """Closes the environments."""
+        """Closes the environments, and writes the video."""
+        if self._video is not None:
+            self._video.close()
         for area in self._areas:
             area.env.close()
 
@@ -329,19 +371,7 @@ class ParallelGame(_PettingZooBase):
 
 
 class TurnGame(_PettingZooBase):
-    """Steps environments whose agents act in turn: an agent's reward accumulates until its next turn.
-
-    Raises:
-        SettingsError: `shared_reward` is set, which has no meaning if each agent has its own time.
-    """
-
-    def __init__(self, name: str, envs: Sequence[AECEnv | ParallelEnv], roles: Teams) -> None:
-        if roles.shared_reward:
-            raise SettingsError(
-                f"got shared_reward for the turn-based {name!r}; expected a parallel environment; "
-                "leave the option out: agents that act in turn keep their own rewards"
-            )
-        super().__init__(name, envs, roles)
+    """Steps environments whose agents act in turn: an agent's reward accumulates until its next turn."""
 
     def _begin(self, area: _Area, seed: int | None) -> None:
         self._next_match(area)
@@ -370,7 +400,10 @@ class TurnGame(_PettingZooBase):
 
 
 def _spaces(
-    env: AECEnv | ParallelEnv, agents: Sequence[str], ids: Sequence[BehaviorId]
+    env: AECEnv | ParallelEnv,
+    agents: Sequence[str],
+    ids: Sequence[BehaviorId],
+    observe: Callable[[Space[Value]], Observations],
 ) -> tuple[dict[str, Observations], dict[str, Actions], frozenset[str]]:
     """Returns readers and writers by behavior name, and the agents whose observation holds their mask."""
     first: dict[str, str] = {}
@@ -385,7 +418,7 @@ def _spaces(
                     remedy="set behaviors=per_type, or pad the spaces with a wrapper (supersuit)",
                 )
     masked = frozenset(agent for agent in agents if _MASK in getattr(env.observation_space(agent), "spaces", ()))
-    readers = {name: Observations(_unmasked(env.observation_space(agent))) for name, agent in first.items()}
+    readers = {name: observe(_unmasked(env.observation_space(agent))) for name, agent in first.items()}
     writers = {name: Actions(env.action_space(agent)) for name, agent in first.items()}
     return readers, writers, masked
 

@@ -27,6 +27,7 @@ _EXPECTED: Final[Mapping[Phase, str]] = {
     "first reset": "agents that want to decide",
     "stepping": "a game that keeps running",
 }
+ORDERLY_END: Final = "an orderly end of the game"
 _TAIL_LINES: Final = 8
 _TAIL_BYTES: Final = 4096
 _TAIL_LENGTH: Final = 600
@@ -98,11 +99,12 @@ class PlayerProgram:
         """Returns whether this process has started the program."""
         return self._process is not None
 
-    def check(self, wait_s: float = 0.0) -> None:
+    def check(self, wait_s: float = 0.0, orderly: str = "") -> None:
         """Raises if the program has ended.
 
         Args:
             wait_s: time to wait for an end that is expected.
+            orderly: description of the end where the program has announced it; an exit status of 0 is orderly, too.
 
         Raises:
             PlayerFailed: the program has ended.
@@ -112,7 +114,11 @@ class PlayerProgram:
             return
         status = process.returncode
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        raise self.failure(f"the end of the game by {how}", "see its log; start it by hand to see it fail")
+        if orderly or not status:
+            what, remedy = orderly or ORDERLY_END, "keep it running: it was closed, or quit by itself; see its log"
+        else:
+            what, remedy = "the end of the game", "see its log; start it by hand to see it fail"
+        raise self.failure(f"{what} by {how}", remedy)
 
     def failure(self, got: str, remedy: str = "see the game's log") -> PlayerFailed:
         """Returns an error with the player's name, its phase, the cause, and the end of its log.

@@ -1,22 +1,28 @@
 """Translates Gymnasium spaces to specs, and their values to columns, for both bridges.
 
 Observations: a 1-D or integer Box, Discrete (one-hot), MultiDiscrete (one-hot each) and MultiBinary are vectors; a 3-D
-Box of uint8 or floats is an image, transposed to channels first; Dict and Tuple are several observations. Actions:
-Discrete, MultiDiscrete and MultiBinary are branches; a Box with finite bounds is continuous, rescaled from [-1, 1].
+Box of uint8 or floats is an image, transposed to channels first, as is any 2-D or 3-D one that the option `images`
+names; Dict and Tuple are several observations. Actions: Discrete, MultiDiscrete and MultiBinary are branches; a Box
+with finite bounds is continuous, rescaled from [-1, 1].
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.errors import SettingsError, install_command
+from sparring.pipeline.errors import NOTICE, SettingsError, install_command
+from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import ActionSpec, Array, ObservationSpec, SpecError
 
 if TYPE_CHECKING:
@@ -30,6 +36,8 @@ Path = tuple[str | int, ...]
 
 Convert = Callable[[Array, Array], Array]
 """Converts continuous [n, continuous] and discrete [n, branches] actions of n agents to values of a space."""
+
+GameOfSpaces = TypeVar("GameOfSpaces", bound=Game)
 
 Option = bool | int | float | str
 """An option of an environment, as a configuration or a command line gives it."""
@@ -49,6 +57,48 @@ def import_optional(module: str, extra: str) -> ModuleType:
         ) from error
 
 
+def read_wrappers(text: str) -> list[Callable[[Value], Value]]:
+    """Returns functions that wrap an environment, innermost first.
+
+    Args:
+        text: classes or functions as `package.module.Class`, separated by commas; or as JSON a list of them, in which
+            `{"class": PATH, ...}` has further keyword arguments.
+
+    Raises:
+        SettingsError: the text cannot be read, or there is no such class.
+    """
+    try:
+        entries = json.loads(text) if text.lstrip().startswith("[") else text.split(",")
+    except ValueError as error:
+        raise SettingsError(f"got wrappers {text!r} ({error}); expected a list as JSON; correct the option") from error
+    return [_wrapper(one) for one in entries if not isinstance(one, str) or one.strip()]
+
+
+def _wrapper(entry: Value) -> Callable[[Value], Value]:
+    arguments = {"class": entry.strip()} if isinstance(entry, str) else entry
+    if not isinstance(arguments, dict) or not isinstance(path := arguments.get("class"), str):
+        raise SettingsError(
+            f"got the wrapper {entry!r}; expected package.module.Class, or a mapping with that as class and arguments "
+            "beside it; write for example {class: gymnasium.wrappers.TimeLimit, max_episode_steps: 100}"
+        )
+    try:
+        module, _, name = path.rpartition(".")
+        found: Callable[..., Value] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"got wrapper {path!r}: {error}; expected a class, as package.module.Class; correct the path"
+        ) from error
+    return partial(found, **{key: one for key, one in arguments.items() if key != "class"})
+
+
+def place_of(error: BaseException) -> str:
+    """Returns the file and line in which an error, or its cause, was raised; "" where the call itself was wrong."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return "" if last.filename.endswith(("registration.py", "video.py")) else f" ({last.filename}:{last.lineno})"
+
+
 class _Leaf(NamedTuple):
     """Describes one observation inside a space.
 
@@ -64,18 +114,19 @@ class _Leaf(NamedTuple):
 
 
 class Observations:
-    """Reads observations of one space as columns.
+    """Reads observations of one space as columns, and notes on standard error where an image may be lost.
 
     Args:
         space: a Gymnasium space.
         brightest: largest value in images of bytes, which are scaled to 0..255; 1 for maps of 0 and 1.
+        images: names of the observations that are images, separated by commas; None: 3-D boxes of bytes or floats.
 
     Raises:
         SpecError: the space is not supported.
     """
 
-    def __init__(self, space: Space[Value], brightest: int = 255) -> None:
-        self._leaves = tuple(_leaves(space, (), brightest))
+    def __init__(self, space: Space[Value], brightest: int = 255, images: str | None = None) -> None:
+        self._leaves = tuple(_leaves(space, (), brightest, None if images is None else _names(images)))
         self.specs = tuple(leaf.spec for leaf in self._leaves)
 
     def rows(self, items: Sequence[Value]) -> tuple[Array, ...]:
@@ -85,6 +136,26 @@ class Observations:
     def batch(self, items: Value) -> tuple[Array, ...]:
         """Returns the same columns from values that a vector environment has already batched."""
         return tuple(leaf.read(_at(items, leaf.path)) for leaf in self._leaves)
+
+
+def check_images(game: GameOfSpaces, images: str | None) -> GameOfSpaces:
+    """Returns the game, unless the option `images` has a name that is no image of any behavior.
+
+    Raises:
+        SettingsError: `images` names an observation that does not exist, or that cannot be an image.
+    """
+    observations = [one for behavior in game.behaviors().values() for one in behavior.observations]
+    for name in sorted(_names(images or "")):
+        if (name, "image") not in {(one.name, one.kind) for one in observations}:
+            raise SettingsError(
+                f"got images {name!r}; expected boxes of 2 or 3 dimensions among the observations "
+                f"{', '.join(dict.fromkeys(one.name for one in observations))}; correct the option images"
+            )
+    return game
+
+
+def _names(images: str) -> set[str]:
+    return {word.strip() for word in images.split(",") if word.strip()}
 
 
 class Actions:
@@ -140,22 +211,27 @@ def forbidden_choices(masks: Sequence[Value], spec: ActionSpec) -> NDArray[np.bo
 # ---------------------------------------------------------------- observations
 
 
-def _leaves(space: Space[Value], path: Path, brightest: int) -> Iterator[_Leaf]:
-    """Yields the observations in a space, in its order; images of bytes are scaled from 0..brightest."""
+def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | None) -> Iterator[_Leaf]:
+    """Yields the observations in a space, in its order; `brightest` and `images` as in `Observations`."""
     from gymnasium import spaces
 
     name = "/".join(map(str, path)) or "observation"
     match space:
         case spaces.Dict():
             for key, inner in space.spaces.items():
-                yield from _leaves(inner, (*path, key), brightest)
+                yield from _leaves(inner, (*path, key), brightest, images)
         case spaces.Tuple():
             for index, inner in enumerate(space.spaces):
-                yield from _leaves(inner, (*path, index), brightest)
-        case spaces.Box() if len(space.shape) == 3 and (space.dtype == np.uint8 or space.dtype.kind == "f"):
+                yield from _leaves(inner, (*path, index), brightest, images)
+        case spaces.Box() | spaces.MultiBinary() if _is_image(space, name, images):
             yield _image(space, name, path, brightest)
         case spaces.Box() | spaces.MultiBinary() if len(space.shape) < 4:
-            size = math.prod(space.shape)
+            size, kind = math.prod(space.shape), f"{space.shape} {space.dtype}"
+            if images is None and (len(space.shape) == 3 or (len(space.shape) == 2 and space.dtype == np.uint8)):
+                sys.stderr.write(
+                    f"{NOTICE}observation {name!r}, a box of {kind}, is read as a vector of {size} numbers; the "
+                    f"option images={name} reads it as an image, and images='' confirms that there is none\n"
+                )
             yield _vector(name, path, size, lambda items: np.array(items, np.float32).reshape(len(items), size))
         case spaces.Discrete():
             yield _one_hot(name, path, np.array([space.n]), np.array([space.start]))
@@ -169,27 +245,50 @@ def _leaves(space: Space[Value], path: Path, brightest: int) -> Iterator[_Leaf]:
             )
 
 
+def _is_image(space: spaces.Box | spaces.MultiBinary, name: str, images: set[str] | None) -> bool:
+    if images is None:
+        return len(space.shape) == 3 and (space.dtype == np.uint8 or space.dtype.kind == "f")
+    return name in images and len(space.shape) in (2, 3)
+
+
 def _vector(name: str, path: Path, size: int, read: Callable[[Value], Array]) -> _Leaf:
     return _Leaf(ObservationSpec(name=name, shape=(size,)), path, read)
 
 
-def _image(space: spaces.Box, name: str, path: Path, brightest: int) -> _Leaf:
+def _image(space: spaces.Box | spaces.MultiBinary, name: str, path: Path, brightest: int) -> _Leaf:
     """Returns an image with channels first. The channels of a square image are the odd dimension, else the smaller of
-    first and last.
+    first and last; one of two dimensions has one channel.
     """
-    first, middle, end = space.shape
-    last = first == middle or (middle != end and end <= first)
-    height, width, channels = space.shape if last else (*space.shape[1:], space.shape[0])
-    dtype: Literal["uint8", "float32"] = "uint8" if space.dtype == np.uint8 else "float32"
+    flat = len(space.shape) == 2
+    first, middle, end = (1, *space.shape) if flat else space.shape
+    last = not flat and (first == middle or (middle != end and end <= first))
+    channels, height, width = (end, first, middle) if last else (first, middle, end)
+    convert, dtype = _pixels(space, name, brightest)
     spec = ObservationSpec(name=name, shape=(channels, height, width), dtype=dtype, kind="image")
 
     def read(items: Value) -> Array:
-        values = np.asarray(items, dtype)
-        if dtype == "uint8" and brightest < 255:
-            values = _scale_bytes(values, name, brightest)
+        values = convert(items).reshape(-1, first, middle, end)
         return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values
 
     return _Leaf(spec, path, read)
+
+
+def _pixels(
+    space: spaces.Box | spaces.MultiBinary, name: str, brightest: int
+) -> tuple[Callable[[Value], Array], Literal["uint8", "float32"]]:
+    """Returns how to read pixels: as bytes, or as floats, which integers become in proportion to their bounds."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.MultiBinary) or space.dtype == np.bool_:
+        brightest = 1
+    elif space.dtype.kind == "f":
+        return partial(np.asarray, dtype=np.float32), "float32"
+    elif space.dtype != np.uint8:
+        low, high = float(space.low.min()), float(space.high.max())
+        return lambda items: ((np.asarray(items, np.float64) - low) / ((high - low) or 1)).astype(np.float32), "float32"
+    if brightest == 255:
+        return partial(np.asarray, dtype=np.uint8), "uint8"
+    return lambda items: _scale_bytes(np.asarray(items, np.uint8), name, brightest), "uint8"
 
 
 def _scale_bytes(values: Array, name: str, brightest: int) -> Array:

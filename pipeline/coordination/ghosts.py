@@ -209,9 +209,9 @@ class Ghosts:
                 self._snapshots.keep(name, {number for one, number in self.rules.wanted if one == name})
 
     def ratings(self) -> dict[str, RatedLearner]:
-        """Returns the rating of each learner and of its opponents."""
+        """Returns the rating of each learner and of its opponents, once a match is rated."""
         rules = self.rules
-        if isinstance(rules, Tournament):
+        if isinstance(rules, Tournament) or not rules.ratings.matches:
             return {}
         team, elo, skills = -1 if rules.team is None else rules.team, rules.ratings.elo, rules.ratings.skills
         return {
@@ -237,8 +237,8 @@ class Ghosts:
         return None if rated is None else rated.mu if self._has_many_teams else rated.elo
 
     def gauges(self) -> Iterator[tuple[str, float]]:
-        """Yields name and value of each gauge."""
-        if isinstance(self.rules, Tournament):
+        """Yields name and value of each gauge, once a match is rated."""
+        if isinstance(self.rules, Tournament) or not self.rules.ratings.matches:
             return
         ratings = self.rules.ratings
         for name, side in self.rules.sides.items():

@@ -207,7 +207,7 @@ class SelfPlay:
                 self.lost += 1
             elif matchup is None:
                 self.unknown += 1
-            else:
+            elif match.explicit or len({BehaviorId.parse(one).team for one in match.behavior_ids}) > 1:
                 yield {
                     "match": match.number,
                     "simulator": match.simulator,

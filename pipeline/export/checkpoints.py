@@ -31,10 +31,17 @@ from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.networks.distributions import FORBIDDEN
 from sparring.pipeline.networks.perceptron import FUNCTIONS
 
-Format = Literal["onnx", "torchscript", "torch_export", "safetensors"]
+Format = Literal["onnx", "godot", "torchscript", "torch_export", "safetensors"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
-SUFFIXES: Final = {"onnx": ".onnx", "torchscript": ".pt", "torch_export": ".pt2", "safetensors": ".safetensors"}
+SUFFIXES: Final = {
+    "onnx": ".onnx",
+    "godot": ".godot.onnx",
+    "torchscript": ".pt",
+    "torch_export": ".pt2",
+    "safetensors": ".safetensors",
+}
+"""Suffixes of the files."""
 
 WEIGHTS_FORMAT: Final = "1"
 _ROWS: Final = 2  # of the example: torch.export treats sizes of 0 and 1 as fixed
@@ -83,7 +90,7 @@ def export(checkpoint: Checkpoint, paths: Sequence[Path], kind: Format = "onnx")
                 remedy="train it with network_settings.memory instead, or export its weights as safetensors",
             )
         content, model = _WRITERS[kind](policy)
-        difference = layout.compare(policy, model)
+        difference = (layout.compare_godot if kind == "godot" else layout.compare)(policy, model)
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
@@ -122,6 +129,22 @@ def _onnx(policy: TrainedPolicy) -> tuple[bytes, Model]:
     from sparring.pipeline.export.onnx import onnx_model
 
     content = onnx_model(policy)
+    return content, load_onnx(content)
+
+
+def _godot(policy: TrainedPolicy) -> tuple[bytes, Model]:
+    kinds = {one.kind for one in policy.spec.observations}
+    if policy.memory or kinds != {"vector"}:
+        what = "a memory" if policy.memory else f"observations of the kinds {', '.join(sorted(kinds))}"
+        raise ExportError(
+            got=f"{policy.behavior} with {what}",
+            expected="vectors without a memory, which are all that the Godot plugin passes to a model",
+            remedy="train it without, or run the format onnx with code of your own",
+        )
+    require_packages()
+    from sparring.pipeline.export.onnx import godot_model
+
+    content = godot_model(policy)
     return content, load_onnx(content)
 
 
@@ -248,4 +271,9 @@ def weights_file(policy: TrainedPolicy) -> bytes:
     return content
 
 
-_WRITERS: Final = {"onnx": _onnx, "torchscript": torchscript, "torch_export": torch_program}
+_WRITERS: Final = {
+    "onnx": _onnx,
+    "godot": _godot,
+    "torchscript": torchscript,
+    "torch_export": torch_program,
+}

@@ -34,6 +34,11 @@ BATCHES: Final = (1, 7)
 VERSION: Final = 3
 """Version of the layout of a model, which ML-Agents' packages from 2.0 on load."""
 
+GODOT_OUTPUT: Final = "output"
+GODOT_STATE_IN: Final = "state_ins"
+GODOT_STATE_OUT: Final = "state_outs"
+"""Names in the layout of the plugin Godot RL Agents; its state is a number that models only pass on."""
+
 MASKS: Final = "action_masks"
 MEMORY_IN: Final = "recurrent_in"
 MEMORY_OUT: Final = "recurrent_out"
@@ -191,6 +196,32 @@ def compare(policy: TrainedPolicy, model: Model) -> float:
     if most > TOLERANCE:
         raise _wrong(policy, f"{name} that differ by {most:.3g}", f"at most {TOLERANCE:g}")
     return most
+
+
+def compare_godot(policy: TrainedPolicy, model: Model) -> float:
+    """Does as `compare`, for a model in the layout of the plugin Godot RL Agents."""
+    worst, count = 0.0, policy.spec.actions.continuous
+    for rows in BATCHES:
+        random = np.random.default_rng(rows)
+        observations = random_inputs(policy, rows, random)[1]
+        state_B = random.random(rows, np.float32)
+        given = dict(zip((one.name for one in policy.spec.observations), observations, strict=True))
+        got = model({**given, GODOT_STATE_IN: state_B})
+        head_BH, _ = _network(policy, observations, None)
+        parts = [to_environment(head_BH[:, :count], policy.actor.action_limit)]
+        for logits_Bk in np.split(head_BH[:, count:], np.cumsum(policy.spec.actions.discrete)[:-1], 1):
+            shares_Bk = np.exp(logits_Bk - logits_Bk.max(1, initial=-np.inf, keepdims=True))
+            parts.append(shares_Bk / shares_Bk.sum(1, keepdims=True))
+        wanted = {GODOT_OUTPUT: np.concatenate(parts, 1), GODOT_STATE_OUT: state_B}
+        if (found := {name: one.shape for name, one in got.items()}) != {
+            name: one.shape for name, one in wanted.items()
+        }:
+            raise _wrong(policy, f"outputs {found}", f"{wanted}")
+        for name, values in wanted.items():
+            worst = max(worst, float(np.abs(got[name] - values).max()))
+    if not worst <= TOLERANCE:
+        raise _wrong(policy, f"outputs that differ by {worst:.3g}", f"at most {TOLERANCE:g}")
+    return worst
 
 
 def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator) -> tuple[Tensors, list[Array]]:

@@ -13,7 +13,7 @@ B rows, F features, N most entities, E features of an entity, U units, C x H x W
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -42,23 +42,54 @@ _ABSENT: Final = -1e9
 def onnx_model(policy: TrainedPolicy) -> bytes:
     """Returns the content of an ONNX file."""
     graph = Graph()
-    head = _network(graph, policy)
-    _act(graph, policy.spec.actions, policy, head)
+    names = [layout.observation_name(at) for at in range(len(policy.spec.observations))]
+    _act(graph, policy.spec.actions, policy, _network(graph, policy, names))
     for name, values in policy.facts.items():
         graph.add("Constant", output=name, value=numpy_helper.from_array(values))
+    return _content(graph, policy, policy.inputs, _outputs(policy))
+
+
+def godot_model(policy: TrainedPolicy) -> bytes:
+    """Returns the content of an ONNX file for the inference of the plugin Godot RL Agents.
+
+    Its inputs have the names that the game gives its observations. `output` holds the most likely continuous actions,
+    then the probabilities of all choices: some versions of the plugin choose the first where none is above 0.
+    """
+    graph, actions = Graph(), policy.spec.actions
+    head = _network(graph, policy, [one.name for one in policy.spec.observations])
+    parts, at = [], actions.continuous
+    if actions.continuous:
+        parts.append(_executed(graph, graph.slice(head, 0, at), policy.actor.action_limit))
+    for size in actions.discrete:
+        parts.append(graph.add("Softmax", graph.slice(head, at, at + size), axis=1))
+        at += size
+    graph.add("Concat", *parts, axis=1, output=layout.GODOT_OUTPUT)
+    graph.add("Identity", layout.GODOT_STATE_IN, output=layout.GODOT_STATE_OUT)
+    inputs = {one.name: one.shape for one in policy.spec.observations} | {layout.GODOT_STATE_IN: ()}
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", *shape))
+        for name, shape in ((layout.GODOT_OUTPUT, (at,)), (layout.GODOT_STATE_OUT, ()))
+    ]
+    return _content(graph, policy, inputs, outputs)
+
+
+def _content(
+    graph: Graph, policy: TrainedPolicy, shapes: Mapping[str, tuple[int, ...]], outputs: Sequence[onnx.ValueInfoProto]
+) -> bytes:
+    """Returns the content of the file of a graph."""
     kind, opsets = TensorProto.FLOAT, [helper.make_opsetid("", OPSET)]
-    inputs = [helper.make_tensor_value_info(name, kind, ("batch", *shape)) for name, shape in policy.inputs.items()]
-    made = helper.make_graph(graph.nodes, policy.behavior, inputs, _outputs(policy), graph.constants)
+    inputs = [helper.make_tensor_value_info(name, kind, ("batch", *shape)) for name, shape in shapes.items()]
+    made = helper.make_graph(graph.nodes, policy.behavior, inputs, outputs, graph.constants)
     model = helper.make_model(made, opset_imports=opsets, ir_version=_IR, producer_name="sparring")
     helper.set_model_props(model, {"behavior": policy.behavior, "steps": str(policy.steps)})
     onnx.checker.check_model(model, full_check=True)
     return bytes(model.SerializeToString())
 
 
-def _network(graph: Graph, policy: TrainedPolicy) -> str:
-    """Returns [B, H] means and logits; adds the memory as another output."""
+def _network(graph: Graph, policy: TrainedPolicy, observations: Sequence[str]) -> str:
+    """Returns [B, H] means and logits of observations by their names; adds the memory as another output."""
     actor = policy.actor
-    rows, goal = _encode(graph, policy)
+    rows, goal = _encode(graph, policy, observations)
     if actor.recurrent is not None:
         head, memory = recurrent(graph, actor.recurrent, rows, goal, layout.MEMORY_IN, actor.outputs)
         graph.add("Unsqueeze", memory, axes=[1], output=layout.MEMORY_OUT)
@@ -66,14 +97,14 @@ def _network(graph: Graph, policy: TrainedPolicy) -> str:
     return layers(graph, actor.body, rows, goal, actor.outputs)
 
 
-def _encode(graph: Graph, policy: TrainedPolicy) -> tuple[str, str]:
+def _encode(graph: Graph, policy: TrainedPolicy, observations: Sequence[str]) -> tuple[str, str]:
     """Returns features and goals that condition the body ("" for none), in the order of `Encoder`."""
     encoder = policy.actor.encoder
     names: dict[str, list[str]] = {"vector": [], "image": [], "entities": [], "goal": []}
     sizes = []
-    for at, one in enumerate(policy.spec.observations):
+    for name, one in zip(observations, policy.spec.observations, strict=True):
         kind = "vector" if one.kind == "goal" and not encoder.goal else one.kind
-        names[kind].append(layout.observation_name(at))
+        names[kind].append(name)
         sizes += [one.shape[1]] if kind == "entities" else []
     features = [graph.concatenate(names["vector"])] if names["vector"] else []
     if encoder.normalizer is not None:
@@ -101,10 +132,10 @@ def _act(graph: Graph, actions: ActionSpec, policy: TrainedPolicy, head: str) ->
         _choose(graph, actions, logits)
 
 
-def _executed(graph: Graph, raw: str, limit: float, output: str) -> None:
-    """Adds an output of continuous actions as a simulator receives them."""
+def _executed(graph: Graph, raw: str, limit: float, output: str = "") -> str:
+    """Returns continuous actions as a simulator receives them, possibly as an output of this name."""
     clipped = graph.add("Clip", raw, min=-limit, max=limit)
-    graph.add("Div", clipped, graph.constant(limit), output=output)
+    return graph.add("Div", clipped, graph.constant(limit), output=output)
 
 
 def _choose(graph: Graph, actions: ActionSpec, logits: str) -> None:

@@ -122,10 +122,12 @@ class BehaviorSpecs:
     Attributes:
         behaviors: specs by behavior name.
         teams: by behavior name, numbers of its teams so far, in order.
+        described: by behavior id, what its first report shows of its agents, for people.
     """
 
     behaviors: dict[str, BehaviorSpec]
     teams: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    described: dict[str, str] = field(default_factory=dict)
 
 
 @record("simulator_steps")

@@ -26,7 +26,7 @@ class Conflict:
 
 def conflicts(settings: Settings) -> Iterator[Conflict]:
     """Yields all contradictions in `settings`."""
-    for rule in (_any_behavior, _names, _mode, _sequences, _lessons, _players, _services, _hosts):
+    for rule in (_any_behavior, _names, _mode, _sequences, _lessons, _opponents, _players, _services, _hosts):
         yield from rule(settings)
 
 
@@ -115,6 +115,22 @@ def _lessons(settings: Settings) -> Iterator[Conflict]:
                     f"got measure rating of {criteria.behavior}, which has no self_play; expected a behavior that "
                     "is rated; measure reward or progress, or write self_play below it",
                 )
+
+
+def _opponents(settings: Settings) -> Iterator[Conflict]:
+    """Finds self-play in environments of which all are known to have one team only."""
+    kinds = {one.name for one in settings.simulators}
+    teams = {one.options.get("teams", "shared") for one in settings.simulators}
+    if not kinds or not kinds <= {"gymnasium", "pettingzoo"} or teams != {"shared"}:
+        return
+    what = "a PettingZoo environment without teams" if "pettingzoo" in kinds else "a Gymnasium environment"
+    for section, behavior in settings.sections.items():
+        if behavior.self_play is not None:
+            yield Conflict(
+                ((*section.split(".", 1), "self_play"), ("simulators",)),
+                f"got self_play with {what}, whose agents are all in team 0; expected two teams or more, which play "
+                "against each other; write teams: each in the options of a pettingzoo simulator, or remove self_play",
+            )
 
 
 def _players(settings: Settings) -> Iterator[Conflict]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -50,6 +52,8 @@ class SimulatorSettings(SettingsModel):
     @field_validator("options", mode="before")
     @classmethod
     def _scalars(cls, options: object) -> object:
+        if isinstance(options, dict) and isinstance(options.get("wrappers"), list | tuple):
+            options = {**options, "wrappers": json.dumps(options["wrappers"])}
         for key, value in options.items() if isinstance(options, dict) else ():
             if not isinstance(value, bool | int | float | str):
                 raise ValueError(  # noqa: TRY004 - a TypeError would pass through pydantic
@@ -107,6 +111,13 @@ class SimulatorSettings(SettingsModel):
                 "write them as arguments of the command"
             )
         return self
+
+    def words(self, others: Mapping[str, Option]) -> list[str]:
+        """Returns areas and options, and other options before them, as arguments of the command line."""
+        found = ["--areas", str(self.areas)]
+        for key, value in {**others, **self.options}.items():
+            found += ["--option", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+        return found
 
     def arguments(self, *, address: str, number: int, seed: int) -> list[str]:
         """Returns `command` with its placeholders filled in; empty for a `name`.

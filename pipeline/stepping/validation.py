@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends
-from sparring.pipeline.specs import Array, BehaviorSpec
+from sparring.pipeline.specs import Array, BehaviorSpec, ObservationSpec
 
 MAX_GROUP: Final = 2**31 - 1
 MAX_NUMBER: Final = 1e18
@@ -39,6 +39,29 @@ def check_report(report: BehaviorReport, spec: BehaviorSpec) -> None:
         _check_rows(report.behavior, "ends", ends, spec)
         if ends.outcomes is not None and not ((ends.outcomes >= 0) & (ends.outcomes <= 1)).all():
             raise _shape(report.behavior, "ends.outcomes", f"{ends.outcomes[:8]}", "from 0 (lost) to 1 (won)")
+
+
+def describe_report(report: BehaviorReport, spec: BehaviorSpec) -> str:
+    """Describes the agents of a report: what they observe, how they act, and whether they have masks and groups."""
+    rows, acts = report.decisions, spec.actions
+    actions = [f"{acts.continuous} continuous"] if acts.continuous else []
+    actions += [f"branches of {', '.join(map(str, acts.discrete))} choices"] if acts.discrete else []
+    groups = None if rows is None else rows.groups
+    count = 0 if groups is None else np.unique(groups[groups > 0]).size
+    return "; ".join(
+        [
+            f"agents {0 if rows is None else len(rows.agents)}",
+            f"observations {', '.join(map(_describe, spec.observations))}",
+            f"actions {' and '.join(actions)}",
+            f"masks {'none' if rows is None or rows.masks is None else 'yes'}",
+            f"groups {count or 'none'}",
+        ]
+    )
+
+
+def _describe(one: ObservationSpec) -> str:
+    unit = {"image": " of bytes" if one.dtype == "uint8" else " of floats", "entities": " (number x features)"}
+    return f"{one.name}: {one.kind} {' x '.join(map(str, one.shape))}{unit.get(one.kind, '')}"
 
 
 def image_out_of_range(report: BehaviorReport, spec: BehaviorSpec) -> str:

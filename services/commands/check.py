@@ -25,6 +25,7 @@ from sparring.pipeline.settings import (
 )
 from sparring.pipeline.settings.hosts import main as main_host
 from sparring.pipeline.settings.hosts import place
+from sparring.services.commands import tryout
 from sparring.services.commands.runs import add_insecure
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, unprotected
 
@@ -57,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
     if problems := [*exposed(loaded.settings, insecure=args.insecure), *keys_unusable(loaded.settings)]:
         sys.stderr.write("".join(f"{args.config}: {problem}\n" for problem in problems))
         return FAILED
+    described = [line for one in loaded.settings.launched for line in tryout.described(loaded.settings, one)]
     lines = [*summary(loaded.settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
-    sys.stdout.write("\n".join([f"{args.config}: valid", *lines]) + "\n")
-    return 0
+    sys.stdout.write("\n".join([f"{args.config}: valid", *lines, *described]) + "\n")
+    return FAILED if any(line.startswith(tryout.REFUSED) for line in described) else 0
 
 
 def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:

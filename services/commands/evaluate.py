@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sparring.pipeline.errors import BELOW, FAILED
+from sparring.pipeline.errors import BELOW, FAILED, SettingsError
 from sparring.pipeline.evaluation.episodes import EPISODES_FILE, read_episodes
 from sparring.pipeline.evaluation.statistics import CONFIDENCE, by_team, describe
 from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.monitoring.summary import STATUSES
+from sparring.pipeline.settings import Settings
 from sparring.services.commands.runs import add_playing, add_run, check_positive, find
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision.launch import checkpoints, play, trained_settings
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="name of a checkpoint's folder; repeat for several behaviors (default: the newest of each)",
     )
     parser.add_argument("--record", action="store_true", help="keep the episodes in files")
+    parser.add_argument("--video", type=Path, metavar="FILE", help="write what the environment renders as a GIF")
     parser.add_argument("--at-least", type=float, help="exit with 4 if a behavior's mean reward is below this")
     add_playing(parser)
 
@@ -45,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     check_positive(args, "episodes", "timeout")
     trained = find(args.run, args.results_dir)
     settings = trained_settings(trained, deterministic=args.deterministic, insecure=args.insecure)
+    if args.video is not None:
+        settings = _rendered(settings, args.video)
     playing = Playback(
         checkpoints=checkpoints(trained, settings, args.checkpoint),
         episodes=args.episodes,
@@ -56,8 +60,26 @@ def run(args: argparse.Namespace) -> int:
     )
     found = _evaluation(directory, playing, status, seed)
     write_atomically(directory / "evaluation.json", json.dumps(found, indent=2).encode())
-    sys.stdout.write("\n".join([*_lines(found), f"{directory / 'evaluation.json'}\n"]))
+    files = [one for one in (args.video, directory / "evaluation.json") if one is not None and one.exists()]
+    sys.stdout.write("".join(f"{line}\n" for line in [*_lines(found), *files]))
     return _exit_status(found, args.at_least)
+
+
+def _rendered(settings: Settings, file: Path) -> Settings:
+    """Returns the settings with a video of the first simulator.
+
+    Raises:
+        SettingsError: its environment does not render, or the file is no GIF.
+    """
+    first, *others = settings.launched or (None,)
+    if first is None or first.name not in ("gymnasium", "pettingzoo") or file.suffix.lower() != ".gif":
+        what = "no simulator of its own" if first is None else first.name or "a command"
+        raise SettingsError(
+            f"got --video {file} of a run with {what}; expected a file .gif of a Gymnasium or PettingZoo environment; "
+            "correct the suffix, or record the window of the game with another program"
+        )
+    first = first.model_copy(update={"options": {**first.options, "video": str(file.absolute())}})
+    return settings.model_copy(update={"simulators": (first, *others)})
 
 
 def _evaluation(directory: Path, playing: Playback, status: str, seed: int) -> Json:

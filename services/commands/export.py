@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         default="onnx",
-        help="onnx for Unity (default); torchscript or torch_export for PyTorch; safetensors for weights alone",
+        help="onnx for Unity (default), godot for its plugin, torchscript or torch_export, safetensors for weights",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to (default: that of the run)")
     parser.add_argument("--prune", action="store_true", help="remove exports of checkpoints that no longer exist")
@@ -92,6 +92,7 @@ def _prune(folder: CheckpointFolder, out: Path) -> None:
     steps = {int(path.name.split("-")[1]) for path in folder.newest_first()}
     for suffix in SUFFIXES.values():
         for path in (out / folder.behavior).glob(f"*{suffix}"):
-            number = path.stem.removeprefix(f"{folder.behavior}-")
-            if path.stem != number and number.isdigit() and int(number) not in steps:
+            stem = path.name.removesuffix(suffix)
+            number = stem.removeprefix(f"{folder.behavior}-")
+            if stem != number and number.isdigit() and int(number) not in steps:
                 path.unlink(missing_ok=True)

@@ -115,7 +115,7 @@ def show(report: Mapping[str, Json], time_s: float) -> RenderableType:
         time_s: now, in seconds since the epoch.
     """
     status, summary, self_play = report["status"], report["summary"], report["self_play"] or {}
-    opponents = [_opponents(self_play)] if self_play.get("sides") else []
+    opponents = [_opponents(self_play)] if self_play.get("matches") else []
     if summary is not None:
         ended = summary["behaviors"]
         # Outside the table the path of a checkpoint is not folded.

@@ -21,7 +21,7 @@ from sparring.pipeline.messages import simulator as messages
 from sparring.pipeline.specs import BehaviorSpec, SpecError
 from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
-from sparring.pipeline.stepping.validation import image_out_of_range
+from sparring.pipeline.stepping.validation import describe_report, image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
 from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
@@ -37,6 +37,7 @@ from sparring.services.endpoint.rejections import Fact, RejectionLog, SimulatorS
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
 _RECEIVE: Final = 256 * 1024
+_LONGEST_DESCRIPTION: Final = 1000
 _MAX_LINES: Final = 50
 """Maximum number of log lines of one kind about one machine and certificate, in one interval."""
 
@@ -60,6 +61,7 @@ class Simulators:
         self.stopping = False
         self.given_up: dict[str, int] = {}
         self._stepped: set[int] = set()
+        self.described: dict[str, str] = {}
         self.peers: dict[int, SimulatorPeer] = {}
         self.rejections = RejectionLog(context.registry, context.log, context.clock)
         self.pool = Pool(context.settings.limits.receiving_bytes)
@@ -221,8 +223,12 @@ class Simulators:
         """Passes a Step to the stepper, and warns of images in the first one that may be scaled wrongly."""
         self._stepper.receive(peer.key, step, at)
         self._statistics.record(step.statistics, peer.address, peer.number)
+        behaviors = self._stepper.connections[peer.key].behaviors
+        for report in step.reports:
+            if report.behavior not in self.described:
+                spec = behaviors[report.behavior].behavior.spec
+                self.described[report.behavior] = clip(describe_report(report, spec), _LONGEST_DESCRIPTION)
         if not step.sequence:
-            behaviors = self._stepper.connections[peer.key].behaviors
             for report in step.reports:
                 if got := image_out_of_range(report, behaviors[report.behavior].behavior.spec):
                     expected = "0 (dark) to 1 (bright), or bytes as uint8"

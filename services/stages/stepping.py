@@ -80,7 +80,7 @@ class Stepping:
         )
         self.simulators = Simulators(self.stepper, server)
         self._published: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether it had agents
-        self._published_specs: tuple[int, dict[str, tuple[int, ...]]] = (0, {})  # number of behaviors, and teams
+        self._published_specs: tuple[int, dict[str, tuple[int, ...]], int] = (0, {}, 0)  # and teams, described ones
         self.outbox = StepOutbox(context, self.stepper, sender, self._behaviors)
         self.match_outbox = MatchOutbox(context, self.stepper.matches, results)
         context.registry.histogram("action_latency_s", LATENCY_BOUNDS)
@@ -206,11 +206,11 @@ class Stepping:
     def publish(self, *, final: bool = False) -> None:
         """Publishes the state; a final one is the last."""
         self.stepper.return_unused()
-        behaviors, teams = self.stepper.state(), self.stepper.teams
-        if self._published_specs != (len(behaviors), teams):
-            self._published_specs = (len(behaviors), teams)
+        behaviors, teams, described = self.stepper.state(), self.stepper.teams, self.simulators.described
+        if self._published_specs != (content := (len(behaviors), teams, len(described))):
+            self._published_specs = content
             specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
-            self._topic.publish(channels.SPECS, BehaviorSpecs(behaviors=specs, teams=teams))
+            self._topic.publish(channels.SPECS, BehaviorSpecs(behaviors=specs, teams=teams, described=dict(described)))
         self._published = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
         state = SteppingState(
             source=self._context.start,

@@ -66,9 +66,8 @@ def simulator_plans(
             own = (entry.seed + copy if entry.seed is not None else seed + number) % 2**31
             command = entry.arguments(address=address, number=number, seed=own)
             if entry.name is not None:
-                command = [*SPARRING, "simulator", entry.name, "--areas", str(entry.areas)]
-                for key, value in {**(of_players if entry.name == "unity" else {}), **entry.options}.items():
-                    command += ["--option", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+                words = entry.words(of_players if entry.name == "unity" else {})
+                command = [*SPARRING, "simulator", entry.name, *words]
                 for folder in settings.pipeline.python_path:
                     command += ["--python-path", folder]
             environment = {

@@ -17,17 +17,16 @@ from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import SparringError
 from sparring.pipeline.messages.channels import ADDED, RUN, SPECS, STEPPING_STATE
-from sparring.pipeline.messages.state import AddedBehaviors
+from sparring.pipeline.messages.state import AddedBehaviors, RunState
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.queues.interface import Subscription, Transport
-from sparring.pipeline.settings import started_by_hand
 from sparring.services.process.runtime import SUPERVISOR, follow
 from sparring.services.supervision.active_run import ActiveRun
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Host
 from sparring.services.supervision.outcome import write_summary
-from sparring.services.supervision.shutdown import stop_in_order
+from sparring.services.supervision.shutdown import TURN_S, stop_in_order
 from sparring.services.supervision.topology import ServicePlan, Topology
 from sparring.services.supervision.watchdog import LOOK_S, Watchdog, relay
 
@@ -77,6 +76,9 @@ class Supervisor:
         self._handles_signals = handles_signals
         self._log: FilteringBoundLogger = log or logs.get(service="supervisor")
         self.active = ActiveRun(host, clock, self._log, session or secrets.token_hex(3))
+        self._shown: set[str] = set()  # behavior ids whose description was shown
+        self._teams: dict[str, set[int]] = {}  # by behavior name, teams of all simulators so far
+        self._is_warned = False  # of self-play without opponents
         self._exports = Exports(host.topology, self.active.topics, self._log)
 
     async def supervise(self) -> Status:
@@ -90,12 +92,13 @@ class Supervisor:
             if self._handles_signals:
                 await tasks.start(self._follow_signals)
             await self._add_services(tasks, active.topology.services)
-            if started_by_hand(run.settings):
-                files = [run.directory / "logs" / f"{plan.name}.stderr" for plan in simulators]
-                tasks.start_soon(relay, files, self._log)
+            files = [run.directory / "logs" / f"{plan.name}.stderr" for plan in simulators]
+            tasks.start_soon(relay, files, self._log)
             tasks.start_soon(self._start_simulators, tasks)
             tasks.start_soon(self._exports.run)
             tasks.start_soon(follow, active.topics["coordination"], self._on_run_state)
+            for name in run.stepping:
+                tasks.start_soon(follow, active.topics[name], self._show_behaviors)
             if run.grows:
                 tasks.start_soon(self._follow_names, tasks)
             watchdog = Watchdog(active)
@@ -118,8 +121,8 @@ class Supervisor:
         """Starts the simulators once stepping listens: the time in which they must connect begins then."""
         active = self.active
         for name in active.topology.run.stepping:
-            while active.latest(name, STEPPING_STATE) is None:
-                await active.topics[name].changed()
+            while active.latest(name, STEPPING_STATE) is None:  # noqa: ASYNC110 (retained topics)
+                await anyio.sleep(TURN_S)
         for plan in active.topology.simulators if not active.over.is_set() else ():
             active.keep(tasks, plan)
 
@@ -164,10 +167,39 @@ class Supervisor:
             topic.publish(ADDED, AddedBehaviors(names=topology.run.added))
             self._log.info("behaviors_added", behaviors=names, cause="default_settings count for them", notice=True)
 
+    def _show_behaviors(self, topics: Subscription) -> None:
+        """Shows what each behavior id is like, once."""
+        specs = topics.latest(SPECS)
+        if specs is None:
+            return
+        for text in sorted(specs.described.keys() - self._shown):
+            self._shown.add(text)
+            self._log.info("behavior", id=text, read_as=specs.described[text], notice=True)
+        for name, teams in specs.teams.items():
+            self._teams.setdefault(name, set()).update(teams)
+
+    def _warn_without_opponents(self, state: RunState) -> None:
+        """Warns once of self-play whose simulators have one team only, after the first update."""
+        names = [name for name in self.active.topology.run.self_play if name in state.step_counts]
+        teams = {team for name in names for team in self._teams.get(name, ())}
+        trained = any(state.step_counts[name].trained for name in names)
+        if trained and len(teams) == 1 and not state.ratings and not self._is_warned:
+            self._is_warned = True
+            self._log.warning(
+                "no_opponents",
+                behaviors=names,
+                cause="all agents are in one team",
+                effect="self_play has no rating and no win rate until a second team plays",
+                remedy="give the opponents another team in the simulator, or remove self_play",
+                notice=True,
+            )
+
     # ---------------------------------------------------------------- the end
 
     def _on_run_state(self, topics: Subscription) -> None:
         state = topics.latest(RUN)
+        if state is not None:
+            self._warn_without_opponents(state)
         if state is not None and state.finished:
             self.active.end("completed")
 

@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 from structlog.typing import FilteringBoundLogger
 
+from sparring.pipeline.errors import NOTICE
 from sparring.pipeline.messages.channels import METRICS, STEPPING_STATE
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.files import full, trim
@@ -55,6 +56,7 @@ ASKS: Final = "press Play"
 """A bridge writes these words once it listens for its game."""
 
 _MOST_BYTES: Final = 65536
+_MOST_NOTES: Final = 100
 
 
 class Watchdog:
@@ -183,7 +185,7 @@ class Watchdog:
 
 
 async def relay(paths: Iterable[Path], log: FilteringBoundLogger, pace_s: float = 0.5) -> None:
-    """Logs each line in which a bridge asks for its game, until it is cancelled.
+    """Logs each line in which a bridge asks for its game or notes something for the user, until it is cancelled.
 
     Args:
         paths: files that the bridges write; lines that exist already are skipped, as an earlier session wrote them.
@@ -191,12 +193,16 @@ async def relay(paths: Iterable[Path], log: FilteringBoundLogger, pace_s: float 
         pace_s: seconds between two looks.
     """
     ends = {path: path.stat().st_size if path.exists() else 0 for path in paths}
+    notes: set[str] = set()
     while True:
         for path, end in ends.items():
             new, ends[path] = written_since(path, end)
             for line in new.decode(errors="replace").splitlines():
                 if ASKS in line:
                     log.info("start_the_game", part=path.stem, note=line, notice=True)
+                elif line.startswith(NOTICE) and line not in notes and len(notes) < _MOST_NOTES:
+                    notes.add(line)
+                    log.warning("notice", part=path.stem, note=line.removeprefix(NOTICE), notice=True)
         await anyio.sleep(pace_s)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -207,6 +209,15 @@ def test_a_simulator_that_plays_the_other_team_is_rated_as_scripted() -> None:
     assert rules.ratings.elo["scripted"] == pytest.approx(992 - second)
     assert rules.ratings.matches == 2
     assert rules.sides["A"].records["scripted"].matches == 2
+
+
+def test_an_episode_without_opponents_is_no_match() -> None:
+    """Where one team plays and the simulator does not say who won, the sign of its reward is no victory."""
+    rules = started_rules({"A": (0,)}, initial_elo=1000.0)
+    ended = results([(matchups(rules)[0].number, {A0: 1.0})] * 2)
+    assert not list(rules.results(replace(ended, explicit=np.zeros(2, np.int32))))
+    assert (rules.ratings.matches, rules.ratings.elo["A"]) == (0, 1000.0)
+    assert "scripted" not in rules.ratings.elo
 
 
 def test_an_external_opponent_is_rated_under_its_label() -> None:

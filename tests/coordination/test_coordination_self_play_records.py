@@ -169,6 +169,8 @@ def test_mean_and_spread_of_the_opponents_ratings_are_those_of_the_window(tmp_pa
     for version in (2, 3):
         run.weights("A", version, 10 * (version - 1))
         run.keep()
+    assert not dict(run.ghosts.gauges()), "no match is rated yet"
+    run.ghosts.results(matches_of(run, range(1, 2)))
     run.rules.ratings.elo.update({"A": 1250.0, "A@1": 1000.0, "A@2": 1200.0, "A@3": 1400.0})
     found = dict(run.ghosts.gauges())
     assert (found["elo/A"], found["opponents.elo/A"]) == (1250, 1200)

@@ -10,6 +10,7 @@ import zipfile
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -395,3 +396,59 @@ def test_torch_program_equals_the_policy_and_contains_no_pickle(tmp_path, name):
     with zipfile.ZipFile(path) as archive:
         contents = [archive.read(one) for one in archive.infolist() if one.filename.endswith((".pt", ".pkl"))]
     assert not any(contents)
+
+
+# ---------------------------------------------------------------- Godot
+
+
+@pytest.mark.parametrize("name", ["vector", "vectors-normalized", "one-branch", "limit"])
+def test_model_for_godot_has_the_names_of_its_plugin_and_equals_the_policy(tmp_path, name):
+    """The plugin gives each observation by the game's name and a number per agent, and nothing else."""
+    policy = trained_policy(checkpoint_of(KINDS[name]))
+    path = tmp_path / "Goal.godot.onnx"
+    assert export(checkpoint_of(KINDS[name]), [path], "godot").difference < 1e-5
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    inputs = {one.name: one.shape for one in session.get_inputs()}
+    sizes = {one.name: ["batch", *one.shape] for one in policy.spec.observations}
+    assert inputs == {**sizes, "state_ins": ["batch"]}
+    actions = policy.spec.actions
+    width = actions.continuous + sum(actions.discrete)
+    outputs = {one.name: one.shape for one in session.get_outputs()}
+    assert outputs == {"output": ["batch", width], "state_outs": ["batch"]}
+    given = {one.name: np.ones((1, *one.shape), np.float32) for one in policy.spec.observations}
+    output, state = session.run(["output", "state_outs"], {**given, "state_ins": np.ones(1, np.float32)})
+    assert state.tolist() == [1]
+    assert np.abs(output[0, : actions.continuous]).max(initial=0) <= 1
+    at = actions.continuous
+    for size in actions.discrete:
+        shares, at = output[0, at : at + size], at + size
+        assert shares.sum() == pytest.approx(1)
+        assert shares.max() > 0
+
+
+@pytest.mark.parametrize("name", ["memory", "image", "entities"])
+def test_what_the_godot_plugin_cannot_pass_to_a_model_is_refused(tmp_path, name):
+    with pytest.raises(ExportError, match=r"got Goal with .*; expected vectors without a memory"):
+        export(checkpoint_of(KINDS[name]), [tmp_path / "Goal.godot.onnx"], "godot")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "Clip"])
+def test_wrong_model_for_godot_writes_no_file(tmp_path, monkeypatch, operator):
+    monkeypatch.setattr(export_onnx.Graph, "add", _replaced(operator))
+    with pytest.raises(ExportError, match="outputs that differ by"):
+        export(checkpoint_of(KINDS["vectors-normalized"]), [tmp_path / "Goal.godot.onnx"], "godot")
+    assert not list(tmp_path.iterdir())
+
+
+def _replaced(operator):
+    add = export_onnx.Graph.add
+
+    def wrong(self, kind, *inputs, output="", **attributes):
+        return (
+            add(self, "Neg", *inputs, output=output)
+            if kind == operator
+            else add(self, kind, *inputs, output=output, **attributes)
+        )
+
+    return wrong

@@ -85,6 +85,6 @@ def test_behavior_that_a_unity_game_names_late_gets_its_learner(tmp_path: Path) 
         assert len(started) == len(set(started)), "no service was started again"
         assert all(one["step_counts"]["lost"] == 0 for one in results[run_id].values())
         log = (training.directory / "run_logs" / "Player-0.log").read_text()
-        assert log.count("quit: quit") == 1, "it was launched once"
+        assert log.count("quit: status 400") == 1, "it was launched once"
     for name in ("Zoo", "Late"):
         assert initial_folder(tmp_path / "second", name).is_dir()

@@ -15,9 +15,11 @@ import pytest
 import structlog.testing
 
 from sparring.pipeline import files
+from sparring.pipeline.coordination.settings import SelfPlaySettings
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, RUN, SPECS, STEPPING_STATE
-from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState, SteppingState
+from sparring.pipeline.messages.matches import RatedLearner
+from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState, StepCounts, SteppingState
 from sparring.pipeline.monitoring.summary import BehaviorSummary
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
@@ -381,3 +383,43 @@ async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Pat
     assert {"segments:Late", "topic:policy-Late", "topic:learning-Late"} <= grown.endpoints.keys()
     assert topology.endpoints.items() <= grown.endpoints.items()
     assert len({*grown.endpoints.values()}) == len(grown.endpoints)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("teams", "trained", "rated", "warned"),
+    [((0,), 64, False, True), ((0,), 0, False, False), ((0, 1), 64, False, False), ((0,), 64, True, False)],
+)
+async def test_behaviors_are_shown_once_and_self_play_without_opponents_is_warned_of(
+    tmp_path: Path, teams: tuple[int, ...], trained: int, rated: bool, warned: bool
+) -> None:
+    """The warning comes once an update has trained, and not where the simulator itself plays the other team."""
+    topology = topology_of(tmp_path)
+    settings = topology.run.settings
+    goal = settings.behaviors["Goal"].model_copy(update={"self_play": SelfPlaySettings()})
+    settings = settings.model_copy(update={"behaviors": {"Goal": goal}})
+    topology = build(settings, run_id="test", directory=tmp_path, seed=1)
+    counts = StepCounts(produced=trained, trained=trained, ghost=0, stale=0, lost=0, open=0)
+    learner = RatedLearner(team=0, learning=True, elo=1200, mu=25, sigma=8, ghost_steps=0, opponents={})
+    state = dataclasses.replace(
+        FINISHED, finished=False, step_counts={"Goal": counts}, ratings={"Goal": learner} if rated else {}
+    )
+    hub = MemoryHub()
+    with structlog.testing.capture_logs() as lines:
+        async with (
+            MemoryTransport(hub, start="stepping-0.1") as own,
+            MemoryTransport(hub, start="supervisor.1") as transport,
+            anyio.create_task_group() as tasks,
+        ):
+            stepping, coordination = await own.publisher("stepping-0"), await own.publisher("coordination")
+            tasks.start_soon(supervisor_of(topology, FakeHost({}), transport).supervise)
+            read = {"Goal?team=0": "agents 1; observations goal: vector 1"}
+            for episodes in (1, 2):
+                stepping.publish(SPECS, BehaviorSpecs(behaviors={"Goal": SPEC}, teams={"Goal": teams}, described=read))
+                await anyio.sleep(2)
+                coordination.publish(RUN, dataclasses.replace(state, episodes={"Goal": episodes}))
+                await anyio.sleep(2)
+            tasks.cancel_scope.cancel()
+    shown = [line for line in lines if line["event"] == "behavior"]
+    assert [(line["id"], line["read_as"]) for line in shown] == [*read.items()]
+    assert [line["behaviors"] for line in lines if line["event"] == "no_opponents"] == ([["Goal"]] if warned else [])

@@ -75,8 +75,8 @@ def test_new_note_of_a_bridge_is_printed_once(tmp_path: Path) -> None:
                 tasks.start_soon(relay, [path, tmp_path / "not-yet.stderr"], structlog.get_logger(), 0)
                 await anyio.lowlevel.checkpoint()
                 with path.open("a") as file:
-                    file.write("a warning\nthe Unity editor: press Play; waiting\n")
-                while not lines:
+                    file.write("a warning\nthe Unity editor: press Play; waiting\n" + 2 * "notice: a box is a vector\n")
+                while len(lines) < 2:
                     await anyio.lowlevel.checkpoint()
                 for _ in range(5):
                     await anyio.lowlevel.checkpoint()
@@ -85,7 +85,8 @@ def test_new_note_of_a_bridge_is_printed_once(tmp_path: Path) -> None:
 
     anyio.run(listen)
     assert [(line["part"], line["note"]) for line in notes] == [
-        ("simulator-0", "the Unity editor: press Play; waiting")
+        ("simulator-0", "the Unity editor: press Play; waiting"),
+        ("simulator-0", "a box is a vector"),
     ]
 
 

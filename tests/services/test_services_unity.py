@@ -159,7 +159,7 @@ def finished(training: Training, behaviors: str | tuple[str, ...], count: int) -
     assert sum(one["produced"] for one in step_counts) == training.simulator_steps()
     assert not [entry for entry in training.log() if entry["event"] == "failed"]
     for number in range(count):
-        assert "quit: quit" in (training.directory / "run_logs" / f"Player-{number}.log").read_text()
+        assert "quit: status 400" in (training.directory / "run_logs" / f"Player-{number}.log").read_text()
 
 
 @pytest.mark.slow

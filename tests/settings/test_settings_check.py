@@ -36,6 +36,7 @@ pipeline: {mode: lockstep}
         "simulator: 1 x ./game --fast",
         "not found: simulators: command './game', which is no program on this machine: give its path, or "
         "start it by hand",
+        "  Goal?team=0: agents 3; observations goal: vector 1; actions branches of 2 choices; masks none; groups none",
     ]
 
 

@@ -164,7 +164,7 @@ def test_a_build_is_started_with_unitys_arguments_and_then_its_own(
     ]
     assert player_events(events, "initialization")[0]["num_areas"] == 2
     assert {"setting": "time_scale", "value": 3.0} in player_events(events, "engine")
-    assert "quit: quit" in (logs / "Player-0.log").read_text()
+    assert "quit: status 400" in (logs / "Player-0.log").read_text()
 
 
 def test_with_graphics_and_without_a_run_a_build_gets_only_a_port(
@@ -175,3 +175,25 @@ def test_with_graphics_and_without_a_run_a_build_gets_only_a_port(
     assert isinstance(unity, Unity)
     unity.close()
     assert unity._launch(4321)._command == [str(tmp_path / "player"), "--mlagents-port", "4321"]
+
+
+@pytest.mark.parametrize(
+    ("status", "announced", "what"),
+    [
+        (0, "", "an orderly end of the game by exit status 0"),
+        (
+            0,
+            "an orderly end of the game (out of memory)",
+            "an orderly end of the game \\(out of memory\\) by exit status 0",
+        ),
+        (3, "an orderly end of the game", "an orderly end of the game by exit status 3"),
+        (3, "", "the end of the game by exit status 3"),
+    ],
+)
+def test_an_orderly_end_is_named_with_its_exit_status(status: int, announced: str, what: str) -> None:
+    """A program announces it, or ends with the status 0."""
+    program = PlayerProgram("Game 0", ["/bin/sh", "-c", f"exit {status}"])
+    program.start()
+    with pytest.raises(PlayerFailed, match=f"got Game 0, launched: {what}; expected a game that connects; "):
+        program.check(20.0, announced)
+    program.close()

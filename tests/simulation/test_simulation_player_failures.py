@@ -133,7 +133,8 @@ def test_a_player_that_sends_nan_is_reported_with_agent_and_observation(tmp_path
 
 def test_a_player_that_ends_the_conversation_is_reported(tmp_path: Path, bridges: Bridges) -> None:
     error = fail(bridges(executable(tmp_path, "--close-after", "3")))
-    assert "Unity player 0, stepping: a player that ended the conversation; expected a game that keeps running" in error
+    what = "an orderly end of the game by exit status 0; expected a game that keeps running"
+    assert f"Unity player 0, stepping: {what}; keep it running: it was closed" in error
 
 
 def test_a_player_that_is_killed_while_it_waits_for_actions_is_reported(tmp_path: Path, bridges: Bridges) -> None:
@@ -239,7 +240,7 @@ def test_after_bye_the_player_gets_quit_and_the_steps_are_counted(trainer: Train
     status, errors = simulate(trainer, steps_then_bye(20), tmp_path, "--areas", "4")
     assert status == 0, errors
     assert json.loads(errors.splitlines()[-1])["steps"] == {"Goal": 80}
-    assert "quit: quit" in (tmp_path / "Player-0.log").read_text()
+    assert "quit: status 400" in (tmp_path / "Player-0.log").read_text()
 
 
 def test_a_failed_player_is_reported_in_one_line(trainer: Trainer, tmp_path: Path) -> None:

@@ -217,10 +217,11 @@ def test_a_player_that_ends_the_conversation_gets_an_answer(text: str, bridges: 
     waiting = manual.meanwhile(lambda: step(unity, frame))
     manual.open.result(LONG_S)
     call = manual.call(message(400, text))
-    with pytest.raises(PlayerFailed, match=rf"stepping: a player that ended the conversation.*{text}"):
+    with pytest.raises(PlayerFailed, match=rf"stepping: an orderly end of the game.*{text}"):
         waiting.result(LONG_S)
     unity.close()
-    assert Message.FromString(call.result(LONG_S)).unity_input.rl_input.command == 2
+    answer = Message.FromString(call.result(LONG_S))
+    assert (answer.header.status, answer.unity_input.rl_input.command) == (400, 2)
 
 
 def test_a_player_that_cancels_the_open_call_is_reported_at_once(bridges: Bridges) -> None:

@@ -81,7 +81,7 @@ def test_every_game_follows_the_rules_of_our_own_protocol(options: str, bridges:
     assert (checker.watch.findings, checker.watch.ended > 2) == ({}, True)
     assert (player.played.code, player.played.received("forbidden action")) == (0, [])
     assert len(player.played.received("reset")) == 2
-    assert "quit: quit" in player.played.log
+    assert "quit: status 400" in player.played.log
 
 
 def test_a_list_of_entities_without_dimension_properties_is_refused(bridges: Bridges) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from gymnasium.wrappers import TimeLimit, TransformObservation
 
 from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
+from sparring.pipeline.bridges.spaces import Observations
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions
 from sparring.pipeline.specs import SpecError
@@ -180,14 +182,14 @@ class Planes(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize(("most", "middle"), [(1, 0), (2, 128), (10, 128), (255, 128)])
 def test_images_with_few_values_are_scaled_to_the_full_range(most: int, middle: int) -> None:
     """Otherwise a map of 0 and 1 would be nearly black everywhere."""
-    (report,) = GymnasiumGame("planes", [Planes(most)], most).reset({}, 1)
+    (report,) = GymnasiumGame("planes", [Planes(most)], partial(Observations, brightest=most)).reset({}, 1)
     assert report.decisions is not None
     assert report.decisions.observations[0].ravel().tolist() == [0, middle, 255]
 
 
 def test_an_image_brighter_than_the_option_is_refused() -> None:
     with pytest.raises(SpecError, match=r"with a value of 3.*at most 2, as option brightest says"):
-        GymnasiumGame("planes", [Planes(3)], 2).reset({}, 1)
+        GymnasiumGame("planes", [Planes(3)], partial(Observations, brightest=2)).reset({}, 1)
 
 
 @pytest.mark.parametrize("brightest", [0, 256, 2.5, "high"])

@@ -205,7 +205,7 @@ def nonsense() -> Any:
     ("last", "code", "got"),
     [
         (nonsense, "player", "NaN or infinity"),
-        (lambda: message(400, "out of memory"), "player", "a player that ended the conversation (out of memory)"),
+        (lambda: message(400, "out of memory"), "gone", "an orderly end of the game (out of memory)"),
         (lambda: introduction("1.5.0"), "player", "introduction in the middle"),
     ],
     ids=["NaN", "farewell", "another introduction"],

@@ -123,7 +123,7 @@ def test_a_late_behavior_without_configuration_ends_the_player(tmp_path: Path) -
     assert (record.fault.code, record.fault.got) == ("unknown_behavior", "behavior 'Late?team=0'")
     assert record.player is not None
     assert record.player.code == 0
-    assert "quit: quit" in record.player.log
+    assert "quit: status 400" in record.player.log
     assert record.recorder.of("Zoo")
 
 

@@ -73,7 +73,7 @@ def test_a_conversation_from_introduction_to_end() -> None:
     assert answer.actions == {NAME: [writer.Act(continuous=[0.5])]}
     received = conversation.receive(FAREWELL)
     assert received == PlayerMessage(kind="farewell", farewell="the game was closed")
-    assert conversation.quit() == bytes.fromhex("0a0308c801 1a04 0a02 2002")
+    assert conversation.quit() == bytes.fromhex("0a03089003 1a04 0a02 2002")  # status 400, as ML-Agents sends it
     assert conversation.state == "ended"
 
 

@@ -7,6 +7,7 @@ A reader takes the values of n agents at once. Only if it fails does it read the
 """
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import NOTICE, SettingsError
 from sparring.pipeline.files import Json
 from sparring.pipeline.messages.simulator import BehaviorActions
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorId, BehaviorSpec, ObservationSpec, SpecError
@@ -168,6 +169,11 @@ def _sensor(key: str, space: Json) -> GodotSensor | None:
         return None
     if kind == "box" and "2d" in key and len(shape) == 3:
         return _image(key, shape)
+    if len(shape) == 3:
+        sys.stderr.write(
+            f"{NOTICE}observation {key!r} of size {list(shape)} is read as a vector of {size} numbers; an image has 2d "
+            "in its name\n"
+        )
     read = one_hot if kind == "discrete" else numbers
     spec = ObservationSpec(name=key, shape=(size,))
     return GodotSensor(key=key, spec=spec, read=lambda values: read(values, size))

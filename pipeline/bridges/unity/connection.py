@@ -13,7 +13,7 @@ from typing import Final
 
 import anyio
 
-from sparring.pipeline.bridges.player import Phase
+from sparring.pipeline.bridges.player import ORDERLY_END, Phase
 from sparring.pipeline.bridges.unity import HOST, UnreadableData, channels
 from sparring.pipeline.bridges.unity.conversation import PlayerConversation, PlayerMessage
 from sparring.pipeline.errors import LocalProtocolError, SettingsError
@@ -156,7 +156,7 @@ class PlayerConnection:
     def _react(self, message: PlayerMessage) -> None:
         if message.kind == "farewell":
             reason = f" ({message.farewell})" if message.farewell else ""
-            self._fail(player_fault(f"a player that ended the conversation{reason}", "keep the game running"))
+            self._fail(player_fault(f"{ORDERLY_END}{reason}", "keep the game running", GONE))
         elif message.kind == "introduction":
             answer = self._conversation.initialize(seed=self._seed, num_areas=self._player.areas)
             self._set_phase("initialized")

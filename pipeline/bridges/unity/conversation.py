@@ -54,6 +54,7 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
 """(state, message) -> next state. A message that is rejected leads to `parting` too."""
 
 _GOOD, _ENDS = 200, 400
+"""Statuses of a message; the trainer's `quit` has the second one, too."""
 _COMMANDS: Final = {"step": 0, "reset": 1, "quit": 2}
 _PLAYERS_TURN: Final = ("calling", "initialized", "playing", "ended")
 _UPDATE: Final = "update the package com.unity.ml-agents in the game's project to 1.0 or later, and build it again"
@@ -193,7 +194,7 @@ class PlayerConversation:
         if (self.state, what) not in TRANSITIONS:
             raise _unexpected(what, self.state)
         message = message_class("UnityMessageProto")()
-        message.header.status = _GOOD
+        message.header.status = _ENDS if what == "quit" else _GOOD
         if what != "initialization":
             order = message.unity_input.rl_input
             order.command, order.side_channel = _COMMANDS[what], side_channel

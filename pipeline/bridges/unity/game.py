@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from sparring.pipeline.bridges.player import PHASES, PlayerFailed, PlayerProgram, split_arguments
+from sparring.pipeline.bridges.player import ORDERLY_END, PHASES, PlayerFailed, PlayerProgram, split_arguments
 from sparring.pipeline.bridges.unity import HOST, UnreadableData, channels
 from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT, command, find_build
 from sparring.pipeline.bridges.unity.connection import GONE, Event, PlayerConnection, player_fault
@@ -235,7 +235,7 @@ def _failure(program: PlayerProgram, fault: messages.Fault | RemoteProtocolError
     """Returns the report about a player with its phase, its log, and its exit status if that says more."""
     try:
         if fault.code == GONE:
-            program.check(_END_S)
+            program.check(_END_S, fault.got if fault.got.startswith(ORDERLY_END) else "")
     except PlayerFailed as failure:
         return failure
     return program.failure(fault.got, fault.remedy)

@@ -1,0 +1,88 @@
+"""Writes what an environment renders as an animated GIF."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sparring.pipeline.bridges.spaces import Value, import_optional
+from sparring.pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_FRAMES: Final = 500
+"""Frames of a video, which are in memory until it is written."""
+_LARGEST: Final = 480
+"""Pixels of the longer side, to which larger frames are reduced."""
+_COLORS: Final = 64
+
+
+class Video:
+    """Collects the first frames of an environment, and writes them once there are enough, or at the end.
+
+    Args:
+        path: of the file.
+        frames_per_s: speed at which it is played.
+
+    Raises:
+        SettingsError: Pillow is not installed.
+    """
+
+    def __init__(self, path: str, frames_per_s: float) -> None:
+        self._images = import_optional("PIL.Image", "gymnasium")
+        self._path = Path(path)
+        self._frame_ms = round(1000 / max(1.0, min(50.0, frames_per_s)))  # viewers slow down shorter frames
+        self._frames: list[Image] = []
+        self._is_written = False
+
+    def add(self, frame: Value) -> None:
+        """Adds a frame, [height, width, 3] bytes; does nothing once the file is written.
+
+        Raises:
+            SettingsError: the environment has rendered something else.
+        """
+        if self._is_written:
+            return
+        pixels = np.asarray(frame)
+        if pixels.ndim != 3 or pixels.shape[2] != 3:
+            raise SettingsError(
+                f"got {type(frame).__name__} from the environment's render(); expected an image [height, width, 3]; "
+                "leave --video out, or add the render mode rgb_array to the environment"
+            )
+        image = self._images.fromarray(pixels.astype(np.uint8))
+        image.thumbnail((_LARGEST, _LARGEST))
+        self._frames.append(image.quantize(_COLORS, method=self._images.Quantize.FASTOCTREE))
+        if len(self._frames) == MOST_FRAMES:
+            self.close()
+
+    def close(self) -> None:
+        """Writes the file, if there is a frame and it is not written yet."""
+        if self._frames and not self._is_written:
+            first, *others = self._frames
+            first.save(self._path, save_all=True, append_images=others, duration=self._frame_ms, loop=0)
+        self._is_written = True
+
+
+def make_areas(
+    make: Callable[..., Value], areas: int, wrappers: Sequence[Callable[[Value], Value]], video: str
+) -> tuple[list[Value], Video | None]:
+    """Returns the wrapped environments of all areas, and the video of the first.
+
+    Args:
+        make: makes an environment.
+        areas: number of environments.
+        wrappers: functions that wrap each, innermost first.
+        video: file; only the first simulator of a run makes one. "" for none.
+    """
+    if os.environ.get("SPARRING_NUMBER", "0") != "0":
+        video = ""
+    plain = [make(render_mode="rgb_array") if video and not area else make() for area in range(areas)]
+    envs = [reduce(lambda env, wrap: wrap(env), wrappers, env) for env in plain]
+    rate = (getattr(envs[0], "metadata", None) or {}).get("render_fps") or 30
+    return envs, Video(video, float(rate)) if video else None

@@ -1,0 +1,203 @@
+"""`sparring try ENV`: shows what a simulator's behaviors observe and do, and plays random steps with it."""
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from sparring.pipeline.bridges.spaces import Option
+from sparring.pipeline.compliance.steps import StepWatch
+from sparring.pipeline.compliance.trial import random_actions
+from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringError
+from sparring.pipeline.games.registry import NAMES, make, parse_options
+from sparring.pipeline.messages.simulator import BehaviorReport, Step
+from sparring.pipeline.settings import Settings, SimulatorSettings, read
+from sparring.pipeline.settings.hosts import main as main_host
+from sparring.pipeline.simulation.game import Game
+from sparring.pipeline.stepping.validation import describe_report
+
+REFUSED = "not usable: simulators: "
+"""Beginning of a line about a simulator that cannot be made."""
+_TRIAL_S = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument(
+        "env",
+        metavar="ENV",
+        help="id of Gymnasium (CartPole-v1, module:Id-v0), module of PettingZoo, built-in simulator, or configuration",
+    )
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="random steps to play (100)")
+    parser.add_argument("--areas", type=int, default=1, metavar="N", help="copies of the environment (1)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of environment and actions (0)")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the simulator; repeat")
+    parser.add_argument(
+        "--python-path", action="append", default=[], metavar="DIR", help="where environments are imported from; repeat"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tries one simulator, or each that a configuration starts.
+
+    Returns:
+        0 if all played their steps by the rules of the protocol, else 1.
+
+    Raises:
+        SettingsError: the environment, the configuration or an option is invalid.
+    """
+    if args.env.endswith((".yaml", ".yml")):
+        settings = read(args.env).settings
+        sys.path.extend(settings.pipeline.python_path)
+        named = [
+            Trial(one.name, one.areas, one.options, args.seed) for one in settings.launched if one.name is not None
+        ]
+        if not named:
+            raise SettingsError(
+                f"got {args.env}, which starts no built-in simulator or bridge; expected one; sparring compliance "
+                "checks programs of your own"
+            )
+    else:
+        sys.path.extend(args.python_path)
+        name, texts = args.env, args.option
+        if name not in NAMES:  # an id of Gymnasium has a version, or the module that registers it
+            name = "pettingzoo" if re.fullmatch(r"[A-Za-z_][\w.]*", args.env) else "gymnasium"
+            texts = [f"env_id={args.env}", *texts]
+        named = [Trial(name, args.areas, parse_options(name, texts), args.seed)]
+    return max([_try(one, args.steps) for one in named])
+
+
+def _try(trial: "Trial", steps: int) -> int:
+    """Tries one simulator, and prints what it is like; returns the exit status."""
+    try:
+        for line in trial.play(steps):
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+    except SparringError:
+        raise
+    except Exception:  # of the environment, which is its author's: its traceback is what helps
+        sys.stderr.write(f"{traceback.format_exc()}sparring try: {trial.name} failed at step {trial.watch.steps}\n")
+        return FAILED
+    finally:
+        trial.close()
+    for rule, finding in trial.watch.findings.items():
+        sys.stderr.write(f"{finding.status} {rule}: got {finding.got}; expected {finding.expected}; {finding.remedy}\n")
+    return FAILED if any(one.status == "FAIL" for one in trial.watch.findings.values()) else 0
+
+
+class Trial:
+    """Plays a simulator in this process with random actions.
+
+    Args:
+        name: of the built-in simulator or bridge.
+        areas: copies of the environment.
+        options: of the simulator.
+        seed: of the simulator and of the actions.
+
+    Attributes:
+        name: of the simulator, for messages.
+        watch: checks what it reports.
+    """
+
+    def __init__(self, name: str, areas: int, options: Mapping[str, Option], seed: int) -> None:
+        self._made_from, self._seed = (name, areas, options), seed
+        self._game: Game | None = None
+        self._returns: defaultdict[tuple[str, int], float] = defaultdict(float)
+        self._ended: list[float] = []
+        self._ranges: dict[str, tuple[float, float]] = {}
+        self.name = str(options.get("env_id", name))
+        self.watch = StepWatch()
+
+    def play(self, steps: int) -> Iterator[str]:
+        """Yields what its behaviors are like, and after some steps how they went.
+
+        Raises:
+            SparringError: the simulator cannot be made or has failed.
+            Exception: the environment has failed.
+        """
+        (name, areas, options), random = self._made_from, np.random.default_rng(self._seed)
+        game = self._game = make(name, areas, **options)
+        reports = game.reset({}, self._seed)
+        specs = dict(game.behaviors())
+        self.watch.connected(specs)
+        for report in reports:
+            yield f"  {report.behavior}: {describe_report(report, specs[report.behavior])}"
+        if silent := sorted(specs.keys() - {report.behavior for report in reports}):
+            yield f"  {', '.join(silent)}: no agent at first"
+        began, decided = time.perf_counter(), 0
+        for _ in range(steps):
+            if not self._follow(reports):
+                return
+            specs = dict(game.behaviors())
+            self.watch.specs.update(specs)
+            actions = {
+                one.behavior: random_actions(one.behavior, one.decisions, specs[one.behavior].actions, random)
+                for one in reports
+                if one.decisions is not None
+            }
+            decided += sum(len(one.agents) for one in actions.values())
+            reports = game.step(actions)
+        if steps and self._follow(reports):
+            yield from self._summary(steps, decided, time.perf_counter() - began)
+
+    def close(self) -> None:
+        """Closes the simulator."""
+        if self._game is not None:
+            self._game.close()
+
+    def _follow(self, reports: Sequence[BehaviorReport]) -> bool:
+        """Checks and counts what was reported; returns False where a run would reject it."""
+        if not self.watch.read(Step(sequence=self.watch.sequence, reports=tuple(reports))):
+            return False
+        for report in reports:
+            observations = self.watch.specs[report.behavior].observations
+            for rows in (report.ends, report.decisions):
+                if rows is None:
+                    continue
+                for agent, reward in zip(rows.agents.tolist(), rows.rewards.tolist(), strict=True):
+                    self._returns[report.behavior, agent] += reward
+                    if rows is report.ends:
+                        self._ended.append(self._returns.pop((report.behavior, agent)))
+                for values, spec in zip(rows.observations, observations, strict=True):
+                    low, high = self._ranges.get(spec.name, (np.inf, -np.inf))
+                    self._ranges[spec.name] = min(low, float(values.min())), max(high, float(values.max()))
+        return True
+
+    def _summary(self, steps: int, decided: int, seconds: float) -> Iterator[str]:
+        for name, (low, high) in self._ranges.items():
+            yield f"  {name} has values from {low:.4g} to {high:.4g}"
+        mean = f", with a mean return of {np.mean(self._ended):.4g}" if self._ended else ""
+        yield (
+            f"played {steps} random steps ({decided:,} of agents) in {seconds:.2f} s: {len(self._ended)} episodes "
+            f"ended{mean}"
+        )
+
+
+def described(settings: Settings, simulator: SimulatorSettings) -> Iterator[str]:
+    """Yields what a simulator that a configuration starts here is like, line by line, or why it cannot be made.
+
+    An environment is code of others, so it is made in a process of its own; a game of another engine is not started.
+    """
+    if simulator.name in (None, "unity", "godot") or simulator.host not in (None, main_host(settings.pipeline.hosts)):
+        return
+    command = [sys.executable, "-P", "-m", "sparring", "try", str(simulator.name), "--steps", "0", *simulator.words({})]
+    command += [word for folder in settings.pipeline.python_path for word in ("--python-path", folder)]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TRIAL_S
+        )
+        lines = done.stderr.strip().splitlines()
+    except subprocess.TimeoutExpired:
+        yield f"{REFUSED}{simulator.name}: no answer within {_TRIAL_S:g} s"
+        return
+    if done.returncode:
+        yield REFUSED + " | ".join([str(simulator.name), *lines[-4:]])
+        return
+    yield from (f"warning: {line.removeprefix(NOTICE)}" for line in lines if line.startswith(NOTICE))
+    yield from done.stdout.splitlines()

@@ -1,0 +1,159 @@
+"""`sparring try` and `sparring check` show what an environment is read as, before anything is trained on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.pipeline.settings import parse_settings
+from sparring.services.main import main
+
+EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
+HERE = str(Path(__file__).parent)
+
+BOARD = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Board(gymnasium.Env):
+    observation_space = spaces.Box(0, 1, (6, 7, 2), np.int8)
+    action_space = spaces.MultiDiscrete([7, 2])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros((6, 7, 2), np.int8), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == FAILS:
+            return np.module()
+        return np.ones((6, 7, 2), np.int8), 1.0, self.steps == 10, False, {}
+
+
+gymnasium.register("Board-v0", Board)
+"""
+
+
+def environment(folder: Path, name: str, fails: int = 0) -> None:
+    """Writes a module that registers an environment, which fails at a step."""
+    (folder / f"{name}.py").write_text(BOARD.replace("FAILS", str(fails)).replace("Board-v0", f"{name}-v0"))
+
+
+@pytest.fixture(autouse=True)
+def _no_further_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders that a command adds to the path are removed after the test."""
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+
+
+def test_try_shows_what_is_read_and_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environment(tmp_path, "board_a")
+    arguments = ["try", "board_a:board_a-v0", "--python-path", str(tmp_path), "--areas", "2"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert "board_a?team=0: agents 2; observations observation: vector 84; actions branches of 7, 2 choices" in out
+    assert "observation has values from 0 to 1" in out
+    assert "played 100 random steps (200 of agents)" in out
+    assert "20 episodes ended, with a mean return of 10" in out
+    assert "notice: observation 'observation', a box of (6, 7, 2) int8, is read as a vector of 84 numbers" in err
+    assert main([*arguments, "--option", "images=observation", "--steps", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert "observation: image 2 x 6 x 7 of floats" in out
+    assert err == ""
+
+
+def test_try_knows_each_form_of_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a built-in simulator, an id of Gymnasium, a module of PettingZoo, or a configuration."""
+    for name, shown in (
+        ("goal", "Goal?team=0: agents 1"),
+        ("CartPole-v1", "CartPole?team=0: agents 1; observations observation: vector 4"),
+        (str(EXAMPLES / "highest.yaml"), "masks yes"),
+        ("mpe2.simple_spread_v3", "simple_spread?team=0: agents 3"),
+    ):
+        assert main(["try", name, "--steps", "5"]) == 0
+        assert shown in capsys.readouterr().out
+    for wrong in (["soccer", "--areas", "0"], ["soccer", "--option", "rivels=still"], ["gymnasium"]):
+        assert main(["try", *wrong]) == 2
+        assert capsys.readouterr().err.startswith("sparring: got ")
+    assert main(["try", "no_such_module"]) == 2
+    assert "No module named 'no_such_module'" in capsys.readouterr().err
+
+
+def test_failure_of_an_environment_is_shown_with_file_and_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment(tmp_path, "board_b", fails=3)
+    assert main(["try", "board_b:board_b-v0", "--python-path", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert f'{tmp_path / "board_b.py"}", line 19' in err
+    assert "sparring try: board_b:board_b-v0 failed at step 3" in err
+
+
+CONFIGURATION = """
+behaviors: {board_c: {max_steps: 100}}
+simulators: [{name: gymnasium, options: {env_id: "board_c:board_c-v0"%s}}]
+"""
+
+
+def test_check_shows_what_is_read_and_refuses_what_cannot_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The environment runs in a process of its own, beside the configuration."""
+    file = tmp_path / "board.yaml"
+    file.write_text(CONFIGURATION % ", images: observation")
+    assert main(["check", str(file)]) == 1
+    assert "not usable: simulators: gymnasium | " in (out := capsys.readouterr().out)
+    assert "No module named 'board_c'" in out
+    environment(tmp_path, "board_c")
+    assert main(["check", str(file)]) == 0
+    assert "  board_c?team=0: agents 1; observations observation: image 2 x 6 x 7" in capsys.readouterr().out
+    file.write_text(CONFIGURATION % "")
+    assert main(["check", str(file)]) == 0
+    assert "warning: observation 'observation', a box of (6, 7, 2) int8, is read" in capsys.readouterr().out
+
+
+def test_wrappers_are_a_list_in_a_configuration() -> None:
+    """Other options are single values."""
+    text = "behaviors: {A: {}}\nsimulators: [{name: pettingzoo, options: {env_id: a, %s}}]"
+    wrappers = "wrappers: [{class: a.B, stack_size: 4}, c.D]"
+    (one,) = parse_settings(text % wrappers, "a.yaml").settings.simulators
+    assert one.options["wrappers"] == '[{"class": "a.B", "stack_size": 4}, "c.D"]'
+    with pytest.raises(Exception, match="got a list or mapping for the option teams"):
+        parse_settings(text % "teams: [each]", "a.yaml")
+
+
+# ---------------------------------------------------------------- self-play without opponents
+
+
+@pytest.mark.parametrize(
+    ("simulator", "refused"),
+    [
+        ("{name: gymnasium, options: {env_id: CartPole-v1}}", "a Gymnasium environment"),
+        ("{name: pettingzoo, options: {env_id: a}}", "a PettingZoo environment without teams"),
+        ("{name: pettingzoo, options: {env_id: a, teams: shared}}", "a PettingZoo environment without teams"),
+        ("{name: pettingzoo, options: {env_id: a, teams: each}}", ""),
+        ("{name: pettingzoo, options: {env_id: a}}, {name: pettingzoo, options: {env_id: a, teams: each}}", ""),
+        ("{name: soccer, options: {rivals: scripted}}", ""),
+        ("{name: gymnasium, options: {env_id: CartPole-v1}}, {command: [./game]}", ""),
+    ],
+)
+@pytest.mark.parametrize("section", ["behaviors: {A: {self_play: {}}}", "default_settings: {self_play: {}}"])
+def test_self_play_where_all_environments_have_one_team_is_refused(simulator: str, refused: str, section: str) -> None:
+    text = f"{section}\nsimulators: [{simulator}]"
+    if not refused:
+        parse_settings(text, "a.yaml")
+        return
+    expected = f"a.yaml:1: .*self_play: got self_play with {refused}.*write teams: each in the options"
+    with pytest.raises(Exception, match=expected):
+        parse_settings(text, "a.yaml")
+
+
+def test_video_of_a_game_that_does_not_render_is_refused(tmp_path: Path, capsys: Any) -> None:
+    from tests.services.test_services_evaluation import untrained
+
+    assert main(["evaluate", str(untrained(tmp_path)), "--video", "a.gif"]) == 2
+    assert "got --video a.gif of a run with goal; expected a file .gif of a Gymnasium" in capsys.readouterr().err
