@@ -3,10 +3,11 @@
 import argparse
 import errno
 import importlib
+import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from sparring import __version__
 from sparring.pipeline.errors import BAD_INPUT, FAILED, SettingsError, SparringError, first_failure
@@ -35,11 +36,28 @@ _MODULES: Final = {"simulator": "sparring.services.stages.simulator"}
 """Modules of commands that are also stages of a run."""
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors take one line, with the known word that is most like an unknown one."""
+
+    given: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process, with status 2."""
+        from sparring.pipeline.settings.problems import did_you_mean  # pydantic
+
+        choice = re.fullmatch(r".*invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
+        known = re.findall(r"[\w-]+", choice[2]) if choice else self._option_string_actions
+        words = [choice[1]] if choice else [word.partition("=")[0] for word in self.given if word.startswith("--")]
+        hints = [hint for word in words if word not in known and (hint := did_you_mean(word, known))]
+        self.exit(BAD_INPUT, "; ".join([f"{self.prog}: {message}", *hints, f"see {self.prog} --help\n"]))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status: 0 success, 1 failure, 2 bad input."""
     end_with_supervisor()  # before the imports, during which it may end
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="sparring", description="Trains teams of agents in simulators of your own.")
+    Parser.given = given
+    parser = Parser(prog="sparring", description="Trains teams of agents in simulators of your own.")
     parser.add_argument("--version", action="version", version=f"sparring {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in given if not word.startswith("-")), "")
@@ -49,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module = importlib.import_module(_MODULES.get(name, f"sparring.services.commands.{name}"))
             module.add_arguments(command)
             command.set_defaults(handler=module.run)
-    args = parser.parse_args(given)
+    args, unknown = parser.parse_known_args(given)
+    if unknown:
+        commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(args.handler(args))
     except KeyboardInterrupt:  # before the command handles signals itself, or after
@@ -57,12 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as failure:
         error = first_failure(failure)
         if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-            sys.stderr.write(
-                f"sparring: got {error}; expected a folder with room, and with permission to write; mend it\n"
-            )
-            return FAILED
+            return _failed(f"got {error}; expected a folder with room, and with permission to write; mend it", FAILED)
         if not isinstance(error, SparringError):
             raise
-        bad_input = isinstance(error, SettingsError)
-        sys.stderr.write(f"sparring: {'' if bad_input else type(error).__name__ + ': '}{error}\n")
-        return BAD_INPUT if bad_input else FAILED
+        return _failed(str(error), BAD_INPUT if isinstance(error, SettingsError) else FAILED)
+
+
+def _failed(error: str, status: int) -> int:
+    """Prints an error, which may hold words of a simulator; returns the exit status."""
+    from sparring.pipeline.monitoring.logs import printable  # structlog
+
+    sys.stderr.write(f"sparring: {printable(error)}\n")
+    return status

@@ -6,6 +6,7 @@ The service around it (`services/stages/coordination.py`) receives, writes the f
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -302,11 +303,23 @@ def read_state(path: Path) -> dict[str, Any] | None:
     """
     if not path.exists():
         return None
+    with of_known_shape(path):
+        plain: dict[str, Any] = dict(json.loads(path.read_bytes()))
+    return plain
+
+
+@contextmanager
+def of_known_shape(path: Path) -> Iterator[None]:
+    """Reports as one error that coordination's file holds something else than coordination writes.
+
+    Raises:
+        ServiceError: it does.
+    """
     try:
-        plain: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise ServiceError(
-            f"got {path}, which cannot be read ({error}); expected the step counts of this run; "
+            f"got {path}, which cannot be read ({reason}); expected the step counts of this run; "
             "remove the file to continue with new counts, which begin with the steps that the checkpoints hold"
         ) from error
-    return plain

@@ -17,7 +17,7 @@ from typing import IO, Final, Protocol
 import anyio
 import anyio.to_thread
 
-from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, first_failure
+from sparring.pipeline.errors import CANNOT_START, DISK_FULL, UNUSABLE, SparringError, described, first_failure
 from sparring.pipeline.monitoring import logs
 from sparring.services.process.lifeline import PIPE_VARIABLE
 
@@ -216,7 +216,7 @@ class Task:
                 self._failure = "killed"
         except Exception as error:
             first = first_failure(error)
-            self._failure = f"{type(first).__name__}: {first}"
+            self._failure = described(first)
             self.hopeless = isinstance(first, SparringError)
             if not self.hopeless:  # the supervisor logs those of ours in one line
                 logs.get(service=self.name).error("failed", error=str(first), exc_info=first)

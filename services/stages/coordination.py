@@ -19,7 +19,7 @@ from typing import Final
 
 import anyio
 
-from sparring.pipeline.coordination.coordinator import STATE_FILE, Coordinator, read_state
+from sparring.pipeline.coordination.coordinator import STATE_FILE, Coordinator, of_known_shape, read_state
 from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.coordination.teaching import LessonPlan
 from sparring.pipeline.errors import QueueClosed
@@ -262,7 +262,8 @@ class Coordination:
         """
         plain = read_state(self._path)
         if plain is not None:
-            self.coordinator.restore(plain)
+            with of_known_shape(self._path):
+                self.coordinator.restore(plain)
             self._context.log.info("step_counts_restored", behaviors=sorted(plain["behaviors"]))
 
     def log_losses(self) -> None:
@@ -297,7 +298,9 @@ async def open_coordination(context: Context, topic: Publisher) -> Coordination:
     add_behaviors(coordinator, run, run.settings.behaviors)
     coordination = Coordination(context, topic, coordinator)
     if playing is not None:  # checkpoints play in the lessons that their run has come to
-        teaching.restore((read_state(run.directory.parent / STATE_FILE) or {}).get("lessons"))
+        path = run.directory.parent / STATE_FILE
+        with of_known_shape(path):
+            teaching.restore((read_state(path) or {}).get("lessons"))
     coordination.restore()
     if run.resumed and context.first:
         coordinator.close_former_run()

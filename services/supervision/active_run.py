@@ -35,6 +35,7 @@ class Part:
         stopping: it is being ended, so that its end is no failure.
         failure: what went wrong while it was being ended; "" for nothing.
         died: an incarnation failed, or ended without a request, while the run ended.
+        reported: the log says why it is being killed.
         down: it has failed, and its next incarnation has not begun.
         ended: set when it is not started any more.
     """
@@ -49,6 +50,7 @@ class Part:
     stopping: bool = False
     failure: str = ""
     died: bool = False
+    reported: bool = False
     down: bool = False
     ended: anyio.Event = field(default_factory=anyio.Event)
 
@@ -161,7 +163,7 @@ class ActiveRun:
                 except OSError as error:
                     self.fail(f"{part.name} cannot be started: {error}")
                     return
-                part.down = False
+                part.down = part.reported = False
                 self.log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)
                 failure = await part.hosted.wait()
                 part.died |= self.over.is_set() and (bool(failure) or not part.stopping)
@@ -184,8 +186,10 @@ class ActiveRun:
         while now - part.failures[0] > limits.period_s:
             part.failures.popleft()
         count = len(part.failures)
-        self.log.warning("failed", part=part.name, error=error, failures=count, notice=True)
-        if hopeless or count > limits.budget or part.starts > limits.lifetime:
+        fails_run = hopeless or count > limits.budget or part.starts > limits.lifetime
+        known = part.reported or fails_run  # an incident has one line on the console
+        (self.log.info if known else self.log.warning)("failed", part=part.name, error=error, failures=count)
+        if fails_run:
             within = count <= limits.budget
             times = f" {part.starts} times" if within else f" {count} times in {limits.period_s:g} s"
             part.died = True

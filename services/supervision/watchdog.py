@@ -126,6 +126,7 @@ class Watchdog:
 
     def _kill_silent(self, part: Part, silent_s: float) -> None:
         self._active.log.warning("heartbeat_missed", part=part.name, seconds=round(silent_s, 1), notice=True)
+        part.reported = True
         part.kill()
 
     def _check_simulators(self, now: float) -> None:
@@ -163,6 +164,7 @@ class Watchdog:
                 log.error("run_stalled", error=stall.text, notice=True)
                 self._active.end("stalled", stall.text)
             elif stall.kind == "stuck":
+                self._active.parts[stall.root].reported = True
                 self._active.parts[stall.root].kill()
 
 

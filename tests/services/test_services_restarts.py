@@ -27,9 +27,15 @@ class FailingProcess:
 
 
 class Log:
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
     def info(self, *_: object, **__: object) -> None: ...
 
-    warning = error = info
+    def warning(self, event: str, **_: object) -> None:
+        self.shown.append(event)
+
+    error = warning
 
 
 @pytest.mark.anyio
@@ -38,9 +44,11 @@ async def test_part_that_fails_too_often_ends_with_the_steps_it_held(tmp_path: P
     settings = parse_settings("behaviors: {Ball: {}}\npipeline: {restarts: {budget: 2}}\n", "test").settings
     topology = build(settings, run_id="test", directory=tmp_path, seed=1)
     host = SimpleNamespace(topology=topology, start=lambda *_, **__: FailingProcess())
-    active = ActiveRun(host, anyio.current_time, Log(), "s")  # type: ignore[arg-type]
+    log = Log()
+    active = ActiveRun(host, anyio.current_time, log, "s")  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         active.keep(tasks, next(plan for plan in topology.services if plan.name == "assembly"))
         await active.parts["assembly"].ended.wait()
     assert (active.status, active.error) == ("failed", "assembly failed 3 times in 600 s: signal SIGKILL")
     assert active.parts["assembly"].died
+    assert log.shown == ["failed", "failed", "run_failed"], "one line for each incident"
