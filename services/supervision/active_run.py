@@ -156,14 +156,14 @@ class ActiveRun:
         try:
             while self.is_wanted(part):
                 part.starts += 1
-                part.started_at = self.clock()
+                part.started_at, part.reported = self.clock(), False
                 try:
                     incarnation = self.incarnation(part.name, part.starts)
                     part.hosted = self.host.start(part.plan, incarnation, first=part.starts == 1)
                 except OSError as error:
                     self.fail(f"{part.name} cannot be started: {error}")
                     return
-                part.down = part.reported = False
+                part.down = False
                 self.log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)
                 failure = await part.hosted.wait()
                 part.died |= self.over.is_set() and (bool(failure) or not part.stopping)

@@ -144,6 +144,16 @@ def test_names_of_a_simulator_cannot_command_a_terminal(screen: Screen, make_int
     assert [row.partition(" ")[0] for row in screen.rows()] == [shown_name, shown_name]
 
 
+def test_console_that_nothing_reads_blocks_no_caller() -> None:
+    reader, writer = os.pipe()
+    shown = console.Display(logs.LineWriter(logs.Terminal(writer), waiting=10), is_terminal=False)
+    for _ in range(2_000):
+        shown.line("x" * 100)  # more than a pipe holds
+    os.close(reader)
+    shown.close()
+    os.close(writer)
+
+
 def test_closed_console_raises_nothing() -> None:
     reader, writer = os.pipe()
     os.close(reader)
