@@ -6,8 +6,8 @@ The service around it (`services/stages/coordination.py`) receives, writes the f
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from sparring.pipeline.coordination.simulators import SimulatorTotals
 from sparring.pipeline.coordination.teaching import LessonPlan
 from sparring.pipeline.coordination.tournament import Tournament
 from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.files import known_shape
 from sparring.pipeline.messages.incarnations import service_of
 from sparring.pipeline.messages.matches import MatchupAssignment, Results
 from sparring.pipeline.messages.state import (
@@ -308,18 +309,9 @@ def read_state(path: Path) -> dict[str, Any] | None:
     return plain
 
 
-@contextmanager
-def of_known_shape(path: Path) -> Iterator[None]:
-    """Reports as one error that coordination's file holds something else than coordination writes.
-
-    Raises:
-        ServiceError: it does.
-    """
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        raise ServiceError(
-            f"got {path}, which cannot be read ({reason}); expected the step counts of this run; "
-            "remove the file to continue with new counts, which begin with the steps that the checkpoints hold"
-        ) from error
+of_known_shape = partial(
+    known_shape,
+    refused=ServiceError,
+    remedy="remove it to continue with new counts, which begin with the steps that the checkpoints hold",
+)
+"""Reports that coordination's file holds something else than coordination writes."""
