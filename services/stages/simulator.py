@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             connect_timeout_s=args.timeout,
         )
     except SparringError as error:
-        sys.stderr.write(f"sparring simulator {args.name}: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"sparring simulator {args.name}: {error}\n")
         return UNUSABLE if _is_permanent(error) else FAILED
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
     sys.stdout.write(json.dumps(line) + "\n")

@@ -21,10 +21,13 @@ def coordination_in(folder: Path) -> Coordination:
     return Coordination(context, SimpleNamespace(), Coordinator("coordination.1"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("damaged", [b"", b"\0\0\0\0", b'{"Ball": {"led', b"\xff"])
+@pytest.mark.parametrize(
+    "damaged",
+    [b"", b"\0\0\0\0", b'{"Ball": {"led', b"\xff", b"[1]", b"7", b"{}", b'{"self_play": 1, "lessons": [2]}'],
+)
 def test_a_damaged_state_file_is_refused_with_its_remedy(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / STATE_FILE).write_bytes(damaged)
-    with pytest.raises(ServiceError, match=r"got .*coordination\.json.*expected the step counts.*remove the file"):
+    with pytest.raises(ServiceError, match=r"got .*coordination\.json, whose content has .*; expected .*; remove it"):
         coordination_in(tmp_path).restore()
 
 
