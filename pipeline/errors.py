@@ -138,6 +138,11 @@ CANNOT_START: Final = 127
 """A program could not be started; shells use the same status."""
 
 
+def described(failure: BaseException) -> str:
+    """Returns a failure in words: the message of an error of this package, that of others after their class."""
+    return str(failure) if isinstance(failure, SparringError) else f"{type(failure).__name__}: {failure}"
+
+
 def first_failure(failure: BaseException) -> BaseException:
     """Returns the first failure inside nested groups."""
     while isinstance(failure, BaseExceptionGroup):

@@ -3,9 +3,10 @@
 import argparse
 import errno
 import importlib
+import re
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from sparring import __version__
 from sparring.pipeline.errors import BAD_INPUT, FAILED, SettingsError, SparringError, first_failure
@@ -37,6 +38,22 @@ _MODULES: Final = {"simulator": "sparring.services.stages.simulator", "try": "sp
 """Modules of commands that are also stages of a run, or whose name is a keyword."""
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors take one line, with the known word that is most like an unknown one."""
+
+    given: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process, with status 2."""
+        from sparring.pipeline.settings.problems import did_you_mean  # pydantic
+
+        choice = re.fullmatch(r".*invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
+        known = re.findall(r"[\w-]+", choice[2]) if choice else self._option_string_actions
+        words = [choice[1]] if choice else [word.partition("=")[0] for word in self.given if word.startswith("--")]
+        hints = [hint for word in words if word not in known and (hint := did_you_mean(word, known))]
+        self.exit(BAD_INPUT, "; ".join([f"{self.prog}: {message}", *hints, f"see {self.prog} --help\n"]))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status: 0 success, 1 failure, 2 bad input."""
     end_with_supervisor()  # before the imports, during which it may end
@@ -48,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="sparring", description="Trains teams of agents in simulators of your own.")
+    Parser.given = given
+    parser = Parser(prog="sparring", description="Trains teams of agents in simulators of your own.")
     parser.add_argument("--version", action="version", version=f"sparring {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in given if not word.startswith("-")), "")
@@ -62,22 +80,26 @@ def _run(given: Sequence[str]) -> int:
             module = importlib.import_module(_MODULES.get(name, f"sparring.services.commands.{name}"))
             module.add_arguments(command)
             command.set_defaults(handler=module.run)
-    args = parser.parse_args(given)
+    args, unknown = parser.parse_known_args(given)
+    if unknown:
+        commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     return int(args.handler(args))
 
 
 def _report(failure: Exception) -> int:
-    """Writes what went wrong; returns the exit status.
+    """Prints what went wrong, which may hold words of a simulator; returns the exit status.
 
     Raises:
         Exception: the failure, where it is a defect of sparring.
     """
+    from sparring.pipeline.monitoring.logs import printable  # structlog
+
     error = first_failure(failure)
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-        sys.stderr.write(f"sparring: got {error}; expected a folder with room, and with permission to write; mend it\n")
-        return FAILED
-    if not isinstance(error, SparringError):
+        text = f"got {error}; expected a folder with room, and with permission to write; mend it"
+    elif isinstance(error, SparringError):
+        text = str(error)
+    else:
         raise failure
-    bad_input = isinstance(error, SettingsError)
-    sys.stderr.write(f"sparring: {'' if bad_input else type(error).__name__ + ': '}{error}\n")
-    return BAD_INPUT if bad_input else FAILED
+    sys.stderr.write(f"sparring: {printable(text)}\n")
+    return BAD_INPUT if isinstance(error, SettingsError) else FAILED

@@ -236,25 +236,35 @@ def wilson(points: float, matches: int) -> tuple[float, float]:
 
 
 def heat_map(found: TournamentTable, title: str) -> bytes:
-    """Returns a PNG of the shares of points, the strongest first."""
+    """Returns a PNG of the shares of points, the strongest first, in colors that the color-blind can tell apart.
+
+    Columns have the numbers of their rows, and long labels are shortened in the middle.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     order, count = found.order(), len(found.players)
-    figure = Figure(figsize=(3 + 0.8 * count, 2 + 0.7 * count), layout="constrained")
+    figure = Figure(figsize=(min(24, 4.5 + 0.6 * count), min(20, 1.5 + 0.5 * count)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     shares = found.shares[np.ix_(order, order)]
-    image = axes.imshow(shares, vmin=0, vmax=1, cmap="RdYlGn")
-    labels = [found.players[one] for one in order]
-    axes.set_xticks(range(count), labels, rotation=45, ha="right", parse_math=False)
+    image = axes.imshow(shares, vmin=0, vmax=1, cmap="PuOr", aspect="auto")
+    labels = [f"{_shortened(found.players[one])}  {place}" for place, one in enumerate(order, 1)]
+    axes.set_xticks(range(count), [str(place) for place in range(1, count + 1)])
     axes.set_yticks(range(count), labels, parse_math=False)
     for (row, column), share in np.ndenumerate(shares):
         if not math.isnan(share):
-            axes.text(column, row, f"{share:.2f}", ha="center", va="center", fontsize="small")
-    axes.set_title(title, parse_math=False)
+            color = "black" if 0.15 < share < 0.75 else "white"
+            axes.text(column, row, f"{share:.2f}", ha="center", va="center", fontsize="small", color=color)
+    axes.set_title(_shortened(title, 60), parse_math=False)
     axes.set_xlabel("against")
+    axes.set_facecolor("lightgray")  # pairs that have not played
     figure.colorbar(image, label="points per match")
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=100)
     return stream.getvalue()
+
+
+def _shortened(text: str, most: int = 24) -> str:
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"

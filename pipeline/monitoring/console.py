@@ -1,23 +1,19 @@
-"""Formats console lines about a run, and shows them as plain text or above progress bars."""
+"""Formats console lines about a run, and shows them above the progress of its behaviors."""
 
-from __future__ import annotations
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
-
-from sparring.pipeline.monitoring.intervals import Interval, lessons
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from sparring.pipeline.monitoring.intervals import REWARD_PER_STEP, Interval, lessons
+from sparring.pipeline.monitoring.logs import PROGRESS, printable
 
 
 def line(interval: Interval) -> str:
     """Returns the line of one interval of one behavior; lag is mean/highest.
 
-    Balance  step 24,000  12.3k/s  reward 45.2 +- 12.1 (37 episodes)  updates 2  lag 1.0/1  kl 0.0081
-    entropy 1.42  open 64 episodes, oldest 812 steps
+    Balance  step 24,000 of 500,000  12.3k/s  ETA 39 s  reward 45.2 +- 12.1 (37 episodes)  updates 2  lag 1.0/1
+    kl 0.0081  entropy 1.42  open 64 episodes, oldest 812 steps
     """
-    parts = [interval.behavior, f"step {interval.step:,}", f"{rate(interval.steps_per_s)}/s", _reward(interval)]
+    parts = [*_position(interval, interval.steps_per_s), _reward(interval)]
     if interval.group_reward is not None:
         parts.append(f"group reward {short(interval.group_reward)}")
     if interval.training:
@@ -44,6 +40,21 @@ def _self_play(means: Mapping[str, float]) -> Iterator[str]:
         yield f"wins {means['Self-play/Win Rate']:.0%}"
 
 
+def _position(interval: Interval, steps_per_s: float) -> Iterator[str]:
+    """Yields behavior, step, rate, and the time until `max_steps` at that rate."""
+    yield interval.behavior
+    yield f"step {interval.step:,}" + (f" of {interval.max_steps:,}" if interval.max_steps else "")
+    yield f"{rate(steps_per_s)}/s"
+    remaining = (interval.max_steps or 0) - interval.step
+    if remaining > 0 and steps_per_s > 0:
+        yield f"ETA {duration(remaining / steps_per_s)}"
+
+
+def progress(interval: Interval, steps_per_s: float) -> str:
+    """Returns the progress of a behavior: its step and the time until its end at a rate."""
+    return "  ".join(_position(interval, steps_per_s))
+
+
 def meanwhile(interval: Interval, stuck: Sequence[str]) -> str:
     """Returns the line of an interval that has not ended after a long time.
 
@@ -61,7 +72,8 @@ def meanwhile(interval: Interval, stuck: Sequence[str]) -> str:
 
 def _reward(interval: Interval) -> str:
     if interval.reward is None:
-        return "no episode ended"
+        per_step = interval.means.get(REWARD_PER_STEP)
+        return "no episode ended" + ("" if per_step is None else f", reward per step {short(per_step)}")
     spread = "" if interval.reward_deviation is None else f" +- {short(interval.reward_deviation)}"
     return f"reward {short(interval.reward)}{spread} ({_counted(interval.episodes, 'episode')})"
 
@@ -86,72 +98,43 @@ def rate(value: float) -> str:
     return f"{value / 1e3:.1f}k" if value >= 999.5 else f"{value:.0f}"
 
 
+def duration(seconds: float) -> str:
+    """Formats a time with its two largest units: 39 s, 5 min 10 s, 3 h 20 min, 2 d 4 h."""
+    units = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")]
+    large = next(place for place, (unit, _) in enumerate(units) if seconds >= unit or unit == 1)
+    parts: list[str] = []
+    rest = round(seconds)
+    for unit, name in units[large : large + 2]:
+        number, rest = divmod(rest, unit)
+        parts += [f"{number} {name}"] if number or not parts else []
+    return " ".join(parts)
+
+
 class Display:
-    """Shows lines, on a terminal above one progress bar per behavior, and nothing more once its stream was closed.
+    """Shows lines, and on a terminal the progress of all behaviors in one further line, until the next one.
 
     Args:
-        stream: stream to write to.
-        clock: gives rising seconds.
-        on_closed: called once, with the error, if the stream's reader has closed it.
+        handler: writes lines to the console, and may drop them.
+        is_terminal: whether the handler's console shows progress.
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float], on_closed: Callable[[OSError], None]) -> None:
-        self._stream = stream
-        self._on_closed = on_closed
-        self._is_closed = False
-        self._bars = _bars(stream, clock) if stream.isatty() else None
-        self._tasks: dict[str, TaskID] = {}
-        if self._bars is not None:
-            self._bars.start()
+    def __init__(self, handler: logging.Handler, *, is_terminal: bool) -> None:
+        self._handler = handler
+        self._is_terminal = is_terminal
 
     def line(self, text: str) -> None:
         """Shows one line permanently."""
-        self._show(lambda: self._line(text))
+        self._emit(logging.INFO, text)
 
-    def progress(self, behavior: str, step: int, max_steps: int | None, steps_per_s: float) -> None:
-        """Shows the progress of a behavior on a terminal until the next call."""
-        if self._bars is None:
-            return
-        bars = self._bars
-        if behavior not in self._tasks:
-            self._tasks[behavior] = bars.add_task(behavior, rate="")
-        task, text = self._tasks[behavior], f"{rate(steps_per_s)}/s"
-        self._show(lambda: bars.update(task, completed=step, total=max_steps, rate=text, refresh=True))
+    def progress(self, behaviors: Sequence[str]) -> None:
+        """Shows the progress of each behavior on a terminal."""
+        if self._is_terminal:
+            self._emit(PROGRESS, "   ".join(behaviors))
 
     def close(self) -> None:
-        """Restores the terminal; lines stay."""
-        if self._bars is not None:
-            self._show(self._bars.stop)
+        """Removes the progress; lines stay."""
+        self.progress(())
+        self._handler.close()
 
-    def _line(self, text: str) -> None:
-        if self._bars is not None:
-            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            self._stream.write(text + "\n")
-            self._stream.flush()
-
-    def _show(self, show: Callable[[], None]) -> None:
-        if self._is_closed:
-            return
-        try:
-            show()
-        except OSError as error:
-            self._is_closed = True
-            self._on_closed(error)
-
-
-def _bars(stream: TextIO, clock: Callable[[], float]) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        console=Console(file=stream),
-        auto_refresh=False,
-        get_time=clock,
-        transient=True,
-    )
+    def _emit(self, level: int, text: str) -> None:
+        self._handler.handle(logging.makeLogRecord({"levelno": level, "msg": printable(text)}))

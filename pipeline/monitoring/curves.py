@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sparring.pipeline.files import Json
+from sparring.pipeline.monitoring.intervals import REWARD_PER_STEP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,8 +17,14 @@ Record = Mapping[str, Json]
 Curves = dict[str, list[Record]]
 
 
-def _means(*prefixes: str) -> Callable[[Record], dict[str, float]]:
-    """Returns a function that selects the means of a record whose names begin with one of `prefixes`."""
+def _means(*prefixes: str, names: Sequence[str] = ()) -> Callable[[Record], dict[str, float]]:
+    """Returns a function that selects the means of a record whose names begin with one of `prefixes`.
+
+    With `names`, it selects those whose names are the prefixes, and calls them by these.
+    """
+    if names:
+        chosen = dict(zip(prefixes, names, strict=True))
+        return lambda record: {chosen[name]: value for name, value in record["means"].items() if name in chosen}
     return lambda record: {
         f": {name.partition('/')[2]}": value
         for name, value in sorted(record["means"].items())
@@ -26,14 +34,19 @@ def _means(*prefixes: str) -> Callable[[Record], dict[str, float]]:
 
 REWARD: Final = "Cumulative reward"
 PANELS: Final[Mapping[str, Callable[[Record], Mapping[str, float | None]]]] = {
-    REWARD: lambda record: {"": record["reward"]},
+    "Rating": _means("Self-play/ELO", "Self-play/Mu", "Self-play/Opponents ELO", names=("", "", ": opponents")),
+    "Win rate": _means("Self-play/Win Rate", names=("",)),
+    REWARD: lambda record: {"": record["reward"], ": group": record["group_reward"]},
+    "Reward per step": _means(REWARD_PER_STEP, names=("",)),
     "Episode length (steps)": lambda record: {"": record["episode_length"]},
+    "Policy entropy": _means("Policy/Entropy", names=("",)),
     "Losses": _means("Losses/"),
-    "Policy lag (versions)": lambda record: {": mean": record["lag_mean"], ": max": record["lag_max"]},
     "Change of policy by an update": _means("Update/Approximate KL", "Update/Clip Fraction"),
     "Fit of values, weights of stale steps": _means(
         "Update/Explained Variance", "Update/Effective Sample Size", "Update/Stale Weight"
     ),
+    "Policy lag (versions)": lambda record: {": mean": record["lag_mean"], ": max": record["lag_max"]},
+    "Speed (steps/s)": lambda record: {"": record["steps_per_s"]},
 }
 """The values of an interval that each panel shows, None for an unknown one, by what follows the behavior's name."""
 
@@ -55,44 +68,66 @@ def lineages(records: Iterable[Record]) -> Curves:
 
 
 def picture(curves: Curves, title: str) -> bytes:
-    """Returns a PNG of reward, episode length, losses, policy lag and diagnostics of updates over steps.
+    """Returns a PNG with a panel over steps for each kind of values that the intervals have.
 
     Args:
-        curves: interval lines by behavior, from `lineages`.
+        curves: interval lines by behavior, from `lineages`; one at least.
         title: shown on top.
     """
+    from cycler import cycler
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 7), layout="constrained")
+    panels = {name: points for name in PANELS if (points := _points(curves, name))}
+    columns = math.ceil(math.sqrt(len(panels)))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(5 * columns, 3.5 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, parse_math=False)
-    for axes, name in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
+    for number, (name, points) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, columns, number)
         axes.set_title(name)
-        axes.set_xlabel("trained steps")
+        axes.set_xlabel("trained steps" if all(line[0].get("training", True) for line in curves.values()) else "steps")
         axes.grid(alpha=0.3)
-        for behavior, line in sorted(curves.items()):
-            _plot(axes, behavior, name, line)
-        if axes.get_legend_handles_labels()[0]:
-            for text in axes.legend(fontsize="small").get_texts():
-                text.set_parse_math(False)
+        axes.set_prop_cycle(cycler(linestyle=("-", "--", ":")) * cycler(color=_COLORS))
+        _plot(axes, points)
+        if name == REWARD:
+            _shade(axes, curves)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=100)
     return stream.getvalue()
 
 
-def _plot(axes: Axes, behavior: str, panel: str, line: list[Record]) -> None:
-    """Plots the curves of a behavior in a panel, and around the reward its standard deviation."""
+def _points(curves: Curves, panel: str) -> dict[str, list[tuple[int, float]]]:
+    """Returns the points of the curves of a panel by label, which names the behavior where there are several."""
     points: dict[str, list[tuple[int, float]]] = {}
-    for record in line:
-        for label, value in PANELS[panel](record).items():
-            if value is not None:
-                points.setdefault(behavior + label, []).append((record["step"], value))
+    for behavior, line in sorted(curves.items()):
+        for record in line:
+            for label, value in PANELS[panel](record).items():
+                if value is not None:
+                    name = behavior + label if len(curves) > 1 else label.removeprefix(": ") or behavior
+                    points.setdefault(name, []).append((record["step"], value))
+    return points
+
+
+def _plot(axes: Axes, points: Mapping[str, list[tuple[int, float]]]) -> None:
     for label, values in points.items():  # a leading "_" would hide the curve from the legend
         marker = "." if len(values) < 50 else ""
         axes.plot(*zip(*values, strict=True), label=label.lstrip("_") or label, marker=marker)
-    known = [record for record in line if record["reward"] is not None] if panel == REWARD else []
-    if known:
+    for text in axes.legend(fontsize="small").get_texts():
+        text.set_parse_math(False)
+
+
+def _shade(axes: Axes, curves: Curves) -> None:
+    """Shades one standard deviation around the reward of each behavior."""
+    drawn = {curve.get_label(): curve.get_color() for curve in axes.get_lines()}
+    for behavior, line in curves.items():
+        known = [record for record in line if record["reward"] is not None]
         spreads = [(record["reward"], record["reward_deviation"] or 0.0) for record in known]
         low, high = [mean - spread for mean, spread in spreads], [mean + spread for mean, spread in spreads]
-        axes.fill_between([record["step"] for record in known], low, high, alpha=0.15)
+        color = drawn.get(behavior.lstrip("_") or behavior)
+        axes.fill_between([record["step"] for record in known], low, high, alpha=0.15, color=color)
+
+
+_COLORS: Final = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#717581", "#92dadd")
+"""Colors that the color-blind can tell apart (Petroff, arXiv 2107.02270)."""

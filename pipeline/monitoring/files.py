@@ -67,9 +67,9 @@ class RunFiles:
         new.replace(path)
 
     def plot_curves(self, title: str) -> None:
-        """Writes `curves.png` from the intervals in `metrics.jsonl` and its rotated files."""
-        data = curves.picture(curves.lineages(self._read_intervals()), title)
-        (self._folder / "curves.png").write_bytes(data)
+        """Writes `curves.png` from the intervals in `metrics.jsonl` and its rotated files, unless there is none."""
+        if lines := curves.lineages(self._read_intervals()):
+            (self._folder / "curves.png").write_bytes(curves.picture(lines, title))
 
     def _read_intervals(self) -> Iterator[Mapping[str, Json]]:
         for path in self.intervals.parts():

@@ -15,10 +15,12 @@ from sparring.pipeline.monitoring.metrics import SIMULATOR, highest, mean
 from sparring.pipeline.monitoring.overview import STEP_COUNTS, Numbers, Overview
 from sparring.pipeline.monitoring.progress import IDLE
 
+REWARD_PER_STEP: Final = "Environment/Reward per Step"
 NAMES: Final = {
     "episode_return": "Environment/Cumulative Reward",
     "episode_length": "Environment/Episode Length",
     "group_return": "Environment/Group Cumulative Reward",
+    "step_reward": REWARD_PER_STEP,
 }
 """Names of assembly's counters, as users of ML-Agents know them."""
 

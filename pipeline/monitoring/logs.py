@@ -72,7 +72,7 @@ def configure(
     file = logging.handlers.RotatingFileHandler(path, maxBytes=most_bytes, backupCount=kept, encoding="utf-8")
     _install(LineWriter(file), common, structlog.processors.JSONRenderer(default=_readable))
     if console:
-        terminal = LineWriter(_Terminal() if stream is None else logging.StreamHandler(stream))
+        terminal = LineWriter(Terminal(2) if stream is None else logging.StreamHandler(stream))
         terminal.addFilter(_matters)
         _install(terminal, common, _line)
     logging.getLogger().setLevel(logging.INFO)
@@ -148,19 +148,45 @@ def _dropped_lines(count: int) -> logging.LogRecord:
     return logging.makeLogRecord({**content, "lines": count})
 
 
-class _Terminal(logging.Handler):
-    """Writes to standard error without buffer or lock: a blocked thread that held one would keep the process alive."""
+class Terminal(logging.Handler):
+    """Writes to a stream without buffer or lock: a blocked thread that held one would keep the process alive.
+
+    On a terminal, to which several processes may write, every line begins with the removal of a line of progress, and
+    is a single write: no line is ever over another.
+
+    Args:
+        descriptor: of standard output or standard error.
+
+    Attributes:
+        is_terminal: whether it is a terminal.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self.is_terminal = os.isatty(descriptor)
 
     def createLock(self) -> None:  # noqa: N802 (the name of the standard library)
         self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line, or progress, which the terminal cuts off at its edge and has no end."""
+        text = self.format(record)
+        text = f"{_CUT_OFF}{text}{_FOLD}" if record.levelno == PROGRESS else f"{text}\n"
         try:
-            line = memoryview(f"{self.format(record)}\n".encode())
-            while line:
-                line = line[os.write(2, line) :]
+            content = memoryview(f"{_REMOVE if self.is_terminal else ''}{text}".encode(errors="backslashreplace"))
+            while content:
+                content = content[os.write(self._descriptor, content) :]
         except OSError:
             self.handleError(record)
+
+
+PROGRESS: Final = 1
+"""The level of the line of progress."""
+
+_REMOVE: Final = "\r\x1b[K"
+_CUT_OFF: Final = "\x1b[?7l"
+_FOLD: Final = "\x1b[?7h"
 
 
 def get(**bound: str | int) -> FilteringBoundLogger:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from sparring.pipeline.files import Json
-from sparring.pipeline.monitoring.intervals import Interval, lessons
+from sparring.pipeline.monitoring.intervals import REWARD_PER_STEP, Interval, lessons
 from sparring.pipeline.monitoring.metrics import count, highest, mean, quantile
 from sparring.pipeline.monitoring.overview import Numbers, Totals
 from sparring.pipeline.monitoring.progress import IDLE, PASSED
@@ -115,6 +115,7 @@ def behavior_entry(now: Interval, last: Interval | None, one: BehaviorSummary, s
         "max_steps": now.max_steps,
         "steps_per_s": steps_per_s,
         **{name: getattr(shown, name) for name in _SHOWN},
+        "reward_per_step": shown.means.get(REWARD_PER_STEP),
         "open_episodes": now.open_episodes,
         "oldest": now.oldest,
         **{name: int(now.gauges.get(name, 0)) for name in ("agents", "in_flight", "budget", "version")},

@@ -1,14 +1,24 @@
 """Finds contradictions in a configuration whose keys are valid one by one, and keys that it ignores."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from sparring.pipeline.learning.settings import IntrinsicSettings
+from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.settings.hosts import MOVABLE
-from sparring.pipeline.settings.model import Settings
+from sparring.pipeline.settings.model import BehaviorSettings, Settings
 from sparring.pipeline.settings.parameters import Curriculum
 from sparring.pipeline.settings.problems import Path, did_you_mean
 from sparring.pipeline.specs import names_a_folder
+
+_MOST_PROCESSES: Final = 4096
+_MOST_THREADS: Final = 1024
+_MOST_STEPS: Final = 10**8
+_MOST_LAYERS: Final = 1000
+_MOST_WEIGHTS: Final = 10**9
+"""They take 4 GB, and training four times that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +36,10 @@ class Conflict:
 
 def conflicts(settings: Settings) -> Iterator[Conflict]:
     """Yields all contradictions in `settings`."""
-    for rule in (_any_behavior, _names, _mode, _sequences, _lessons, _opponents, _players, _services, _hosts):
+    sizes = list(_sizes(settings))
+    yield from sizes
+    rules = (_any_behavior, _names, _mode, _sequences, _lessons, _opponents, _players, _services, _hosts)
+    for rule in () if sizes else rules:
         yield from rule(settings)
 
 
@@ -55,6 +68,49 @@ def _names(settings: Settings) -> Iterator[Conflict]:
                 f"got the behavior name {name!r}; expected a valid name of a folder, without #; "
                 "write the name alone, without '?team=N': all teams share its settings",
             )
+
+
+def _behaviors(settings: Settings) -> dict[Path, BehaviorSettings]:
+    """Returns the settings of all behaviors by their place, those of unnamed ones included."""
+    named: dict[Path, BehaviorSettings] = {("behaviors", name): one for name, one in settings.behaviors.items()}
+    return named | ({} if settings.unnamed is None else {("default_settings",): settings.unnamed})
+
+
+def _sizes(settings: Settings) -> Iterator[Conflict]:
+    """Finds numbers with which a run would exhaust any machine."""
+    for path, got, most, reason in _limits(settings):
+        if got > most:
+            text = f"got {got:,}; expected at most {most:,}, because {reason}; lower {path[-1]}"
+            yield Conflict((path,), text)
+
+
+def _limits(settings: Settings) -> Iterator[tuple[Path, int, int, str]]:
+    """Yields path, value and greatest value of what takes processes or memory, with the reason."""
+    process, pipeline = "each is a process of its own", settings.pipeline
+    yield ("env_settings", "num_envs"), settings.env_settings.num_envs, _MOST_PROCESSES, process
+    yield ("pipeline", "stepping_processes"), pipeline.stepping_processes, _MOST_THREADS, process
+    for name in ("learning", "stepping"):
+        threads = getattr(pipeline.torch_threads, name)
+        yield ("pipeline", "torch_threads", name), threads, _MOST_THREADS, "each is a thread of its own"
+    agents = "each has an agent at least, and pipeline.max_agents limits those of a stepping process"
+    for number, simulator in enumerate(settings.simulators):
+        yield ("simulators", number, "count"), simulator.count, _MOST_PROCESSES, process
+        yield ("simulators", number, "areas"), simulator.areas, pipeline.max_agents, agents
+    for place, behavior in _behaviors(settings).items():
+        size = behavior.hyperparameters.buffer_size
+        yield (*place, "hyperparameters", "buffer_size"), size, _MOST_STEPS, "all its steps are in memory"
+        yield from _network_limits((*place, "network_settings"), behavior.network_settings)
+        for kind, signal in behavior.reward_signals.named().items():
+            yield from _network_limits((*place, "reward_signals", kind, "network_settings"), signal.network_settings)
+
+
+def _network_limits(place: Path, network: NetworkSettings) -> Iterator[tuple[Path, int, int, str]]:
+    layers = min(network.num_layers, _MOST_LAYERS)
+    weights = f"more have over {_MOST_WEIGHTS:,} weights"
+    yield (*place, "num_layers"), network.num_layers, _MOST_LAYERS, "no deeper network of this kind learns"
+    yield (*place, "hidden_units"), network.hidden_units, math.isqrt(_MOST_WEIGHTS // layers), weights
+    if network.memory is not None:
+        yield (*place, "memory", "memory_size"), network.memory.memory_size, math.isqrt(_MOST_WEIGHTS), weights
 
 
 def _mode(settings: Settings) -> Iterator[Conflict]:
@@ -177,9 +233,7 @@ def _hosts(settings: Settings) -> Iterator[Conflict]:
 
 def ignored(settings: Settings) -> Iterator[Conflict]:
     """Yields the keys that a run ignores; ML-Agents warns of the last two."""
-    behaviors = {("behaviors", name): one for name, one in settings.behaviors.items()}
-    unnamed = {} if settings.unnamed is None else {("default_settings",): settings.unnamed}
-    for place, behavior in (behaviors | unnamed).items():
+    for place, behavior in _behaviors(settings).items():
         own, most = behavior.self_play, behavior.max_steps
         if own is not None and own.team_change > most:
             yield Conflict(

@@ -33,6 +33,11 @@ def without_effect(settings: Settings) -> list[str]:
         lines.append("debug: the files in logs/ always hold everything")
     for section, behavior in settings.sections.items():
         parameters = behavior.hyperparameters
+        if behavior.max_steps < parameters.buffer_size:
+            lines.append(
+                f"{section}.max_steps {behavior.max_steps}: "
+                f"the run ends after the first update, which trains buffer_size {parameters.buffer_size} steps"
+            )
         if behavior.time_horizon > parameters.buffer_size:
             lines.append(
                 f"{section}.time_horizon {behavior.time_horizon}: "

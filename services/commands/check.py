@@ -29,6 +29,7 @@ from sparring.services.commands import tryout
 from sparring.services.commands.runs import add_insecure
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, unprotected
 
+_MISSING = ("not found: ", "not usable: ")
 _MODES = {
     "overlap": "one buffer is collected while the last one trains",
     "lockstep": "collecting and training take turns; the same seed gives the same weights",
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         args: as `add_arguments` declares them.
 
     Returns:
-        0 if the file is valid, else 1.
+        0 if the file is valid and this machine has all that it names, else 1.
     """
     try:
         loaded = read(args.config)
@@ -60,8 +61,10 @@ def run(args: argparse.Namespace) -> int:
         return FAILED
     described = [line for one in loaded.settings.launched for line in tryout.described(loaded.settings, one)]
     lines = [*summary(loaded.settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
-    sys.stdout.write("\n".join([f"{args.config}: valid", *lines, *described]) + "\n")
-    return FAILED if any(line.startswith(tryout.REFUSED) for line in described) else 0
+    missing = any(line.startswith((*_MISSING, tryout.REFUSED)) for line in [*lines, *described])
+    verdict = "valid, but it cannot run here" if missing else "valid"
+    sys.stdout.write("\n".join([f"{args.config}: {verdict}", *lines, *described]) + "\n")
+    return FAILED if missing else 0
 
 
 def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from sparring.pipeline.compliance.peer import SimulatorProcess
 from sparring.pipeline.compliance.rules import Verdict, examine
 from sparring.pipeline.errors import FAILED, SettingsError
+from sparring.pipeline.monitoring.logs import printable
 from sparring.services.commands.runs import add_json, check_positive, print_json
 from sparring.services.process.lifeline import PIPE_VARIABLE
 
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([dataclasses.asdict(verdict) for verdict in verdicts])
     else:
-        sys.stdout.write(as_text(verdicts))
+        sys.stdout.write(printable(as_text(verdicts)))
     return FAILED if any(verdict.status == "FAIL" for verdict in verdicts) else 0
 
 

@@ -8,11 +8,13 @@ from typing import Final, get_args
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from sparring.pipeline.demonstrations.episodes import ActionsOf, DemoActions, RecordingError
 from sparring.pipeline.demonstrations.library import describe, files_of, read_any
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json
+from sparring.pipeline.monitoring.logs import printable
 from sparring.services.commands.runs import add_json, print_json, spread
 
 _MEANINGS: Final[dict[ActionsOf, str]] = {
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         columns = Column("what", no_wrap=True), Column("value", overflow="fold")
         table = Table(*columns, title=one["file"], title_justify="left", show_header=False)
         for row in _rows(one):
-            table.add_row(*row)
+            table.add_row(*(Text(printable(text)) for text in row))
         console.print(table)
     return 0
 

@@ -1,5 +1,6 @@
 """Players from checkpoints: those of a tournament, and external opponents."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -112,6 +113,31 @@ def copy_initial(directory: Path, settings: Settings, names: Collection[str]) ->
         load_player(path)
         shutil.copytree(path, initial_folder(directory, name), dirs_exist_ok=True)
     return tuple(notes)
+
+
+def check_networks(directory: Path, settings: Settings, names: Collection[str]) -> None:
+    """Checks that the networks of the newest checkpoints are those of the settings with which a run goes on.
+
+    Args:
+        directory: of the run.
+        settings: of the run.
+        names: of the behaviors.
+
+    Raises:
+        SettingsError: a network differs.
+    """
+    for name in names:
+        own = settings.behaviors[name].network_settings.model_dump(mode="json", exclude={"deterministic"})
+        for path in CheckpointFolder(directory, name).newest_first()[:1]:
+            saved: dict[str, Json] = {}
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # whoever loads it reports damage
+                saved = dict(json.loads((path / "state.json").read_bytes())["description"]["network_settings"])
+            for key in sorted(own.keys() & saved.keys()):
+                if own[key] != saved[key]:
+                    raise SettingsError(
+                        f"got behaviors.{name}.network_settings.{key} {own[key]} with --resume; expected {saved[key]}, "
+                        f"with which {path} was trained; write that, or start a new run"
+                    )
 
 
 def _expanded(path: Path, behavior: str, where: str) -> list[Path]:

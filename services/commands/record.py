@@ -49,6 +49,7 @@ from sparring.pipeline.messages.simulator import (
     Welcome,
 )
 from sparring.pipeline.messages.state import StepAllowance
+from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.settings import Overrides, Settings, not_here, read
 from sparring.pipeline.settings.parameters import in_lessons
@@ -386,5 +387,5 @@ def _part(peer: TrialConnection, last: Bye | Fault) -> None:
 
 
 def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{printable(line)}\n")
     sys.stdout.flush()

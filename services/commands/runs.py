@@ -8,6 +8,7 @@ from typing import Final
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json
+from sparring.pipeline.settings import Settings
 
 RESULTS: Final = Path("results")
 
@@ -64,6 +65,28 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
         value = getattr(args, name)
         if value is not None and value <= 0:
             raise SettingsError(f"got --{name} {value:g}; expected more than 0; give another number")
+
+
+def finished(directory: Path, settings: Settings) -> str:
+    """Returns that a run has completed all that its settings ask for, in words; "" where it can go on.
+
+    Args:
+        directory: of the run.
+        settings: those with which it would go on.
+    """
+    try:
+        summary = json.loads((directory / "summary.json").read_bytes())
+        trained = {name: int(one["steps"]) for name, one in summary["behaviors"].items()}
+        completed = summary["status"] == "completed"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # it has not ended, or was damaged
+        return ""
+    goals = {name: one.max_steps for name, one in settings.behaviors.items()}
+    if settings.unnamed is not None:
+        goals = dict.fromkeys(trained, settings.unnamed.max_steps) | goals
+    if not completed or not goals or any(trained.get(name, -1) < goal for name, goal in goals.items()):
+        return ""
+    steps = ", ".join(f"{name} {trained[name]:,} of {goal:,} steps" for name, goal in goals.items())
+    return f"{directory.name} has completed: {steps}; nothing was changed; to go on, raise max_steps (--max-steps)"
 
 
 def find(run: str | Path, results_dir: Path) -> Path:

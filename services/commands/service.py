@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, first_failure
+from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, described, first_failure
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.zmq import ZmqTransport
 from sparring.services.process.encryption import protection
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         known = isinstance(error, SparringError)
         logs.get().error("failed", error=str(error), exc_info=None if known else failure)
         with contextlib.suppress(OSError):  # standard error may be a file on a full disk, and must not hide the status
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os.write(2, f"{' '.join(described(error).splitlines())}\n".encode())  # whose last line is shown
         if isinstance(error, DiskFull):
             return DISK_FULL
         return UNUSABLE if known else FAILED

@@ -6,6 +6,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -16,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, known_shape
 from sparring.pipeline.monitoring.console import rate, short
+from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.monitoring.progress import readable
 from sparring.services.commands.runs import add_json, add_run, find
 
@@ -57,12 +59,14 @@ def run(
     if args.json:
         console.file.write(json.dumps(read(folder), indent=2) + "\n")
     elif not args.watch:
-        console.print(show(read(folder), wall_clock()))
+        with _known_shape(folder):
+            console.print(show(read(folder), wall_clock()))
     else:
         with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
             while True:
                 report = read(folder)
-                live.update(show(report, wall_clock()), refresh=True)
+                with _known_shape(folder):
+                    live.update(show(report, wall_clock()), refresh=True)
                 if report["summary"] is not None:
                     break
                 sleep(_EVERY_S)
@@ -87,8 +91,17 @@ def read(folder: Path) -> dict[str, Json]:
         )
     if status and summary and not status["ended"] and status_ns > summary_ns:
         summary = None
-    coordination = _load(folder / "coordination.json")[0] or {}
-    return {"status": status, "summary": summary, "self_play": (coordination.get("self_play") or {}).get("rules")}
+    path = folder / "coordination.json"
+    with _known_shape(path):
+        rules = ((_load(path)[0] or {}).get("self_play") or {}).get("rules")
+        if rules and rules.get("sides"):
+            _opponents(rules)
+    return {"status": status, "summary": summary, "self_play": rules}
+
+
+_known_shape = partial(
+    known_shape, refused=SettingsError, remedy="show it with the version that wrote it, or remove it"
+)
 
 
 def _load(path: Path) -> tuple[Json, int]:
@@ -119,15 +132,15 @@ def show(report: Mapping[str, Json], time_s: float) -> RenderableType:
     if summary is not None:
         ended = summary["behaviors"]
         # Outside the table the path of a checkpoint is not folded.
-        saved = [Text(f"checkpoint of {name}: {one['checkpoint'] or 'none'}") for name, one in ended.items()]
-        return Group(Text(_ending(summary)), _ended_behaviors(ended), *saved, *opponents)
+        saved = [_text(f"checkpoint of {name}: {one['checkpoint'] or 'none'}") for name, one in ended.items()]
+        return Group(_text(_ending(summary)), _ended_behaviors(ended), *saved, *opponents)
     heading = [_age(status, time_s)]
     heading += [f"STALLED {text}" for text in status.get("stalls", ())]  # files of older versions lack it
     for name, one in status["behaviors"].items():
         lessons = one.get("lessons", {})  # files of older versions lack it
         heading += [f"{name}: lesson {number} of {parameter}" for parameter, number in lessons.items()]
     running, services = _behaviors(status["behaviors"]), _services(status["services"])
-    return Group(Text("\n".join(heading)), running, *opponents, services)
+    return Group(_text("\n".join(heading)), running, *opponents, services)
 
 
 def _ending(summary: Json) -> str:
@@ -169,7 +182,7 @@ def _behaviors(behaviors: Json) -> Table:
         ("Behavior", behaviors),
         ("Step", (f"{one['step']:,}{goal}" for one, goal in zip(rows, goals, strict=True))),
         ("Steps/s", (rate(one["steps_per_s"]) for one in rows)),
-        ("Reward", (f"{_number(one['reward'])}{spread}" for one, spread in zip(rows, spreads, strict=True))),
+        ("Reward", (f"{_reward(one)}{spread}" for one, spread in zip(rows, spreads, strict=True))),
         ("Lag", (_lag(one["lag_mean"], one["lag_max"]) for one in rows)),
         ("Open episodes", (f"{one['open_episodes']:,}" for one in rows)),
         ("Oldest", (f"{one['oldest']:,} steps" for one in rows)),
@@ -232,8 +245,18 @@ def _table(*columns: tuple[str, Iterable[str]]) -> Table:
     for header, _ in columns:
         table.add_column(header, overflow="fold", no_wrap=header == columns[0][0])
     for row in zip(*(cells for _, cells in columns), strict=True):
-        table.add_row(*map(Text, row))
+        table.add_row(*map(_text, row))
     return table
+
+
+def _text(text: str) -> Text:
+    """Returns a text for a terminal, which may hold words of a simulator."""
+    return Text(printable(text))
+
+
+def _reward(behavior: Json) -> str:
+    per_step = behavior.get("reward_per_step") if behavior["reward"] is None else None  # older versions lack it
+    return _number(behavior["reward"]) if per_step is None else f"{short(per_step)} per step"
 
 
 def _number(value: float | None) -> str:

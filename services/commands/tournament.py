@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from sparring.pipeline.coordination.ghosts import MATCHES_FILE
 from sparring.pipeline.errors import FAILED, SettingsError
@@ -129,5 +130,5 @@ def _show(found: TournamentTable) -> None:
     for place, one in enumerate(order, 1):
         shares = ["" if not found.matches[one, other] else f"{found.shares[one, other]:.2f}" for other in order]
         rating = f"{found.ratings[one]:+.0f} +- {found.margins[one]:.0f}"
-        table.add_row(f"{place}", found.players[one], rating, *shares)
+        table.add_row(f"{place}", Text(found.players[one]), rating, *shares)
     Console(file=sys.stdout).print(table)

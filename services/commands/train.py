@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
@@ -19,8 +20,8 @@ from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Overrides, Settings, no_device, not_here, read, without_effect
 from sparring.pipeline.settings.normal import option
 from sparring.services.commands.check import unreadable
-from sparring.services.commands.players import copy_initial, write_opponents
-from sparring.services.commands.runs import add_in_process, add_insecure
+from sparring.services.commands.players import check_networks, copy_initial, write_opponents
+from sparring.services.commands.runs import add_in_process, add_insecure, finished
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable
 from sparring.services.process.runtime import Playback, Run
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
@@ -108,6 +109,9 @@ def run(args: argparse.Namespace) -> int:
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _folder(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
     with locked(directory):
+        if kept.resume and (end := finished(directory, settings)):
+            sys.stdout.write(f"{end}\n")
+            return 0
         try:
             status = _train(args, settings, notes, run_id, directory)
         except SettingsError:
@@ -124,13 +128,14 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
     kept = settings.checkpoint_settings
     if kept.force:
         _empty(directory)
-    if kept.resume:
-        (directory / "summary.json").unlink(missing_ok=True)
     (directory / "logs").mkdir(exist_ok=True)
     former = _former(directory) if kept.resume else None
     seed = settings.seed if settings.seed >= 0 else new_seed() if former is None else former.seed
-    shutil.copyfile(args.config, directory / "config.yaml")
     settings, added = _with_known(settings, former)
+    if kept.resume:
+        check_networks(directory, settings, settings.behaviors)
+        (directory / "summary.json").unlink(missing_ok=True)
+    shutil.copyfile(args.config, directory / "config.yaml")
 
     def prepare(grown: Settings, names: Collection[str]) -> tuple[str, ...]:
         """Puts into the run's folder what some of its behaviors need; returns notes for the user."""

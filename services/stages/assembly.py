@@ -207,6 +207,7 @@ class Assembly:
         registry.add(f"segments/{name}", len(message.lengths))
         registry.add(f"segment_steps/{name}", len(message.log_probs))
         registry.add(f"interrupted/{name}", int(message.interrupted.sum()))
+        registry.observe_moments("step_reward", message.rewards + message.group_rewards, name)
         episodes = message.episodes
         if len(episodes.returns):
             registry.observe_moments("episode_return", episodes.returns, name)

@@ -15,11 +15,9 @@ No service waits for the monitor: training continues when it dies. It saves its 
 from which its next incarnation continues.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
 
 import anyio
 from pydantic import TypeAdapter, ValidationError
@@ -49,12 +47,12 @@ LINE_INTERVAL_S = 60.0
 """Seconds after which a behavior gets a line although no interval has ended."""
 
 
-async def run(context: Context, stream: TextIO = sys.stdout) -> None:
+async def run(context: Context, display: Display | None = None) -> None:
     """Watches a run until it is stopped, then closes all intervals and plots the curves.
 
     Args:
         context: of the monitor, which stops after all services have published their final numbers.
-        stream: console stream; a terminal also shows progress bars.
+        display: console, by default standard output.
 
     Raises:
         OSError: a file of the run cannot be written at the start or the end; other failures are counted.
@@ -62,8 +60,9 @@ async def run(context: Context, stream: TextIO = sys.stdout) -> None:
     Cancelled: the files are at most a second old, and no curves are plotted.
     """
     subscriptions: dict[str, Subscription] = {}
-    # Once the console is closed, the monitor continues to write its files.
-    display = Display(stream, context.clock, lambda error: context.log.warning("console_closed", error=str(error)))
+    if display is None:
+        terminal = logs.Terminal(1)
+        display = Display(logs.LineWriter(terminal), is_terminal=terminal.is_terminal)
     try:
         state = MonitorState(context, subscriptions, display)
         topic = await context.transport.publisher(context.service)
@@ -131,6 +130,7 @@ class MonitorState:
         self._arrived_s: dict[str, float] = {}
         self._line_at_s: dict[str, float] = {}
         self._last: dict[str, Interval] = {}
+        self._progress: dict[str, str] = {}
         self._stalls = Stalls((), limits.stall_timeout_s)
         self.stalled: list[Stall] = []
         context.registry.add("unwatched_s", self._restore())
@@ -238,6 +238,7 @@ class MonitorState:
             "behaviors": {behavior: self._behavior(behavior, time_s) for behavior in self._behaviors()},
         }
         self._files.replace("status.json", to_json(content))
+        self._display.progress(list(self._progress.values()))
         starts, services = self._intervals.starts, self._overview.services
         paces = {behavior: {"active_s": pace.active_s} for behavior, pace in self._paces.items()}
         state = _SavedState(time_s=time_s, services=services, intervals=starts, paces=paces)
@@ -252,8 +253,8 @@ class MonitorState:
 
     def _behavior(self, behavior: str, time_s: float) -> dict[str, Json]:
         pace, now = self._paces[behavior], self._intervals.peek(behavior, time_s)
-        self._display.progress(behavior, now.step, now.max_steps, pace.recent)
         results = summarize_behavior(self._overview, behavior, pace.mean(self._overview.trained(behavior)))
+        self._progress[behavior] = console.progress(now, results.steps_per_s)
         return status.behavior_entry(now, self._last.get(behavior), results, pace.recent)
 
     def _restore(self) -> float:

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             connect_timeout_s=args.timeout,
         )
     except SparringError as error:
-        sys.stderr.write(f"sparring simulator {args.name}: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"sparring simulator {args.name}: {error}\n")
         refused = isinstance(error, RemoteProtocolError) and error.code in _REFUSALS
         return UNUSABLE if refused or isinstance(error, SettingsError | SpecError) else FAILED
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}

@@ -19,6 +19,8 @@ from sparring.services.supervision.simulators import Restarts, SimulatorPlan
 from sparring.services.supervision.topology import Topology
 
 T = TypeVar("T")
+_NEWS_S: Final = 0.5
+"""Within this time the supervisor hears of a simulator's last step."""
 _SHOWN_LINES: Final = 12
 """Lines of a failed process's output on the console: the end of a traceback."""
 
@@ -38,6 +40,7 @@ class Part:
         stopping: it is being ended, so that its end is no failure.
         failure: what went wrong while it was being ended; "" for nothing.
         died: an incarnation failed, or ended without a request, while the run ended.
+        reported: the log says why it is being killed.
         down: it has failed, and its next incarnation has not begun.
         ended: set when it is not started any more.
     """
@@ -53,6 +56,7 @@ class Part:
     stopping: bool = False
     failure: str = ""
     died: bool = False
+    reported: bool = False
     down: bool = False
     ended: anyio.Event = field(default_factory=anyio.Event)
 
@@ -158,7 +162,7 @@ class ActiveRun:
         try:
             while self.is_wanted(part):
                 part.starts += 1
-                part.started_at, part.cpu_s = self.clock(), 0.0
+                part.started_at, part.cpu_s, part.reported = self.clock(), 0.0, False
                 try:
                     incarnation = self.incarnation(part.name, part.starts)
                     part.hosted = await self.host.start(part.plan, incarnation, first=part.starts == 1)
@@ -195,18 +199,19 @@ class ActiveRun:
             why = f"failed {count} times in {limits.period_s:g} s"
         elif part.starts > limits.lifetime:
             why = f"failed {part.starts} times"
-        self.log.warning("failed", part=part.name, error=error, failures=count, notice=not why)
-        if not why:
-            with anyio.move_on_after(min(usual.backoff_max_s, usual.backoff_s * 2 ** (count - 1))):
-                await self.over.wait()
-            if self._never_worked(part, hosted):
-                why = "failed before its first step"
+        elif await self._never_worked(part, hosted):
+            why = "failed before its first step"
+        known = part.reported or bool(why)  # an incident has one line on the console
+        (self.log.info if known else self.log.warning)("failed", part=part.name, error=error, failures=count)
         if why:
             part.died = True
             self.fail(f"{part.name} {why}: {error}{_explanation(hosted)}")
-        return not why and self.is_wanted(part)
+            return False
+        with anyio.move_on_after(min(usual.backoff_max_s, usual.backoff_s * 2 ** (count - 1))):
+            await self.over.wait()
+        return self.is_wanted(part)
 
-    def _never_worked(self, part: Part, hosted: HostedService) -> bool:
+    async def _never_worked(self, part: Part, hosted: HostedService) -> bool:
         """Returns whether the first incarnation of a simulator has ended with an error before its first step.
 
         A restart would most likely repeat that. A signal is no such error, nor is an end after stepping has failed.
@@ -216,6 +221,8 @@ class ActiveRun:
         stepping, number = self.topology.run.stepping, int(part.name.rpartition("-")[2])
         if hosted.process.wait() < 0 or any(self.parts[name].starts > 1 for name in stepping):
             return False
+        with anyio.move_on_after(_NEWS_S):
+            await self.over.wait()
         states = [self.latest(name, STEPPING_STATE) for name in stepping]
         return not any(state is not None and number in state.stepped for state in states)
 

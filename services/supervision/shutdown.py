@@ -49,7 +49,9 @@ async def _stop(active: ActiveRun, names: list[str], limit_s: float, reported_by
     await _wait_until_ended(parts, limit_s)
     late = [part for part in parts if not part.ended.is_set()]
     for part in late:
-        active.log.warning("stopped_by_force", part=part.name, seconds=limit_s)
+        # Where the run has failed, its cause is on the console.
+        log = active.log.info if active.status == "failed" else active.log.warning
+        log("stopped_by_force", part=part.name, seconds=limit_s)
         if part.hosted is not None:
             part.hosted.stop() if not ask else part.hosted.kill()
     await _wait_until_ended(late, _KILLED_S)

@@ -143,7 +143,7 @@ class Watchdog:
     def _kill_silent(self, part: Part, cause: str, silent_s: float) -> None:
         seconds = round(silent_s, 1)
         self._active.log.warning("heartbeat_missed", part=part.name, cause=cause, seconds=seconds, notice=True)
-        part.started_at = self._active.clock()  # until it has ended
+        part.started_at, part.reported = self._active.clock(), True  # until it has ended
         part.kill()
 
     def _check_simulators(self, now: float) -> None:
@@ -181,6 +181,7 @@ class Watchdog:
                 log.error("run_stalled", error=stall.text, notice=True)
                 self._active.end("stalled", stall.text)
             elif stall.kind == "stuck":
+                self._active.parts[stall.root].reported = True
                 self._active.parts[stall.root].kill()
 
 

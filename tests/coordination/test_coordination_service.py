@@ -21,7 +21,13 @@ def coordination_in(folder: Path) -> Coordination:
     return Coordination(context, SimpleNamespace(), Coordinator("coordination.1"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("damaged", [b"", b"\0\0\0\0", b'{"Ball": {"led', b"\xff", b"{}", b'{"behaviors": []}', b"3"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(b"", b"\0\0\0\0", b'{"Ball": {"led', b"\xff", b"{}", b'{"behaviors": []}', b"3"),
+        *(b"[1]", b'{"self_play": 1, "lessons": [2]}'),
+    ],
+)
 def test_a_damaged_state_file_is_refused_with_its_remedy(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / STATE_FILE).write_bytes(damaged)
     with pytest.raises(ServiceError, match=r"got .*coordination\.json.*expected the step counts.*remove the file"):

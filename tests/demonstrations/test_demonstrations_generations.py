@@ -89,7 +89,7 @@ def test_check_reads_demonstrations_as_training_does(
             f"behavioral_cloning: {section}" if key == "behavioral_cloning" else f"reward_signals: {{gail: {section}}}"
         )
         config.write_text(f"behaviors: {{B: {{{text}}}}}\n")
-        assert main(["check", str(config)]) == 0
+        assert main(["check", str(config)]) == refused
         assert (
             capsys.readouterr().out.count(f"not found: behaviors.B.{key}.demo_path: got {demo}: an action") == refused
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from scipy.stats import binomtest
 
 from sparring.pipeline.evaluation.statistics import TournamentTable, counted, heat_map, standings, wilson
@@ -179,6 +180,19 @@ def test_plain_values_of_the_table_are_valid_json() -> None:
     assert best["interval"][0] < best["rating"] < best["interval"][1]
     assert best["against"]["a"]["matches"] == 2
     assert best["against"]["a"]["share"] == 1.0
+
+
+def test_heat_map_fills_its_picture_with_short_labels_and_colors_for_the_color_blind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(Axes, "set_yticks", lambda _axes, _ticks, labels, **_: drawn.update(labels=labels))
+    show = Axes.imshow
+    monkeypatch.setattr(Axes, "imshow", lambda *args, **given: drawn.update(given) or show(*args, **given))
+    name = "a-long-name-of-a-run-20261125-140000"
+    heat_map(standings([f"{name}@1000", f"{name}@2000"], [two(1, f"{name}@2000", f"{name}@1000", 1.0)]), "title")
+    assert drawn["labels"] == ["a-long-name…140000@2000  1", "a-long-name…140000@1000  2"]
+    assert (drawn["aspect"], drawn["cmap"]) == ("auto", "PuOr")
 
 
 @pytest.mark.parametrize("players", [["a", "b"], ["$x^", "run-1@2000", "untrained"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
 import structlog
 
 from sparring.pipeline.messages.metrics import Metrics
@@ -170,17 +170,12 @@ def monitor_context(folder: Path, transport: Any = None, *, training: bool = Tru
 def read_once(run: FakeRun, folder: Path) -> None:
     """Writes the files of a live run, of which a monitor has read the present numbers."""
     context = replace(monitor_context(folder), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
-    watch = MonitorState(context, {}, Display(io.StringIO(), context.clock, pytest.fail))
+    watch = MonitorState(context, {}, Display(logging.NullHandler(), is_terminal=False))
     for record in run.records():
         subscription = FakeSubscription()
         subscription.publish(record)
         watch.take(subscription)
     watch.tick()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class MonitorRun:
@@ -195,7 +190,7 @@ class MonitorRun:
 
     async def run(self) -> None:
         with self.killed:
-            await monitor.run(self.context, self.out)
+            await monitor.run(self.context, Display(logging.StreamHandler(self.out), is_terminal=False))
 
     def kill(self) -> None:
         """Ends the monitor at once, without a final report."""

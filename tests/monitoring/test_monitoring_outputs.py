@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
+import logging
 import math
+import os
+import pty
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sparring.pipeline.monitoring import console, curves, events, prometheus
+from sparring.pipeline.monitoring import console, curves, events, logs, prometheus
 from sparring.pipeline.monitoring.files import RunFiles, to_json
 from sparring.pipeline.monitoring.intervals import Interval
 from sparring.pipeline.monitoring.overview import Overview
-from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, Terminal
+from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun
 
 Make = Callable[..., Interval]
+Patch = pytest.MonkeyPatch
 
 
 # ---------------------------------------------------------------- console
@@ -27,8 +31,8 @@ Make = Callable[..., Interval]
 
 def test_the_line_of_an_interval(make_interval: Make) -> None:
     assert console.line(make_interval()) == (
-        "Balance  step 24,000  12.3k/s  reward 45.2 +- 12.1 (37 episodes)  updates 2  lag 1.0/1  entropy 1.42"
-        "  open 64 episodes, oldest 812 steps"
+        "Balance  step 24,000 of 500,000  12.3k/s  ETA 39 s  reward 45.2 +- 12.1 (37 episodes)  updates 2"
+        "  lag 1.0/1  entropy 1.42  open 64 episodes, oldest 812 steps"
     )
 
 
@@ -42,7 +46,7 @@ def test_line_without_ended_episodes_shows_open_ones_and_their_age(make_interval
         reward=None, reward_deviation=None, episodes=0, lag_mean=None, means={}, open_episodes=1, oldest=1
     )
     assert console.line(interval) == (
-        "Balance  step 24,000  12.3k/s  no episode ended  updates 2  open 1 episode, oldest 1 step"
+        "Balance  step 24,000 of 500,000  12.3k/s  ETA 39 s  no episode ended  updates 2  open 1 episode, oldest 1 step"
     )
 
 
@@ -67,32 +71,98 @@ def test_rates_are_short(value: float, shown: str) -> None:
     assert console.rate(value) == shown
 
 
-def test_terminal_shows_progress_bars_and_keeps_lines() -> None:
-    terminal = Terminal()
-    shown = console.Display(terminal, lambda: 1.0, pytest.fail)
-    shown.progress("Balance", 10_000, 500_000, 12_300.0)
-    shown.line("[Balance]  step 24,000")
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.4, "0 s"), (59.4, "59 s"), (310, "5 min 10 s"), (3_600, "1 h"), (12_030, "3 h 20 min"), (187_200, "2 d 4 h")],
+)
+def test_durations_have_two_units(seconds: float, shown: str) -> None:
+    assert console.duration(seconds) == shown
+
+
+def test_line_of_a_game_without_ends_shows_the_reward_per_step(make_interval: Make) -> None:
+    interval = make_interval(reward=None, episodes=0, means={"Environment/Reward per Step": 0.0123})
+    assert "  no episode ended, reward per step 0.0123  " in console.line(interval)
+    assert "  no episode ended, reward per step 0.0123  " in console.meanwhile(interval, ())
+
+
+@dataclass
+class Screen:
+    """A terminal of one column of lines, to which several processes write."""
+
+    master: int
+    slave: int
+
+    def rows(self) -> list[str]:
+        """Returns the rows that the terminal shows now."""
+        os.write(self.slave, b"\0")
+        found = b""
+        while not found.endswith(b"\0"):
+            found += os.read(self.master, 4096)
+        text = found[:-1].decode().replace("\x1b[?7l", "").replace("\x1b[?7h", "").replace("\r\n", "\n")
+        return [row.rpartition("\r\x1b[K")[2] for row in text.split("\n")]
+
+
+@pytest.fixture
+def screen() -> Iterator[Screen]:
+    master, slave = pty.openpty()
+    yield Screen(master, slave)
+    os.close(master)
+    os.close(slave)
+
+
+def test_lines_of_two_writers_on_a_terminal_are_never_over_each_other(folder: Path, screen: Screen) -> None:
+    """The monitor shows lines and progress, and the supervisor logs to the same terminal."""
+    monitor = console.Display(logs.Terminal(screen.slave), is_terminal=True)
+    supervisor = logs.Terminal(screen.slave)
+    monitor.progress(["Balance step 10,000 of 500,000", "Walk step 3"])
+    supervisor.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": "failed"}))
+    monitor.progress(["Balance step 20,000 of 500,000", "Walk step 4"])
+    monitor.line("Balance  step 24,000")
+    monitor.progress(["Balance step 30,000 of 500,000", "Walk step 5"])
+    shown = screen.rows()
+    monitor.line("end")
+    monitor.close()
+    assert shown == ["failed", "Balance  step 24,000", "Balance step 30,000 of 500,000   Walk step 5"]
+    assert screen.rows() == ["end", ""]
+
+
+def test_progress_is_for_terminals_only(tmp_path: Path) -> None:
+    with (tmp_path / "piped").open("wb") as file:
+        terminal = logs.Terminal(file.fileno())
+        shown = console.Display(terminal, is_terminal=terminal.is_terminal)
+        shown.line("Balance  step 24,000")
+        shown.progress(["Balance step 30,000"])
+    assert (tmp_path / "piped").read_text() == "Balance  step 24,000\n"
+
+
+def test_names_of_a_simulator_cannot_command_a_terminal(screen: Screen, make_interval: Make) -> None:
+    shown = console.Display(logs.Terminal(screen.slave), is_terminal=True)
+    name = "Ball\x1b]0;owned\x07\x9b2J\r"
+    shown.line(console.line(make_interval(behavior=name)))
+    shown.progress([console.progress(make_interval(behavior=name), 1.0)])
+    shown_name = r"Ball\x1b]0;owned\x07\x9b2J\r"
+    assert [row.partition(" ")[0] for row in screen.rows()] == [shown_name, shown_name]
+
+
+def test_console_that_nothing_reads_blocks_no_caller() -> None:
+    reader, writer = os.pipe()
+    shown = console.Display(logs.LineWriter(logs.Terminal(writer), waiting=10), is_terminal=False)
+    for _ in range(2_000):
+        shown.line("x" * 100)  # more than a pipe holds
+    os.close(reader)
     shown.close()
-    assert "10000/500000" in terminal.getvalue()
-    assert "12.3k/s" in terminal.getvalue()
-    assert "[Balance]  step 24,000\n" in terminal.getvalue()
+    os.close(writer)
 
 
-class BrokenPipe(io.StringIO):
-    """A pipe without a reader."""
-
-    def flush(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-
-def test_closed_console_is_reported_once_and_raises_nothing() -> None:
-    errors: list[OSError] = []
-    shown = console.Display(BrokenPipe(), lambda: 1.0, errors.append)
+def test_closed_console_raises_nothing() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    shown = console.Display(logs.LineWriter(logs.Terminal(writer)), is_terminal=True)
     for _ in range(3):
         shown.line("Balance  step 24,000")
-        shown.progress("Balance", 10_000, 500_000, 12_300.0)
+        shown.progress(["Balance step 24,000"])
     shown.close()
-    assert [type(error) for error in errors] == [BrokenPipeError]
+    os.close(writer)
 
 
 # ---------------------------------------------------------------- TensorBoard
@@ -188,7 +258,34 @@ def test_curves_are_a_png(make_interval: Make) -> None:
     lines.append(make_interval(step=30, reward=None, reward_deviation=None, lag_mean=None).plain())
     picture = curves.picture(curves.lineages(lines), "run $1")
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
-    assert curves.picture({}, "nothing yet").startswith(b"\x89PNG")
+
+
+def titles(monkeypatch: Patch, intervals: list[Interval]) -> list[str]:
+    """Returns the titles of the panels in a picture of these intervals."""
+    found: list[str] = []
+    monkeypatch.setattr(Axes, "set_title", lambda _axes, title, **_: found.append(title))
+    curves.picture(curves.lineages(one.plain() for one in intervals), "run")
+    return found
+
+
+def test_curves_of_self_play_begin_with_rating_and_win_rate(make_interval: Make, monkeypatch: Patch) -> None:
+    means = {"Self-play/ELO": 1250.0, "Self-play/Opponents ELO": 1200.0, "Self-play/Win Rate": 0.5}
+    own = {"Policy/Entropy": 1.4, "Update/Approximate KL": 0.01, "Environment/Reward per Step": 0.1}
+    shown = titles(monkeypatch, [make_interval(means={**means, **own})])
+    assert shown[:3] == ["Rating", "Win rate", "Cumulative reward"]
+    assert {"Policy entropy", "Change of policy by an update", "Speed (steps/s)", "Reward per step"} < set(shown)
+
+
+def test_curves_have_no_empty_panel(make_interval: Make, monkeypatch: Patch) -> None:
+    shown = titles(
+        monkeypatch, [make_interval(reward=None, episode_length=None, lag_mean=None, lag_max=None, means={})]
+    )
+    assert shown == ["Speed (steps/s)"]
+
+
+def test_run_without_intervals_leaves_no_picture(folder: Path) -> None:
+    RunFiles(folder, EPOCH_S).plot_curves("a tournament")
+    assert not (folder / "curves.png").exists()
 
 
 def test_incomplete_line_of_a_dead_monitor_is_skipped(folder: Path, make_interval: Make) -> None:

@@ -28,12 +28,12 @@ async def test_run_is_reported_on_the_console_in_files_and_in_curves(
     async with running_monitor(transport, folder) as monitor:
         await work(fake_run, transport, 5)
     assert monitor.lines == [
-        "Balance  step 10,000  5.0k/s  reward 45 +- 5 (4 episodes)  updates 2  lag 1.0/1  entropy 1.42"
-        "  open 64 episodes, oldest 812 steps",
-        "Balance  step 20,000  5.0k/s  reward 45 +- 5 (4 episodes)  updates 2  lag 1.0/1  entropy 1.42"
-        "  open 64 episodes, oldest 812 steps",
-        "Balance  step 25,000  3.3k/s  reward 45 +- 5 (2 episodes)  updates 1  lag 1.0/1  entropy 1.42"
-        "  open 64 episodes, oldest 812 steps",
+        "Balance  step 10,000 of 500,000  5.0k/s  ETA 1 min 38 s  reward 45 +- 5 (4 episodes)"
+        "  updates 2  lag 1.0/1  entropy 1.42  open 64 episodes, oldest 812 steps",
+        "Balance  step 20,000 of 500,000  5.0k/s  ETA 1 min 36 s  reward 45 +- 5 (4 episodes)"
+        "  updates 2  lag 1.0/1  entropy 1.42  open 64 episodes, oldest 812 steps",
+        "Balance  step 25,000 of 500,000  3.3k/s  ETA 2 min 22 s  reward 45 +- 5 (2 episodes)"
+        "  updates 1  lag 1.0/1  entropy 1.42  open 64 episodes, oldest 812 steps",
     ]
     assert [record["step"] for record in monitor.records("interval")] == [10_000, 20_000, 25_000]
     assert {record["service"] for record in monitor.records("service")} == set(FakeRun.services)

@@ -131,6 +131,38 @@ def test_damaged_status_is_refused_by_name(folder: Path, content: str, capsys: p
     assert "status.json" in refusal(str(folder), capsys=capsys)
 
 
+@pytest.mark.parametrize("content", [{"self_play": [1]}, {"self_play": {"rules": {"sides": [1]}}}, {"self_play": 1}])
+def test_coordination_of_another_shape_is_one_clear_message(
+    fake_run: FakeRun, folder: Path, content: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_status(fake_run, folder)
+    (folder / "coordination.json").write_text(json.dumps(content))
+    (line,) = refusal(str(folder), capsys=capsys).splitlines()
+    assert line.startswith(f"sparring: got {folder / 'coordination.json'}, whose content has another shape (")
+
+
+def test_status_of_another_shape_is_one_clear_message(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "status.json").write_text('{"time_s": 1, "ended": false}')
+    assert "has another shape (there is no 'run_id')" in refusal(str(folder), capsys=capsys)
+
+
+def test_names_in_a_status_cannot_command_a_terminal(fake_run: FakeRun, folder: Path) -> None:
+    write_status(fake_run, folder)
+    text = (folder / "status.json").read_text().replace("Balance", r"Ball\u001b]0;owned\u0007")
+    (folder / "status.json").write_text(text)
+    shown = run_status(str(folder))[1]
+    assert "\x1b" not in shown
+    assert r"Ball\x1b]0;owned\x07" in shown
+
+
+def test_game_without_ends_shows_its_reward_per_step(fake_run: FakeRun, folder: Path) -> None:
+    fake_run.registries["assembly"].observe_moments("step_reward", [0.5, 1.0], "Balance")
+    fake_run.collect(12_000, [])
+    fake_run.train(12_000)
+    read_once(fake_run, folder)
+    assert "0.75 per step" in " ".join(run_status(str(folder))[1].split())
+
+
 def test_80_columns_break_no_name_and_no_step_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     run = FakeRun()

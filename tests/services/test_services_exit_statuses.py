@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 from typing import get_args
@@ -26,6 +27,40 @@ def test_documented_statuses_are_those_of_the_code() -> None:
     assert documented == STATUS_NUMBERS
     assert {name: STATUS_NUMBERS[name] for name in KNOWN} == KNOWN
     assert len(set(STATUS_NUMBERS.values())) == len(STATUS_NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["trian", "x.yaml"], "did you mean train?"),
+        (["train", "x.yaml", "--max-step", "5"], "did you mean --max-steps?"),
+        (["train", "x.yaml", "--result-dir=x"], "did you mean --results-dir?"),
+        (["status", "--wach"], "did you mean --watch?"),
+        (["export", "run", "--format", "onx"], "did you mean onnx?"),
+    ],
+)
+def test_mistyped_commands_and_options_get_the_nearest_one_in_one_line(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == errors.BAD_INPUT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert hint in line
+    assert line.endswith("--help")
+
+
+def test_errors_of_this_package_are_shown_without_class_and_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise errors.ServiceError("got \x1b[2J; expected a name; correct it")
+
+    monkeypatch.setattr(evaluate, "run", fail)
+    assert main(["evaluate", "run"]) == errors.FAILED
+    assert capsys.readouterr().err == "sparring: got \\x1b[2J; expected a name; correct it\n"
+    assert errors.described(errors.ServiceError("got it")) == "got it"
+    assert errors.described(KeyError("x")) == "KeyError: 'x'"
 
 
 def test_every_outcome_of_a_run_has_a_status_and_every_failure_needs_a_cause() -> None:

@@ -27,9 +27,15 @@ class FailingProcess:
 
 
 class Log:
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
     def info(self, *_: object, **__: object) -> None: ...
 
-    warning = error = info
+    def warning(self, event: str, **_: object) -> None:
+        self.shown.append(event)
+
+    error = warning
 
 
 @pytest.mark.anyio
@@ -41,10 +47,29 @@ async def test_part_that_fails_too_often_ends_with_the_steps_it_held(tmp_path: P
     async def start(*_: object, **__: object) -> FailingProcess:
         return FailingProcess()
 
-    host = SimpleNamespace(topology=topology, start=start)
-    active = ActiveRun(host, anyio.current_time, Log(), "s")  # type: ignore[arg-type]
+    host, log = SimpleNamespace(topology=topology, start=start), Log()
+    active = ActiveRun(host, anyio.current_time, log, "s")  # type: ignore[arg-type]
     async with anyio.create_task_group() as tasks:
         active.keep(tasks, next(plan for plan in topology.services if plan.name == "assembly"))
         await active.parts["assembly"].ended.wait()
     assert (active.status, active.error) == ("failed", "assembly failed 3 times in 600 s: signal SIGKILL")
     assert active.parts["assembly"].died
+    assert log.shown == ["failed", "failed", "run_failed"], "one line for each incident"
+
+
+@pytest.mark.anyio
+async def test_part_that_was_killed_for_a_reported_cause_has_no_second_line(tmp_path: Path) -> None:
+    topology = build(parse_settings("behaviors: {Ball: {}}", "test").settings, run_id="t", directory=tmp_path, seed=1)
+    log = Log()
+
+    def start(*_: object, first: bool) -> FailingProcess:
+        active.parts["assembly"].reported = first
+        return FailingProcess()
+
+    active = ActiveRun(SimpleNamespace(topology=topology, start=start), anyio.current_time, log, "s")  # type: ignore[arg-type]
+    async with anyio.create_task_group() as tasks:
+        active.keep(tasks, next(plan for plan in topology.services if plan.name == "assembly"))
+        while active.parts["assembly"].starts < 3:  # noqa: ASYNC110 (virtual time)
+            await anyio.sleep(0.1)
+        assert log.shown == ["failed"] * (active.parts["assembly"].starts - 1), "of all but the first incarnation"
+        tasks.cancel_scope.cancel()

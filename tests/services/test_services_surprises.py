@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import re
 import signal
 import socket
 import subprocess
@@ -42,6 +44,33 @@ def test_second_start_in_the_folder_of_a_living_run_is_refused_and_harms_nothing
     assert training.end() == 0, "\n".join(training.lines)
     assert training.summary["status"] == "stopped"
     assert again(training, file, "--resume", "--max-steps", "1").returncode == 0
+
+
+def rows(terminal: int) -> list[str]:
+    """Reads a terminal until all its writers have closed it; returns its rows, from which progress was removed."""
+    found = b""
+    with contextlib.suppress(OSError):
+        while block := os.read(terminal, 65536):
+            found += block
+    return [row.rpartition("\r\x1b[K")[2].strip() for row in found.decode().split("\n")]
+
+
+def test_console_of_a_run_has_whole_lines_only_and_the_finished_run_is_not_resumed(tmp_path: Path) -> None:
+    file = config(tmp_path, **ENDLESS | {"max_steps": 2048})
+    command = [sys.executable, "-m", "sparring", "train", str(file), "--results-dir", str(tmp_path), "--run-id", "run"]
+    command += ["--no-export"]
+    ours, terminal = pty.openpty()
+    with subprocess.Popen(command, stdout=terminal, stderr=terminal) as training:
+        os.close(terminal)
+        lines = rows(ours)
+    os.close(ours)
+    assert training.returncode == 0, lines
+    shown = [line for line in lines if line]
+    assert len([line for line in shown if line.startswith("Balance  step ")]) >= 1
+    assert all(re.match(r"\d\d:\d\d:\d\d  |Balance  step [\d,]+ of 2,048  ", line) for line in shown), shown
+    again = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.startswith("run has completed: Balance 2,048 of 2,048 steps")
 
 
 def test_port_in_use_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:

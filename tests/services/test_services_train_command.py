@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import structlog
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.settings import Settings, read
 from sparring.services.commands import train
+from sparring.services.main import main
 from sparring.services.supervision.launch import checkpoints
 from sparring.services.supervision.watchdog import relay, written_since
 
@@ -43,6 +45,44 @@ def overridden(tmp_path: Path, *words: str, text: str = "behaviors: {Ball: {}}")
     path.write_text(text)
     args = parsed(str(path), *words)
     return read(args.config, train._overrides(args)).settings
+
+
+def left_by(tmp_path: Path, status: str, steps: int) -> list[str]:
+    """Leaves a run with one checkpoint and a summary; returns the command that resumes it."""
+    run, config = tmp_path / "results" / "a", tmp_path / "ball.yaml"
+    checkpoint = run / "Ball" / "checkpoint-000000001000"
+    checkpoint.mkdir(parents=True)
+    network = {"hidden_units": 128, "num_layers": 2}
+    (checkpoint / "state.json").write_text(json.dumps({"description": {"network_settings": network}}))
+    (run / "summary.json").write_text(json.dumps({"status": status, "behaviors": {"Ball": {"steps": steps}}}))
+    config.write_text("behaviors: {Ball: {max_steps: 1000, network_settings: {hidden_units: 64}}}")
+    return ["train", str(config), "--results-dir", str(tmp_path / "results"), "--run-id", "a", "--resume"]
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = left_by(tmp_path, "completed", 1024)
+    before = content(tmp_path)
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith("a has completed: Ball 1,024 of 1,000 steps; nothing was changed")
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(("status", "further"), [("stopped", []), ("completed", ["--max-steps", "5000"])])
+def test_changed_network_is_refused_by_its_key_before_anything_is_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: str, further: list[str]
+) -> None:
+    command = left_by(tmp_path, status, 1024)
+    (tmp_path / "results" / "a" / "run.json").write_text("{}")
+    before = content(tmp_path)
+    assert main([*command, *further]) == 2
+    assert "got behaviors.Ball.network_settings.hidden_units 64 with --resume; expected 128" in capsys.readouterr().err
+    assert content(tmp_path) == before
 
 
 def test_several_players_need_a_build_as_in_ml_agents(tmp_path: Path) -> None:

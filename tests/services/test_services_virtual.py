@@ -34,6 +34,8 @@ async def test_overlap_trains_to_the_end_with_balanced_step_counts(tmp_path: Pat
         assert step_counts["lost"] == step_counts["stale"] == 0
         assert sum(graph.counts.values()) == step_counts["produced"]
         assert highest(lag_of(graph)) <= 2
+        counters = graph.latest("assembly", "metrics").counters
+        assert counters["step_reward.count/Goal"] == counters["segment_steps/Goal"] >= 1000
         assert not graph.faults
         tasks.cancel_scope.cancel()
 

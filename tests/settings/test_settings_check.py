@@ -27,9 +27,9 @@ simulators: [{name: goal, count: 2, areas: 3, options: {discrete: true}}, {comma
 pipeline: {mode: lockstep}
 """,
     )
-    assert sparring(["check", path]) == 0
+    assert sparring(["check", path]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"{path}: valid",
+        f"{path}: valid, but it cannot run here",
         "mode: lockstep: collecting and training take turns; the same seed gives the same weights",
         "behavior Goal: ppo, 3,000 steps, updates of 64 steps in 3 x minibatches of 16, at most 64 in flight",
         "simulator: 2 x goal with 3 areas, discrete True",
@@ -64,6 +64,47 @@ def test_an_invalid_file_gives_status_1_and_all_problems_on_stderr(
     assert [line.split(": ")[0] for line in err.splitlines()] == [f"2 problems in {path}", f"{path}:2", f"{path}:3"]
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "most"),
+    [
+        ("behaviors: {A: {}}\nsimulators: [{name: goal, count: 1e9}]", "simulators[0].count", "4,096"),
+        ("behaviors: {A: {}}\nsimulators: [{name: goal, areas: 1e9}]", "simulators[0].areas", "65,536"),
+        ("behaviors: {A: {}}\npipeline: {stepping_processes: 1e9}", "pipeline.stepping_processes", "1,024"),
+        ("behaviors: {A: {}}\npipeline: {torch_threads: {learning: 1e9}}", "pipeline.torch_threads.learning", "1,024"),
+        ("behaviors: {A: {}}\nenv_settings: {env_path: game, num_envs: 1e9}", "env_settings.num_envs", "4,096"),
+        ("behaviors: {A: {hyperparameters: {buffer_size: 1e9}}}", "behaviors.A.hyperparameters.buffer_size", "100,000"),
+        ("behaviors: {A: {network_settings: {num_layers: 1e9}}}", "behaviors.A.network_settings.num_layers", "1,000"),
+        (
+            "behaviors: {A: {network_settings: {memory: {memory_size: 1e9}}}}",
+            "behaviors.A.network_settings.memory.memory_size",
+            "31,622",
+        ),
+        (
+            "behaviors: {A: {reward_signals: {rnd: {network_settings: {hidden_units: 1e9}}}}}",
+            "behaviors.A.reward_signals.rnd.network_settings.hidden_units",
+            "22,360",
+        ),
+        (
+            "default_settings: {network_settings: {hidden_units: 1e9}}",
+            "default_settings.network_settings.hidden_units",
+            "22,360",
+        ),
+    ],
+)
+def test_sizes_beyond_any_machine_are_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, key: str, most: str
+) -> None:
+    assert sparring(["check", _file(tmp_path, text)]) == 1
+    _, problem = capsys.readouterr().err.splitlines()
+    assert f": {key}: got 1,000,000,000; expected at most {most}" in problem
+    assert ", because " in problem
+
+
+def test_buffer_larger_than_the_run_is_remarked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sparring(["check", _file(tmp_path, "behaviors: {A: {max_steps: 100}}")]) == 0
+    assert "without effect: behaviors.A.max_steps 100: the run ends after the first update" in capsys.readouterr().out
+
+
 def test_a_missing_file_gives_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sparring(["check", str(tmp_path / "none.yaml")]) == 1
     assert "expected a configuration file; check the path" in capsys.readouterr().err
@@ -74,7 +115,7 @@ def test_missing_demonstrations_are_reported_before_a_run_needs_them(
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("behaviors: {Ball: {reward_signals: {gail: {demo_path: demos/nowhere.demo}}}}\n")
-    assert sparring(["check", str(path)]) == 0
+    assert sparring(["check", str(path)]) == 1
     output = capsys.readouterr().out
     refused = "not found: behaviors.Ball.reward_signals.gail.demo_path: got demos/nowhere.demo, which does not exist"
     assert refused in output
@@ -137,7 +178,7 @@ def test_the_cause_of_an_unusable_device_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     FakeProbe(monkeypatch, status, out, "first\nthe cause\n")
-    assert sparring(["check", _file(tmp_path, ONE_HOST)]) == 0
+    assert sparring(["check", _file(tmp_path, ONE_HOST)]) == 1
     assert text in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("not usable: got "))
 
 

@@ -197,6 +197,6 @@ def test_a_simulator_process_reports_the_crash_of_its_game(
     status = simulator.main(["godot", "--connect", trainer.play(script), *arguments])
     assert (status, trainer.result()) == (1, 4)
     assert re.search(
-        r"^sparring simulator godot: PlayerFailed: got Godot game 0, stepping: the end of the game by exit status 9; ",
+        r"^sparring simulator godot: got Godot game 0, stepping: the end of the game by exit status 9; ",
         capsys.readouterr().err,
     )

@@ -249,7 +249,7 @@ def test_a_failed_player_is_reported_in_one_line(trainer: Trainer, tmp_path: Pat
     assert status == 1
     (line,) = errors.splitlines()
     assert line.startswith(
-        "sparring simulator unity: PlayerFailed: got Unity player 0, stepping: the end of the game by exit status 3; "
+        "sparring simulator unity: got Unity player 0, stepping: the end of the game by exit status 3; "
     )
 
 
@@ -261,7 +261,7 @@ def test_the_line_of_a_failed_player_is_short_enough_for_the_supervisor(tmp_path
             "".join(f"{'at Game.Player.Update () in a file with a long name ' * 10}{n}\n" for n in range(50))
         )
     player = PlayerProgram("Unity player 0", None, log=log, more=(more,))
-    line = f"sparring simulator unity: PlayerFailed: {player.failure('the end of the game by exit status 3')}\n"
+    line = f"sparring simulator unity: {player.failure('the end of the game by exit status 3')}\n"
     assert "Unity player 0, not started: the end" in line[-2000:]
 
 
