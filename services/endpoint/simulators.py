@@ -18,6 +18,7 @@ from sparring.pipeline.bridges.unity.connection import Event, PlayerConnection, 
 from sparring.pipeline.bridges.unity.conversation import PlayerMessage
 from sparring.pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages import simulator as messages
+from sparring.pipeline.queues.rejections import Fact, RejectionLog, clip
 from sparring.pipeline.specs import BehaviorSpec, SpecError
 from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
@@ -33,7 +34,7 @@ from sparring.services.endpoint.registration import (
     check_number,
     check_version,
 )
-from sparring.services.endpoint.rejections import Fact, RejectionLog, SimulatorStatistics, clip
+from sparring.services.endpoint.statistics import SimulatorStatistics
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
 _RECEIVE: Final = 256 * 1024
@@ -61,7 +62,7 @@ class Simulators:
         self.given_up: dict[str, int] = {}
         self._stepped: set[int] = set()
         self.peers: dict[int, SimulatorPeer] = {}
-        self.rejections = RejectionLog(context.registry, context.log, context.clock)
+        self.rejections = RejectionLog(context.log, context.clock, context.registry.add)
         self.pool = Pool(context.settings.limits.receiving_bytes)
         self._limits = context.settings.limits
         self._statistics = SimulatorStatistics(self._limits.statistics, context.registry, self.rejections)
@@ -149,7 +150,7 @@ class Simulators:
             registry, fault = self._context.registry, peer.fault
             registry.add("faults")
             registry.add(f"faults.{fault.code}")
-            facts = {"got": fault.got, "expected": fault.expected, "remedy": fault.remedy}
+            facts = {"kind": fault.code, "got": fault.got, "expected": fault.expected, "remedy": fault.remedy}
             self._log_event("simulator_fault", peer, fault.code, **facts)
             await peer.send_fault(fault)
         elif peer.replaced:
@@ -174,7 +175,7 @@ class Simulators:
             self._context.arrived()
 
     def _log_event(
-        self, event: str, peer: SimulatorPeer, kind: str = "", *, level: str = "warning", **facts: Fact
+        self, event: str, peer: SimulatorPeer, kind: str = "", /, *, level: str = "warning", **facts: Fact
     ) -> None:
         """Logs an event of a simulator, a limited number of times per interval so that none can fill the log."""
         facts = {"simulator": peer.name, "number": peer.number, "connection": peer.key, **facts}
