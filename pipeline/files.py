@@ -30,6 +30,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
+        temporary.chmod(path.parent.stat().st_mode & 0o644 | 0o600)  # who may read the folder may read the file
         with os.fdopen(descriptor, "wb") as file:
             put(file, data)
             if durable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -56,3 +57,12 @@ def test_put_writes_the_rest_after_a_partial_write() -> None:
     file = UnbufferedFile()
     files.put(file, b"seven..")  # type: ignore[arg-type]
     assert file.content == b"seven.."
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_a_new_file_is_readable_by_those_who_may_read_its_folder_and_writable_by_its_owner(tmp_path: Path) -> None:
+    for folder, file in ((0o700, 0o600), (0o750, 0o640), (0o2770, 0o640), (0o755, 0o644)):
+        tmp_path.chmod(folder)
+        files.write_atomically(tmp_path / "model.onnx", b"x", durable=False)
+        assert (tmp_path / "model.onnx").stat().st_mode & 0o777 == file
+    tmp_path.chmod(0o700)

@@ -7,16 +7,15 @@ measured (ZMTP 3, rfc.zeromq.org/spec/23) and passed on to ZeroMQ at a Unix sock
 
 import ipaddress
 import math
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final
 
 import anyio
 from anyio.abc import Listener, SocketAttribute, SocketStream, TaskGroup
 
 from sparring.pipeline.messages.codec import SERVICES, Buffer
+from sparring.pipeline.queues.endpoints import socket_folder
 
 MOST_CONNECTIONS: Final = 256
 MOST_PARTS: Final = SERVICES.arrays + 2
@@ -105,7 +104,7 @@ class BoundedListener:
         self._machines = {ipaddress.ip_address(machine) for machine in machines}
         self._on_rejected = on_rejected
         self._closing = ExitStack()
-        self.inner = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="sparring-"))) / "0"
+        self.inner = self._closing.enter_context(socket_folder()) / "0"
         self._clients: dict[MessageMeter, anyio.CancelScope] = {}
 
     async def listen(self, host: str, port: int, tasks: TaskGroup) -> None:

@@ -8,8 +8,9 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from sparring.pipeline.errors import QueueError
 
 LONGEST_PATH = 107
 """Bytes in the path of a Unix socket: the kernel's limit."""
+_LOCK = "sockets.lock"
 
 
 def endpoint_of(endpoints: Mapping[str, str], name: str) -> str:
@@ -118,6 +120,36 @@ def refuse_used_path(path: Path) -> None:
     """
     if path.is_symlink() or (path.exists() and _answers(path)):
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """Makes a private folder of a short path for Unix sockets, and removes those that killed processes have left."""
+    import fcntl  # not on Windows
+
+    for lock in Path(tempfile.gettempdir()).glob(f"sparring-*/{_LOCK}"):
+        with suppress(OSError), lock.open("rb+") as file:
+            if lock.lstat().st_uid == os.geteuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+                _remove(lock.parent)
+    folder = Path(tempfile.mkdtemp(prefix="sparring-"))
+    unlocked = folder / "unlocked"
+    with unlocked.open("xb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        unlocked.rename(folder / _LOCK)  # the others see it locked only
+        try:
+            yield folder
+        finally:
+            with suppress(OSError):
+                _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder of sockets, but nothing else that somebody has put into it."""
+    for path in folder.iterdir():
+        if path.is_socket() or path.name == _LOCK:
+            path.unlink()
+    folder.rmdir()
 
 
 def _bind(listener: socket.socket, path: Path) -> None:

@@ -106,6 +106,7 @@ def add(directory: Path, simulators: Sequence[str]) -> None:
     _check_names(simulators)
     known = allowed(directory, SIMULATORS)
     tls = directory / "tls"
+    tls.chmod(0o700)
     known |= {path.stem for path in tls.glob("*")}
     if there := [name for name in simulators if name in known]:
         raise SettingsError(
@@ -141,7 +142,7 @@ def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> N
 
 
 def _write_identity(folder: Path, name: str, identity: Identity) -> None:
-    """Writes a certificate and its key, which is not encrypted; their mode is 600, as `write_atomically` makes it."""
+    """Writes a certificate and its key, which is not encrypted: the mode of the folder keeps others out."""
     pem = serialization.Encoding.PEM
     key = identity.key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     write_atomically(folder / f"{name}.key", key)

@@ -26,7 +26,7 @@ from sparring.pipeline.settings import (
 from sparring.pipeline.settings.hosts import main as main_host
 from sparring.pipeline.settings.hosts import place
 from sparring.services.commands.runs import add_insecure
-from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, unprotected
+from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths, unprotected
 
 _MODES = {
     "overlap": "one buffer is collected while the last one trains",
@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED
-    if problems := [*exposed(loaded.settings, insecure=args.insecure), *keys_unusable(loaded.settings)]:
+    problems = [*exposed(loaded.settings, insecure=args.insecure), *keys_unusable(loaded.settings)]
+    if problems := [*problems, *long_paths(loaded.settings)]:
         sys.stderr.write("".join(f"{args.config}: {problem}\n" for problem in problems))
         return FAILED
     lines = [*summary(loaded.settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]

@@ -1,5 +1,6 @@
 """Simulators register behaviors and a number; both are checked here before stepping uses them."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -7,7 +8,7 @@ from typing import Final
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import RemoteProtocolError
-from sparring.pipeline.messages.simulator import VERSION, Hello
+from sparring.pipeline.messages.simulator import VERSION, Hello, Player
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.networks.settings import Unsupported, refuse_unsupported
 from sparring.pipeline.settings.model import BehaviorSettings
@@ -61,6 +62,7 @@ class ServerContext:
     unnamed: DefaultBehaviors | None = None
 
 
+_HEX: Final = re.compile("(?:[0-9a-fA-F]{2})*")
 OWN_NUMBERS: Final = 2**20
 """First number of simulators whose Hello gives none."""
 
@@ -78,6 +80,21 @@ def check_version(hello: Hello) -> None:
             expected=str(VERSION),
             remedy="use a client of the same version as the trainer",
         )
+
+
+def check_player(player: Player) -> None:
+    """Rejects a player that cannot be served.
+
+    Raises:
+        RemoteProtocolError: a field of it is out of range.
+    """
+    for got, expected, is_sound in (
+        (f"a player at port {player.port}", "0 to 65535", 0 <= player.port < 2**16),
+        (f"a player with {player.areas} areas", f"1 to {2**20}", 0 < player.areas <= 2**20),
+        (f"player settings {player.settings!r:.40}", "pairs of hexadecimal digits", _HEX.fullmatch(player.settings)),
+    ):
+        if not is_sound:
+            raise RemoteProtocolError("specs", got=got, expected=expected, remedy="correct it in the simulator")
 
 
 def check_number(

@@ -32,6 +32,7 @@ from sparring.services.endpoint.registration import (
     add_names,
     check_known,
     check_number,
+    check_player,
     check_version,
 )
 from sparring.services.endpoint.statistics import SimulatorStatistics
@@ -294,6 +295,7 @@ class Simulators:
     # ---------------------------------------------------------------- players
 
     def _connect_player(self, peer: SimulatorPeer, player: messages.Player) -> PlayerConnection:
+        check_player(player)
         try:
             return PlayerConnection(
                 player,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -149,7 +150,7 @@ async def test_malformed_messages_and_connections_cost_few_lines_and_harm_nobody
             for _ in range(20):
                 async with await anyio.connect_tcp("127.0.0.1", port) as stream:
                     await stream.send(b"GET / HTTP/1.0\r\n\r\n" * 10)
-                    with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
                         while True:
                             await stream.receive()
             await sender.put(Ping(number=3), 1)

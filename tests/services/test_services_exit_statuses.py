@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -74,3 +76,12 @@ def test_invalid_input_has_its_status_and_starts_nothing(tmp_path: Path) -> None
     assert main(["status", "none", "--results-dir", str(tmp_path)]) == errors.BAD_INPUT
     assert main(["check", str(tmp_path / "c.yaml")]) == errors.FAILED
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_change_no_status(closed: str, tmp_path: Path) -> None:
+    file = tmp_path / "valid.yaml"
+    file.write_text("behaviors: {Ball: }\n")
+    for path, status in (file, 0), (tmp_path / "missing.yaml", 1):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "sparring", "check", str(path)]
+        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == status
