@@ -4,6 +4,7 @@ import argparse
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -55,7 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_with_supervisor()  # before the imports, during which it may end
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(given)
+        status = _run(given)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # what has read the output has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
+        return 128 + signal.SIGPIPE
     except Exception as failure:
         return _report(failure)
 

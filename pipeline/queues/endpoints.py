@@ -58,7 +58,7 @@ def is_open(endpoint: str) -> bool:
 
 
 def listen(path: Path) -> socket.socket:
-    """Returns a socket that listens at a path, replacing the file of a dead predecessor.
+    """Returns a socket that listens at a path, for its owner only, replacing the file of a dead predecessor.
 
     Raises:
         QueueError: another process listens there, or the path cannot hold a socket.
@@ -71,6 +71,7 @@ def listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _bind(listener, path)
+        path.chmod(0o600)
         listener.listen(128)
         listener.setblocking(False)
     except OSError as error:

@@ -18,7 +18,8 @@ from sparring.pipeline.messages.channels import Queue, Topic
 from sparring.pipeline.messages.simulator import Ping
 from sparring.pipeline.queues.bounds import MOST_CONNECTIONS, MOST_PARTS, PART_BYTES, MessageMeter, TooMuch
 from sparring.pipeline.queues.curve import Protection
-from sparring.pipeline.queues.wire import Capacity, Timing
+from sparring.pipeline.queues.receiving import MOST_SENDERS, ReceiverState
+from sparring.pipeline.queues.wire import Capacity, SenderHello, Timing
 from sparring.pipeline.queues.zmq import ZmqTransport
 from tests.queues.queues_worlds import free_ports
 
@@ -61,6 +62,17 @@ def test_parts_are_limited_however_small_and_older_protocols_refused() -> None:
     for former in (GREETING.replace(b"\x7f\x03", b"\x7f\x01"), b"GET / HTTP/1.1\r\n" * 4):
         with pytest.raises(TooMuch, match="another protocol"):
             MessageMeter().feed(former)
+
+
+def test_names_of_senders_are_limited_and_a_successor_is_not_one_more() -> None:
+    state = ReceiverState("assembly.1#1~0", Ping, Capacity(messages=4, steps=40), REAL)
+    for number in range(MOST_SENDERS + 5):
+        state.on_hello(0.0, SenderHello(sender=f"stepping-{number}.1#1~0", serial=1, oldest=0), number)
+    assert (state.senders, state.counts.refused) == (MOST_SENDERS, 5)
+    state.on_hello(1.0, SenderHello(sender="stepping-0.2#1~0", serial=1, oldest=0), 0)
+    assert (state.senders, state.counts.refused) == (MOST_SENDERS, 5)
+    state.tick(REAL.peer_timeout)
+    assert state.senders == 1
 
 
 @asynccontextmanager
