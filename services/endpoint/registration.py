@@ -67,58 +67,39 @@ OWN_NUMBERS: Final = 2**20
 """First number of simulators whose Hello gives none."""
 
 
-def check_version(hello: Hello) -> None:
-    """Rejects a Hello of another protocol version.
+def check_hello(hello: Hello) -> None:
+    """Rejects a Hello of another protocol version, or with a number or player out of range.
 
     Raises:
-        RemoteProtocolError: the version differs.
+        RemoteProtocolError: the Hello is rejected.
     """
-    if hello.version != VERSION:
-        raise RemoteProtocolError(
-            "version",
-            got=f"protocol version {hello.version}",
-            expected=str(VERSION),
-            remedy="use a client of the same version as the trainer",
-        )
-
-
-def check_player(player: Player) -> None:
-    """Rejects a player that cannot be served.
-
-    Raises:
-        RemoteProtocolError: a field of it is out of range.
-    """
-    for got, expected, is_sound in (
-        (f"a player at port {player.port}", "0 to 65535", 0 <= player.port < 2**16),
-        (f"a player with {player.areas} areas", f"1 to {2**20}", 0 < player.areas <= 2**20),
-        (f"player settings {player.settings!r:.40}", "pairs of hexadecimal digits", _HEX.fullmatch(player.settings)),
+    version, number, numbers = hello.version, hello.number, f"0 to {OWN_NUMBERS - 1}"
+    correct, number_remedy = "correct it in the simulator", "leave the number out, or use $SPARRING_NUMBER"
+    player = hello.player or Player(protocol="", port=0, settings="", areas=1, connect_s=0.0, timeout_s=0.0)
+    port, areas, digits = player.port, player.areas, player.settings
+    for is_sound, code, got, expected, remedy in (
+        (version == VERSION, "version", f"protocol version {version}", str(VERSION), "use a client of this version"),
+        (number is None or 0 <= number < OWN_NUMBERS, "number", f"simulator number {number}", numbers, number_remedy),
+        (0 <= port < 2**16, "specs", f"a player at port {port}", "0 to 65535", correct),
+        (0 < areas <= 2**20, "specs", f"a player with {areas} areas", f"1 to {2**20}", correct),
+        (_HEX.fullmatch(digits), "specs", f"player settings {digits!r:.40}", "pairs of hexadecimal digits", correct),
     ):
         if not is_sound:
-            raise RemoteProtocolError("specs", got=got, expected=expected, remedy="correct it in the simulator")
+            raise RemoteProtocolError(code, got=got, expected=expected, remedy=remedy)
 
 
-def check_number(
-    peer: SimulatorPeer, requested: int | None, number: int, peers: Iterable[SimulatorPeer], context: ServerContext
-) -> None:
+def check_number(peer: SimulatorPeer, number: int, peers: Iterable[SimulatorPeer], context: ServerContext) -> None:
     """Rejects a second simulator with one number, unless it may be the first one, reconnected after a broken link.
 
     Args:
         peer: the simulator.
-        requested: number in its Hello.
         number: number that it gets.
         peers: all connected simulators; the link of one that is silent for a heartbeat may be broken.
         context: of the endpoint.
 
     Raises:
-        RemoteProtocolError: the number is out of range or taken.
+        RemoteProtocolError: the number is taken.
     """
-    if requested is not None and not 0 <= requested < OWN_NUMBERS:
-        raise RemoteProtocolError(
-            "number",
-            got=f"simulator number {requested}",
-            expected=f"0 to {OWN_NUMBERS - 1}",
-            remedy="leave the number out, or use $SPARRING_NUMBER",
-        )
     for other in peers:
         is_alive = context.clock() - other.last_received_at < context.settings.heartbeat_s
         if other.number == number and (is_alive or other.identity != peer.identity):

@@ -30,10 +30,9 @@ from sparring.services.endpoint.registration import (
     OWN_NUMBERS,
     ServerContext,
     add_names,
+    check_hello,
     check_known,
     check_number,
-    check_player,
-    check_version,
 )
 from sparring.services.endpoint.statistics import SimulatorStatistics
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
@@ -260,14 +259,14 @@ class Simulators:
         return True
 
     def _on_hello(self, peer: SimulatorPeer, hello: messages.Hello) -> None:
-        check_version(hello)
+        check_hello(hello)
         check_behaviors(hello.behaviors, 0, self._limits)
         new = check_known(hello.behaviors, hello.scripts, self._context)
         peer.name, peer.reported_steps, peer.scripts = clip(hello.name, 100), dict(hello.steps), hello.scripts
         # A simulator that the supervisor did not start comes after the supervisor's.
         number = hello.number if hello.number is not None else OWN_NUMBERS + peer.key
         settings = self._context.settings
-        check_number(peer, hello.number, number, self.peers.values(), self._context)
+        check_number(peer, number, self.peers.values(), self._context)
         replaced = self._stepper.connect(
             peer.key, number, hello.behaviors, hello.scripts, process=clip(hello.process, 100), reported=hello.steps
         )
@@ -295,7 +294,6 @@ class Simulators:
     # ---------------------------------------------------------------- players
 
     def _connect_player(self, peer: SimulatorPeer, player: messages.Player) -> PlayerConnection:
-        check_player(player)
         try:
             return PlayerConnection(
                 player,
