@@ -317,13 +317,14 @@ class ZmqTransport(Transport):
             return
         bounded = BoundedListener(2 * max_bytes, self._protection.machines, partial(self._reject, name))
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        try:
-            await bounded.listen(host.strip("[]"), int(port), self._tasks)
+        with ExitStack() as stack:
+            stack.callback(bounded.close)
+            try:
+                await bounded.listen(host.strip("[]"), int(port), self._tasks)
+            except (OSError, ValueError) as error:
+                raise unavailable(endpoint, error.errno if isinstance(error, OSError) else None, error) from error
             _bind(link, f"ipc://{bounded.inner}")
-        except (OSError, ValueError) as error:
-            bounded.close()
-            raise unavailable(endpoint, error.errno if isinstance(error, OSError) else None, error) from error
-        link.closing.callback(bounded.close)
+            link.closing.enter_context(stack.pop_all())
 
     def _socket(self, kind: int, name: str, endpoint: str, max_bytes: int) -> ZmqSocket:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
