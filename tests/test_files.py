@@ -60,9 +60,13 @@ def test_put_writes_the_rest_after_a_partial_write() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
-def test_a_new_file_is_readable_by_those_who_may_read_its_folder_and_writable_by_its_owner(tmp_path: Path) -> None:
-    for folder, file in ((0o700, 0o600), (0o750, 0o640), (0o2770, 0o640), (0o755, 0o644)):
-        tmp_path.chmod(folder)
+def test_who_may_read_a_new_file_is_what_the_user_has_chosen_except_for_secrets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
         files.write_atomically(tmp_path / "model.onnx", b"x", durable=False)
-        assert (tmp_path / "model.onnx").stat().st_mode & 0o777 == file
-    tmp_path.chmod(0o700)
+        files.write_atomically(tmp_path / "secret", b"x", durable=False, mode=0o600)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.onnx").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert len(list(tmp_path.iterdir())) == 2

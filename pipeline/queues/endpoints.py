@@ -146,7 +146,7 @@ def socket_folder() -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder of sockets, but nothing else that somebody has put into it."""
+    """Removes a folder of sockets, unless it holds other files."""
     for path in folder.iterdir():
         if path.is_socket() or path.name == _LOCK:
             path.unlink()

@@ -35,7 +35,7 @@ KEYS_VARIABLE: Final = "SPARRING_KEYS"
 
 _SIMULATORS_COULD: Final = "any peer that reaches it can act as a simulator, poison the training and copy the policies"
 
-_SERVICES_COULD: Final = "any peer that reaches it can replace weights and data, and start programs on its machines"
+_SERVICES_COULD: Final = "any peer that reaches it can replace weights and data"
 
 
 def keys_folder(settings: Settings) -> Path | None:
@@ -80,7 +80,7 @@ def _open_addresses(settings: Settings, *, in_process: bool = False) -> Iterator
         yield f"pipeline.address {pipeline.address!r}", others, _SIMULATORS_COULD, remedy
     for name, host in pipeline.hosts.items():
         if is_open(f"tcp://{host.address}"):
-            yield f"pipeline.hosts.{name} {host.address}", others, _SERVICES_COULD, remedy
+            yield f"pipeline.hosts.{name} {host.address}", others, f"{_SERVICES_COULD} and start programs", remedy
     if pipeline.transport == "tcp" and not in_process:  # else sockets in a private folder
         remedy = (
             ", without keys; expected keys, or Unix sockets; make keys with `sparring keys DIR` and set "
