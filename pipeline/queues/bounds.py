@@ -101,7 +101,7 @@ class BoundedListener:
 
     def __init__(self, most_bytes: int, machines: tuple[str, ...], on_rejected: Callable[[str, str], None]) -> None:
         self._most_bytes = most_bytes
-        self._machines = {ipaddress.ip_address(machine) for machine in machines}
+        self._machines = {str(ipaddress.ip_address(machine)) for machine in machines}
         self._on_rejected = on_rejected
         self._closing = ExitStack()
         self.inner = self._closing.enter_context(socket_folder()) / "0"
@@ -134,11 +134,11 @@ class BoundedListener:
                         await anyio.sleep(_PAUSE_S)
 
     async def _forward(self, client: SocketStream) -> None:
-        address = str(client.extra(SocketAttribute.remote_address)[0])  # noqa: S610 (of a stream)
+        address = str(client.extra(SocketAttribute.remote_address, ("unknown",))[0])  # noqa: S610 (it may be reset)
         meter = MessageMeter()
         try:
             async with client:
-                if self._machines and ipaddress.ip_address(address) not in self._machines:
+                if self._machines and address not in self._machines:
                     raise TooMuch("none of the run's machines has its address")
                 if len(self._clients) >= MOST_CONNECTIONS:
                     raise TooMuch(f"there are {MOST_CONNECTIONS} connections")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -156,6 +157,9 @@ async def test_malformed_messages_and_connections_cost_few_lines_and_harm_nobody
         ):
             receiver = await server.receiver(QUEUE, Capacity(messages=4, steps=40))
             sender = await honest.sender(QUEUE)
+            for _ in range(20):
+                with socket.create_connection(("127.0.0.1", port)) as reset:  # before it is accepted
+                    reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             async with stranger(port) as stream:
                 await stream.send((frame(5) + frame(0) + frame(30, more=True) + frame(0)) * 100)
                 await until(lambda: receiver.statistics().discarded == 300)
