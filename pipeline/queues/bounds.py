@@ -5,10 +5,11 @@ its last part arrives. So where no keys keep strangers out, these connections ar
 measured (ZMTP 3, rfc.zeromq.org/spec/23) and passed on to ZeroMQ at a Unix socket in a private folder.
 """
 
+import asyncio
 import ipaddress
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Final
 
 import anyio
@@ -143,11 +144,14 @@ class BoundedListener:
                 if len(self._clients) >= MOST_CONNECTIONS:
                     raise TooMuch(f"there are {MOST_CONNECTIONS} connections")
                 with anyio.CancelScope() as self._clients[meter]:
-                    async with await anyio.connect_unix(self.inner) as inner, anyio.create_task_group() as tasks:
-                        tasks.start_soon(self._receive, client, inner, meter, tasks.cancel_scope)
-                        async for data in inner:
-                            await client.send(data)
-                        tasks.cancel_scope.cancel()
+                    # Not a stream of anyio: a cancelled read of its Unix sockets may raise in the event loop.
+                    reader, writer = await asyncio.open_unix_connection(self.inner)
+                    with closing(writer):
+                        async with anyio.create_task_group() as tasks:
+                            tasks.start_soon(self._receive, client, writer, meter, tasks.cancel_scope)
+                            while data := await reader.read(_CHUNK):
+                                await client.send(data)
+                            tasks.cancel_scope.cancel()
                 if self._clients[meter].cancelled_caught and self._clients[meter].deadline == math.inf:
                     raise TooMuch(f"its message and those of others have more than {self._most_bytes} bytes")
         except* TooMuch as excess:
@@ -158,7 +162,7 @@ class BoundedListener:
             self._clients.pop(meter, None)
 
     async def _receive(
-        self, client: SocketStream, inner: SocketStream, meter: MessageMeter, scope: anyio.CancelScope
+        self, client: SocketStream, inner: asyncio.StreamWriter, meter: MessageMeter, scope: anyio.CancelScope
     ) -> None:
         """Passes on what a client sends, until it disconnects."""
         try:
@@ -166,7 +170,8 @@ class BoundedListener:
                 data = await client.receive(_CHUNK)
                 meter.feed(data)
                 self._make_room()
-                await inner.send(data)
+                inner.write(data)
+                await inner.drain()
         except anyio.EndOfStream:
             scope.cancel()
 
