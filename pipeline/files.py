@@ -1,9 +1,10 @@
 """Writes files so that they are either complete or absent."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,21 +19,21 @@ def put(file: BinaryIO, data: bytes) -> None:
         left = left[file.write(left) :]
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+def write_atomically(path: Path, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
     """Replaces the content of `path` in one step: a reader sees the old or the new content, never a part.
 
     Args:
         path: path in an existing folder.
         data: whole content.
         durable: whether to wait for the disk, so that the content survives a power loss.
+        mode: permissions, less those that the process masks.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; `path` is unchanged.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             put(file, data)
             if durable:
                 file.flush()

@@ -3,7 +3,9 @@
 import argparse
 import errno
 import importlib
+import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -54,12 +56,30 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, "; ".join([f"{self.prog}: {message}", *hints, f"see {self.prog} --help\n"]))
 
 
+def _open_standard_streams() -> None:
+    """Opens the null device for standard streams that are closed; the next files would get their descriptors."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r", closefd=False))  # noqa: SIM115
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status: 0 success, 1 failure, 2 bad input."""
+    _open_standard_streams()
     end_with_supervisor()  # before the imports, during which it may end
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(given)
+        status = _run(given)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # what has read the output has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in its buffer
+        return 128 + signal.SIGPIPE
     except Exception as failure:
         return _report(failure)
 

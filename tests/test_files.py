@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -56,3 +57,16 @@ def test_put_writes_the_rest_after_a_partial_write() -> None:
     file = UnbufferedFile()
     files.put(file, b"seven..")  # type: ignore[arg-type]
     assert file.content == b"seven.."
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_who_may_read_a_new_file_is_what_the_user_has_chosen_except_for_secrets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        files.write_atomically(tmp_path / "model.onnx", b"x", durable=False)
+        files.write_atomically(tmp_path / "secret", b"x", durable=False, mode=0o600)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.onnx").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert len(list(tmp_path.iterdir())) == 2

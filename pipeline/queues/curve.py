@@ -1,4 +1,4 @@
-"""Authenticates the clients of a service's ends by CURVE keys, and logs rejected connections.
+"""Authenticates the clients of a service's ends by CURVE keys, and finds rejected connections.
 
 ZeroMQ asks about each client that has presented a key (ZAP, rfc.zeromq.org/spec/27). What fails earlier (no key,
 the wrong server's key, another protocol than ZeroMQ, silence) it only reports as events of the socket.
@@ -8,19 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import structlog
-
 from sparring.pipeline.errors import QueueError
 from sparring.pipeline.messages.codec import Buffer
 
 HANDSHAKE_S: Final = 5.0
 """Seconds after which a client that has not presented its key is dropped."""
 
-INTERVAL_S: Final = 60.0
-_MOST_PEERS: Final = 256
 _VERSION: Final = b"1.0"
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,45 +52,10 @@ class Protection(NamedTuple):
 UNPROTECTED: Final = Protection()
 
 
-class HandshakeRejections:
-    """Counts rejected connections, and logs each peer at most once per interval.
-
-    Args:
-        clock: gives rising seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.total = 0
-        self._clock = clock
-        self._peers: dict[tuple[str, str], tuple[float, int]] = {}
-
-    def count(self, name: str, peer: str, cause: str) -> None:
-        """Counts a rejected connection.
-
-        Args:
-            name: queue or topic that it was for.
-            peer: address of the client.
-            cause: reason for the log.
-        """
-        self.total += 1
-        now = self._clock()
-        key = (name, peer)
-        if key not in self._peers and len(self._peers) >= _MOST_PEERS:
-            self._peers = {one: logged for one, logged in self._peers.items() if now - logged[0] < INTERVAL_S}
-            if len(self._peers) >= _MOST_PEERS:
-                key = (name, "others")
-        logged_at, suppressed = self._peers.get(key, (float("-inf"), 0))
-        if now - logged_at < INTERVAL_S:
-            self._peers[key] = (logged_at, suppressed + 1)
-            return
-        self._peers[key] = (now, 0)
-        log.warning("refused", endpoint=name, peer=key[1], cause=cause, before=suppressed, total=self.total)
-
-
 def authenticate(
     request: Sequence[Buffer],
     clients: Mapping[str, frozenset[str]],
-    rejections: HandshakeRejections,
+    on_rejected: Callable[[str, str, str], None],
     to_z85: Callable[[bytes], bytes],
 ) -> list[Buffer]:
     """Answers an authentication request of ZeroMQ.
@@ -104,7 +63,7 @@ def authenticate(
     Args:
         request: a delimiter, version, serial, domain, address, identity, mechanism and key.
         clients: public keys in Z85 that may connect to each queue or topic.
-        rejections: counts the rejected connections.
+        on_rejected: called with the queue or topic, the peer's address and the cause.
         to_z85: encodes a key in Z85.
     """
     delimiter, version, serial, domain, address, _, mechanism, *keys = map(bytes, request)
@@ -114,7 +73,7 @@ def authenticate(
     if not allowed:
         known = any(key in others for others in clients.values())
         cause = "its key is not allowed here" if known else "its key is unknown"
-        rejections.count(name, address.decode(errors="replace"), cause)
+        on_rejected(name, address.decode(errors="replace"), cause)
     status: list[Buffer] = [b"200", b"OK"] if allowed else [b"400", b"not allowed"]
     return [delimiter, _VERSION, serial, *status, b"", b""]
 

@@ -8,7 +8,9 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +18,7 @@ from sparring.pipeline.errors import QueueError
 
 LONGEST_PATH = 107
 """Bytes in the path of a Unix socket: the kernel's limit."""
+_LOCK = "sockets.lock"
 
 
 def endpoint_of(endpoints: Mapping[str, str], name: str) -> str:
@@ -53,7 +56,7 @@ def is_open(endpoint: str) -> bool:
 
 
 def listen(path: Path) -> socket.socket:
-    """Returns a socket that listens at a path, replacing the file of a dead predecessor.
+    """Returns a socket that listens at a path, for its owner only, replacing the file of a dead predecessor.
 
     Raises:
         QueueError: another process listens there, or the path cannot hold a socket.
@@ -65,10 +68,8 @@ def listen(path: Path) -> socket.socket:
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path.is_symlink() or path.exists():
-            refuse_used_path(path)
-            path.unlink(missing_ok=True)
-        listener.bind(str(path))
+        _bind(listener, path)
+        path.chmod(0o600)
         listener.listen(128)
         listener.setblocking(False)
     except OSError as error:
@@ -115,6 +116,48 @@ def refuse_used_path(path: Path) -> None:
     """
     if path.is_symlink() or (path.exists() and _answers(path)):
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """Makes a private folder of a short path for Unix sockets, and removes those that killed processes have left."""
+    import fcntl  # not on Windows
+
+    for lock in Path(tempfile.gettempdir()).glob(f"sparring-*/{_LOCK}"):
+        with suppress(OSError), lock.open("rb+") as file:
+            if lock.lstat().st_uid == os.geteuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+                _remove(lock.parent)
+    folder = Path(tempfile.mkdtemp(prefix="sparring-"))
+    unlocked = folder / "unlocked"
+    with unlocked.open("xb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        unlocked.rename(folder / _LOCK)  # the others see it locked only
+        try:
+            yield folder
+        finally:
+            with suppress(OSError):
+                _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder of sockets, unless it holds other files."""
+    for path in folder.iterdir():
+        if path.is_socket() or path.name == _LOCK:
+            path.unlink()
+    folder.rmdir()
+
+
+def _bind(listener: socket.socket, path: Path) -> None:
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        refuse_used_path(path)
+        with suppress(FileNotFoundError):
+            path.unlink()
+        listener.bind(str(path))
 
 
 def _answers(path: Path) -> bool:

@@ -14,6 +14,8 @@ from sparring.pipeline.queues.wire import Capacity, Data, EndId, Grant, Payload,
 
 REMEMBERED: Final = 64
 """Departed senders that are remembered: one may have been silent only, or its messages may arrive late."""
+MOST_SENDERS: Final = 1024
+"""Senders present at once, with a share or waiting for one."""
 READINGS: Final = 3
 """Unreadable copies of a message after which the error is logged, and only Hellos cause further copies."""
 
@@ -187,6 +189,9 @@ class ReceiverState(Generic[T]):
                 return None
             self._depart(former, permanently=True)
             del self._peers[former.id]
+        if self.senders >= MOST_SENDERS:
+            self.counts.refused += 1
+            return None
         departed = [peer.id for peer in self._peers.values() if not (peer.present or peer.pending)]
         for id_ in departed[:-REMEMBERED]:
             del self._peers[id_]

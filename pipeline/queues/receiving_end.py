@@ -13,6 +13,7 @@ import structlog
 from sparring.pipeline.errors import CodecError, QueueClosed
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.receiving import ReceivedMessage, ReceiverState, ReceiverStatistics
+from sparring.pipeline.queues.rejections import RejectionLog
 from sparring.pipeline.queues.wire import Capacity, Data, Message, SenderHello, Timing, misdirected
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class Receiver(End, Generic[T]):
         self, name: str, end_id: str, record: type[T], capacity: Capacity, timing: Timing, clock: Callable[[], float]
     ) -> None:
         super().__init__(name, end_id, clock)
+        self._rejections = RejectionLog(log, clock)
         self._state = ReceiverState(end_id, record, capacity, timing, self._on_discard)
 
     @property
@@ -154,7 +156,7 @@ class Receiver(End, Generic[T]):
         self._state.counts.discarded += 1
 
     def _on_discard(self, sender: str, error: CodecError) -> None:
-        log.warning("discarded", queue=self.name, sender=sender, error=str(error))
+        self._rejections.log_event("discarded", "any peer", queue=self.name, sender=sender, error=str(error))
 
     def _tick(self) -> None:
         self._link.poll()

@@ -31,8 +31,10 @@ from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages.codec import SERVICES, Buffer
 from sparring.pipeline.queues import curve as keys
 from sparring.pipeline.queues import endpoints as addresses
+from sparring.pipeline.queues.bounds import BoundedListener
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.interface import Publisher, Transport
+from sparring.pipeline.queues.rejections import RejectionLog
 from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Packed, Timing, decode, encode, pack
 
 # The methods of pyzmq's compiled base class, with plain numbers: the public ones spend most of their
@@ -85,14 +87,14 @@ class ZmqSocket:
         self,
         received: Callable[[Sequence[Buffer], bytes], None],
         settled: Callable[[], None] = lambda: None,
-        malformed: Callable[[], None] = lambda: None,
+        malformed: Callable[[CodecError], None] = lambda _: None,
     ) -> None:
         """Begins to deliver messages.
 
         Args:
             received: called with the frames of each message and its route (b"" except on a ROUTER).
             settled: called after the last message that has arrived.
-            malformed: called when `received` raised a CodecError, which is logged.
+            malformed: called with the CodecError that `received` has raised.
         """
         self._received = received
         self._settled = settled
@@ -139,8 +141,7 @@ class ZmqSocket:
         try:
             self._received(frames, route)
         except CodecError as error:
-            log.warning("discarded", queue=self._name, error=str(error))
-            self._malformed()
+            self._malformed(error)
 
     def _readable(self) -> None:
         try:
@@ -159,11 +160,17 @@ class ZmqSocket:
 class ZmqLink:
     """Links one end to those of the same name, over a socket."""
 
-    def __init__(self, socket: ZmqSocket, end: End) -> None:
+    def __init__(self, socket: ZmqSocket, end: End, rejections: RejectionLog) -> None:
         self._socket = socket
+        self._end = end
+        self._rejections = rejections
         self.close = socket.close
         self.poll = socket.poll
-        self._socket.open(lambda frames, route: end.received(decode(frames), route), end.settle, end.malformed)
+        self._socket.open(lambda frames, route: end.received(decode(frames), route), end.settle, self._discard)
+
+    def _discard(self, error: CodecError) -> None:
+        self._rejections.log_event("discarded", "any peer", self._end.name, queue=self._end.name, error=str(error))
+        self._end.malformed()
 
     def pack(self, record: T) -> Packed:
         """Returns a record as frames."""
@@ -187,6 +194,9 @@ class ZmqTransport(Transport):
         bind: seconds for which a taken address is tried again, because its owner may be closing.
         protection: of TCP endpoints.
 
+    Attributes:
+        refused: number of rejected connections, to this service's ends or to those of others.
+
     Raises:
         QueueError: `start` is empty or contains "#".
     """
@@ -206,7 +216,8 @@ class ZmqTransport(Transport):
         self._reconnect = reconnect
         self._bind_s = bind
         self._protection = protection
-        self._rejections = keys.HandshakeRejections(self._clock)
+        self.refused = 0
+        self._rejections = RejectionLog(log, self._clock)
 
     async def __aenter__(self) -> Self:
         self._context = zmq.Context(io_threads=1)
@@ -220,15 +231,11 @@ class ZmqTransport(Transport):
         try:
             return await super().__aexit__(exc_type, exc, traceback)
         finally:
+            self._rejections.summarize(at_end=True)
             if self._authentication is not None:
                 self._authentication.close()
             with anyio.CancelScope(shield=True):  # bounded by the sockets' linger time
                 await anyio.to_thread.run_sync(self._context.destroy)
-
-    @property
-    def refused(self) -> int:
-        """Returns the number of rejected connections, to this service's ends or to those of others."""
-        return self._rejections.total
 
     def extend(self, endpoints: Mapping[str, str], protection: keys.Protection) -> None:
         """Adds further queues and topics of the run, which can be connected to from now on.
@@ -256,7 +263,7 @@ class ZmqTransport(Transport):
         except zmq.ZMQError as error:
             link.close()
             raise addresses.unavailable(endpoint, error.errno, error) from error
-        return ZmqLink(link, end)
+        return ZmqLink(link, end, self._rejections)
 
     async def _listen(self, end: End) -> ZmqLink:
         name, endpoint = end.name, addresses.endpoint_of(self.endpoints, end.name)
@@ -272,16 +279,34 @@ class ZmqTransport(Transport):
             self._secure(link, name, endpoint)
             while True:
                 try:
-                    _bind(link, endpoint)
+                    await self._bind(link, name, endpoint, max_bytes)
                 except QueueError:
                     if anyio.current_time() >= deadline:
                         raise
                     await anyio.sleep(0.02)
                 else:
-                    return ZmqLink(link, end)
+                    return ZmqLink(link, end, self._rejections)
         except BaseException:
             link.close()
             raise
+
+    async def _bind(self, link: ZmqSocket, name: str, endpoint: str, max_bytes: int) -> None:
+        """Binds a listening socket: without keys behind a listener that bounds what clients send."""
+        if addresses.ipc_path(endpoint) is not None or self._protection.curve is not None:
+            _bind(link, endpoint)
+            return
+        bounded = BoundedListener(2 * max_bytes, self._protection.machines, partial(self._reject, name))
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        with ExitStack() as stack:
+            stack.callback(bounded.close)
+            try:
+                await bounded.listen(host.strip("[]"), int(port), self._tasks)
+            except (OSError, ValueError) as error:
+                raise addresses.unavailable(
+                    endpoint, error.errno if isinstance(error, OSError) else None, error
+                ) from error
+            _bind(link, f"ipc://{bounded.inner}")
+            link.closing.enter_context(stack.pop_all())
 
     def _socket(self, kind: int, name: str, endpoint: str, max_bytes: int) -> ZmqSocket:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
@@ -311,7 +336,7 @@ class ZmqTransport(Transport):
         socket.curve_server = True
         socket.zap_domain = name.encode()
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer every client is rejected
-        handshakes = keys.Handshakes(partial(self._rejections.count, name), addresses.peer_address, self._clock)
+        handshakes = keys.Handshakes(partial(self._reject, name), addresses.peer_address, self._clock)
         self._watch(link, name, handshakes.on_event)
 
     def _authenticate(self, curve: keys.Curve) -> ZmqSocket:
@@ -322,7 +347,7 @@ class ZmqTransport(Transport):
         link = ZmqSocket(socket, "keys", self._fail)
 
         def received(request: Sequence[Buffer], route: bytes) -> None:
-            link.send(keys.authenticate(request, curve.clients, self._rejections, zmq.utils.z85.encode), route)
+            link.send(keys.authenticate(request, curve.clients, self._reject, zmq.utils.z85.encode), route)
 
         link.open(received)
         return link
@@ -332,7 +357,12 @@ class ZmqTransport(Transport):
         if event in keys.REFUSED:
             raise keys.key_rejected(name)
         if event == "HANDSHAKE_FAILED_NO_DETAIL":  # ZeroMQ tries again
-            self._rejections.count(name, endpoint, "it closed the connection: it is shutting down, or has other keys")
+            self._reject(name, endpoint, "it closed the connection: it is shutting down, or has other keys")
+
+    def _reject(self, name: str, peer: str, cause: str) -> None:
+        """Counts and logs a rejected connection to a queue or topic."""
+        self.refused += 1
+        self._rejections.log_event("refused", peer, f"{name} {cause}", endpoint=name, cause=cause)
 
     def _watch(self, link: ZmqSocket, name: str, on_event: Callable[[str, int], None]) -> None:
         """Delivers the events of a socket until it closes."""

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,6 +35,7 @@ _HEAD: Final = b"""\
 """
 
 LIFETIME: Final = dt.timedelta(days=5 * 365)
+_write: Final = partial(write_atomically, mode=0o600)
 _SKEW: Final = dt.timedelta(days=1)
 """Certificates are valid from a day before their making, because clocks of machines differ."""
 
@@ -130,22 +132,22 @@ def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> N
         folder.mkdir(mode=0o700)
     for role in ROLES:
         public, secret = new_curve_pair()
-        write_atomically(curve / f"{role}.public", f"{public}\n".encode())
-        write_atomically(curve / f"{role}.secret", f"{secret}\n".encode())
+        _write(curve / f"{role}.public", f"{public}\n".encode())
+        _write(curve / f"{role}.secret", f"{secret}\n".encode())
     signer = _authority()
     _write_identity(tls, "authority", signer)
     _write_identity(tls, "server", _signed(signer, "server", ExtendedKeyUsageOID.SERVER_AUTH, hosts))
     _write_clients(tls, simulators, signer)
-    write_atomically(directory / "token", f"{secrets.token_urlsafe(32)}\n".encode())
+    _write(directory / "token", f"{secrets.token_urlsafe(32)}\n".encode())
     _write_lists(directory, {**{kind: list(roles) for kind, roles in CONNECTIONS.items()}, SIMULATORS: [*simulators]})
 
 
 def _write_identity(folder: Path, name: str, identity: Identity) -> None:
-    """Writes a certificate and its key, which is not encrypted; their mode is 600, as `write_atomically` makes it."""
+    """Writes a certificate and its key, which is not encrypted, for their owner only."""
     pem = serialization.Encoding.PEM
     key = identity.key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    write_atomically(folder / f"{name}.key", key)
-    write_atomically(folder / f"{name}.pem", identity.certificate.public_bytes(pem))
+    _write(folder / f"{name}.key", key)
+    _write(folder / f"{name}.pem", identity.certificate.public_bytes(pem))
 
 
 def _write_clients(folder: Path, names: Sequence[str], signer: Identity) -> None:
@@ -156,7 +158,7 @@ def _write_clients(folder: Path, names: Sequence[str], signer: Identity) -> None
 
 def _write_lists(directory: Path, lists: dict[str, list[str]]) -> None:
     text = yaml.safe_dump(lists, sort_keys=False, default_flow_style=None)
-    write_atomically(directory / "allowed.yaml", _HEAD + text.encode())
+    _write(directory / "allowed.yaml", _HEAD + text.encode())
 
 
 def _signer(tls: Path) -> Identity:

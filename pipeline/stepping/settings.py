@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -59,7 +60,7 @@ class SteppingSettings(BaseModel):
         with suppress(ValueError):  # of a port that is no number, or above 65535
             parts = urlsplit(address)
             is_tcp = parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path
-            if is_tcp or (parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1):
+            if is_tcp or (address == f"unix://{parts.path}" and Path(parts.path).name):  # without query and fragment
                 return address
         raise ValueError(
             f"got {address!r}; expected tcp://HOST:PORT with a port from 0 to 65535, or unix:///PATH; "

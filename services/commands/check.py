@@ -27,7 +27,7 @@ from sparring.pipeline.settings.hosts import main as main_host
 from sparring.pipeline.settings.hosts import place
 from sparring.services.commands import tryout
 from sparring.services.commands.runs import add_insecure
-from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, unprotected
+from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths, unprotected
 
 _MISSING = ("not found: ", "not usable: ")
 _MODES = {
@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED
-    if problems := [*exposed(loaded.settings, insecure=args.insecure), *keys_unusable(loaded.settings)]:
+    problems = [*exposed(loaded.settings, insecure=args.insecure), *keys_unusable(loaded.settings)]
+    if problems := [*problems, *long_paths(loaded.settings)]:
         sys.stderr.write("".join(f"{args.config}: {problem}\n" for problem in problems))
         return FAILED
     described = [line for one in loaded.settings.launched for line in tryout.described(loaded.settings, one)]

@@ -171,18 +171,17 @@ def _gpu(settings: Settings | None) -> Row:
 
 def _endpoints(settings: Settings) -> Iterator[Row]:
     """Checks the addresses at which simulators and services connect."""
+    from sparring.services.process.encryption import socket_paths
+
     pipeline = settings.pipeline
     parts = urlsplit(pipeline.address)
-    for number in range(pipeline.stepping_processes):
-        if parts.scheme == "unix":
-            path = Path(parts.path if not number else f"{parts.path}.{number}")
-            yield doctor.socket_path("pipeline.address", path)
-        elif parts.port and not pipeline.hosts:
-            yield doctor.port("pipeline.address", parts.hostname or "127.0.0.1", parts.port + number)
+    for what, path in socket_paths(settings):
+        yield doctor.socket_path(what, path)
     if pipeline.hosts:
         yield from _between_machines(settings)
-    elif pipeline.transport != "tcp" and os.name == "posix":
-        yield doctor.socket_path("sockets of services", Path(tempfile.gettempdir()) / "sparring-12345678.99")
+    elif parts.port:
+        for port in range(parts.port, parts.port + pipeline.stepping_processes):
+            yield doctor.port("pipeline.address", parts.hostname or "127.0.0.1", port)
     for what, port in _games(settings):
         yield doctor.port(what, "127.0.0.1", port, other="choose another with the option port or --base-port")
 

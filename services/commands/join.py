@@ -165,7 +165,8 @@ def prepare(results: Path, host: str, found: HostRun) -> Path:
             f"got {directory}, which holds another run; expected a new folder, or that of this run; remove it, or "
             "choose another with --results-dir"
         )
-    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    (directory / "logs").mkdir(exist_ok=True)
     for name, octets in {**found.files, RUN_FILE: found.content}.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:

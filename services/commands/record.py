@@ -63,7 +63,7 @@ from sparring.services.commands.players import actor_of
 from sparring.services.commands.record_simulator import lone_simulator
 from sparring.services.commands.runs import check_positive, spread
 from sparring.services.endpoint.admission import fault_of
-from sparring.services.endpoint.registration import check_version
+from sparring.services.endpoint.registration import check_hello
 from sparring.services.supervision.launch import checkpoints_of, load_player, new_seed
 
 _MANUAL_S: Final = 3600.0
@@ -175,7 +175,7 @@ class _Session:
 
     def begin(self, hello: Hello) -> Reset:
         """Registers the simulator; returns its first Reset. Raises as `register`."""
-        check_version(hello)
+        check_hello(hello)
         self.stepper.connect(_KEY, 0, hello.behaviors, hello.scripts)
         self.register({})
         return self.stepper.begin_episodes(_KEY, self._seed)

@@ -42,10 +42,7 @@ def _listen(address: str) -> socket.socket:
     parts = urlsplit(address)
     try:
         if parts.scheme == "unix":
-            path = Path(parts.path)
-            listener = listen(path)
-            path.chmod(0o600)
-            return listener
+            return listen(Path(parts.path))
         family = socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET
         return socket.create_server((parts.hostname or "127.0.0.1", parts.port or 0), family=family, backlog=1)
     except (OSError, QueueError) as error:

@@ -36,7 +36,7 @@ def add_in_process(parser: argparse.ArgumentParser) -> None:
 
 def add_insecure(parser: argparse.ArgumentParser) -> None:
     """Adds --insecure."""
-    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without keys, for any peer")
+    parser.add_argument("--insecure", action="store_true", help="listen without keys where others can connect")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

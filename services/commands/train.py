@@ -22,7 +22,7 @@ from sparring.pipeline.settings.normal import option
 from sparring.services.commands.check import unreadable
 from sparring.services.commands.players import check_networks, copy_initial, write_opponents
 from sparring.services.commands.runs import add_in_process, add_insecure, finished
-from sparring.services.process.encryption import exposed, keys_missing, keys_unusable
+from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths
 from sparring.services.process.runtime import Playback, Run
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
 from sparring.services.supervision.lock import LOCK_FILE, locked
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """
     loaded = read(args.config, _overrides(args))
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
-    _refuse(settings, insecure=args.insecure)
+    _refuse(settings, insecure=args.insecure, in_process=args.in_process)
     notes = [*loaded.notices, *without_effect(settings)]
     if kept.inference:
         return STATUSES[_infer(args, settings, notes)]
@@ -210,10 +210,10 @@ def _overrides(args: argparse.Namespace) -> Overrides:
     return Overrides(**named, sections=sections)
 
 
-def _refuse(settings: Settings, *, insecure: bool) -> None:
+def _refuse(settings: Settings, *, insecure: bool, in_process: bool) -> None:
     """Refuses settings that cannot run, before any process starts."""
-    lines = [*not_here(settings), *unreadable(settings), *exposed(settings, insecure=insecure)]
-    lines += [*keys_missing(settings), *keys_unusable(settings)]
+    lines = [*not_here(settings), *unreadable(settings), *exposed(settings, insecure=insecure, in_process=in_process)]
+    lines += [*keys_missing(settings), *keys_unusable(settings), *long_paths(settings, in_process=in_process)]
     if not settings.checkpoint_settings.inference and (refused := no_device(settings)):
         lines.append(str(refused))
     if lines:
@@ -241,7 +241,7 @@ def _folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
             "choose another with --run-id, go on with --resume, or remove it with --force"
         )
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(
             f"got the folder {directory}, which cannot be made ({error.strerror}); expected one that can be written; "

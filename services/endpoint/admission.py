@@ -18,12 +18,12 @@ from anyio.abc import ByteStream, Listener, SocketAttribute, SocketStream, TaskG
 from sparring.pipeline.errors import CodecError, ExplainedError, LimitExceeded, ProtocolError, RemoteProtocolError
 from sparring.pipeline.messages.codec import to_bytes
 from sparring.pipeline.messages.simulator import Fault, Hello
+from sparring.pipeline.queues.rejections import INTERVAL_S, RejectionLog
 from sparring.pipeline.specs import SpecError
 from sparring.pipeline.stepping.limits import HELLO, LimitSettings
 from sparring.services.endpoint.credentials import Credentials
 from sparring.services.endpoint.listening import PacedListener
 from sparring.services.endpoint.peers import FAULT_TIMEOUT_S, SimulatorPeer
-from sparring.services.endpoint.rejections import INTERVAL_S, RejectionLog
 
 DISCONNECTED: Final = (
     anyio.BrokenResourceError,

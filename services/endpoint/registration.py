@@ -1,5 +1,6 @@
 """Simulators register behaviors and a number; both are checked here before stepping uses them."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -7,7 +8,7 @@ from typing import Final
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import RemoteProtocolError
-from sparring.pipeline.messages.simulator import VERSION, Hello
+from sparring.pipeline.messages.simulator import VERSION, Hello, Player
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.networks.settings import Unsupported, refuse_unsupported
 from sparring.pipeline.settings.model import BehaviorSettings
@@ -61,47 +62,44 @@ class ServerContext:
     unnamed: DefaultBehaviors | None = None
 
 
+_HEX: Final = re.compile("(?:[0-9a-fA-F]{2})*")
 OWN_NUMBERS: Final = 2**20
 """First number of simulators whose Hello gives none."""
 
 
-def check_version(hello: Hello) -> None:
-    """Rejects a Hello of another protocol version.
+def check_hello(hello: Hello) -> None:
+    """Rejects a Hello of another protocol version, or with a number or player out of range.
 
     Raises:
-        RemoteProtocolError: the version differs.
+        RemoteProtocolError: the Hello is rejected.
     """
-    if hello.version != VERSION:
-        raise RemoteProtocolError(
-            "version",
-            got=f"protocol version {hello.version}",
-            expected=str(VERSION),
-            remedy="use a client of the same version as the trainer",
-        )
+    version, number, numbers = hello.version, hello.number, f"0 to {OWN_NUMBERS - 1}"
+    correct, number_remedy = "correct it in the simulator", "leave the number out, or use $SPARRING_NUMBER"
+    player = hello.player or Player(protocol="", port=0, settings="", areas=1, connect_s=0.0, timeout_s=0.0)
+    port, areas, digits = player.port, player.areas, player.settings
+    for is_sound, code, got, expected, remedy in (
+        (version == VERSION, "version", f"protocol version {version}", str(VERSION), "use a client of this version"),
+        (number is None or 0 <= number < OWN_NUMBERS, "number", f"simulator number {number}", numbers, number_remedy),
+        (0 <= port < 2**16, "specs", f"a player at port {port}", "0 to 65535", correct),
+        (0 < areas <= 2**20, "specs", f"a player with {areas} areas", f"1 to {2**20}", correct),
+        (_HEX.fullmatch(digits), "specs", f"player settings {digits!r:.40}", "pairs of hexadecimal digits", correct),
+    ):
+        if not is_sound:
+            raise RemoteProtocolError(code, got=got, expected=expected, remedy=remedy)
 
 
-def check_number(
-    peer: SimulatorPeer, requested: int | None, number: int, peers: Iterable[SimulatorPeer], context: ServerContext
-) -> None:
+def check_number(peer: SimulatorPeer, number: int, peers: Iterable[SimulatorPeer], context: ServerContext) -> None:
     """Rejects a second simulator with one number, unless it may be the first one, reconnected after a broken link.
 
     Args:
         peer: the simulator.
-        requested: number in its Hello.
         number: number that it gets.
         peers: all connected simulators; the link of one that is silent for a heartbeat may be broken.
         context: of the endpoint.
 
     Raises:
-        RemoteProtocolError: the number is out of range or taken.
+        RemoteProtocolError: the number is taken.
     """
-    if requested is not None and not 0 <= requested < OWN_NUMBERS:
-        raise RemoteProtocolError(
-            "number",
-            got=f"simulator number {requested}",
-            expected=f"0 to {OWN_NUMBERS - 1}",
-            remedy="leave the number out, or use $SPARRING_NUMBER",
-        )
     for other in peers:
         is_alive = context.clock() - other.last_received_at < context.settings.heartbeat_s
         if other.number == number and (is_alive or other.identity != peer.identity):

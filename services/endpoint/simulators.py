@@ -18,6 +18,7 @@ from sparring.pipeline.bridges.unity.connection import Event, PlayerConnection, 
 from sparring.pipeline.bridges.unity.conversation import PlayerMessage
 from sparring.pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages import simulator as messages
+from sparring.pipeline.queues.rejections import Fact, RejectionLog, clip
 from sparring.pipeline.specs import BehaviorSpec, SpecError
 from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
@@ -29,11 +30,11 @@ from sparring.services.endpoint.registration import (
     OWN_NUMBERS,
     ServerContext,
     add_names,
+    check_hello,
     check_known,
     check_number,
-    check_version,
 )
-from sparring.services.endpoint.rejections import Fact, RejectionLog, SimulatorStatistics, clip
+from sparring.services.endpoint.statistics import SimulatorStatistics
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
 _RECEIVE: Final = 256 * 1024
@@ -63,7 +64,7 @@ class Simulators:
         self._stepped: set[int] = set()
         self.described: dict[str, str] = {}
         self.peers: dict[int, SimulatorPeer] = {}
-        self.rejections = RejectionLog(context.registry, context.log, context.clock)
+        self.rejections = RejectionLog(context.log, context.clock, context.registry.add)
         self.pool = Pool(context.settings.limits.receiving_bytes)
         self._limits = context.settings.limits
         self._statistics = SimulatorStatistics(self._limits.statistics, context.registry, self.rejections)
@@ -151,7 +152,7 @@ class Simulators:
             registry, fault = self._context.registry, peer.fault
             registry.add("faults")
             registry.add(f"faults.{fault.code}")
-            facts = {"got": fault.got, "expected": fault.expected, "remedy": fault.remedy}
+            facts = {"kind": fault.code, "got": fault.got, "expected": fault.expected, "remedy": fault.remedy}
             self._log_event("simulator_fault", peer, fault.code, **facts)
             await peer.send_fault(fault)
         elif peer.replaced:
@@ -176,7 +177,7 @@ class Simulators:
             self._context.arrived()
 
     def _log_event(
-        self, event: str, peer: SimulatorPeer, kind: str = "", *, level: str = "warning", **facts: Fact
+        self, event: str, peer: SimulatorPeer, kind: str = "", /, *, level: str = "warning", **facts: Fact
     ) -> None:
         """Logs an event of a simulator, a limited number of times per interval so that none can fill the log."""
         facts = {"simulator": peer.name, "number": peer.number, "connection": peer.key, **facts}
@@ -264,14 +265,14 @@ class Simulators:
         return True
 
     def _on_hello(self, peer: SimulatorPeer, hello: messages.Hello) -> None:
-        check_version(hello)
+        check_hello(hello)
         check_behaviors(hello.behaviors, 0, self._limits)
         new = check_known(hello.behaviors, hello.scripts, self._context)
         peer.name, peer.reported_steps, peer.scripts = clip(hello.name, 100), dict(hello.steps), hello.scripts
         # A simulator that the supervisor did not start comes after the supervisor's.
         number = hello.number if hello.number is not None else OWN_NUMBERS + peer.key
         settings = self._context.settings
-        check_number(peer, hello.number, number, self.peers.values(), self._context)
+        check_number(peer, number, self.peers.values(), self._context)
         replaced = self._stepper.connect(
             peer.key, number, hello.behaviors, hello.scripts, process=clip(hello.process, 100), reported=hello.steps
         )

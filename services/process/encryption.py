@@ -1,16 +1,18 @@
-"""Which addresses of a run other machines can reach, and the keys that protect these and the queue ends of services."""
+"""Which addresses of a run others can reach, and the keys that protect these and the queue ends of services."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.queues.curve import Curve, Protection
-from sparring.pipeline.queues.endpoints import is_loopback, is_open
+from sparring.pipeline.queues.endpoints import LONGEST_PATH, is_loopback, is_open
 from sparring.pipeline.security import (
     CONNECTIONS,
     ROLES,
@@ -33,7 +35,7 @@ KEYS_VARIABLE: Final = "SPARRING_KEYS"
 
 _SIMULATORS_COULD: Final = "any peer that reaches it can act as a simulator, poison the training and copy the policies"
 
-_SERVICES_COULD: Final = "any peer that reaches it can replace weights and data, and start programs on its machines"
+_SERVICES_COULD: Final = "any peer that reaches it can replace weights and data"
 
 
 def keys_folder(settings: Settings) -> Path | None:
@@ -42,31 +44,32 @@ def keys_folder(settings: Settings) -> Path | None:
     return None if named is None else Path(named).absolute()
 
 
-def exposed(settings: Settings, *, insecure: bool) -> list[str]:
-    """Returns the addresses that other machines could reach unprotected, one line for each.
+def exposed(settings: Settings, *, insecure: bool, in_process: bool = False) -> list[str]:
+    """Returns the addresses that other machines or users could reach unprotected, one line for each.
 
     Args:
         settings: of the run.
         insecure: the user allows access without keys.
+        in_process: the services need no addresses.
     """
     return [
-        f"got {what}, which other machines can reach{remedy}, or pass --insecure where any peer may take part"
-        for what, _, remedy in ([] if insecure else _open_addresses(settings))
+        f"got {what}, which {who} can reach{remedy}, or pass --insecure where any peer may take part"
+        for what, who, _, remedy in ([] if insecure else _open_addresses(settings, in_process=in_process))
     ]
 
 
 def unprotected(settings: Settings, *, insecure: bool) -> list[str]:
     """Returns the warnings of a run with `--insecure`, one line for each."""
     found = _open_addresses(settings) if insecure else []
-    return [f"--insecure: {what} is open to any peer: {danger}" for what, danger, _ in found]
+    return [f"--insecure: {what} is open to any peer: {danger}" for what, _, danger, _ in found]
 
 
-def _open_addresses(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """Yields each address beyond loopback that no key protects, what any peer could do there, and the remedy."""
-    pipeline = settings.pipeline
+def _open_addresses(settings: Settings, *, in_process: bool = False) -> Iterator[tuple[str, str, str, str]]:
+    """Yields each address that no key protects, who can reach it, what any peer could do there, and the remedy."""
+    pipeline, others = settings.pipeline, "other machines"
     if not is_loopback(pipeline.player_host) and any(one.name == "unity" for one in settings.launched):
         remedy = "; expected loopback, for no key protects it; use an SSH tunnel to the players' ports"
-        yield f"pipeline.player_host {pipeline.player_host!r}", _SIMULATORS_COULD, remedy
+        yield f"pipeline.player_host {pipeline.player_host!r}", others, _SIMULATORS_COULD, remedy
     if keys_folder(settings) is not None:
         return
     remedy = (
@@ -74,10 +77,41 @@ def _open_addresses(settings: Settings) -> Iterator[tuple[str, str, str]]:
         "`sparring keys DIR` and set pipeline.keys: DIR, use loopback and an SSH tunnel"
     )
     if is_open(pipeline.address):
-        yield f"pipeline.address {pipeline.address!r}", _SIMULATORS_COULD, remedy
+        yield f"pipeline.address {pipeline.address!r}", others, _SIMULATORS_COULD, remedy
     for name, host in pipeline.hosts.items():
         if is_open(f"tcp://{host.address}"):
-            yield f"pipeline.hosts.{name} {host.address}", _SERVICES_COULD, remedy
+            yield f"pipeline.hosts.{name} {host.address}", others, f"{_SERVICES_COULD} and start programs", remedy
+    if pipeline.transport == "tcp" and not in_process:  # else sockets in a private folder
+        remedy = (
+            ", without keys; expected keys, or Unix sockets; make keys with `sparring keys DIR` and set "
+            "pipeline.keys: DIR, or leave pipeline.transport out"
+        )
+        yield "pipeline.transport 'tcp'", "all users of this machine", _SERVICES_COULD, remedy
+
+
+def socket_paths(settings: Settings, *, in_process: bool = False) -> Iterator[tuple[str, Path]]:
+    """Yields the paths of a run's Unix sockets, each after what determines it; of those between services only one.
+
+    Args:
+        settings: of the run.
+        in_process: the services need no sockets.
+    """
+    pipeline = settings.pipeline
+    address = urlsplit(pipeline.address)
+    for number in range(pipeline.stepping_processes if address.scheme == "unix" else 0):
+        yield "pipeline.address", Path(address.path + (f".{number}" if number else ""))
+    if not (in_process or pipeline.hosts or pipeline.transport == "tcp") and os.name == "posix":
+        yield "TMPDIR", Path(tempfile.gettempdir(), "sparring-12345678.999")
+
+
+def long_paths(settings: Settings, *, in_process: bool = False) -> list[str]:
+    """Returns a line for each Unix socket whose path is longer than the system allows; see `socket_paths`."""
+    return [
+        f"got {what} with a socket at {path}, {len(bytes(path))} bytes; expected at most {LONGEST_PATH}; choose a "
+        "shorter one, as in /tmp"
+        for what, path in socket_paths(settings, in_process=in_process)
+        if len(bytes(path)) > LONGEST_PATH
+    ]
 
 
 def keys_missing(settings: Settings) -> list[str]:

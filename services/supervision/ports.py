@@ -1,17 +1,17 @@
 """Addresses at which the services of a run listen for each other and for simulators."""
 
-import os
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.queues.endpoints import refuse_used_path, socket_folder
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.hosts import main, place
+from sparring.services.process.encryption import long_paths, socket_paths
 from sparring.services.process.runtime import SUPERVISOR
 
 
@@ -51,11 +51,16 @@ class Ports(ExitStack):
 
 
 def open_ports(settings: Settings, *, in_process: bool) -> Ports:
-    """Returns the ports of a run, with a private folder of a short path for Unix sockets where these are used."""
-    ports, wanted = Ports(), settings.pipeline.transport
-    if not (in_process or settings.pipeline.hosts or wanted == "tcp" or (wanted == "auto" and os.name != "posix")):
-        folder = tempfile.TemporaryDirectory(prefix="sparring-", ignore_cleanup_errors=True)
-        ports.sockets = Path(ports.enter_context(folder))
+    """Returns the ports of a run, with a private folder for Unix sockets where these are used.
+
+    Raises:
+        SettingsError: the path of a socket is too long.
+    """
+    if lines := long_paths(settings, in_process=in_process):
+        raise SettingsError("\n".join(lines))
+    ports = Ports()
+    if any(what == "TMPDIR" for what, _ in socket_paths(settings, in_process=in_process)):
+        ports.sockets = ports.enter_context(socket_folder())
     return ports
 
 
@@ -63,11 +68,13 @@ def addresses_of(settings: Settings, stepping: list[str], ports: Ports) -> dict[
     """Returns the address for simulators of each stepping service; it stays the same over restarts.
 
     Raises:
-        SettingsError: a port is not free.
+        SettingsError: an address is not free.
     """
     parts = urlsplit(settings.pipeline.address)
     if parts.scheme == "unix":
-        paths = [parts.path if not index else f"{parts.path}.{index}" for index in range(len(stepping))]
+        paths = [path for what, path in socket_paths(settings) if what == "pipeline.address"]
+        for path in paths:
+            _refuse_path(path)
         return {name: f"unix://{path}" for name, path in zip(stepping, paths, strict=True)}
     if hosts := settings.pipeline.hosts:
         first = parts.port or settings.pipeline.port - len(stepping)  # below those between the services
@@ -75,6 +82,17 @@ def addresses_of(settings: Settings, stepping: list[str], ports: Ports) -> dict[
     host = parts.hostname or "127.0.0.1"
     first = parts.port or 0
     return {name: _at(host, ports.find(host, first and first + index)) for index, name in enumerate(stepping)}
+
+
+def _refuse_path(path: Path) -> None:
+    try:
+        path.parent.stat()
+        refuse_used_path(path)
+    except OSError as error:
+        raise SettingsError(
+            f"got pipeline.address with a socket at {path}, which cannot be used ({error.strerror}); expected one in a "
+            "folder that exists, at which there is neither a file nor the socket of a living process; choose another"
+        ) from error
 
 
 def _at(host: str, port: int) -> str:

@@ -15,6 +15,7 @@ from sparring.services.commands.record_simulator import lone_simulator
 from sparring.services.main import main
 from sparring.services.process.encryption import exposed, keys_folder, keys_missing, keys_unusable, unprotected
 from sparring.services.process.runtime import Run
+from sparring.services.supervision.ports import open_ports
 from sparring.services.supervision.topology import Topology
 
 
@@ -54,6 +55,41 @@ def test_listening_beyond_loopback_needs_keys_or_insecure(
     monkeypatch.setenv("SPARRING_KEYS", str(made))
     assert exposed(configured, insecure=False) == []
     assert unprotected(configured, insecure=True) == []
+
+
+def test_services_on_loopback_without_keys_need_insecure(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of the machine could connect to them; one process needs no addresses at all."""
+    monkeypatch.delenv("SPARRING_KEYS", raising=False)
+    configured = settings(transport="tcp")
+    (line,) = exposed(configured, insecure=False)
+    assert line.startswith("got pipeline.transport 'tcp', which all users of this machine can reach, without keys")
+    assert exposed(configured, insecure=True) == exposed(configured, insecure=False, in_process=True) == []
+    (warning,) = unprotected(configured, insecure=True)
+    assert "can replace weights and data" in warning
+    monkeypatch.setenv("SPARRING_KEYS", str(made))
+    assert exposed(configured, insecure=False) == unprotected(configured, insecure=True) == []
+
+
+def test_paths_that_are_too_long_for_sockets_are_refused_before_a_run_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, runs = tmp_path / "long.yaml", tmp_path / "runs"
+    path = "/tmp/" + "x" * 101
+    config.write_text(f"behaviors: {{Ball: }}\npipeline: {{address: 'unix://{path}', stepping_processes: 2}}\n")
+    for command, status in (["check", str(config)], 1), (["train", str(config), "--results-dir", str(runs)], 2):
+        assert main(command) == status
+        error = capsys.readouterr().err
+        assert f"got pipeline.address with a socket at {path}.1, 108 bytes; expected at most 107" in error
+        assert f"{path}," not in error
+    config.write_text("behaviors: {Ball: }\n")
+    monkeypatch.setattr("tempfile.tempdir", "/tmp/" + "y" * 90)
+    assert main(["check", str(config)]) == 1
+    assert "got TMPDIR with a socket at /tmp/yyy" in capsys.readouterr().err
+    with pytest.raises(SettingsError, match="got TMPDIR"):
+        open_ports(settings(), in_process=False)
+    with open_ports(settings(), in_process=True) as ports:
+        assert ports.sockets is None
+    assert not runs.exists()
 
 
 def test_keys_do_not_protect_the_address_of_unity_players(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

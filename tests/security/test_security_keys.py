@@ -71,7 +71,9 @@ def test_a_folder_of_keys_is_made_as_a_whole_or_not_at_all(tmp_path: Path, monke
 
 def test_an_added_simulator_gets_a_certificate_and_an_entry_on_the_list(folder: Path) -> None:
     assert numbered(2, folder) == ["simulator-0", "simulator-1"]
+    (folder / "tls").chmod(0o755)
     add(folder, ["simulator-0"])
+    assert stat.S_IMODE((folder / "tls" / "simulator-0.key").stat().st_mode) == 0o600
     assert numbered(1, folder) == ["simulator-1"]
     assert allowed(folder, SIMULATORS) == {"arcade", "simulator-0"}
     assert modes(folder) == {0o600}

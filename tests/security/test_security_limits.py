@@ -18,6 +18,7 @@ from sparring.pipeline.messages.simulator import (
     Bye,
     Fault,
     Ping,
+    Player,
     Pong,
     Statistic,
     Step,
@@ -285,3 +286,24 @@ async def test_simulators_that_connect_and_disconnect_leave_nothing_behind_and_d
         assert server.stepper.behaviors["Goal"].table.taken == 0
         assert server.counter("simulators.connected") > 50
         assert max(Counter(line["event"] for line in server.logged).values()) <= 50 + 1
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"port": 65536}, "0 to 65535"),
+        ({"port": -1}, "0 to 65535"),
+        ({"areas": 2**31}, "1 to 1048576"),
+        ({"settings": "zz"}, "pairs of hexadecimal digits"),
+    ],
+)
+async def test_a_player_that_cannot_be_served_ends_its_own_connection_only(
+    values: dict[str, Any], expected: str
+) -> None:
+    player = {"protocol": "unity", "port": 0, "settings": "00", "areas": 1, "connect_s": 1.0, "timeout_s": 1.0}
+    async with endpoint() as server:
+        peer = server.connect(host="127.0.0.1")
+        await peer.send(hello(player=Player(**{**player, **values})))
+        fault = await peer.receive_fault()
+        assert (fault.code, fault.expected) == ("specs", expected)
+        await server.connect().handshake()

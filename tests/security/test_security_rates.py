@@ -15,8 +15,8 @@ from trio.testing import MockClock
 
 from sparring.pipeline.messages.codec import FrameReader, to_bytes
 from sparring.pipeline.monitoring.metrics import Registry
+from sparring.pipeline.queues.rejections import INTERVAL_S, PEERS, RejectionLog
 from sparring.services.endpoint.listening import ACCEPTS_PER_S, PacedListener
-from sparring.services.endpoint.rejections import INTERVAL_S, PEERS, RejectionLog
 from sparring.services.endpoint.throttling import LeakyBucket, Pool
 from tests.security.security_endpoint import hello
 
@@ -76,7 +76,7 @@ class RecordedLog:
 
 async def test_a_rejection_is_logged_once_per_peer_and_interval_and_always_counted() -> None:
     now, log, registry = [0.0], RecordedLog(), Registry("s", "s.1")
-    rejections = RejectionLog(registry, log, lambda: now[0])
+    rejections = RejectionLog(log, lambda: now[0], registry.add)
     for _ in range(100):
         rejections.reject("malformed", "a", got="x")
         rejections.reject("malformed", "b", got="y")
@@ -99,7 +99,7 @@ async def test_a_rejection_is_logged_once_per_peer_and_interval_and_always_count
 
 async def test_the_memory_of_the_rejection_log_is_bounded_for_any_number_of_peers() -> None:
     log = RecordedLog()
-    rejections = RejectionLog(Registry("s", "s.1"), log, lambda: 0.0)
+    rejections = RejectionLog(log, lambda: 0.0)
     for number in range(3 * PEERS):
         rejections.reject("malformed", f"peer {number}" + "x" * 500)
     assert len(log.lines) == PEERS + 1

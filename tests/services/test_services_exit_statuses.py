@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -109,3 +113,23 @@ def test_invalid_input_has_its_status_and_starts_nothing(tmp_path: Path) -> None
     assert main(["status", "none", "--results-dir", str(tmp_path)]) == errors.BAD_INPUT
     assert main(["check", str(tmp_path / "c.yaml")]) == errors.FAILED
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_change_no_status(closed: str, tmp_path: Path) -> None:
+    file = tmp_path / "valid.yaml"
+    file.write_text("behaviors: {Ball: }\n")
+    for path, status in (file, 0), (tmp_path / "missing.yaml", 1):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "sparring", "check", str(path)]
+        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == status
+
+
+def test_output_that_nothing_reads_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "valid.yaml"
+    file.write_text("behaviors: {Ball: }\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "sparring", "check", str(file)]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

@@ -24,10 +24,12 @@ pytestmark = pytest.mark.slow
 ENDLESS = {"max_steps": 10**9, "summary_freq": 1024, "buffer_size": 1024, "count": 1}
 
 
-def again(training: Training, file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Starts the run of `training` a second time and waits for the end of that."""
+def again(training: Training, file: Path, *arguments: str, closed: bool = False) -> subprocess.CompletedProcess[str]:
+    """Starts the run of `training` a second time, also with all standard streams closed, and waits for its end."""
     command = [sys.executable, "-m", "sparring", "train", str(file), "--results-dir", str(training.directory.parent)]
     command += ["--run-id", training.directory.name, "--no-export", *arguments]
+    if closed:
+        command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
@@ -43,7 +45,7 @@ def test_second_start_in_the_folder_of_a_living_run_is_refused_and_harms_nothing
     training.process.send_signal(signal.SIGINT)
     assert training.end() == 0, "\n".join(training.lines)
     assert training.summary["status"] == "stopped"
-    assert again(training, file, "--resume", "--max-steps", "1").returncode == 0
+    assert again(training, file, "--resume", "--max-steps", "1", closed=True).returncode == 0
 
 
 def rows(terminal: int) -> list[str]:

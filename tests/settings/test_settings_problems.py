@@ -237,6 +237,9 @@ def test_a_valid_address_is_accepted(address: str) -> None:
         ("tcp://[::1:3", "expected tcp://HOST:PORT"),
         ("unix://relative", "or unix:///PATH"),
         ("5005", "expected tcp://HOST:PORT"),
+        ("unix:tmp/x", "or unix:///PATH"),
+        ("unix://tmp/x", "or unix:///PATH"),
+        ("unix:///tmp/x?y", "or unix:///PATH"),
     ],
 )
 def test_an_invalid_address_is_refused(address: str, text: str) -> None:
