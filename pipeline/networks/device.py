@@ -26,6 +26,9 @@ CPU: Final = torch.device("cpu")
 T = TypeVar("T")
 
 
+Device = torch.device
+
+
 def use_threads(count: int) -> None:
     """Sets the number of threads that an operation may use on the CPU."""
     torch.set_num_threads(count)

@@ -26,7 +26,7 @@ from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import EpisodeReturns, LearnerState
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
 from sparring.pipeline.monitoring.progress import ALL
-from sparring.pipeline.networks.device import usable
+from sparring.pipeline.networks.device import Device, usable
 from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import Context, cancel_at_stop, publish_metrics, refuse_restart, spec_of
 from sparring.services.stages.playing import CheckpointPlayer, LearnerLinks, open_player
@@ -43,13 +43,12 @@ class Learning:
         versions_seen: highest version that coordination has seen; newer ones may exist.
     """
 
-    def __init__(self, context: Context, learner: Learner, links: LearnerLinks, versions_seen: int) -> None:
+    def __init__(self, context: Context, learner: Learner, links: LearnerLinks) -> None:
         settings = context.run.settings
         self._context = context
         self._learner = learner
         learner.is_stopping = context.stop.is_set
         self._links = links
-        self._versions_seen = versions_seen
         self._pipeline = settings.pipeline
         self._behavior = settings.behaviors[learner.behavior]
         self._lockstep = settings.overlap == 0
@@ -69,8 +68,12 @@ class Learning:
         self._left = 0  # steps that waited in the queue at the end
         self._team: int | None = None
 
-    async def _begin(self) -> None:
-        """Restores the newest checkpoint, except at the first start of a new run, and publishes the weights."""
+    async def begin(self, versions_seen: int) -> None:
+        """Restores the newest checkpoint, except at the first start of a new run, and publishes the weights.
+
+        Args:
+            versions_seen: highest version that coordination has seen; newer ones may exist.
+        """
         for file in self._learner.demo_files:
             self._context.log.info("demonstrations_loaded", **asdict(file))
         initial = initial_folder(self._context.run.directory, self._learner.behavior)
@@ -78,11 +81,11 @@ class Learning:
             self._learner.load_weights(await self._context.compute(partial(load, initial)))
             self._context.log.info("weights_initialized", checkpoint=str(initial))
         if self._context.run.resumed or not self._context.first:
-            await self._resume()
+            await self._resume(versions_seen)
         self._saved = self._learner.trained // self._behavior.steps_between_checkpoints
         await self._publish_weights()
 
-    async def _resume(self) -> None:
+    async def _resume(self, versions_seen: int) -> None:
         """Loads the newest checkpoint and raises the version above every one that was ever published.
 
         The noted version bounds what earlier incarnations of this service published. The one that coordination has seen
@@ -97,7 +100,7 @@ class Learning:
             self._stale = checkpoint.counts.get("stale", 0)
             self._intake.restore(checkpoint.counts, self._learner.trained + self._stale)
         saved = self._learner.version
-        self._learner.raise_version(max(noted, self._versions_seen))
+        self._learner.raise_version(max(noted, versions_seen))
         event, version = "restored" if restored else "nothing_to_restore", self._learner.version
         self._context.log.info(event, trained=self._learner.trained, saved=saved, version=version, notice=True)
         if self._behavior.network_settings.memory is not None and not self._behavior.hyperparameters.shared_critic:
@@ -107,7 +110,6 @@ class Learning:
     async def loop(self) -> None:
         """Trains until `max_steps`, or until the queue is closed."""
         clock, registry = self._context.clock, self._context.registry
-        await self._begin()
         with suppress(QueueClosed):
             while not self._learner.done:
                 began = clock()
@@ -302,19 +304,16 @@ class Learning:
                 self.publish()
 
 
-async def open_learning(context: Context, links: LearnerLinks) -> Learning:
-    """Makes the learner, once a simulator has named the behavior.
-
-    Raises:
-        Unsupported: PyTorch cannot use the configured device on this machine.
-    """
+async def open_learning(context: Context, links: LearnerLinks, device: Device) -> Learning:
+    """Makes the learner, once a simulator has named the behavior, and publishes its weights."""
     name, run = links.behavior, context.run
-    device = await context.compute(partial(usable, run.settings.torch_settings.device))
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
     spec, versions = await spec_of(context, links.coordination, name)
     learner = await context.compute(partial(Learner, name, spec, run.settings.behaviors[name], run.seed, device=device))
     context.log.info("networks", **learner.sizes)
-    return Learning(context, learner, links, versions)
+    learning = Learning(context, learner, links)
+    await learning.begin(versions)
+    return learning
 
 
 async def run(context: Context) -> None:
@@ -327,6 +326,7 @@ async def run(context: Context) -> None:
     """
     refuse_restart(context)
     name, transport, playing = context.service.partition("-")[2], context.transport, context.run.playing
+    device = await context.compute(partial(usable, context.run.settings.torch_settings.device))
     topic = await transport.publisher(context.service)
     policies = await transport.publisher(f"policy-{name}")  # a topic of its own: few readers, large records
     queue = channels.segments_queue(name)
@@ -342,7 +342,9 @@ async def run(context: Context) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(publish_metrics, context, topic, refresh)
         tasks.start_soon(cancel_at_stop, context, tasks)
-        stage = await (open_learning(context, links) if playing is None else open_player(context, playing, links))
+        stage = await (
+            open_learning(context, links, device) if playing is None else open_player(context, playing, links)
+        )
         await stage.loop()
         context.progress.waits(ALL, "the end")
         await context.stop.wait()

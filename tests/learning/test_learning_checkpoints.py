@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparring.pipeline import files
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.learning import checkpoints
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, DamagedCheckpoint, load
@@ -174,7 +175,7 @@ def test_crash_while_noting_keeps_the_earlier_version(folder, monkeypatch, step)
         raise OSError("killed")
 
     if step == "write":
-        monkeypatch.setattr(os, "fdopen", crash)
+        monkeypatch.setattr(files, "open", crash, raising=False)
     else:
         monkeypatch.setattr(Path, "replace", crash)
     with pytest.raises(OSError, match="killed"):

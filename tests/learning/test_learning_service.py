@@ -28,6 +28,7 @@ from sparring.pipeline.settings import parse_settings
 from sparring.services.process.runtime import Context, Run, inline
 from sparring.services.stages import learning
 from sparring.services.stages.learning import Learning
+from sparring.services.stages.playing import LearnerLinks
 from tests.learning.learning_helpers import HYBRID, segments
 from tests.learning.signals_helpers import recorded, write
 
@@ -126,11 +127,18 @@ class FakeQueue:
 
 
 def learning_of(
-    context: Context, policies: FakeTopic, state: FakeTopic, messages: int = 0, latest: dict[str, Any] | None = None
+    context: Context,
+    policies: FakeTopic,
+    state: FakeTopic,
+    messages: int = 0,
+    latest: dict[str, Any] | None = None,
+    *,
+    stale: bool = False,
 ) -> Learning:
     learner = Learner("Test", HYBRID, context.run.settings.behaviors["Test"], seed=1)
     context.registry.histogram("lag/Test", LAG_BOUNDS)
-    return Learning(context, learner, state, policies, FakeQueue(messages), FakeQueue(0, latest))  # type: ignore[arg-type]
+    queue = StaleQueue(messages) if stale else FakeQueue(messages)
+    return Learning(context, learner, LearnerLinks("Test", state, policies, queue, FakeQueue(0, latest)))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- versions only rise
@@ -281,8 +289,7 @@ class StaleQueue(FakeQueue):
 
 @pytest.mark.anyio
 async def test_data_too_stale_for_the_correction_are_logged_once_and_trained(tmp_path):
-    service = learning_of(context_of(tmp_path, 1), FakeTopic(), FakeTopic())
-    service._receiver = StaleQueue(3)  # type: ignore[assignment]
+    service = learning_of(context_of(tmp_path, 1), FakeTopic(), FakeTopic(), messages=3, stale=True)
     await service.begin(versions_seen=0)
     service._learner.version = 2  # all of them were acted by version 1
     with capture_logs() as lines:

@@ -62,7 +62,7 @@ async def test_part_that_was_killed_for_a_reported_cause_has_no_second_line(tmp_
     topology = build(parse_settings("behaviors: {Ball: {}}", "test").settings, run_id="t", directory=tmp_path, seed=1)
     log = Log()
 
-    def start(*_: object, first: bool) -> FailingProcess:
+    async def start(*_: object, first: bool) -> FailingProcess:
         active.parts["assembly"].reported = first
         return FailingProcess()
 
