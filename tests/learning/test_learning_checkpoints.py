@@ -171,7 +171,7 @@ def test_noted_version_is_read_back_and_is_no_checkpoint(folder):
 def test_crash_while_noting_keeps_the_earlier_version(folder, monkeypatch, step):
     folder.note_version(7)
 
-    def crash(*_):
+    def crash(*_, **__):
         raise OSError("killed")
 
     if step == "write":
