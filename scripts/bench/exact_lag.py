@@ -185,7 +185,7 @@ class ExactLag:
         self._known: dict[tuple[str, int], PolicyWeights] = {}
         if self.settings.self_play is not None:
             self._rules = SelfPlay(seed=seed, places=4, lockstep=True)
-            self._rules.add(self.name, self.settings.self_play, UNLIMITED)
+            self._rules.add(self.name, self.settings.self_play, UNLIMITED, ())
             self._rules.set_teams(self.name, self.match.stepper.teams[self.name])
         self._publish()
 
