@@ -214,9 +214,12 @@ class ActiveRun:
     async def _never_worked(self, part: Part, hosted: HostedService) -> bool:
         """Returns whether the first incarnation of a simulator has ended with an error before its first step.
 
-        A restart would most likely repeat that. A signal is no such error, nor is an end after stepping has failed.
+        A restart would most likely repeat that. A signal is no such error, nor is an end after stepping has failed; and
+        limits of its own (`env_settings`) are the user's wish for restarts.
         """
         if part.starts > 1 or not isinstance(part.plan, SimulatorPlan) or not isinstance(hosted, Process):
+            return False
+        if part.plan.restarts is not None:
             return False
         stepping, number = self.topology.run.stepping, int(part.name.rpartition("-")[2])
         if hosted.process.wait() < 0 or any(self.parts[name].starts > 1 for name in stepping):
