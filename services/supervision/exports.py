@@ -20,7 +20,7 @@ from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import install_command
 from sparring.pipeline.export import missing_packages
-from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
 from sparring.pipeline.messages.channels import LEARNER_STATE
 from sparring.pipeline.queues.interface import Subscription
 from sparring.services.process.hosting import SPARRING, ProcessHost
@@ -119,9 +119,11 @@ class Exports:
         """
         if not self._enabled:
             return
+        self._look()
         for name in self._topology.run.settings.behaviors:
             for newest in CheckpointFolder(self._directory, name).newest_first()[:1]:
-                self.on_checkpoint(name, str(newest.relative_to(self._directory)))
+                if name not in self._newest or age(Path(self._newest[name]))[0] < age(newest)[0]:
+                    self.on_checkpoint(name, str(newest.relative_to(self._directory)))
         self._ending.set()
         if left := [*self._under_way, *self._waiting.values()]:
             self._log.info("waiting_for_exports", checkpoints=left, at_most_s=timeout_s, notice=True)

@@ -39,9 +39,10 @@ def _kept(active: ActiveRun, name: str) -> CheckpointSummary:
     if host == topology.host:
         directory = topology.run.directory
         newest = next(iter(CheckpointFolder(directory, name).newest_first()), None)
-        checkpoint = None if newest is None else str(newest)
-        saved = checkpoint == f"{directory}/{named}"  # a learner that died or hangs has not saved at the end
         trained = 0 if newest is None else age(newest)[0]
+        saved = bool(named) and age(directory / named)[0] == trained  # not so where a learner died or hangs at the end
+        newest = directory / named if saved else newest
+        checkpoint = None if newest is None else str(newest)
         if state is not None and state.trained > trained:
             lost = state.trained - trained
             active.log.warning("training_lost", behavior=name, steps=lost, newest=checkpoint, notice=True)
