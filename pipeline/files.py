@@ -2,8 +2,6 @@
 
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -82,22 +80,3 @@ def sync_folder(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-@contextmanager
-def known_shape(path: Path, refused: type[Exception], remedy: str) -> Iterator[None]:
-    """Reports as one error that a file holds something else than this version of sparring writes.
-
-    Args:
-        path: the file, or the folder of several.
-        refused: type of the error.
-        remedy: what a reader of it can do.
-    """
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        expected = "what this version of sparring writes"
-        raise refused(
-            f"got {path}, whose content has another shape ({reason}); expected {expected}; {remedy}"
-        ) from error

@@ -1,7 +1,7 @@
 """Bounds what clients without keys can make ZeroMQ hold.
 
 ZeroMQ bounds the bytes of a part, but neither the number of parts nor the bytes of a message, and holds a message until
-its last part arrives. So where no keys keep strangers out, these connections are accepted here; what they send is
+its last part arrives. So where no keys authenticate clients, their connections are accepted here; what they send is
 measured (ZMTP 3, rfc.zeromq.org/spec/23) and passed on to ZeroMQ at a Unix socket in a private folder.
 """
 

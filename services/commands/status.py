@@ -6,7 +6,6 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -17,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.files import Json, known_shape
+from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.console import rate, short
 from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.monitoring.progress import readable
@@ -99,9 +98,17 @@ def read(folder: Path) -> dict[str, Json]:
     return {"status": status, "summary": summary, "self_play": rules}
 
 
-_known_shape = partial(
-    known_shape, refused=SettingsError, remedy="show it with the version that wrote it, or remove it"
-)
+@contextlib.contextmanager
+def _known_shape(path: Path) -> Iterator[None]:
+    """Reports as one error that a file, or one of a folder, holds something else than this version writes."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise SettingsError(
+            f"got {path}, whose content has another shape ({reason}); expected what this version of sparring writes; "
+            "show it with the version that wrote it, or remove it"
+        ) from error
 
 
 def _load(path: Path) -> tuple[Json, int]:

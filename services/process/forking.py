@@ -134,7 +134,9 @@ class ForkedProcess:
             subprocess.TimeoutExpired: it still runs.
         """
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            ended = select.poll()  # descriptors may have any number
+            ended.register(self._status, select.POLLIN)
+            if not ended.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
             text = os.read(self._status, 32)
             os.close(self._status)
