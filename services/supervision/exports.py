@@ -9,7 +9,6 @@ newer one of its behavior replaces it. An export that fails is a warning, never 
 """
 
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from sparring.pipeline.export import missing_packages
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
 from sparring.pipeline.messages.channels import LEARNER_STATE
 from sparring.pipeline.queues.interface import Subscription
-from sparring.services.process.hosting import SPARRING, ProcessHost
+from sparring.services.process.hosting import ProcessHost
 from sparring.services.supervision.topology import Topology
 
 NICENESS: Final = 19
@@ -37,21 +36,13 @@ class Exports:
         topology: of the run.
         topics: of services, those of learners among them, by name; the caller may add further ones.
         log: of the caller.
-        python: interpreter of the child processes.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        topics: Mapping[str, Subscription],
-        log: FilteringBoundLogger,
-        python: str = sys.executable,
-    ) -> None:
+    def __init__(self, topology: Topology, topics: Mapping[str, Subscription], log: FilteringBoundLogger) -> None:
         self._topology = topology
         self._directory = topology.run.directory
         self._topics = topics
         self._log = log
-        self._python = python
         self._waiting: dict[str, str] = {}
         self._newest: dict[str, str] = {}
         self._under_way: list[str] = []
@@ -151,10 +142,10 @@ class Exports:
 
     async def _export(self, processes: ProcessHost, behavior: str, checkpoint: str) -> tuple[int, str]:
         """Returns the exit status of the child, -1 where it cannot be started, and the last line that it wrote."""
-        command = [self._python, *SPARRING[1:], "export", str(self._directory), "--prune"]
-        command += [f"--behavior={behavior}", f"--checkpoint={Path(checkpoint).name}"]
+        arguments = ["export", str(self._directory), "--prune"]
+        arguments += [f"--behavior={behavior}", f"--checkpoint={Path(checkpoint).name}"]
         try:
-            child = processes.start("export", command, {"OMP_NUM_THREADS": "1"})
+            child = await processes.forked("export", arguments, {"OMP_NUM_THREADS": "1"})
         except OSError as error:
             return -1, str(error)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,7 +21,7 @@ from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from sparring.services.main import main
-from sparring.services.process.hosting import SPARRING, ProcessHost
+from sparring.services.process.hosting import SPARRING, Process, ProcessHost
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.topology import build
 
@@ -152,27 +151,29 @@ class Log:
         return [fields for _, name, fields in self.lines if name == event]
 
 
-def exports_of(run: Path, log: Log, python: str) -> Exports:
-    """Returns the exports of a run on one machine, in child processes of an interpreter."""
+def exports_of(run: Path, log: Log) -> Exports:
+    """Returns the exports of a run on one machine."""
     settings = parse_settings("behaviors: {Goal: {}}", "test").settings
-    return Exports(build(settings, run_id="test", directory=run, seed=1), {}, log, python)  # type: ignore[arg-type]
+    return Exports(build(settings, run_id="test", directory=run, seed=1), {}, log)  # type: ignore[arg-type]
 
 
 both_loops = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 
 
 @pytest.fixture
-def fake_python(tmp_path):
-    """Makes interpreters that run a line of shell, which can wait by reading from the pipe `gate`."""
+def children(tmp_path, monkeypatch):
+    """Makes all children run a line of shell, which can wait by reading from the pipe `gate`, or another program."""
     os.mkfifo(tmp_path / "gate")
 
-    def make(line: str) -> str:
-        path = tmp_path / "python"
-        path.write_text(f'#!/bin/sh\ngate="{tmp_path}/gate"\n{line}\n')
-        path.chmod(0o755)
-        return str(path)
+    def run(line: str, program: str = "/bin/sh") -> None:
+        command = [program, "-c", f'gate="{tmp_path}/gate"\n{line}', "sparring"]
 
-    return make
+        async def forked(host: ProcessHost, name: str, arguments: list[str], environment: dict[str, str]) -> Process:
+            return host.start(name, [*command, *arguments], environment)
+
+        monkeypatch.setattr(ProcessHost, "forked", forked)
+
+    return run
 
 
 async def reach_gate(tmp_path: Path) -> BinaryIO:
@@ -182,27 +183,27 @@ async def reach_gate(tmp_path: Path) -> BinaryIO:
 
 @pytest.mark.anyio
 @both_loops
-async def test_checkpoint_is_exported_by_a_child_of_lowest_priority(run, fake_python):
+async def test_checkpoint_is_exported_by_a_child_of_lowest_priority(run, children):
     log = Log()
     # The child waits until its niceness is raised, which happens after its start.
     line = 'until test $(nice) = 19; do :; done; echo "$OMP_NUM_THREADS $*"'
-    exports = exports_of(run, log, fake_python(line))
+    children(line)
+    exports = exports_of(run, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
         await exports.finish(30)
     (fields,) = log.of("exported")
     assert fields["checkpoint"] == "Goal/checkpoint-000000002000"
-    assert fields["result"] == (
-        f"1 -P -m sparring export {run} --prune --behavior=Goal --checkpoint=checkpoint-000000002000"
-    )
+    assert fields["result"] == (f"1 export {run} --prune --behavior=Goal --checkpoint=checkpoint-000000002000")
 
 
 @pytest.mark.anyio
 @both_loops
-async def test_overtaken_and_removed_checkpoints_are_skipped_and_counted(run, tmp_path, fake_python):
+async def test_overtaken_and_removed_checkpoints_are_skipped_and_counted(run, tmp_path, children):
     log = Log()
-    exports = exports_of(run, log, fake_python('case "$8" in *3000) read passed < "$gate" ;; esac'))
+    children('case "$5" in *3000) read passed < "$gate" ;; esac')
+    exports = exports_of(run, log)
     paths = [save(run, "Goal", trained) for trained in (3000, 4000, 5000)]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
@@ -225,9 +226,10 @@ async def test_overtaken_and_removed_checkpoints_are_skipped_and_counted(run, tm
 
 @pytest.mark.anyio
 @both_loops
-async def test_failed_child_is_a_warning_with_its_last_line(run, fake_python):
+async def test_failed_child_is_a_warning_with_its_last_line(run, children):
     log = Log()
-    exports = exports_of(run, log, fake_python("echo first >&2; echo 'the cause' >&2; exit 3"))
+    children("echo first >&2; echo 'the cause' >&2; exit 3")
+    exports = exports_of(run, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
@@ -238,9 +240,10 @@ async def test_failed_child_is_a_warning_with_its_last_line(run, fake_python):
 
 @pytest.mark.anyio
 @both_loops
-async def test_child_that_cannot_be_started_is_a_warning(run, tmp_path):
+async def test_child_that_cannot_be_started_is_a_warning(run, tmp_path, children):
     log = Log()
-    exports = exports_of(run, log, str(tmp_path / "not-there"))
+    children("", program=str(tmp_path / "not-there"))
+    exports = exports_of(run, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
@@ -250,9 +253,10 @@ async def test_child_that_cannot_be_started_is_a_warning(run, tmp_path):
 
 @pytest.mark.anyio
 @both_loops
-async def test_child_that_is_too_slow_at_the_end_is_killed_with_a_warning(run, tmp_path, fake_python):
+async def test_child_that_is_too_slow_at_the_end_is_killed_with_a_warning(run, tmp_path, children):
     log = Log()
-    exports = exports_of(run, log, fake_python('read passed < "$gate"'))
+    children('read passed < "$gate"')
+    exports = exports_of(run, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
@@ -268,10 +272,11 @@ async def test_child_that_is_too_slow_at_the_end_is_killed_with_a_warning(run, t
 
 @pytest.mark.anyio
 @both_loops
-async def test_child_is_not_interrupted_with_the_terminal(run, fake_python):
+async def test_child_is_not_interrupted_with_the_terminal(run, children):
     """Ctrl-C reaches every process of the terminal's group, but the run still ends in order."""
     log = Log()
-    exports = exports_of(run, log, fake_python("echo $$ $(ps -o pgid= -p $$)"))
+    children("echo $$ $(ps -o pgid= -p $$)")
+    exports = exports_of(run, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
@@ -285,7 +290,7 @@ async def test_child_is_not_interrupted_with_the_terminal(run, fake_python):
 async def test_missing_packages_are_reported_once_and_nothing_is_exported(run, monkeypatch):
     monkeypatch.setattr(export, "ONNX_PACKAGES", ("onnx_is_not_here",))
     log = Log()
-    exports = exports_of(run, log, "/bin/false")
+    exports = exports_of(run, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
@@ -319,7 +324,7 @@ async def test_real_child_writes_the_files_beside_the_run(run, monkeypatch):
         "sparring.services.supervision.exports.NICENESS", 0
     )  # at the lowest priority it may never get the CPU
     log = Log()
-    exports = exports_of(run, log, sys.executable)
+    exports = exports_of(run, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
