@@ -1,14 +1,13 @@
-"""Authenticates the clients of a service's ends by CURVE keys, and finds rejected connections.
+"""Authenticates the clients of a service's ends by the run's CURVE key, and finds rejected connections.
 
 ZeroMQ asks about each client that has presented a key (ZAP, rfc.zeromq.org/spec/27). What fails earlier (no key,
-the wrong server's key, another protocol than ZeroMQ, silence) it only reports as events of the socket.
+another key, another protocol than ZeroMQ, silence) it only reports as events of the socket.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
-from sparring.pipeline.errors import QueueError
 from sparring.pipeline.messages.codec import Buffer
 
 HANDSHAKE_S: Final = 5.0
@@ -17,44 +16,9 @@ HANDSHAKE_S: Final = 5.0
 _VERSION: Final = b"1.0"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
-    """Holds the CURVE keys of one service, each 40 characters in Z85.
-
-    Attributes:
-        public: public key of the service.
-        secret: secret key of the service; `repr` hides it.
-        servers: public key of the listener at each queue or topic ("topic:NAME"), by its name.
-        clients: public keys that may connect to each queue or topic, by its name.
-    """
-
-    public: str
-    secret: str = field(repr=False)
-    servers: Mapping[str, str]
-    clients: Mapping[str, frozenset[str]]
-
-
-class Protection(NamedTuple):
-    """Describes how a service's TCP ends are protected; Unix sockets need no protection.
-
-    Attributes:
-        curve: keys of the service; without them it listens on loopback only.
-        insecure: whether it also listens without keys where other machines can connect.
-        machines: addresses of the run's machines, its own first, from which it connects; connections from any other
-            address are rejected. Empty if the whole run is on this machine.
-    """
-
-    curve: Curve | None = None
-    insecure: bool = False
-    machines: tuple[str, ...] = ()
-
-
-UNPROTECTED: Final = Protection()
-
-
 def authenticate(
     request: Sequence[Buffer],
-    clients: Mapping[str, frozenset[str]],
+    public: bytes,
     on_rejected: Callable[[str, str, str], None],
     to_z85: Callable[[bytes], bytes],
 ) -> list[Buffer]:
@@ -62,18 +26,14 @@ def authenticate(
 
     Args:
         request: a delimiter, version, serial, domain, address, identity, mechanism and key.
-        clients: public keys in Z85 that may connect to each queue or topic.
+        public: key in Z85 that all services of the run present.
         on_rejected: called with the queue or topic, the peer's address and the cause.
         to_z85: encodes a key in Z85.
     """
     delimiter, version, serial, domain, address, _, mechanism, *keys = map(bytes, request)
-    name = domain.decode(errors="replace")
-    key = to_z85(keys[0]).decode() if mechanism == b"CURVE" and keys and len(keys[0]) == 32 else ""
-    allowed = version == _VERSION and key in clients.get(name, ())
+    allowed = version == _VERSION and mechanism == b"CURVE" and len(keys[0]) == 32 and to_z85(keys[0]) == public
     if not allowed:
-        known = any(key in others for others in clients.values())
-        cause = "its key is not allowed here" if known else "its key is unknown"
-        on_rejected(name, address.decode(errors="replace"), cause)
+        on_rejected(domain.decode(errors="replace"), address.decode(errors="replace"), "it has another key")
     status: list[Buffer] = [b"200", b"OK"] if allowed else [b"400", b"not allowed"]
     return [delimiter, _VERSION, serial, *status, b"", b""]
 
@@ -109,8 +69,7 @@ class Handshakes:
         elif event in _FAILURES:
             self._failure = _FAILURES[event]
         elif event == "ACCEPT_FAILED":
-            cause = "none of the run's machines has its address, or too many files are open"
-            self.on_rejected("another address", cause)
+            self.on_rejected("any peer", "too many files are open")
         elif event == "DISCONNECTED":
             self._on_closed(value)
 
@@ -132,17 +91,6 @@ class Handshakes:
 
 _FAILURES: Final[Mapping[str, str]] = {
     "HANDSHAKE_FAILED_AUTH": "",  # counted by the authenticator
-    "HANDSHAKE_FAILED_PROTOCOL": "it has no key, expects another one here, or speaks another protocol",
+    "HANDSHAKE_FAILED_PROTOCOL": "it has no key or another one, or speaks another protocol",
     "HANDSHAKE_FAILED_NO_DETAIL": f"it sent too little within {HANDSHAKE_S:g} s",
 }
-
-REFUSED: Final = frozenset({"HANDSHAKE_FAILED_AUTH", "HANDSHAKE_FAILED_PROTOCOL"})
-"""Events of a connecting socket after which ZeroMQ does not try again."""
-
-
-def key_rejected(name: str) -> QueueError:
-    """Returns the error of a service whose key the listener at a queue or topic does not allow."""
-    return QueueError(
-        f"got a rejected connection to {name}: its listener does not allow our key, or has another one than expected; "
-        "expected the same keys and allowed.yaml on all machines; copy them again"
-    )

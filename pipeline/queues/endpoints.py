@@ -9,7 +9,7 @@ import ipaddress
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -89,14 +89,6 @@ def unavailable(endpoint: str, code: int | None, reason: object) -> QueueError:
         f"got endpoint {endpoint}: {reason}; expected an address this machine can use; "
         "correct the endpoint, or make its folder writable"
     )
-
-
-def with_source_address(endpoint: str, machines: Sequence[str]) -> str:
-    """Returns an endpoint to connect to from the first of `machines`, the address of this one."""
-    if not machines or ipc_path(endpoint) is not None:
-        return endpoint
-    own = f"[{machines[0]}]" if ":" in machines[0] else machines[0]
-    return endpoint.replace("tcp://", f"tcp://{own}:0;", 1)
 
 
 def peer_address(descriptor: int) -> str:

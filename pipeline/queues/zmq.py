@@ -31,7 +31,6 @@ from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages.codec import SERVICES, Buffer
 from sparring.pipeline.queues import curve as keys
 from sparring.pipeline.queues import endpoints as addresses
-from sparring.pipeline.queues.bounds import BoundedListener
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.interface import Publisher, Transport
 from sparring.pipeline.queues.rejections import RejectionLog
@@ -108,12 +107,9 @@ class ZmqSocket:
         Frames of 64 KiB and more are shared with ZeroMQ until they are sent, others copied.
         """
         *first, last = [route, *frames] if self._routed else frames
-        try:
-            for frame in first:
-                _send(self.socket, frame, _MORE, False)
-            _send(self.socket, last, _NOBLOCK, False)
-        except zmq.Again:  # a DEALER that was rejected: it has no connection and opens none
-            self._failed(keys.key_rejected(self._name))
+        for frame in first:
+            _send(self.socket, frame, _MORE, False)
+        _send(self.socket, last, _NOBLOCK, False)
 
     def poll(self) -> None:
         """Delivers all messages that have arrived."""
@@ -192,7 +188,7 @@ class ZmqTransport(Transport):
         timing: intervals.
         reconnect: seconds between attempts to connect.
         bind: seconds for which a taken address is tried again, because its owner may be closing.
-        protection: of TCP endpoints.
+        secret: CURVE key of the run, in Z85, without which no TCP endpoint opens; Unix sockets need none.
 
     Attributes:
         refused: number of rejected connections, to this service's ends or to those of others.
@@ -209,20 +205,19 @@ class ZmqTransport(Transport):
         timing: Timing = DEFAULT_TIMING,
         reconnect: float = 0.05,
         bind: float = 1.0,
-        protection: keys.Protection = keys.UNPROTECTED,
+        secret: str | None = None,
     ) -> None:
         super().__init__(start, timing, time.monotonic, time.time_ns)
         self.endpoints = dict(endpoints)
         self._reconnect = reconnect
         self._bind_s = bind
-        self._protection = protection
+        self._secret = None if secret is None else secret.encode()
         self.refused = 0
         self._rejections = RejectionLog(log, self._clock)
 
     async def __aenter__(self) -> Self:
         self._context = zmq.Context(io_threads=1)
-        curve = self._protection.curve
-        self._authentication = None if curve is None else self._authenticate(curve)
+        self._authentication = None if self._secret is None else self._authenticate(zmq.curve_public(self._secret))
         return await super().__aenter__()
 
     async def __aexit__(
@@ -237,29 +232,16 @@ class ZmqTransport(Transport):
             with anyio.CancelScope(shield=True):  # bounded by the sockets' linger time
                 await anyio.to_thread.run_sync(self._context.destroy)
 
-    def extend(self, endpoints: Mapping[str, str], protection: keys.Protection) -> None:
-        """Adds further queues and topics of the run, which can be connected to from now on.
-
-        Args:
-            endpoints: addresses as at the start, with those of the new ones.
-            protection: keys likewise.
-        """
-        self.endpoints.update(endpoints)
-        self._protection = protection
-
     # ------------------------------------------------------------ sockets
 
     def _connect(self, end: End) -> ZmqLink:
-        name, curve = end.name, self._protection.curve
-        endpoint = addresses.endpoint_of(self.endpoints, name)
+        name, endpoint = end.name, addresses.endpoint_of(self.endpoints, end.name)
         link = self._socket(zmq.DEALER, name, endpoint, _MAX_BYTES)
         link.socket.setsockopt(zmq.RECONNECT_IVL, max(1, int(self._reconnect * 1000)))
-        if curve is not None and addresses.ipc_path(endpoint) is None:
-            _set_keys(link.socket, curve)
-            link.socket.curve_serverkey = curve.servers[name].encode()
+        if addresses.ipc_path(endpoint) is None:
             self._watch(link, name, lambda event, _: self._on_client_event(event, name, endpoint))
         try:
-            link.socket.connect(addresses.with_source_address(endpoint, self._protection.machines))
+            link.socket.connect(endpoint)
         except zmq.ZMQError as error:
             link.close()
             raise addresses.unavailable(endpoint, error.errno, error) from error
@@ -267,19 +249,16 @@ class ZmqTransport(Transport):
 
     async def _listen(self, end: End) -> ZmqLink:
         name, endpoint = end.name, addresses.endpoint_of(self.endpoints, end.name)
-        if addresses.is_open(endpoint) and self._protection.curve is None and not self._protection.insecure:
-            raise QueueError(
-                f"got {name} at {endpoint}, which other machines can reach, without keys; expected keys; make them "
-                "with `sparring keys DIR` and set pipeline.keys: DIR, use loopback, or say --insecure"
-            )
         max_bytes = _MAX_STATUS_BYTES if isinstance(end, Publisher) else _MAX_BYTES
         link = self._socket(zmq.ROUTER, name, endpoint, max_bytes)
         deadline = anyio.current_time() + self._bind_s
         try:
-            self._secure(link, name, endpoint)
+            if addresses.ipc_path(endpoint) is None:
+                reject = partial(self._reject, name)
+                self._watch(link, name, keys.Handshakes(reject, addresses.peer_address, self._clock).on_event)
             while True:
                 try:
-                    await self._bind(link, name, endpoint, max_bytes)
+                    _bind(link, endpoint)
                 except QueueError:
                     if anyio.current_time() >= deadline:
                         raise
@@ -290,56 +269,36 @@ class ZmqTransport(Transport):
             link.close()
             raise
 
-    async def _bind(self, link: ZmqSocket, name: str, endpoint: str, max_bytes: int) -> None:
-        """Binds a listening socket: without keys behind a listener that bounds what clients send."""
-        if addresses.ipc_path(endpoint) is not None or self._protection.curve is not None:
-            _bind(link, endpoint)
-            return
-        bounded = BoundedListener(2 * max_bytes, self._protection.machines, partial(self._reject, name))
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        with ExitStack() as stack:
-            stack.callback(bounded.close)
-            try:
-                await bounded.listen(host.strip("[]"), int(port), self._tasks)
-            except (OSError, ValueError) as error:
-                raise addresses.unavailable(
-                    endpoint, error.errno if isinstance(error, OSError) else None, error
-                ) from error
-            _bind(link, f"ipc://{bounded.inner}")
-            link.closing.enter_context(stack.pop_all())
-
     def _socket(self, kind: int, name: str, endpoint: str, max_bytes: int) -> ZmqSocket:
+        remote = addresses.ipc_path(endpoint) is None
+        if remote and self._secret is None:
+            raise QueueError(
+                f"got {name} at {endpoint} without a key; expected the key of the run, as every user of a machine that "
+                "reaches a TCP port could take part; use Unix sockets, or a key"
+            )
         socket: zmq.Socket[bytes] = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
         socket.setsockopt(zmq.SNDHWM, 0)  # credit bounds it
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-        if addresses.ipc_path(endpoint) is None:  # a host may vanish without closing
+        if self._secret is not None and remote:
             socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-            socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._timing.heartbeat * 1000))
+            socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._timing.heartbeat * 1000))  # a host may vanish
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._timing.peer_timeout * 1000))
+            public = zmq.curve_public(self._secret)
+            socket.curve_secretkey, socket.curve_publickey = self._secret, public
+            if kind == zmq.ROUTER:
+                socket.curve_server = True
+                socket.zap_domain = name.encode()
+                socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer every client is rejected
+                socket.setsockopt(zmq.HANDSHAKE_IVL, int(keys.HANDSHAKE_S * 1000))
+            else:
+                socket.curve_serverkey = public
         return ZmqSocket(socket, name, self._fail)
 
     # ------------------------------------------------------------ keys
 
-    def _secure(self, link: ZmqSocket, name: str, endpoint: str) -> None:
-        """Makes a listening socket reject unauthenticated clients, and counts those."""
-        socket, curve = link.socket, self._protection.curve
-        if addresses.ipc_path(endpoint) is not None:
-            return
-        for machine in self._protection.machines:
-            socket.setsockopt(zmq.TCP_ACCEPT_FILTER, machine.encode())
-        socket.setsockopt(zmq.HANDSHAKE_IVL, int(keys.HANDSHAKE_S * 1000))
-        if curve is None:
-            return
-        _set_keys(socket, curve)
-        socket.curve_server = True
-        socket.zap_domain = name.encode()
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer every client is rejected
-        handshakes = keys.Handshakes(partial(self._reject, name), addresses.peer_address, self._clock)
-        self._watch(link, name, handshakes.on_event)
-
-    def _authenticate(self, curve: keys.Curve) -> ZmqSocket:
+    def _authenticate(self, public: bytes) -> ZmqSocket:
         """Answers the authentication requests of this context's sockets."""
         socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
@@ -347,16 +306,14 @@ class ZmqTransport(Transport):
         link = ZmqSocket(socket, "keys", self._fail)
 
         def received(request: Sequence[Buffer], route: bytes) -> None:
-            link.send(keys.authenticate(request, curve.clients, self._reject, zmq.utils.z85.encode), route)
+            link.send(keys.authenticate(request, public, self._reject, zmq.utils.z85.encode), route)
 
         link.open(received)
         return link
 
     def _on_client_event(self, event: str, name: str, endpoint: str) -> None:
-        """Raises if the listener rejected our key: ZeroMQ does not try again, and the service cannot work."""
-        if event in keys.REFUSED:
-            raise keys.key_rejected(name)
-        if event == "HANDSHAKE_FAILED_NO_DETAIL":  # ZeroMQ tries again
+        """Counts and logs that a listener has closed the connection to it; ZeroMQ tries again."""
+        if event == "HANDSHAKE_FAILED_NO_DETAIL":
             self._reject(name, endpoint, "it closed the connection: it is shutting down, or has other keys")
 
     def _reject(self, name: str, peer: str, cause: str) -> None:
@@ -377,10 +334,9 @@ class ZmqTransport(Transport):
         monitor.open(received)
 
 
-def new_curve_pair() -> tuple[str, str]:
-    """Returns a new public and secret key, in Z85."""
-    public, secret = zmq.curve_keypair()
-    return public.decode(), secret.decode()
+def new_secret() -> str:
+    """Returns a new CURVE key, in Z85; its public half follows from it."""
+    return zmq.curve_keypair()[1].decode()
 
 
 def _bind(link: ZmqSocket, endpoint: str) -> None:
@@ -393,7 +349,3 @@ def _bind(link: ZmqSocket, endpoint: str) -> None:
         raise addresses.unavailable(endpoint, error.errno, error) from error
     if path is not None:
         link.closing.callback(path.unlink, missing_ok=True)
-
-
-def _set_keys(socket: zmq.Socket[bytes], curve: keys.Curve) -> None:
-    socket.curve_publickey, socket.curve_secretkey = curve.public.encode(), curve.secret.encode()

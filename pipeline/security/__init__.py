@@ -1,9 +1,8 @@
 """Reads the folder of keys of a run on several machines, and makes TLS contexts from it.
 
     DIR/                          mode 700, its files 600
-        allowed.yaml              permitted clients of each endpoint
-        curve/ROLE.secret         CURVE keys of the services, a pair for each role
-        curve/ROLE.public
+        services.key              the CURVE key that the services of the run share
+        allowed.yaml              names of the simulators whose certificates are accepted
         tls/authority.pem, .key   the authority that signs the certificates of this folder
         tls/server.pem, .key      of the endpoint for simulators
         tls/NAME.pem, .key        of one simulator each
@@ -17,85 +16,35 @@ that others could read or change are rejected, and no message contains a key.
 import os
 import re
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from sparring.pipeline.errors import SettingsError
 
-ROLES: Final = ("stepping", "assembly", "coordination", "learning", "monitor", "supervisor")
-"""Holders of a CURVE pair: all processes of a stage share one, and so do all supervisors of a run."""
-
-CONNECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "steps": ("stepping",),
-    "segments": ("assembly",),
-    "matches": ("stepping",),
-    "topic:stepping": ("coordination", "monitor", "supervisor"),
-    "topic:assembly": ("coordination", "monitor", "supervisor"),
-    "topic:coordination": ("stepping", "assembly", "learning", "monitor", "supervisor"),
-    "topic:ghosts": ("stepping",),
-    "topic:learning": ("coordination", "monitor", "supervisor"),
-    "topic:policy": ("stepping", "coordination"),
-    "topic:monitor": ("supervisor",),
-    "topic:supervisor": ("stepping", "coordination", "monitor", "supervisor"),
-    "topic:host": ("supervisor",),
-}
-"""Client roles in the graph by kind of queue or topic."""
-
-_OWNERS: Final = {
-    "steps": "assembly",
-    "segments": "learning",
-    "matches": "coordination",
-    "topic:ghosts": "coordination",
-    "topic:policy": "learning",
-    "topic:host": "supervisor",
-}
-"""Roles that listen; a topic without an entry has its owner's name."""
-
-SIMULATORS: Final = "simulators"
-"""Kind of endpoint whose list holds names of simulators, as in their certificates."""
+KEY_FILE: Final = "services.key"
+"""File with the CURVE key that all services of a run share, in a folder of keys or in that of the run."""
 
 _KEY: Final = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
 
 
-def secret_key(directory: Path, role: str) -> str:
-    """Returns the secret key of a role, in Z85.
+def secret_key(directory: Path) -> str:
+    """Returns the key of the services, in Z85.
 
     Raises:
         SettingsError: the file is missing, holds no key, or is readable by others.
     """
-    return _key(directory / "curve" / f"{role}.secret", secret=True)
+    path = directory / KEY_FILE
+    text = read_text(path, secret=True).strip()
+    if not _KEY.fullmatch(text):
+        raise _no_key(path, "a CURVE key of 40 characters")
+    return text
 
 
-def public_key(directory: Path, role: str) -> str:
-    """Returns the public key of a role, in Z85. Raises as `secret_key`, but others may read it."""
-    return _key(directory / "curve" / f"{role}.public", secret=False)
-
-
-def endpoint_role(name: str) -> str:
-    """Returns the kind of a queue or topic: "segments" of "segments:Ball", "topic:stepping" of "topic:stepping-0".
-
-    Raises:
-        KeyError: the kind is unknown.
-    """
-    kind, _, rest = name.partition(":")
-    kind = f"topic:{rest.partition('-')[0]}" if kind == "topic" else kind
-    if kind not in CONNECTIONS:
-        raise KeyError(name)
-    return kind
-
-
-def owner(kind: str) -> str:
-    """Returns the role that listens at queues or topics of a kind."""
-    return _OWNERS.get(kind, kind.removeprefix("topic:"))
-
-
-def allowed(directory: Path, role: str) -> frozenset[str]:
-    """Returns the permitted clients of a kind of endpoint: roles, or names of simulators.
+def allowed(directory: Path) -> frozenset[str]:
+    """Returns the names of the simulators that may connect with a certificate.
 
     Args:
         directory: folder of the keys.
-        role: kind of endpoint, a key of `CONNECTIONS` or `SIMULATORS`.
 
     Raises:
         SettingsError: the list is missing, is no list of names, or is writable by others.
@@ -107,11 +56,11 @@ def allowed(directory: Path, role: str) -> frozenset[str]:
         lists = yaml.safe_load(read_text(path, secret=False))
     except yaml.YAMLError:
         lists = None
-    names = lists.get(role) if isinstance(lists, dict) else None
+    names = lists.get("simulators") if isinstance(lists, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise SettingsError(
-            f"got {path}, which has no list of names for {role!r}; expected the names that may connect there; "
-            f"write `{role}: [...]`, or make new keys with `sparring keys`"
+            f"got {path}, which has no list of names of simulators; expected the names that may connect; "
+            "write `simulators: [...]`, or make new keys with `sparring keys`"
         )
     return frozenset(names)
 
@@ -122,13 +71,6 @@ def token(directory: Path) -> str:
     text = read_text(path, secret=True).strip()
     if len(text) < 32 or not text.isascii():
         raise _no_key(path, "a token of at least 32 characters")
-    return text
-
-
-def _key(path: Path, *, secret: bool) -> str:
-    text = read_text(path, secret=secret).strip()
-    if not _KEY.fullmatch(text):
-        raise _no_key(path, "a CURVE key of 40 characters")
     return text
 
 

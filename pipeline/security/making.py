@@ -22,15 +22,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.queues.zmq import new_curve_pair
-from sparring.pipeline.security import CONNECTIONS, ROLES, SIMULATORS, allowed, read_text
+from sparring.pipeline.queues.zmq import new_secret
+from sparring.pipeline.security import KEY_FILE, allowed, read_text
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?|::1")
 _RESERVED: Final = ("authority", "server")
 _HEAD: Final = b"""\
-# Permitted clients: roles by the kind of queue or topic, and names of simulators by their certificates.
+# Names of the simulators whose certificates are accepted.
 # Remove a name to lock it out. Services read this file when they start.
 """
 
@@ -106,17 +106,15 @@ def add(directory: Path, simulators: Sequence[str]) -> None:
         SettingsError: a name exists or is invalid, or the authority is missing.
     """
     _check_names(simulators)
-    known = allowed(directory, SIMULATORS)
-    tls = directory / "tls"
-    known |= {path.stem for path in tls.glob("*")}
+    tls, listed = directory / "tls", allowed(directory)
+    known = listed | {path.stem for path in tls.glob("*")}
     if there := [name for name in simulators if name in known]:
         raise SettingsError(
             f"got the simulator {there[0]!r}, which has a certificate; expected new names: keys are never overwritten; "
             "choose another"
         )
     _write_clients(tls, simulators, _signer(tls))
-    lists = yaml.safe_load(read_text(directory / "allowed.yaml", secret=False))
-    _write_lists(directory, {**lists, SIMULATORS: [*lists[SIMULATORS], *simulators]})
+    _write_list(directory, [*sorted(listed), *simulators])
 
 
 def numbered(count: int, directory: Path | None = None) -> list[str]:
@@ -127,19 +125,15 @@ def numbered(count: int, directory: Path | None = None) -> list[str]:
 
 
 def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> None:
-    curve, tls = directory / "curve", directory / "tls"
-    for folder in (curve, tls):
-        folder.mkdir(mode=0o700)
-    for role in ROLES:
-        public, secret = new_curve_pair()
-        _write(curve / f"{role}.public", f"{public}\n".encode())
-        _write(curve / f"{role}.secret", f"{secret}\n".encode())
+    tls = directory / "tls"
+    tls.mkdir(mode=0o700)
+    _write(directory / KEY_FILE, f"{new_secret()}\n".encode())
     signer = _authority()
     _write_identity(tls, "authority", signer)
     _write_identity(tls, "server", _signed(signer, "server", ExtendedKeyUsageOID.SERVER_AUTH, hosts))
     _write_clients(tls, simulators, signer)
     _write(directory / "token", f"{secrets.token_urlsafe(32)}\n".encode())
-    _write_lists(directory, {**{kind: list(roles) for kind, roles in CONNECTIONS.items()}, SIMULATORS: [*simulators]})
+    _write_list(directory, simulators)
 
 
 def _write_identity(folder: Path, name: str, identity: Identity) -> None:
@@ -156,8 +150,8 @@ def _write_clients(folder: Path, names: Sequence[str], signer: Identity) -> None
         _write_identity(folder, name, _signed(signer, name, ExtendedKeyUsageOID.CLIENT_AUTH, [name]))
 
 
-def _write_lists(directory: Path, lists: dict[str, list[str]]) -> None:
-    text = yaml.safe_dump(lists, sort_keys=False, default_flow_style=None)
+def _write_list(directory: Path, simulators: Sequence[str]) -> None:
+    text = yaml.safe_dump({"simulators": list(simulators)}, default_flow_style=None)
     _write(directory / "allowed.yaml", _HEAD + text.encode())
 
 

@@ -52,11 +52,3 @@ def place(hosts: Mapping[str, HostSettings], service: str) -> str:
 def main(hosts: Mapping[str, HostSettings]) -> str:
     """Returns the host on which the run is started; "" for a run on one machine."""
     return next(iter(hosts), "")
-
-
-def machines(hosts: Mapping[str, HostSettings], own: str) -> tuple[str, ...]:
-    """Returns the addresses of all machines, that of `own` first; none for a run on one machine."""
-    if not hosts:
-        return ()
-    others = [host.address for name, host in hosts.items() if name != own]
-    return tuple(dict.fromkeys([hosts[own].address, *others]))

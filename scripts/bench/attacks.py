@@ -19,7 +19,7 @@ from live_run import SPECS
 
 from sparring.pipeline.messages.codec import PREFIX, FrameReader, to_bytes
 from sparring.pipeline.messages.simulator import VERSION, Fault, Hello, Ping
-from sparring.pipeline.security import client_tls
+from sparring.pipeline.security import KEY_FILE, client_tls
 
 SIMULATOR_TIMEOUT_S = 8.0
 
@@ -31,6 +31,7 @@ class Target:
     Attributes:
         address: for simulators.
         endpoints: of services, by name.
+        run: folder of the run.
         keys: folder of the run's keys.
         others: folder of the keys of another run.
         seconds: duration of each attack.
@@ -40,6 +41,7 @@ class Target:
 
     address: tuple[str, int]
     endpoints: dict[str, str]
+    run: Path
     keys: Path
     others: Path
     seconds: float
@@ -156,7 +158,7 @@ def simulators_key_on_a_service(target: Target) -> str:
 def own_curve_key_on_a_service(target: Target) -> str:
     """Connects to a queue with an unknown CURVE key and the endpoint's public key; then without CURVE."""
     public, secret = zmq.curve_keypair()
-    server = (target.keys / "curve" / "assembly.public").read_bytes().strip()
+    server = zmq.curve_public((target.run / KEY_FILE).read_bytes())
     got, end = Counter[str](), target.until
     with zmq.Context() as context:
         for curve in (True, False):
@@ -316,7 +318,7 @@ ATTACKS = (
 def record_conversation(target: Target) -> None:
     """Records what an honest simulator sends, through a relay."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        relayed = Target(("127.0.0.1", listener.getsockname()[1]), {}, target.keys, target.others, 0, 0)
+        relayed = Target(("127.0.0.1", listener.getsockname()[1]), {}, target.run, target.keys, target.others, 0, 0)
         speaker = threading.Thread(target=lambda: relayed.inside()[0].close())
         speaker.start()
         near, far = listener.accept()[0], socket.create_connection(target.address)

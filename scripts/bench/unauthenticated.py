@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from attacks import ATTACKS, SIMULATOR_TIMEOUT_S, Target, record_conversation
 from live_run import LiveRun
 
-from sparring.pipeline.security import making
+from sparring.pipeline.security import KEY_FILE, making
 from sparring.services.endpoint.listening import allow_descriptors
 
 STEPPING = "stepping-0"
@@ -58,7 +58,7 @@ def main() -> int:
             run.wait(3)
             chosen = [attack for attack in ATTACKS if not args.only or attack.__name__ in args.only]
             endpoints = run.plan["endpoints"]
-            target = Target(run.address, endpoints, keys, others, args.seconds, args.half_open)
+            target = Target(run.address, endpoints, run.directory, keys, others, args.seconds, args.half_open)
             record_conversation(target)
             first = {"rss_mb": run.stepping.memory_info().rss / 1e6, "descriptors": run.stepping.num_fds()}
             for attack in chosen:
@@ -99,8 +99,7 @@ def _one(attack: Callable[[Target], str], target: Target, run: LiveRun) -> None:
 def _secrets_found(keys: Path, directory: Path) -> list[str]:
     """Returns the files of the run that contain a secret."""
     private = [path.read_text().splitlines()[1] for path in (keys / "tls").glob("*.key")]
-    curves = [path.read_text().strip() for path in (keys / "curve").glob("*.secret")]
-    secrets = [(keys / "token").read_text().strip(), *private, *curves]
+    secrets = [(keys / "token").read_text().strip(), *private, (keys / KEY_FILE).read_text().strip()]
     files = [path for path in directory.rglob("*") if path.is_file()]
     return [path.name for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)]
 

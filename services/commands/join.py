@@ -30,13 +30,11 @@ from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages.channels import HOST_RUN, HOST_STATE, orders_topic
 from sparring.pipeline.messages.hosts import HostRun, PartOrder
 from sparring.pipeline.monitoring import logs
-from sparring.pipeline.queues.curve import Protection
-from sparring.pipeline.queues.endpoints import is_open
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.pipeline.queues.zmq import ZmqTransport
+from sparring.pipeline.security import secret_key
 from sparring.pipeline.settings import no_device
-from sparring.services.commands.runs import add_insecure
-from sparring.services.process.encryption import KEYS_VARIABLE, curve, protection
+from sparring.services.process.encryption import KEYS_VARIABLE, service_key
 from sparring.services.process.hosting import LOOP_OPTIONS, HostedService, ProcessHost, follow_signals
 from sparring.services.process.machines import SILENT_S, OrderExecutor
 from sparring.services.process.runtime import SUPERVISOR
@@ -53,11 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("address", metavar="ADDRESS", help="of the main machine: tcp://HOST:PORT, pipeline.port there")
     parser.add_argument("--host", required=True, metavar="NAME", help="of this machine in pipeline.hosts")
-    parser.add_argument("--from", dest="own", metavar="IP", help="own address, where this machine has several")
     parser.add_argument("--keys", type=Path, metavar="DIR", help=f"folder of keys (${KEYS_VARIABLE})")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where runs are kept (%(default)s)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="how long to wait for the run (600)")
-    add_insecure(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.keys is not None:  # the processes started here inherit it
         os.environ[KEYS_VARIABLE] = str(args.keys.absolute())
     keys = Path(os.environ[KEYS_VARIABLE]) if os.environ.get(KEYS_VARIABLE) else None
-    _check(args.address, keys, insecure=args.insecure)
+    _check(args.address, keys)
     while True:
         deadline = time.monotonic() + args.timeout
         status = anyio.run(_take_part, args, keys, deadline, backend_options=LOOP_OPTIONS)
@@ -77,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             return status
 
 
-def _check(address: str, keys: Path | None, *, insecure: bool) -> None:
+def _check(address: str, keys: Path | None) -> None:
     try:
         parts = urlsplit(address)
         fine = parts.scheme == "tcp" and bool(parts.hostname) and parts.port is not None
@@ -87,10 +83,10 @@ def _check(address: str, keys: Path | None, *, insecure: bool) -> None:
         raise SettingsError(
             f"got {address!r}; expected tcp://HOST:PORT of the main machine; `sparring train` prints it"
         )
-    if keys is None and not insecure and is_open(address):
+    if keys is None:
         raise SettingsError(
             f"got {address} without keys: a program that answers there could start others here; expected keys; name "
-            "their folder with --keys, or add --insecure"
+            "their folder with --keys"
         )
 
 
@@ -107,8 +103,7 @@ async def _take_part(args: argparse.Namespace, keys: Path | None, deadline: floa
     logs.get().info("joined", folder=str(directory), host=args.host, session=session, notice=True)
     processes = ProcessHost(directory / "logs")
     try:
-        protected = protection(topology.run, topology.endpoints, "supervisor", args.host)
-        async with ZmqTransport(topology.endpoints, session, protection=protected) as transport:
+        async with ZmqTransport(topology.endpoints, session, secret=service_key(topology.run)) as transport:
             return await HostSession(topology, processes, session).serve(transport)
     finally:
         processes.close()  # whatever still runs ends
@@ -121,12 +116,11 @@ async def _wait_for_run(args: argparse.Namespace, keys: Path | None, session: st
         ServiceError: it has not done so in time.
     """
     endpoints = {f"topic:{SUPERVISOR}": args.address}
-    own = None if keys is None else curve(keys, "supervisor", endpoints)
-    protected = Protection(curve=own, insecure=args.insecure, machines=(args.own,) if args.own else ())
+    secret = None if keys is None else secret_key(keys)
     sys.stdout.write(f"waiting for the run at {args.address}\n")
     sys.stdout.flush()
     with anyio.move_on_after(deadline - time.monotonic()):
-        async with ZmqTransport(endpoints, session, protection=protected) as transport:
+        async with ZmqTransport(endpoints, session, secret=secret) as transport:
             supervisor = await transport.subscribe(SUPERVISOR)
             while True:
                 await supervisor.changed()

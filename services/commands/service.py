@@ -14,7 +14,7 @@ import anyio
 from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, described, first_failure
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.zmq import ZmqTransport
-from sparring.services.process.encryption import protection
+from sparring.services.process.encryption import service_key
 from sparring.services.process.hosting import LOOP_OPTIONS, follow_signals
 from sparring.services.process.runtime import METRICS_INTERVAL_S, Context, Run
 from sparring.services.supervision.topology import ServicePlan, load_run, plan_of
@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
     incarnation = args.start or own_incarnation(plan.name)
     try:
-        protected = protection(prepared, endpoints, plan.name)
-        connected = ZmqTransport(endpoints, incarnation, protection=protected)
+        connected = ZmqTransport(endpoints, incarnation, secret=service_key(prepared))
         serve = partial(_serve, plan, prepared, connected, first=args.first)
         anyio.run(serve, backend_options=LOOP_OPTIONS)
     except Exception as failure:
@@ -85,7 +84,7 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
                 stop=stop,
                 log=logs.get(start=transport.start),
                 clock=time.monotonic,
-                reload=partial(_reload, prepared.directory, plan.name, transport),
+                reload=partial(_reload, prepared.directory, transport),
             )
             tasks.start_soon(_count_refusals, context, transport)
             serve = plan.load()
@@ -96,10 +95,10 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
         tasks.cancel_scope.cancel()
 
 
-def _reload(directory: Path, name: str, transport: ZmqTransport) -> Run:
+def _reload(directory: Path, transport: ZmqTransport) -> Run:
     """Loads the run as it is now, after which its further queues and topics can be opened."""
     run, endpoints = load_run(directory)
-    transport.extend(endpoints, protection(run, endpoints, name))
+    transport.endpoints.update(endpoints)
     return run
 
 

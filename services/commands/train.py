@@ -212,7 +212,7 @@ def _overrides(args: argparse.Namespace) -> Overrides:
 
 def _refuse(settings: Settings, *, insecure: bool, in_process: bool) -> None:
     """Refuses settings that cannot run, before any process starts."""
-    lines = [*not_here(settings), *unreadable(settings), *exposed(settings, insecure=insecure, in_process=in_process)]
+    lines = [*not_here(settings), *unreadable(settings), *exposed(settings, insecure=insecure)]
     lines += [*keys_missing(settings), *keys_unusable(settings), *long_paths(settings, in_process=in_process)]
     if not settings.checkpoint_settings.inference and (refused := no_device(settings)):
         lines.append(str(refused))

@@ -14,7 +14,7 @@ from anyio.streams.tls import TLSAttribute, TLSStream
 
 from sparring.pipeline.errors import RemoteProtocolError, SettingsError
 from sparring.pipeline.queues.endpoints import is_open
-from sparring.pipeline.security import SIMULATORS, allowed, server_tls, token
+from sparring.pipeline.security import allowed, server_tls, token
 from sparring.pipeline.stepping.settings import Accepted
 
 _NUMBERED: Final = re.compile(r"simulator-\d+")
@@ -115,7 +115,7 @@ def credentials(address: str, keys: Path | None, accepted: Accepted, *, encrypt:
         )
     return Credentials(
         tls=server_tls(keys) if encrypt else None,
-        names=allowed(keys, SIMULATORS) if encrypt and accepted != "token" else (),
+        names=allowed(keys) if encrypt and accepted != "token" else (),
         token=token(keys) if accepted != "certificate" else "",
     )
 

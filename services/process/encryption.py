@@ -1,41 +1,27 @@
-"""Which addresses of a run others can reach, and the keys that protect these and the queue ends of services."""
+"""Which addresses of a run others can reach, and the keys that protect these and the services."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.queues.curve import Curve, Protection
 from sparring.pipeline.queues.endpoints import LONGEST_PATH, is_loopback, is_open
-from sparring.pipeline.security import (
-    CONNECTIONS,
-    ROLES,
-    SIMULATORS,
-    allowed,
-    endpoint_role,
-    owner,
-    public_key,
-    secret_key,
-    server_tls,
-    token,
-)
+from sparring.pipeline.security import KEY_FILE, allowed, secret_key, server_tls, token
 from sparring.pipeline.settings import Settings
-from sparring.pipeline.settings.hosts import machines, main, place
+from sparring.pipeline.settings.hosts import main, place
 
 if TYPE_CHECKING:  # `sparring check` needs no event loop
     from sparring.services.process.runtime import Run
 
 KEYS_VARIABLE: Final = "SPARRING_KEYS"
 
-_SIMULATORS_COULD: Final = "any peer that reaches it can act as a simulator, poison the training and copy the policies"
-
-_SERVICES_COULD: Final = "any peer that reaches it can replace weights and data"
+_DANGER: Final = "any peer that reaches it can act as a simulator, poison the training and copy the policies"
 
 
 def keys_folder(settings: Settings) -> Path | None:
@@ -44,49 +30,43 @@ def keys_folder(settings: Settings) -> Path | None:
     return None if named is None else Path(named).absolute()
 
 
-def exposed(settings: Settings, *, insecure: bool, in_process: bool = False) -> list[str]:
-    """Returns the addresses that other machines or users could reach unprotected, one line for each.
+def exposed(settings: Settings, *, insecure: bool) -> list[str]:
+    """Returns the addresses that other machines could reach unprotected, one line for each.
 
     Args:
         settings: of the run.
-        insecure: the user allows access without keys.
-        in_process: the services need no addresses.
+        insecure: the user allows that simulators connect without keys.
     """
-    return [
-        f"got {what}, which {who} can reach{remedy}, or pass --insecure where any peer may take part"
-        for what, who, _, remedy in ([] if insecure else _open_addresses(settings, in_process=in_process))
+    lines = [
+        f"got {what}, which other machines can reach{remedy}, or pass --insecure where any peer may take part"
+        for what, remedy in ([] if insecure else _open_addresses(settings))
     ]
+    if settings.pipeline.hosts and keys_folder(settings) is None:
+        lines.append(
+            "got pipeline.hosts without keys; expected keys, as whoever reaches a service could start programs on each "
+            "machine; make them with `sparring keys DIR` and set pipeline.keys: DIR"
+        )
+    return lines
 
 
 def unprotected(settings: Settings, *, insecure: bool) -> list[str]:
     """Returns the warnings of a run with `--insecure`, one line for each."""
     found = _open_addresses(settings) if insecure else []
-    return [f"--insecure: {what} is open to any peer: {danger}" for what, _, danger, _ in found]
+    return [f"--insecure: {what} is open to any peer: {_DANGER}" for what, _ in found]
 
 
-def _open_addresses(settings: Settings, *, in_process: bool = False) -> Iterator[tuple[str, str, str, str]]:
-    """Yields each address that no key protects, who can reach it, what any peer could do there, and the remedy."""
-    pipeline, others = settings.pipeline, "other machines"
+def _open_addresses(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yields each address for simulators that no key protects, and the remedy."""
+    pipeline = settings.pipeline
     if not is_loopback(pipeline.player_host) and any(one.name == "unity" for one in settings.launched):
         remedy = "; expected loopback, for no key protects it; use an SSH tunnel to the players' ports"
-        yield f"pipeline.player_host {pipeline.player_host!r}", others, _SIMULATORS_COULD, remedy
-    if keys_folder(settings) is not None:
-        return
-    remedy = (
-        ", without keys; expected keys, or loopback (127.0.0.1, ::1, localhost) or unix:///PATH; make keys with "
-        "`sparring keys DIR` and set pipeline.keys: DIR, use loopback and an SSH tunnel"
-    )
-    if is_open(pipeline.address):
-        yield f"pipeline.address {pipeline.address!r}", others, _SIMULATORS_COULD, remedy
-    for name, host in pipeline.hosts.items():
-        if is_open(f"tcp://{host.address}"):
-            yield f"pipeline.hosts.{name} {host.address}", others, f"{_SERVICES_COULD} and start programs", remedy
-    if pipeline.transport == "tcp" and not in_process:  # else sockets in a private folder
+        yield f"pipeline.player_host {pipeline.player_host!r}", remedy
+    if is_open(pipeline.address) and keys_folder(settings) is None:
         remedy = (
-            ", without keys; expected keys, or Unix sockets; make keys with `sparring keys DIR` and set "
-            "pipeline.keys: DIR, or leave pipeline.transport out"
+            ", without keys; expected keys, or loopback (127.0.0.1, ::1, localhost) or unix:///PATH; make keys with "
+            "`sparring keys DIR` and set pipeline.keys: DIR, use loopback and an SSH tunnel"
         )
-        yield "pipeline.transport 'tcp'", "all users of this machine", _SERVICES_COULD, remedy
+        yield f"pipeline.address {pipeline.address!r}", remedy
 
 
 def socket_paths(settings: Settings, *, in_process: bool = False) -> Iterator[tuple[str, Path]]:
@@ -130,13 +110,9 @@ def keys_unusable(settings: Settings) -> list[str]:
     here = main(hosts)
     reads: list[Callable[[], object]] = []
     if any(place(hosts, f"stepping-{index}") == here for index in range(settings.pipeline.stepping_processes)):
-        reads += [partial(server_tls, folder), partial(token, folder), partial(allowed, folder, SIMULATORS)]
-    if hosts or settings.pipeline.transport == "tcp":
-        services = [*ROLES, *(f"learning-{name}" for name in settings.behaviors)]
-        roles = {name.partition("-")[0] for name in services if place(hosts, name) == here}
-        reads += [partial(secret_key, folder, role) for role in sorted(roles)]
-        reads += [partial(public_key, folder, role) for role in ROLES]
-        reads += [partial(allowed, folder, kind) for kind in CONNECTIONS]
+        reads += [partial(server_tls, folder), partial(token, folder), partial(allowed, folder)]
+    if hosts:
+        reads.append(partial(secret_key, folder))
     errors = []
     for read in reads:
         try:
@@ -146,40 +122,12 @@ def keys_unusable(settings: Settings) -> list[str]:
     return list(dict.fromkeys(errors))
 
 
-def curve(folder: Path, role: str, names: Iterable[str]) -> Curve:
-    """Returns the keys of a service.
-
-    Args:
-        folder: of keys.
-        role: of the service.
-        names: of all queues and topics ("topic:NAME") of the run.
+def service_key(run: Run) -> str | None:
+    """Returns the key that the services of a run share; None where they use Unix sockets.
 
     Raises:
-        SettingsError: a key or the list is missing, or others can read or change it.
+        SettingsError: it is missing, or others can read it.
     """
-    kinds = {name: endpoint_role(name) for name in names}
-    lists = {kind: allowed(folder, kind) for kind in set(kinds.values())}
-    known = {one: public_key(folder, one) for one in {*map(owner, lists), *frozenset[str]().union(*lists.values())}}
-    return Curve(
-        public=public_key(folder, role),
-        secret=secret_key(folder, role),
-        servers={name: known[owner(kind)] for name, kind in kinds.items()},
-        clients={name: frozenset(known[one] for one in lists[kind]) for name, kind in kinds.items()},
-    )
-
-
-def protection(run: Run, names: Iterable[str], service: str, host: str | None = None) -> Protection:
-    """Returns the protection of the queue ends of a service.
-
-    Args:
-        run: run of the service.
-        names: of all queues and topics ("topic:NAME") of the run.
-        service: such as "learning-Ball", or "supervisor".
-        host: host that it runs on; None for the one in the run's settings.
-
-    Raises:
-        SettingsError: as `curve`.
-    """
-    here = place(run.hosts, service) if host is None else host
-    keys = None if run.keys is None else curve(run.keys, service.partition("-")[0], names)
-    return Protection(curve=keys, insecure=run.insecure, machines=machines(run.hosts, here))
+    if run.hosts:
+        return None if run.keys is None else secret_key(run.keys)
+    return secret_key(run.directory) if (run.directory / KEY_FILE).exists() else None

@@ -1,4 +1,4 @@
-"""Exports during a training run: one checkpoint at a time, in a child process of the lowest priority.
+"""Exports during a training run: one checkpoint at a time, in a child process of the lowest priority (until the end).
 
     asyncio or trio: exports = Exports(topology, topics, log)
                      tasks.start_soon(exports.run)        exports what the learners' states name
@@ -149,7 +149,7 @@ class Exports:
         except OSError as error:
             return -1, str(error)
         try:
-            if os.name == "posix":  # before it has imported anything
+            if os.name == "posix" and not self._ending.is_set():  # nothing waits for it yet
                 with suppress(ProcessLookupError, PermissionError):
                     os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
             await child.wait()

@@ -12,12 +12,14 @@ from pathlib import Path
 import anyio
 
 from sparring.pipeline.errors import FAILED, CheckpointError, ServiceError, SettingsError
+from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, load
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
+from sparring.pipeline.security import KEY_FILE
 from sparring.pipeline.settings import Settings, not_here, started_by_hand
 from sparring.services.process import forking
-from sparring.services.process.encryption import exposed, protection, unprotected
+from sparring.services.process.encryption import exposed, service_key, unprotected
 from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision.hosts import Processes, Tasks, machines
@@ -234,22 +236,24 @@ async def _supervise(topology: Topology, grow: Grow, in_process: bool) -> Status
 
 
 async def _as_processes(topology: Topology, grow: Grow, processes: ProcessHost) -> Status:
-    from sparring.pipeline.queues.zmq import ZmqTransport
+    from sparring.pipeline.queues.zmq import ZmqTransport, new_secret
 
-    incarnation = f"supervisor.{secrets.token_hex(3)}"
-    protected = protection(topology.run, topology.endpoints, "supervisor")
+    incarnation, key = f"supervisor.{secrets.token_hex(3)}", topology.run.directory / KEY_FILE
+    if not topology.run.hosts and any(endpoint.startswith("tcp:") for endpoint in topology.endpoints.values()):
+        write_atomically(key, new_secret().encode(), mode=0o600)
     async with (
-        ZmqTransport(topology.endpoints, incarnation, protection=protected) as transport,
+        ZmqTransport(topology.endpoints, incarnation, secret=service_key(topology.run)) as transport,
         machines(topology, processes, transport) as host,
     ):
 
         def grow_and_connect(before: Topology, names: Sequence[str]) -> Topology:
             after = grow(before, names)
-            transport.extend(after.endpoints, protection(after.run, after.endpoints, "supervisor"))
+            transport.endpoints.update(after.endpoints)
             return after
 
         status = await Supervisor(host, transport, grow_and_connect).supervise()
         await host.release(status)
+        key.unlink(missing_ok=True)
         return status
 
 

@@ -140,7 +140,7 @@ class Trial:
         self._watcher.start()
 
     def _start(self, *arguments: str) -> Training:
-        own = ["--seed", str(self._seed), "--insecure", *arguments]  # some put a link between the services
+        own = ["--seed", str(self._seed), *arguments]
         return Training(
             self._results, str(self._file), *own, environment=SAME_EVERYWHERE, apart=True, prefix=self._prefix
         )

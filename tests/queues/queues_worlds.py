@@ -6,7 +6,7 @@ import itertools
 import random
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +18,11 @@ from anyio.abc import TaskGroup
 
 from sparring.pipeline.messages.channels import Queue, Topic
 from sparring.pipeline.messages.simulator import Ping
-from sparring.pipeline.queues.curve import UNPROTECTED, Curve, Protection
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.interface import Capacity, Receiver, Sender, Transport
 from sparring.pipeline.queues.memory import MemoryHub, MemoryLink, MemoryTransport
 from sparring.pipeline.queues.wire import Message, Timing
-from sparring.pipeline.queues.zmq import ZmqTransport, new_curve_pair
+from sparring.pipeline.queues.zmq import ZmqTransport, new_secret
 
 QUEUE = Queue("steps", Ping)
 TEN = Capacity(messages=10, steps=100)
@@ -106,17 +105,6 @@ class LossyTransport(Transport):
         return LossyLink(self._hub, end, self._flights, release)
 
 
-def _keys(names: Iterable[str]) -> Curve:
-    """Returns one key pair for all names."""
-    public, secret = new_curve_pair()
-    return Curve(
-        public=public,
-        secret=secret,
-        servers=dict.fromkeys(names, public),
-        clients=dict.fromkeys(names, frozenset({public})),
-    )
-
-
 class World:
     """One implementation to run on.
 
@@ -135,9 +123,8 @@ class World:
         self._endpoints = {
             name: f"ipc://{folder}/{index}" for index, name in enumerate((QUEUE.name, f"topic:{PUBLISHER}"))
         }
-        self._protection = UNPROTECTED
+        self._secret = new_secret() if kind == "tcp" else None
         if kind == "tcp":
-            self._protection = Protection(curve=_keys(self._endpoints))
             self._endpoints = {
                 name: f"tcp://127.0.0.1:{port}" for name, port in zip(self._endpoints, free_ports(2), strict=True)
             }
@@ -150,7 +137,7 @@ class World:
         if self.kind == "lossy":
             return LossyTransport(self._lossy, incarnation, intervals)
         return ZmqTransport(
-            self._endpoints, incarnation, timing=intervals, reconnect=0.01, bind=0.3, protection=self._protection
+            self._endpoints, incarnation, timing=intervals, reconnect=0.01, bind=0.3, secret=self._secret
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:

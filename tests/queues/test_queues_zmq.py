@@ -30,10 +30,11 @@ from sparring.pipeline.queues.wire import (
     SubscriberStatus,
     TopicUpdate,
 )
-from sparring.pipeline.queues.zmq import ZmqTransport
+from sparring.pipeline.queues.zmq import ZmqTransport, new_secret
 from tests.queues.queues_worlds import QUEUE, REAL, free_ports, short_folder
 
 TEN = Capacity(messages=10, steps=100)
+KEY = new_secret()
 
 
 @pytest.fixture
@@ -44,7 +45,12 @@ def folder() -> Iterator[Path]:
 
 def transport(endpoint: str, incarnation: str, **options: object) -> ZmqTransport:
     return ZmqTransport(
-        {QUEUE.name: endpoint, "topic:b": endpoint + "b"}, incarnation, timing=REAL, reconnect=0.01, **options
+        {QUEUE.name: endpoint, "topic:b": endpoint + "b"},
+        incarnation,
+        timing=REAL,
+        reconnect=0.01,
+        secret=KEY,
+        **options,
     )  # type: ignore[arg-type]
 
 

@@ -17,35 +17,17 @@ from structlog.testing import capture_logs
 from sparring.pipeline.errors import QueueError
 from sparring.pipeline.messages.channels import Queue, Topic
 from sparring.pipeline.messages.simulator import Ping
-from sparring.pipeline.queues.curve import (
-    HANDSHAKE_S,
-    Curve,
-    Handshakes,
-    Protection,
-    authenticate,
-)
+from sparring.pipeline.queues.curve import HANDSHAKE_S, Handshakes, authenticate
 from sparring.pipeline.queues.endpoints import peer_address
 from sparring.pipeline.queues.interface import Capacity
 from sparring.pipeline.queues.wire import Timing
-from sparring.pipeline.queues.zmq import ZmqTransport, new_curve_pair
+from sparring.pipeline.queues.zmq import ZmqTransport, new_secret
 
 TOPIC = Topic("k", Ping)
 TEN = Capacity(messages=10, steps=100)
 REAL = Timing(heartbeat=0.05, retry=0.03, peer_timeout=5.0, acknowledge=0.002)
 QUEUE = "segments:Ball"
-PAIRS = {role: new_curve_pair() for role in ("learning", "assembly", "stepping", "unlisted")}
-
-
-def curve(role: str, *, server: str = "learning", clients: tuple[str, ...] = ("assembly",)) -> Curve:
-    public, secret = PAIRS[role]
-    allowed = frozenset(PAIRS[name][0] for name in clients)
-    others = frozenset({PAIRS["stepping"][0]})
-    return Curve(
-        public=public,
-        secret=secret,
-        servers={QUEUE: PAIRS[server][0], "topic:b": PAIRS[server][0]},
-        clients={QUEUE: allowed, "topic:b": others},
-    )
+OURS, OTHERS = new_secret(), new_secret()
 
 
 def free_port() -> int:
@@ -59,8 +41,8 @@ def endpoints() -> dict[str, str]:
     return {QUEUE: f"tcp://127.0.0.1:{free_port()}", "topic:b": f"tcp://127.0.0.1:{free_port()}"}
 
 
-def transport(endpoints: Mapping[str, str], start: str, **options: Any) -> ZmqTransport:
-    return ZmqTransport(endpoints, start, timing=REAL, reconnect=0.01, protection=Protection(**options))
+def transport(endpoints: Mapping[str, str], start: str, secret: str | None) -> ZmqTransport:
+    return ZmqTransport(endpoints, start, timing=REAL, reconnect=0.01, secret=secret)
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -69,21 +51,14 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await anyio.sleep(0.01)
 
 
-async def connect_and_wait(endpoints: Mapping[str, str], keys: Curve, name: str = QUEUE) -> None:
-    """Connects and waits until that is refused."""
-    async with transport(endpoints, "client.1", curve=keys) as client:
-        await (client.subscribe("b") if name == "topic:b" else client.sender(Queue(name, Ping)))
-        await anyio.sleep(10)
-
-
 # ---------------------------------------------------------------- over sockets
 
 
 @pytest.mark.asyncio
-async def test_a_key_on_the_list_is_accepted(endpoints: dict[str, str]) -> None:
+async def test_a_service_with_the_key_of_the_run_is_accepted(endpoints: dict[str, str]) -> None:
     async with (
-        transport(endpoints, "learning.1", curve=curve("learning")) as server,
-        transport(endpoints, "coordination.1", curve=curve("assembly")) as client,
+        transport(endpoints, "learning.1", OURS) as server,
+        transport(endpoints, "assembly.1", OURS) as client,
     ):
         receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
         sender = await client.sender(Queue(QUEUE, Ping))
@@ -94,28 +69,10 @@ async def test_a_key_on_the_list_is_accepted(endpoints: dict[str, str]) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("role", ["stepping", "unlisted"])
-async def test_a_key_that_is_not_on_the_list_is_refused_and_its_owner_gets_an_error(
-    endpoints: dict[str, str], role: str
-) -> None:
-    async with transport(endpoints, "learning.1", curve=curve("learning")) as server:
-        receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
-        with pytest.raises(QueueError, match=f"got a rejected connection to {QUEUE}"), capture_logs() as lines:
-            await connect_and_wait(endpoints, curve(role))
-        assert server.refused == 1
-        assert receiver.empty()
-    cause = "its key is not allowed here" if role == "stepping" else "its key is unknown"
-    refused = [line for line in lines if line["event"] == "refused"]
-    assert [(line["endpoint"], line["peer"], line["cause"]) for line in refused] == [(QUEUE, "127.0.0.1", cause)]
-    assert PAIRS[role][1] not in str(lines)
-
-
-@pytest.mark.asyncio
-async def test_a_client_that_expects_another_server_sends_this_one_nothing(endpoints: dict[str, str]) -> None:
-    other = curve("assembly", server="unlisted")
+async def test_a_service_with_another_key_is_refused_and_both_sides_say_so(endpoints: dict[str, str]) -> None:
     async with (
-        transport(endpoints, "learning.1", curve=curve("learning")) as server,
-        transport(endpoints, "coordination.1", curve=other) as client,
+        transport(endpoints, "learning.1", OURS) as server,
+        transport(endpoints, "assembly.1", OTHERS) as client,
     ):
         receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
         with capture_logs() as lines:
@@ -123,11 +80,30 @@ async def test_a_client_that_expects_another_server_sends_this_one_nothing(endpo
             await wait_until(lambda: server.refused > 1 and client.refused > 1)
         assert receiver.empty()
     assert [line["peer"] for line in lines if "closed the connection" in line.get("cause", "")] == [endpoints[QUEUE]]
+    assert any("it has no key or another one" in line.get("cause", "") for line in lines)
+    assert OURS not in str(lines)
+    assert OTHERS not in str(lines)
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_knows_the_public_key_without_the_secret_is_refused(endpoints: dict[str, str]) -> None:
+    async with transport(endpoints, "learning.1", OURS) as server:
+        receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer, capture_logs() as lines:
+            peer.linger = 0
+            peer.curve_publickey, peer.curve_secretkey = zmq.curve_keypair()
+            peer.curve_serverkey = zmq.curve_public(OURS.encode())
+            peer.connect(endpoints[QUEUE])
+            await wait_until(lambda: server.refused > 0)
+        assert receiver.empty()
+    assert [(line["endpoint"], line["peer"], line["cause"]) for line in lines if line["event"] == "refused"] == [
+        (QUEUE, "127.0.0.1", "it has another key")
+    ]
 
 
 @pytest.mark.asyncio
 async def test_a_client_without_key_is_refused(endpoints: dict[str, str]) -> None:
-    async with transport(endpoints, "learning.1", curve=curve("learning")) as server:
+    async with transport(endpoints, "learning.1", OURS) as server:
         receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
         with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
             plain.linger = 0
@@ -140,7 +116,7 @@ async def test_a_client_without_key_is_refused(endpoints: dict[str, str]) -> Non
 async def test_a_peer_that_does_not_speak_zeromq_is_counted_and_logged_once_per_address(
     endpoints: dict[str, str],
 ) -> None:
-    async with transport(endpoints, "learning.1", curve=curve("learning")) as server:
+    async with transport(endpoints, "learning.1", OURS) as server:
         await server.receiver(Queue(QUEUE, Ping), TEN)
         with capture_logs() as lines:
             for _ in range(3):
@@ -166,44 +142,12 @@ def test_the_address_of_a_peer_is_known_while_it_is_connected() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_list_applies_to_its_endpoint_only(endpoints: dict[str, str]) -> None:
-    async with transport(endpoints, "learning.1", curve=curve("learning")) as server:
-        topic = await server.publisher("b")
-        topic.publish(TOPIC, Ping(number=7))
-        async with transport(endpoints, "s.1", curve=curve("stepping")) as client:
-            subscription = await client.subscribe("b")
-            with anyio.fail_after(10):
-                while subscription.latest(TOPIC) is None:
-                    await subscription.changed()
-        with pytest.raises(QueueError, match="got a rejected connection to topic:b"):
-            await connect_and_wait(endpoints, curve("assembly"), "topic:b")
-
-
-@pytest.mark.asyncio
-async def test_a_service_does_not_listen_beyond_loopback_without_keys() -> None:
-    endpoints = {QUEUE: f"tcp://0.0.0.0:{free_port()}"}
-    async with transport(endpoints, "learning.1") as server:
-        with pytest.raises(QueueError, match="which other machines can reach, without keys; expected keys; make them"):
+async def test_no_tcp_endpoint_opens_without_a_key(endpoints: dict[str, str]) -> None:
+    async with transport(endpoints, "learning.1", None) as server:
+        with pytest.raises(QueueError, match="without a key; expected the key of the run"):
             await server.receiver(Queue(QUEUE, Ping), TEN)
-    async with transport(endpoints, "learning.1", insecure=True) as server:
-        await server.receiver(Queue(QUEUE, Ping), TEN)
-
-
-@pytest.mark.asyncio
-async def test_a_run_on_several_machines_accepts_no_other_address() -> None:
-    endpoints = {QUEUE: f"tcp://127.0.0.2:{free_port()}"}
-    async with (
-        transport(endpoints, "learning.1", curve=curve("learning"), machines=("127.0.0.2", "127.0.0.3")) as server,
-        transport(endpoints, "c.1", curve=curve("assembly"), machines=("127.0.0.3", "127.0.0.2")) as near,
-        transport(endpoints, "c.2", curve=curve("assembly"), machines=("127.0.0.4", "127.0.0.2")) as far,
-    ):
-        receiver = await server.receiver(Queue(QUEUE, Ping), TEN)
-        await far.sender(Queue(QUEUE, Ping))
-        await wait_until(lambda: server.refused > 0)
-        sender = await near.sender(Queue(QUEUE, Ping))
-        with anyio.fail_after(10):
-            await sender.put(Ping(number=1), 1)
-            assert (await receiver.get()).number == 1
+        with pytest.raises(QueueError, match="without a key; expected the key of the run"):
+            await server.subscribe("b")
 
 
 # ---------------------------------------------------------------- rules
@@ -219,11 +163,11 @@ def zap_request(domain: bytes, key: bytes, mechanism: bytes = b"CURVE") -> list[
     mechanism=st.sampled_from([b"CURVE", b"NULL", b"PLAIN", b""]),
     key=st.binary(max_size=40),
 )
-def test_the_authenticator_refuses_any_key_that_is_not_on_its_list(domain: bytes, mechanism: bytes, key: bytes) -> None:
+def test_the_authenticator_refuses_any_key_but_that_of_the_run(domain: bytes, mechanism: bytes, key: bytes) -> None:
     rejected: list[tuple[str, str, str]] = []
-    rest: Any = {"a": frozenset({"ff" * 32})}, lambda *call: rejected.append(call), lambda raw: raw.hex().encode()
+    rest: Any = b"ff" * 32, lambda *call: rejected.append(call), lambda raw: raw.hex().encode()
     answer = authenticate(zap_request(domain, key, mechanism), *rest)
-    good = domain == b"a" and mechanism == b"CURVE" and key == b"\xff" * 32
+    good = mechanism == b"CURVE" and key == b"\xff" * 32
     assert answer[:4] == [b"", b"1.0", b"5", b"200" if good else b"400"]
     assert len(rejected) == (not good)
     assert authenticate(zap_request(b"a", b"\xff" * 32), *rest)[3] == b"200"

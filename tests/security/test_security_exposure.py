@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.security import KEY_FILE
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.load import parse_settings
 from sparring.services.commands import check
@@ -38,7 +39,6 @@ def test_listening_on_loopback_needs_no_keys(address: str, monkeypatch: pytest.M
         (settings("tcp://0.0.0.0:5005"), "pipeline.address"),
         (settings("tcp://game.example.org:5005"), "pipeline.address"),
         (settings("tcp://[::]:5005"), "pipeline.address"),
-        (settings(hosts=HOSTS), "pipeline.hosts.rack 10.0.0.2"),
     ],
 )
 def test_listening_beyond_loopback_needs_keys_or_insecure(
@@ -57,17 +57,14 @@ def test_listening_beyond_loopback_needs_keys_or_insecure(
     assert unprotected(configured, insecure=True) == []
 
 
-def test_services_on_loopback_without_keys_need_insecure(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every user of the machine could connect to them; one process needs no addresses at all."""
+@pytest.mark.parametrize("insecure", [False, True])
+def test_several_machines_always_need_keys(insecure: bool, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reaches a service there could start programs."""
     monkeypatch.delenv("SPARRING_KEYS", raising=False)
-    configured = settings(transport="tcp")
-    (line,) = exposed(configured, insecure=False)
-    assert line.startswith("got pipeline.transport 'tcp', which all users of this machine can reach, without keys")
-    assert exposed(configured, insecure=True) == exposed(configured, insecure=False, in_process=True) == []
-    (warning,) = unprotected(configured, insecure=True)
-    assert "can replace weights and data" in warning
-    monkeypatch.setenv("SPARRING_KEYS", str(made))
-    assert exposed(configured, insecure=False) == unprotected(configured, insecure=True) == []
+    (line,) = exposed(settings(hosts=HOSTS), insecure=insecure)
+    assert line.startswith("got pipeline.hosts without keys; expected keys")
+    assert exposed(settings(hosts=HOSTS, keys=str(made)), insecure=insecure) == []
+    assert exposed(settings(transport="tcp"), insecure=insecure) == []
 
 
 def test_paths_that_are_too_long_for_sockets_are_refused_before_a_run_begins(
@@ -127,12 +124,12 @@ def test_unusable_keys_are_refused_at_once(folder: Path, monkeypatch: pytest.Mon
 def test_a_machine_needs_only_the_keys_of_its_own_services(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARRING_KEYS", raising=False)
     own = settings(keys=str(folder), hosts=HOSTS)
-    for path in ("token", "tls/server.key", "curve/stepping.secret", "tls/authority.key"):
+    for path in ("token", "tls/server.key", "tls/authority.key"):
         (folder / path).unlink()
     assert keys_unusable(own) == []
-    (folder / "curve/learning.secret").unlink()
+    (folder / KEY_FILE).unlink()
     (line,) = keys_unusable(own)
-    assert "learning.secret, which cannot be read (No such file" in line
+    assert f"{KEY_FILE}, which cannot be read (No such file" in line
 
 
 def test_check_and_train_refuse_an_exposed_address_and_accept_only_the_full_option(

@@ -12,7 +12,7 @@ import pytest
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.hosts import HostRun
 from sparring.pipeline.settings import Settings
-from sparring.pipeline.settings.hosts import HostSettings, machines, place
+from sparring.pipeline.settings.hosts import HostSettings, place
 from sparring.services.commands import join
 from sparring.services.main import main
 from sparring.services.process.runtime import Playback
@@ -44,11 +44,6 @@ HOSTS = {
 def test_the_most_specific_entry_places_a_service(service: str, host: str) -> None:
     assert place(HOSTS, service) == host
     assert place({}, service) == ""
-
-
-def test_the_address_of_the_machine_itself_comes_first() -> None:
-    assert machines(HOSTS, "tower") == ("10.0.0.3", "10.0.0.1", "10.0.0.2")
-    assert machines({}, "") == ()
 
 
 @pytest.mark.parametrize(

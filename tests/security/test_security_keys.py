@@ -10,31 +10,10 @@ from pathlib import Path
 import pytest
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.security import (
-    CONNECTIONS,
-    ROLES,
-    SIMULATORS,
-    allowed,
-    client_tls,
-    endpoint_role,
-    owner,
-    public_key,
-    secret_key,
-    server_tls,
-    token,
-)
+from sparring.pipeline.security import KEY_FILE, allowed, client_tls, secret_key, server_tls, token
 from sparring.pipeline.security.making import add, make, numbered
 from sparring.services.commands import keys
 from sparring.services.main import main
-from sparring.services.process.encryption import curve
-
-NAMES = [
-    "steps",
-    "segments:Ball",
-    "matches",
-    *(f"topic:{name}" for name in ("stepping-0", "assembly", "coordination", "learning-Ball", "policy-Ball", "ghosts")),
-    *(f"topic:{name}" for name in ("monitor", "supervisor", "host-rack")),
-]
 
 
 def modes(folder: Path) -> set[int]:
@@ -46,7 +25,7 @@ def modes(folder: Path) -> set[int]:
 
 def test_only_the_owner_can_open_new_keys(made: Path) -> None:
     assert modes(made) == {0o600}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (made, made / "curve", made / "tls")} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (made, made / "tls")} == {0o700}
     assert [path.name for path in made.parent.iterdir()] == ["keys"]
 
 
@@ -63,7 +42,7 @@ def test_a_folder_of_keys_is_made_as_a_whole_or_not_at_all(tmp_path: Path, monke
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sparring.pipeline.security.making._write_lists", full)
+    monkeypatch.setattr("sparring.pipeline.security.making._write_list", full)
     with pytest.raises(SettingsError, match="cannot be made \\(No space left on device\\)"):
         make(tmp_path / "keys", [])
     assert list(tmp_path.iterdir()) == []
@@ -75,7 +54,7 @@ def test_an_added_simulator_gets_a_certificate_and_an_entry_on_the_list(folder: 
     add(folder, ["simulator-0"])
     assert stat.S_IMODE((folder / "tls" / "simulator-0.key").stat().st_mode) == 0o600
     assert numbered(1, folder) == ["simulator-1"]
-    assert allowed(folder, SIMULATORS) == {"arcade", "simulator-0"}
+    assert allowed(folder) == {"arcade", "simulator-0"}
     assert modes(folder) == {0o600}
     shown, _ = handshake(client_tls(folder, "simulator-0"), server_tls(folder))
     assert shown == "simulator-0"
@@ -101,7 +80,7 @@ def test_the_keys_command_makes_and_adds_keys(tmp_path: Path, capsys: pytest.Cap
     output = capsys.readouterr()
     assert "simulator-1, simulator-2" in output.out
     assert "never overwritten" in output.err
-    assert secret_key(tmp_path / "keys", "stepping") not in output.out + output.err
+    assert secret_key(tmp_path / "keys") not in output.out + output.err
     assert keys.run.__doc__
 
 
@@ -111,7 +90,7 @@ def test_the_keys_command_makes_and_adds_keys(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("file", "read"),
     [
-        ("curve/learning.secret", lambda folder: secret_key(folder, "learning")),
+        (KEY_FILE, secret_key),
         ("tls/server.key", server_tls),
         ("tls/arcade.key", lambda folder: client_tls(folder, "arcade")),
         ("tls/authority.key", lambda folder: add(folder, numbered(1, folder))),
@@ -134,8 +113,7 @@ def test_a_secret_that_others_can_read_is_refused_and_not_shown(
 @pytest.mark.parametrize(
     ("file", "read"),
     [
-        ("allowed.yaml", lambda folder: allowed(folder, "steps")),
-        ("curve/learning.public", lambda folder: public_key(folder, "learning")),
+        ("allowed.yaml", allowed),
         ("tls/authority.pem", lambda folder: client_tls(folder)),
         ("tls/server.pem", server_tls),
     ],
@@ -153,12 +131,12 @@ def test_a_file_that_others_can_change_is_refused_and_one_they_can_read_is_not(
 @pytest.mark.parametrize(
     ("file", "content", "read"),
     [
-        ("curve/learning.secret", b"short", lambda folder: secret_key(folder, "learning")),
-        ("curve/learning.public", b"\xff" * 40, lambda folder: public_key(folder, "learning")),
+        (KEY_FILE, b"short", secret_key),
+        (KEY_FILE, b"\xff" * 40, secret_key),
         ("token", b"guess", token),
-        ("allowed.yaml", b"steps: stepping", lambda folder: allowed(folder, "steps")),
-        ("allowed.yaml", b"{", lambda folder: allowed(folder, "steps")),
-        ("allowed.yaml", b"segments: []", lambda folder: allowed(folder, "steps")),
+        ("allowed.yaml", b"simulators: arcade", allowed),
+        ("allowed.yaml", b"{", allowed),
+        ("allowed.yaml", b"steps: []", allowed),
         ("tls/server.key", b"nothing", server_tls),
         ("tls/authority.pem", b"nothing", client_tls),
     ],
@@ -173,10 +151,6 @@ def test_a_malformed_key_file_is_refused_without_showing_its_content(
     (folder / file).unlink()
     with pytest.raises(SettingsError, match=r"cannot be (read|used) \("):
         read(folder)
-
-
-def test_a_secret_is_not_in_the_repr_of_its_object(made: Path) -> None:
-    assert secret_key(made, "stepping") not in repr(curve(made, "stepping", NAMES))
 
 
 # ---------------------------------------------------------------- TLS
@@ -224,30 +198,3 @@ def test_the_certificates_of_simulator_and_endpoint_are_not_interchangeable(made
     client.load_cert_chain(made / "tls/server.pem", made / "tls/server.key")
     with pytest.raises(ssl.SSLError):
         handshake(client, server_tls(made))
-
-
-# ---------------------------------------------------------------- lists
-
-
-def test_each_kind_of_queue_and_topic_has_an_owner_and_a_list_of_roles(made: Path) -> None:
-    assert {endpoint_role(name) for name in NAMES} == set(CONNECTIONS)
-    for kind, roles in CONNECTIONS.items():
-        assert owner(kind) in ROLES
-        assert owner(kind) not in roles or kind in ("topic:supervisor", "topic:host")
-        assert allowed(made, kind) == set(roles)
-
-
-def test_a_service_knows_which_clients_each_endpoint_accepts(made: Path) -> None:
-    found = curve(made, "learning", NAMES)
-    publics = {role: public_key(made, role) for role in ROLES}
-    assert found.public == publics["learning"]
-    assert found.servers["segments:Ball"] == found.servers["topic:policy-Ball"] == publics["learning"]
-    assert found.servers["topic:ghosts"] == publics["coordination"]
-    assert found.clients["segments:Ball"] == {publics["assembly"]}
-    assert found.clients["topic:monitor"] == {publics["supervisor"]}
-
-
-def test_a_role_that_was_removed_from_a_list_is_no_longer_accepted(folder: Path) -> None:
-    path = folder / "allowed.yaml"
-    path.write_text(path.read_text().replace("steps: [stepping]", "steps: []"))
-    assert curve(folder, "assembly", NAMES).clients["steps"] == set()

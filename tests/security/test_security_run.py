@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sparring.pipeline.security import ROLES, secret_key, token
+from sparring.pipeline.security import secret_key, token
 from sparring.pipeline.security.making import make
 
 MAIN, RACK = "127.0.0.2", "127.0.0.3"
@@ -70,8 +70,6 @@ def test_a_run_on_two_machines_trains_with_balanced_step_counts_and_no_secret_in
         f"tcp://{MAIN}:{port + 1}",
         "--host",
         "rack",
-        "--from",
-        RACK,
         "--results-dir",
         str(there),
     ]
@@ -100,7 +98,7 @@ def test_a_run_on_two_machines_trains_with_balanced_step_counts_and_no_secret_in
     assert sum(sum(simulator["steps"].values()) for simulator in simulators) == step_counts["produced"]
     assert (there / "r" / "logs" / "stepping-0.jsonl").exists()
     assert not (here / "r" / "logs" / "stepping-0.jsonl").exists()
-    secrets = [token(tmp_path / "keys"), *(secret_key(tmp_path / "keys", role) for role in ROLES)]
+    secrets = [token(tmp_path / "keys"), secret_key(tmp_path / "keys")]
     for path in (path for folder in (here, there) for path in folder.rglob("*") if path.is_file()):
         content = path.read_bytes()
         assert not any(secret.encode() in content for secret in secrets), path

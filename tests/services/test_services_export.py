@@ -192,6 +192,8 @@ async def test_checkpoint_is_exported_by_a_child_of_lowest_priority(run, childre
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
+        while not log.of("exported"):  # noqa: ASYNC110 - a log has no event
+            await anyio.sleep(0.01)
         await exports.finish(30)
     (fields,) = log.of("exported")
     assert fields["checkpoint"] == "Goal/checkpoint-000000002000"
@@ -272,17 +274,18 @@ async def test_child_that_is_too_slow_at_the_end_is_killed_with_a_warning(run, t
 
 @pytest.mark.anyio
 @both_loops
-async def test_child_is_not_interrupted_with_the_terminal(run, children):
+async def test_child_at_the_end_has_normal_priority_and_is_not_interrupted_with_the_terminal(run, children):
     """Ctrl-C reaches every process of the terminal's group, but the run still ends in order."""
     log = Log()
-    children("echo $$ $(ps -o pgid= -p $$)")
+    children("echo $$ $(ps -o pgid= -p $$) $(nice)")
     exports = exports_of(run, log)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(exports.run)
         exports.on_checkpoint("Goal", "Goal/checkpoint-000000002000")
         await exports.finish(30)
-    ((own, group),) = [fields["result"].split() for fields in log.of("exported")]
+    ((own, group, niceness),) = [fields["result"].split() for fields in log.of("exported")]
     assert own == group
+    assert int(niceness) == os.nice(0)
 
 
 @pytest.mark.anyio
@@ -319,10 +322,7 @@ def test_child_ends_with_its_run(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_real_child_writes_the_files_beside_the_run(run, monkeypatch):
-    monkeypatch.setattr(
-        "sparring.services.supervision.exports.NICENESS", 0
-    )  # at the lowest priority it may never get the CPU
+async def test_real_child_writes_the_files_beside_the_run(run):
     log = Log()
     exports = exports_of(run, log)
     async with anyio.create_task_group() as tasks:
