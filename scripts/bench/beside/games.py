@@ -20,11 +20,12 @@ Floats = NDArray[np.float32]
 _BALANCE: Final = Path(__file__).parents[3] / "pipeline" / "games" / "balance.py"
 _FORWARD: Final[NDArray[np.float64]] = np.array([[1.0], [-1.0]])
 """Direction along the line in which each team's body faces."""
+_BASE: Final = "sparring.pipeline.games.base"
 _RECORDS: Final = {
     "sparring.pipeline.messages.simulator": ("BehaviorActions", "BehaviorReport", "Decisions", "Ends"),
-    "sparring.pipeline.specs": ("ActionSpec", "BehaviorId", "BehaviorSpec", "ObservationSpec"),
+    "sparring.pipeline.specs": ("ActionSpec", "Array", "BehaviorId", "BehaviorSpec", "ObservationSpec"),
 }
-"""Replacements for what `balance.py` imports from the pipeline, which needs a newer Python than ML-Agents."""
+"""Replacements for what both import from the pipeline, which needs a newer Python than ML-Agents."""
 
 
 @dataclass(frozen=True)
@@ -61,25 +62,30 @@ class Game(Protocol):
 
 
 def _balance_module() -> ModuleType:
-    """`pipeline/games/balance.py` with plain records instead of the pipeline's."""
-    known = {name: sys.modules.get(name) for name in _RECORDS}
+    """`pipeline/games/balance.py`, and `base.py` beside it, with plain records instead of the pipeline's."""
+    known = {name: sys.modules.get(name) for name in (*_RECORDS, _BASE)}
     for name, records in _RECORDS.items():
         stand_in: Any = ModuleType(name)
         for record in records:
             setattr(stand_in, record, SimpleNamespace)
         sys.modules[name] = stand_in
     try:
-        spec = importlib.util.spec_from_file_location("balance", _BALANCE)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        sys.modules[_BASE] = _load(_BALANCE.with_name("base.py"))
+        return _load(_BALANCE)
     finally:
         for name, before in known.items():
             if before is None:
-                del sys.modules[name]
+                sys.modules.pop(name, None)
             else:
                 sys.modules[name] = before
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
