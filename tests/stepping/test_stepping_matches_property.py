@@ -105,7 +105,7 @@ class RandomMatches:
 
 
 @layouts
-@settings(max_examples=30)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), frames=st.integers(1, 25), kind=KINDS_OR_NONE, carried=MEMORIES)
 def test_policies_of_one_matchup_choose_every_action_of_a_match(
     layout: str, seed: int, frames: int, kind: Kind | None, carried: tuple[int, int, int]
@@ -149,7 +149,7 @@ def test_lockstep_results_do_not_depend_on_the_order_of_arrival(layout: str, see
 
 
 @layouts
-@settings(max_examples=30)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), frames=st.integers(1, 30), kind=KINDS_OR_NONE)
 def test_a_ghost_that_may_still_act_is_never_released(layout: str, seed: int, frames: int, kind: Kind | None) -> None:
     """Releasing unused ghosts at each assignment changes nothing."""
