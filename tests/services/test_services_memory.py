@@ -85,11 +85,11 @@ async def test_acting_again_on_lockstep_segments_gives_the_stored_log_probabilit
     games = [Goal(areas=3, memory=True, **actions) for _ in range(2)]
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await begin(
-            tasks, stack, tmp_path, games, mode="lockstep", network=NETWORKS[network], horizon=10, max_steps=600
+            tasks, stack, tmp_path, games, mode="lockstep", network=NETWORKS[network], horizon=10, max_steps=400
         )
         step_counts = await graph.finish()
         tasks.cancel_scope.cancel()
-    assert step_counts["trained"] >= 600
+    assert step_counts["trained"] >= 400
     assert balanced(step_counts), step_counts
     assert replay.versions == {0}
     assert len(replay.errors) >= 5
