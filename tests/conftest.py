@@ -21,9 +21,13 @@ from trio.testing import MockClock
 # The time that an example takes depends on the load of the machine, so it decides nothing.
 _ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
 
-settings.register_profile("repeatable", derandomize=True, **_ANY_MACHINE)
+settings.register_profile("repeatable", derandomize=True, max_examples=50, **_ANY_MACHINE)
 settings.register_profile("search", derandomize=False, max_examples=1000, **_ANY_MACHINE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# Workers and the processes that tests start import the same modules, and compile them once.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SLOW_S = 900
 """Timeout of a slow test: generous, because a loaded machine is many times slower."""

@@ -195,7 +195,7 @@ def test_rows_stay_with_their_agents_while_the_log_is_reused() -> None:
     assert agent_episodes > 400
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     agents=st.integers(1, 20),
     horizon=st.integers(1, 12),

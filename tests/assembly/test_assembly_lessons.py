@@ -33,7 +33,7 @@ def check(messages: list[Segments], *, has_lessons: bool) -> int:
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), parts=st.integers(1, 15), has_lessons=st.booleans())
 def test_every_episode_names_the_lessons_of_its_start(seed: int, parts: int, has_lessons: bool) -> None:
     """Slots are reused, agents are reported again to a new reader, and groups change."""
@@ -59,7 +59,7 @@ def test_every_episode_names_the_lessons_of_its_start(seed: int, parts: int, has
     check(messages, has_lessons=has_lessons)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), ticks=st.integers(1, 30), has_lessons=st.booleans())
 def test_every_episode_of_a_group_member_names_the_lessons_of_its_start(
     seed: int, ticks: int, has_lessons: bool

@@ -131,7 +131,7 @@ worlds = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(sizes=all_sizes, world=worlds, ticks=st.integers(1, 45), flush_chance=st.sampled_from([0.0, 0.1, 0.5]))
 def test_segments_episodes_and_counts_equal_those_of_the_twin(
     sizes: Sizes, world: World, ticks: int, flush_chance: float
@@ -144,7 +144,7 @@ def test_segments_episodes_and_counts_equal_those_of_the_twin(
     assert pair.twin.orphaned == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     sizes=all_sizes,
     world=worlds,
@@ -167,7 +167,7 @@ def test_a_new_assembler_continues_a_stream_under_way(
     pair.compare()
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     horizon=st.integers(1, 9),
     sequence=st.integers(1, 9),

@@ -165,7 +165,7 @@ def test_unreported_episodes_alone_are_sent_once_at_the_end() -> None:
     assert flush.episodes.unreported.tolist() == []
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     grouped=st.booleans(),

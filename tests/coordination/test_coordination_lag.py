@@ -173,7 +173,7 @@ def test_data_are_one_version_old_and_the_learner_is_busy(agents: int, speed: fl
     assert timed.peak < 24_000 + agents
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     agents=st.integers(1, 300),
     buffer_size=st.sampled_from([64, 500, 3000]),

@@ -75,7 +75,7 @@ def run(pipeline: Pipeline, moves: int) -> None:
         check_identity(pipeline)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(pipeline=pipelines(), rests=st.integers(1, 6))
 def test_without_a_crash_the_budget_holds_and_nothing_is_lost(pipeline: Pipeline, rests: int) -> None:
     """At most a frame of each process exceeds the budget, by the ledger too, and settled step counts are exact."""
@@ -92,7 +92,7 @@ def test_without_a_crash_the_budget_holds_and_nothing_is_lost(pipeline: Pipeline
         assert pipeline.ledger.take_new_losses() == {}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(pipeline=pipelines())
 def test_training_never_ends(pipeline: Pipeline) -> None:
     """More buffers are trained as long as simulators run, for all sizes and schedules."""
@@ -103,7 +103,7 @@ def test_training_never_ends(pipeline: Pipeline) -> None:
     assert len(pipeline.updates) >= 3, f"stalled with {pipeline.ledger.in_flight} in flight"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(pipeline=pipelines(processes=1, overlaps=(0,)))
 def test_lockstep_trains_on_all_produced_steps(pipeline: Pipeline) -> None:
     """With overlap 0 and one process an update takes every step, so none is older than one version."""
@@ -118,7 +118,7 @@ def test_lockstep_trains_on_all_produced_steps(pipeline: Pipeline) -> None:
 KILLS = ("stepping", "assembly", "coordination", "learning")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     pipeline=pipelines(),
     kills=st.lists(st.sampled_from(KILLS), min_size=1, max_size=5),
@@ -141,7 +141,7 @@ def test_a_crash_loses_and_counts_what_its_stage_held(pipeline: Pipeline, kills:
     assert pipeline.ledger.losses.keys() <= set().union(*(causes.get(kill, {kill}) for kill in kills))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     pipeline=pipelines(),
     kill=st.sampled_from(KILLS),
@@ -161,7 +161,7 @@ def test_losses_have_the_stage_that_died_as_their_cause(pipeline: Pipeline, kill
     assert pipeline.ledger.take_new_losses() == {}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(pipeline=pipelines(), times=st.lists(st.integers(0, 200), min_size=2, max_size=6), saves=st.booleans())
 def test_a_restart_of_coordination_loses_and_gains_nothing(pipeline: Pipeline, times: list[int], saves: bool) -> None:
     """Its counts are those of a coordination that heard the same and never crashed, however old its file is."""
@@ -211,7 +211,7 @@ def train_on(pipeline: Pipeline) -> None:
     assert len(pipeline.updates) >= updates + 4, f"stalled with {pipeline.ledger.in_flight} in flight"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(pipeline=pipelines(overlaps=(1,), buffers=(50, 128)), before=st.integers(0, 300))
 def test_a_stepping_process_without_simulators_starves_no_other(pipeline: Pipeline, before: int) -> None:
     """Steps that a crashed source had open or lost do not keep the others from training."""
@@ -223,7 +223,7 @@ def test_a_stepping_process_without_simulators_starves_no_other(pipeline: Pipeli
     check_step_counts(pipeline)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(pipeline=pipelines(), before=st.integers(0, 300), other=st.integers(1, 500))
 def test_saved_and_restored_at_any_point_changes_nothing(pipeline: Pipeline, before: int, other: int) -> None:
     """A ledger that went through JSON answers and saves as the original."""

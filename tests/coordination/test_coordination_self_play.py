@@ -81,7 +81,7 @@ class RulesAndTwin:
 ENDS = st.sampled_from([FAR, 60, 150])
 
 
-@settings(max_examples=250)
+@settings(max_examples=125)
 @given(
     layout=st.sampled_from(LAYOUTS),
     own=st.lists(one_settings(), min_size=3, max_size=3),
@@ -104,7 +104,7 @@ def test_rules_agree_with_their_slow_twin(
         pair.receive(event)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(own=one_settings(), history=histories(), lockstep=st.booleans())
 def test_names_of_one_team_learn_together(own: dict[str, Any], history: list[Event], lockstep: bool) -> None:
     """The team of keeper and striker changes when either has learned for its turn."""
@@ -114,7 +114,7 @@ def test_names_of_one_team_learn_together(own: dict[str, Any], history: list[Eve
         assert set(pair.rules.learning) == ({"K", "S"} if pair.rules.team == 0 else {"O"})
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(layout=st.sampled_from(LAYOUTS), history=histories(("weights", "ghosts")), lockstep=st.booleans())
 def test_an_assignment_gets_a_new_serial_exactly_when_it_changes(
     layout: Layout, history: list[Event], lockstep: bool
@@ -190,7 +190,7 @@ def test_a_learner_restored_from_a_checkpoint_neither_stalls_nor_counts_twice() 
     assert (rules.team, rules.sides["A"].window) == (1, [1, 2, 5])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(history=histories(("weights", "back", "ghosts")), layout=st.sampled_from(LAYOUTS))
 def test_after_any_history_an_unfinished_team_learns(history: list[Event], layout: Layout) -> None:
     """The learning team is never a finished one while another is unfinished."""

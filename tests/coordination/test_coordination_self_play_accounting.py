@@ -61,7 +61,7 @@ class Incarnation:
     ghosts: int = 0
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(moves=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 50)), min_size=1, max_size=60))
 def test_step_counts_balance_over_any_history(moves: list[tuple[int, int, int]]) -> None:
     """Ghost steps are the sum of the highest received counts, whenever stepping and coordination crash."""
@@ -133,7 +133,7 @@ def pipeline_sizes(data: Any) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), seed=st.integers(0, 2**32), each=st.integers(0, 9))
 def test_ghosts_change_no_other_term_of_the_pipeline(data: Any, seed: int, each: int) -> None:
     """Under the same schedule allowances, flushes, updates and all other counts are the same, step by step."""
@@ -155,7 +155,7 @@ def test_ghosts_change_no_other_term_of_the_pipeline(data: Any, seed: int, each:
     assert one.updates == other.updates
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     data=st.data(),
     seed=st.integers(0, 2**32),

@@ -50,7 +50,7 @@ def apply_event(rules: SelfPlay, source: EventSource, event: Event) -> None:
         apply(rules, source.message_of(event))
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     layout=st.sampled_from(LAYOUTS),
     own=one_settings(),
@@ -109,7 +109,7 @@ def test_a_restored_run_keeps_the_numbers_of_external_opponents() -> None:
     assert [one.label for one in other.sides["A"].external] == ["x", "y", "z"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     layout=st.sampled_from(LAYOUTS),
     history=histories(("weights", "weights", "ghosts", "back", "restart")),
@@ -186,7 +186,7 @@ def test_weights_that_keep_playing_are_not_published_again(tmp_path: Path) -> No
 # ---------------------------------------------------------------- killed between two saves
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     layout=st.sampled_from(LAYOUTS), history=histories(("weights", "ghosts", "ghosts", "back")), at=st.integers(0, 60)
 )

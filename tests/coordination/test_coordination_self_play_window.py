@@ -98,7 +98,7 @@ def test_in_lockstep_opponents_change_with_new_weights_only() -> None:
     assert rules.playing == {("A", 3)}
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(steps=st.lists(st.integers(0, 30), min_size=1, max_size=30), window=st.integers(1, 5), save=st.integers(1, 40))
 def test_the_window_holds_the_last_snapshots(steps: list[int], window: int, save: int) -> None:
     """It holds 1 to `window` rising versions, at least `save_steps` learner steps apart."""

@@ -93,7 +93,7 @@ def test_processes_without_a_name_count_as_stepping_does() -> None:
     assert totals.total("B") == 17
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     moves=st.lists(
         st.tuples(st.sampled_from(["step", "break", "publish", "kill", "save", "restart"]), st.integers(0, 20)),

@@ -109,7 +109,7 @@ def quick_wins(rng: random.Random, lineup: LineUp) -> tuple[float, float]:
 GAMES: list[dict[str, tuple[int, ...]]] = [{"S": (0, 1)}, {"A": (0,), "B": (1,)}, {"S": (0, 1, 2)}]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     names=st.sampled_from(GAMES),
     players=st.integers(2, 4),

@@ -154,7 +154,7 @@ def expected(agent_episodes: list[AgentEpisode], column: str) -> list[Any]:
     return found
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), frames=st.integers(0, 25), wanted=st.sampled_from([0, 1, 4, 1000]))
 def test_the_recording_equals_that_of_a_plain_twin(seed: int, frames: int, wanted: int) -> None:
     """It holds the wanted episodes that ended, in the order of their starts, each outcome at the decision before it."""

@@ -88,7 +88,7 @@ EPISODES = st.lists(
 GENERATIONS: st.SearchStrategy[ActionsOf] = st.sampled_from(("previous", "own"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     shapes=EPISODES, seed=st.integers(0, 2**32 - 1), open_end=st.booleans(), closed=st.booleans(), actions=GENERATIONS
 )
@@ -139,7 +139,7 @@ def test_agents_that_share_a_file_keep_their_own_episodes() -> None:
     assert_columns(read(writer.demo(writer.behavior("B", 2, (3, 2)), mixed)), [short, long, late])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=4), seed=st.integers(0, 2**32 - 1))
 def test_a_pair_that_is_done_and_has_an_action_begins_the_next_episode(lengths: list[int], seed: int) -> None:
     """In old files agents reset before they observe, so the last observation stands for the final one."""

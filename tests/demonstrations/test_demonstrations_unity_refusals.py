@@ -215,7 +215,7 @@ SAMPLES: list[Callable[[], bytes]] = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_damaged_file_is_either_read_or_refused(data: st.DataObject) -> None:
     """Changed, removed or inserted bytes raise no other exception and give consistent columns."""

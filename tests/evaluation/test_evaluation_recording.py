@@ -95,7 +95,7 @@ def check(found: Recording, episodes: dict[int, Episode]) -> list[int]:
     return numbers
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(0, 12),

@@ -29,7 +29,7 @@ def columns(returns: Any, **changes: Any) -> dict[str, Any]:
     return plain | {name: np.array(value, plain[name].dtype) for name, value in changes.items()}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(VALUES, min_size=2, max_size=30))
 def test_interval_contains_the_mean_and_is_within_the_values(values: list[float]) -> None:
     """This includes ties and outliers, and the result is valid JSON."""

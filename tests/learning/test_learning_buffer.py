@@ -26,7 +26,7 @@ def row_numbers(batch):
 
 
 @given(messages=LENGTHS, sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_step_is_taken_once_and_in_order(messages, sizes):
     buffer, batches = filled(messages), []
     total = buffer.steps
@@ -46,7 +46,7 @@ def test_every_step_is_taken_once_and_in_order(messages, sizes):
 
 
 @given(messages=LENGTHS, size=st.integers(1, 60))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_split_segment_bootstraps_with_the_next_row(messages, size):
     buffer = filled(messages)
     ends = set(np.cumsum([length for lengths in messages for length in lengths]).tolist())
@@ -116,7 +116,7 @@ def test_oldest_segments_are_dropped_while_enough_remain():
 
 
 @given(messages=LENGTHS, keep=st.integers(0, 50), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_dropping_counts_all_steps_and_keeps_fresh_ones(messages, keep, seed):
     random, buffer, fresh = np.random.default_rng(seed), SegmentBuffer(), 0
     for lengths in messages:

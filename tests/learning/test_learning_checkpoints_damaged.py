@@ -73,7 +73,7 @@ def vars_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return {field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(checkpoint)}
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_damaged_checkpoint_is_unchanged_or_refused_by_file_name(written: Path, data: st.DataObject) -> None:
     """Bytes are changed, removed, inserted, or taken from the other files."""
@@ -89,7 +89,7 @@ def test_damaged_checkpoint_is_unchanged_or_refused_by_file_name(written: Path, 
     assert str(written) in found if isinstance(found, str) else same(found, STATE)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.sampled_from(["format", *checkpoints._FIELDS, "files", "more"]),
     st.none() | st.booleans() | st.integers(0, 1) | st.text(max_size=3) | st.lists(st.none(), max_size=1),

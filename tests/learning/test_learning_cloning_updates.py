@@ -141,10 +141,10 @@ def test_loss_falls(name: str, memory: bool) -> None:
     if memory:
         columns["continuous"][:], columns["discrete"][:] = 0.4, 1
     _, one = cloning(
-        spec, demonstrations_of(spec, columns), how={"memory": memory, "learning_rate": 0.01}, batch_size=6, num_epoch=1
+        spec, demonstrations_of(spec, columns), how={"memory": memory, "learning_rate": 0.02}, batch_size=6, num_epoch=1
     )
     first = one.update(0)[PRETRAINING]
-    for _ in range(50):
+    for _ in range(25):
         last = one.update(0)[PRETRAINING]
     assert last < 0.6 * first
 

@@ -25,12 +25,10 @@ from tests.learning.random_groups import OWN, PLAIN, RICH, World, specs_of
 from tests.learning.signals_helpers import NAMES, SPECS, played, record_of, recorded, signals_of, trainer, write
 
 PPOS: dict[str, dict[str, Any]] = {
-    "hybrid": {"normalize": True, "clip_value_loss": True},
     "rich": {"spec": RICH},
-    "memory": {"memory": True, "previous": True, "normalize": True},
+    "memory": {"memory": True, "previous": True, "normalize": True, "clip_value_loss": True},
     "rich_shared_memory": {"spec": RICH, "memory": True, "shared_critic": True},
-    "signals": {"names": NAMES, "cloned": True, "use_actions": True, "use_vail": True},
-    "signals_images": {"names": NAMES, "spec": SPECS["bytes"]},
+    "signals": {"spec": SPECS["bytes"], "names": NAMES, "cloned": True, "use_actions": True, "use_vail": True},
     "bc": {"kind": "bc", "cloned": True, "memory": True},
 }
 POCAS: dict[str, tuple[BehaviorSpec, int, dict[str, Any]]] = {

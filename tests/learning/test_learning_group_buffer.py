@@ -14,7 +14,7 @@ from tests.learning.random_groups import OWN, TEAMMATES, World, specs_of
 
 SPECS = specs_of(teammates=2)
 ACTOR = learning(SPECS, memory=True, previous=True).actor
-MANY = settings(max_examples=25, deadline=None)
+MANY = settings(max_examples=12, deadline=None)
 MESSAGES = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 
 

@@ -33,7 +33,7 @@ WORLDS = {
     "most": st.integers(1, 6),
     "horizon": st.integers(1, 9),
 }
-MANY = settings(max_examples=30, deadline=None)
+MANY = settings(max_examples=15, deadline=None)
 
 
 def made(seed, count, teammates, **how):
@@ -161,7 +161,7 @@ def test_behavior_without_members_in_a_batch_changes_nothing():
 
 @pytest.mark.parametrize("length", [1, LENGTH, 99])
 @given(**WORLDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_windows_divide_group_time_and_sequences_are_steps_of_a_member_in_a_window(length, **how):
     groups, specs = made(**how)
     batch = replace(batch_of(groups, specs), sequence_length=length)

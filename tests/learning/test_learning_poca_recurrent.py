@@ -42,7 +42,7 @@ def test_values_and_memories_equal_those_of_the_twin_over_several_batches(varian
 
 
 @given(seed=st.integers(0, 999), parts=st.integers(1, 4), horizon=st.integers(1, 9))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_any_division_into_batches_gives_the_values_of_the_twin(seed, parts, horizon):
     poca, groups = played({"teammates": 1}, seed, count=3, horizon=horizon)
     poca.networks.critic.largest.clamp_(min=4)

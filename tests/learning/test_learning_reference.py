@@ -94,7 +94,7 @@ def same(learner: Learner, reference: ppo.PPO | poca.POCA, statistics: dict[str,
     normalize=st.booleans(),
     curious=st.booleans(),
 )
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_updates_of_ppo_equal_those_of_the_reference(actions, lengths, seed, hyper, gamma, normalize, curious):
     spec, random = BehaviorSpec(observations=NEAR_FAR, actions=actions), np.random.default_rng(seed)
     learner = Learner("Test", spec, settings_of("ppo", hyper, normalize=normalize, curious=curious, gamma=gamma), seed)
@@ -140,7 +140,7 @@ def test_flushed_segment_bootstraps_in_ppo_with_the_observation_at_its_boundary(
     normalize=st.booleans(),
     curious=st.booleans(),
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_updates_of_poca_equal_those_of_the_reference(
     teammates, count, most, horizon, seed, hyper, gamma, normalize, curious
 ):

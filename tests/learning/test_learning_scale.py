@@ -46,7 +46,7 @@ class Twin:
 
 
 @given(data=st.data(), seed=st.integers(0, 1000), scale=st.sampled_from([0.001, 1.0, 100.0]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_scaled_rewards_equal_those_of_the_twin_over_several_batches(
     data: st.DataObject, seed: int, scale: float
 ) -> None:

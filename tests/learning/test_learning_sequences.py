@@ -32,7 +32,7 @@ def slow_divide(lengths, length):
 
 
 @given(lengths=LENGTHS, length=st.integers(1, 14), small=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_segments_are_divided_into_sequences(lengths, length, small):
     array = np.array(lengths, np.int32 if small else np.int64)
     first, rows = sequences.divide(array, length)
@@ -41,7 +41,7 @@ def test_segments_are_divided_into_sequences(lengths, length, small):
 
 
 @given(lengths=LENGTHS, length=st.integers(1, 5), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_rows_of_selected_sequences_are_in_sequence_order(lengths, length, data):
     first, rows = sequences.divide(np.array(lengths, np.int32), length)
     some = data.draw(st.permutations(range(len(first))))
@@ -192,7 +192,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert batch.carried.tolist() == [carried_at(row_number) for row_number in starts]
 
 
-BufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+BufferMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 TestBufferOfSequences = BufferMachine.TestCase
 
 
@@ -242,7 +242,7 @@ UPDATES = st.lists(
 
 
 @given(updates=UPDATES, limit=st.integers(1, 9), seed=st.integers(0, 1000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_memories_equal_those_of_a_dictionary(updates, limit, seed):
     """The latest memory of each agent is kept until it ends; beyond the limit the oldest are removed."""
     memories, random = Memories(3, limit), np.random.default_rng(seed)

@@ -74,7 +74,7 @@ def test_discriminator_learns_to_distinguish_both_sides(use_actions: bool, use_v
     made, steps = gail(use_actions=use_actions, use_vail=use_vail, shake=False), steps_of(HYBRID)
     steps.observations[0][:] += 3.0
     random = np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(100):
         made.begin(steps)
         made.learn(torch.from_numpy(random.integers(0, len(steps), 16)))
     made.begin(steps)

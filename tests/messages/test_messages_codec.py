@@ -92,7 +92,7 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("tag", sorted(TAGS))
 def test_every_record_survives_frames_and_stream_unchanged(tag: str) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(records(TAGS[tag]))
     def check(value: Any) -> None:
         assert plain(decode(encode(value))) == plain(value)
@@ -102,7 +102,7 @@ def test_every_record_survives_frames_and_stream_unchanged(tag: str) -> None:
     check()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(records(BehaviorActions) | records(Ping) | records(Ends), max_size=4), st.data())
 def test_a_stream_split_anywhere_gives_the_same_messages(sent: list[Any], data: st.DataObject) -> None:
     stream = b"".join(map(to_bytes, sent))
@@ -304,7 +304,7 @@ def test_a_truncated_message_never_becomes_a_record(size: int) -> None:
         from_bytes(truncated)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, len(to_bytes(ACT)) - 1), st.integers(0, 255))
 def test_a_changed_byte_gives_a_record_or_a_typed_error(position: int, byte: int) -> None:
     changed = bytearray(to_bytes(ACT))
@@ -316,7 +316,7 @@ def test_a_changed_byte_gives_a_record_or_a_typed_error(position: int, byte: int
     assert tag_of(result) in TAGS
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_header_gives_a_record_or_a_typed_error(header: bytes) -> None:
     try:

@@ -81,7 +81,7 @@ def with_valid_lengths(data: bytes) -> bytes:
     return PREFIX.pack(len(data), header) + data[PREFIX.size :]
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(st.sampled_from(RECORDS), st.lists(DAMAGE, max_size=3), st.booleans(), st.sampled_from([SIMULATORS, SMALL]))
 def test_a_damaged_stream_gives_records_that_can_be_written_or_a_typed_error(
     record: Any, damages: list[Damage], fix_lengths: bool, limits: Limits
@@ -106,7 +106,7 @@ def read_all(reader: FrameReader) -> list[Any]:
     return found
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.sampled_from(RECORDS), st.integers(0, 20), st.lists(DAMAGE, min_size=1, max_size=2))
 def test_damaged_frames_give_a_record_or_a_typed_error(record: Any, which: int, damages: list[Damage]) -> None:
     frames = [bytes(frame) for frame in encode(record)]

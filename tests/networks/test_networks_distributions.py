@@ -112,7 +112,7 @@ def test_analytic_gradient_equals_that_of_autograd(actions):
 
 
 @given(seed=st.integers(0, 2**31), deterministic=st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_masked_choice_is_never_sampled(seed, deterministic):
     actions = ActionSpec(discrete=(4, 3))
     generator = torch.Generator().manual_seed(seed)

@@ -45,7 +45,7 @@ def observed(rows=5, seed=0):
 
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6), seed=st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_merged_statistics_equal_those_of_all_rows_and_a_unit_prior(sizes, seed):
     normalizer, random = Normalizer(2), np.random.default_rng(seed)
     batches = [(random.standard_normal((size, 2)) * [3, 0.1] + [5, -2]).astype(np.float32) for size in sizes]

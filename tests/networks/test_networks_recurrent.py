@@ -169,7 +169,7 @@ def test_new_memory_has_forget_biases_of_1():
 
 
 @given(lengths=LENGTHS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_layout_orders_rows_by_time_and_then_by_length(lengths):
     found = layout(lengths)
     starts = np.cumsum(lengths) - lengths

@@ -178,7 +178,7 @@ def test_frozen_recurrent_policy_does_not_change_with_its_actor():
     rows=st.integers(0, 4),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_previous_action_features_are_executed_actions_and_one_hot_choices(continuous, discrete, rows, seed):
     if not continuous and not discrete:
         return

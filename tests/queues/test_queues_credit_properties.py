@@ -207,7 +207,7 @@ capacities = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(capacities, st.integers(1, 3), st.integers(0, 2**32), st.integers(1, 400))
 def test_one_receiver_gets_every_message_once_and_in_order(
     capacity: Capacity, names: int, seed: int, steps: int
@@ -225,7 +225,7 @@ def test_one_receiver_gets_every_message_once_and_in_order(
         assert world.receiver.taken.get(sender.state.sender, []) == [*range(sender.next)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(capacities, st.integers(1, 5), st.integers(0, 2**32), st.integers(1, 600))
 def test_restarts_and_pauses_lose_only_what_a_receiver_had_not_acknowledged(
     capacity: Capacity, names: int, seed: int, steps: int
@@ -247,7 +247,7 @@ def test_restarts_and_pauses_lose_only_what_a_receiver_had_not_acknowledged(
     world.check_complete()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(capacities, st.integers(0, 2**32), st.integers(1, 300))
 def test_a_receiver_restart_drops_only_unacknowledged_messages(capacity: Capacity, seed: int, steps: int) -> None:
     """The next receiver gets what is put after the sender knows it, and nothing else."""

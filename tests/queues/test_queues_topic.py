@@ -133,7 +133,7 @@ class World:
                 self.arrive()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 300))
 def test_every_subscriber_ends_with_the_latest_of_every_key(seed: int, subscribers: int, steps: int) -> None:
     """After losses and restarts all subscribers get the latest records once the link is good."""

@@ -157,7 +157,7 @@ def zap_request(domain: bytes, key: bytes, mechanism: bytes = b"CURVE") -> list[
     return [b"", b"1.0", b"5", domain, b"10.0.0.9", b"", mechanism, key]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     domain=st.binary(max_size=20),
     mechanism=st.sampled_from([b"CURVE", b"NULL", b"PLAIN", b""]),

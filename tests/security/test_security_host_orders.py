@@ -282,7 +282,7 @@ _EVENTS = (
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(st.sampled_from(_EVENTS), max_size=30))
 def test_no_order_is_carried_out_twice_and_one_process_of_a_service_runs_at_a_time(events: list[str]) -> None:
     async def run_events(pair: TwoMachines) -> None:

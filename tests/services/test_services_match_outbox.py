@@ -202,7 +202,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(events=EVENTS, messages=st.integers(1, 6))
 def test_every_result_reaches_the_disk_once_and_in_order(events: list[tuple[str, int]], messages: int) -> None:
     """Whenever coordination dies, its successor receives all results that are not on disk, from the first on."""

@@ -69,8 +69,15 @@ class Replay:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("actions", [{}, {"discrete": True, "actions": 2}, {"hybrid": True}])
+@pytest.mark.parametrize(
+    ("network", "actions"),
+    [
+        ("memory", {"discrete": True, "actions": 2}),
+        ("previous action", {"hybrid": True}),
+        ("both", {"discrete": True, "actions": 2}),
+        ("both", {}),
+    ],
+)
 async def test_acting_again_on_lockstep_segments_gives_the_stored_log_probabilities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, actions: dict[str, Any]
 ) -> None:
@@ -78,11 +85,11 @@ async def test_acting_again_on_lockstep_segments_gives_the_stored_log_probabilit
     games = [Goal(areas=3, memory=True, **actions) for _ in range(2)]
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         graph = await begin(
-            tasks, stack, tmp_path, games, mode="lockstep", network=NETWORKS[network], horizon=10, max_steps=600
+            tasks, stack, tmp_path, games, mode="lockstep", network=NETWORKS[network], horizon=10, max_steps=400
         )
         step_counts = await graph.finish()
         tasks.cancel_scope.cancel()
-    assert step_counts["trained"] >= 600
+    assert step_counts["trained"] >= 400
     assert balanced(step_counts), step_counts
     assert replay.versions == {0}
     assert len(replay.errors) >= 5
@@ -108,15 +115,15 @@ async def test_lockstep_with_memory_repeats_its_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("part", ["stepping-0", "assembly", "coordination", "learning-Goal"])
+@pytest.mark.parametrize("part", ["stepping-0", "assembly", "learning-Goal"])
 async def test_killed_service_loses_memories_only(tmp_path: Path, part: str) -> None:
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         games = [Goal(areas=3, memory=True) for _ in range(2)]
-        graph = await begin(tasks, stack, tmp_path, games, network=NETWORKS["both"], horizon=10, max_steps=1500)
-        await anyio.sleep(0.3)
+        graph = await begin(tasks, stack, tmp_path, games, network=NETWORKS["both"], horizon=10, max_steps=500)
+        await graph.until("Goal", lambda state: state.updates >= 2)
         await graph.kill(part)
         step_counts = await graph.finish()
         tasks.cancel_scope.cancel()
-    assert step_counts["trained"] >= 1500
+    assert step_counts["trained"] >= 500
     assert balanced(step_counts), step_counts
     assert not graph.faults

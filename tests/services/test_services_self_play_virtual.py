@@ -44,7 +44,6 @@ def counted(play: Play, name: str) -> int:
     ("kind", "mode"),
     [
         ("symmetric", "overlap"),
-        ("asymmetric", "overlap"),
         ("poca", "overlap"),
         ("soccer", "lockstep"),
         *(pytest.param(*slow, marks=pytest.mark.slow) for slow in (("soccer", "overlap"), ("poca", "lockstep"))),

@@ -59,25 +59,24 @@ async def test_lockstep_has_no_lag_and_repeats_its_weights(tmp_path: Path) -> No
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("mode", ["overlap", "lockstep"])
 @pytest.mark.parametrize("part", ["stepping-0", "assembly", "coordination", "learning-Goal"])
-@pytest.mark.parametrize("after_s", [0.21, 1.0])
+@pytest.mark.parametrize(("mode", "trained"), [("overlap", 400), ("lockstep", 1)])
 async def test_killed_service_restarts_and_the_step_counts_balance(
-    tmp_path: Path, part: str, mode: str, after_s: float
+    tmp_path: Path, part: str, mode: str, trained: int
 ) -> None:
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
-        graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS) for _ in range(2)], mode=mode, max_steps=4000)
-        await anyio.sleep(after_s)
+        graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS) for _ in range(2)], mode=mode, max_steps=1000)
+        await graph.until("Goal", lambda state: state.trained >= trained)
         await graph.kill(part)
         step_counts = await graph.finish()
         print(graph.describe())
         assert balanced(step_counts), step_counts
-        assert step_counts["trained"] >= 4000
+        assert step_counts["trained"] >= 1000
         bound = {
             "stepping-0": 2 * AGENTS * 66,
             "assembly": 2 * 64 + 2 * AGENTS,
             "coordination": 0,
-            "learning-Goal": 4000,
+            "learning-Goal": 1000,
         }
         assert step_counts["lost"] <= bound[part]
         tasks.cancel_scope.cancel()

@@ -54,7 +54,7 @@ def edit(lines: list[str], kind: int, at: int, other: int, value: str) -> None:
 EDITS = st.tuples(st.integers(0, 7), st.integers(0, 300), st.integers(0, 300), UNUSUAL)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.sampled_from(SHORT), st.lists(EDITS, min_size=1, max_size=4))
 def test_a_damaged_configuration_is_read_or_refused_with_line_and_remedy(
     text: str, edits: list[tuple[int, int, int, str]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +29,11 @@ class Line:
     key: str
     value: str
 
-    def replaced(self, key: str, value: str) -> str:
-        """Returns the whole text with another key and value in this line and nothing below the key."""
-        lines = EVERY_KEY.splitlines()
-        head = re.sub(rf"\b{self.key}:.*", f"{key}: {value}", lines[self.number - 1])
-        return "\n".join([*lines[: self.number - 1], head, *lines[self.number :]])
+    def replaced(self, key: str, value: str, text: str = EVERY_KEY) -> str:
+        """Returns the text with another key and value in this line."""
+        lines = text.splitlines()
+        lines[self.number - 1] = re.sub(rf"\b{self.key}:.*", f"{key}: {value}", lines[self.number - 1])
+        return "\n".join(lines)
 
 
 def _lines() -> list[Line]:
@@ -45,6 +46,26 @@ def _lines() -> list[Line]:
 LINES = _lines()
 KEYS = [line for line in LINES if line.key not in ("mass", "discrete")]
 LEAVES = [line for line in LINES if line.value]
+
+
+NUMBERS = [leaf for leaf in LEAVES if re.fullmatch(r"[\d.e+-]+", leaf.value) and leaf.key not in UNBOUNDED]
+DOCUMENTS = 12
+"""Documents among which the lines are divided: all problems of a document are reported at once."""
+
+
+def divided(lines: list[Line]) -> pytest.MarkDecorator:
+    """Runs a test with every twelfth line, from each of the first twelve on."""
+    return pytest.mark.parametrize("lines", [lines[at::DOCUMENTS] for at in range(DOCUMENTS)], ids=range(DOCUMENTS))
+
+
+def check_each(lines: Sequence[Line], wrong: Callable[[Line], str], word: str) -> None:
+    """Checks that a document with wrong values in these lines has a problem with a word at each of them."""
+    text = EVERY_KEY
+    for line in lines:
+        text = line.replaced(line.key, wrong(line), text)
+    found = problems(text)
+    for line in lines:
+        assert any(_is_at(line, problem) and word in problem for problem in found), (line, found)
 
 
 def _is_at(line: Line, problem: str) -> bool:
@@ -109,27 +130,23 @@ def test_a_misspelt_key_is_reported_with_its_line_and_the_nearest_key(case: tupl
     assert any(f"got the unknown key {wrong!r}" in p and f"did you mean {line.key}?" in p for p in found), found
 
 
-@pytest.mark.parametrize("line", LEAVES, ids=lambda line: f"{line.number}-{line.key}")
+@divided(LEAVES)
 @pytest.mark.parametrize("wrong", ["{}", "[[]]"])
-def test_a_mapping_or_list_in_place_of_a_value_is_reported_with_its_line(line: Line, wrong: str) -> None:
-    assert any(_is_at(line, problem) and "expected" in problem for problem in problems(line.replaced(line.key, wrong)))
+def test_a_mapping_or_list_in_place_of_a_value_is_reported_with_its_line(lines: Sequence[Line], wrong: str) -> None:
+    check_each(lines, lambda _: wrong, "expected")
 
 
-@pytest.mark.parametrize("line", LEAVES, ids=lambda line: f"{line.number}-{line.key}")
-def test_a_value_of_another_scalar_type_is_reported_with_its_line(line: Line) -> None:
-    is_text = not re.fullmatch(r"true|false|[\d.e+-]+", line.value)
-    wrong = "12" if is_text else "maybe"
-    found = problems(line.replaced(line.key, wrong))
-    assert any(_is_at(line, problem) and "expected" in problem for problem in found), found
+@divided(LEAVES)
+def test_a_value_of_another_scalar_type_is_reported_with_its_line(lines: Sequence[Line]) -> None:
+    def wrong(line: Line) -> str:
+        return "maybe" if re.fullmatch(r"true|false|[\d.e+-]+", line.value) else "12"
+
+    check_each(lines, wrong, "expected")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [leaf for leaf in LEAVES if re.fullmatch(r"[\d.e+-]+", leaf.value) and leaf.key not in UNBOUNDED],
-    ids=lambda line: f"{line.number}-{line.key}",
-)
-def test_a_number_out_of_range_is_reported_with_its_line(line: Line) -> None:
-    assert any(_is_at(line, problem) and "got" in problem for problem in problems(line.replaced(line.key, "-7")))
+@divided(NUMBERS)
+def test_a_number_out_of_range_is_reported_with_its_line(lines: Sequence[Line]) -> None:
+    check_each(lines, lambda _: "-7", "got")
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ class Twins:
                 assert rows.observations[0][now[number]].tolist() == pytest.approx(twin.sees(number))
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 2**32),
     areas=st.integers(1, 2),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.errors import SettingsError
@@ -84,6 +84,7 @@ def chosen_by(actions: dict[str, BehaviorActions]) -> dict[int, float]:
     return moves
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), areas=st.integers(1, 4), members=st.integers(2, 5), kind=st.sampled_from([*KINDS]))
 def test_every_report_equals_that_of_the_twin(seed: int, areas: int, members: int, kind: str) -> None:
     mixed, random = kind == "mixed", np.random.default_rng(seed)

@@ -34,7 +34,7 @@ from tests.simulation.simulation_helpers import check_report
 # ---------------------------------------------------------------- rules
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32 - 1),
     areas=st.integers(1, 4),

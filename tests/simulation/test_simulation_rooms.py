@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.errors import SettingsError
@@ -64,6 +64,7 @@ def places(report: BehaviorReport) -> dict[int, int]:
     return dict(zip(report.decisions.agents.tolist(), observed.round().astype(int).tolist(), strict=True))
 
 
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**32), areas=st.integers(1, 4), members=st.integers(2, 4), towards=st.sampled_from([0, 1, 2])
 )

@@ -117,7 +117,7 @@ def test_the_sides_are_two_behaviors_with_different_specs() -> None:
         Tag(1, chaser="Cat", runner="Cat")
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), areas=st.integers(1, 4), stubborn=st.integers(1, 30))
 def test_random_play_follows_the_rules(seed: int, areas: int, stubborn: int) -> None:
     """Both sides of a match begin and end together, one wins, ids are unique, and no player is in a wall."""

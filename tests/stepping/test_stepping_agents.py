@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sparring.pipeline.stepping.agents import Roster, SlotTable
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), limit=st.sampled_from([1, 5, 16, 17, 40, 300]))
 def test_slots_are_the_lowest_free_ones_and_never_shared(seed: int, limit: int) -> None:
     """`take` gives the lowest free slots up to the limit; each slot has one owner, each episode its own number."""
@@ -49,7 +49,7 @@ def test_the_table_grows_only_to_the_peak_of_live_agents() -> None:
     assert len(table.live) == 16
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_roster_finds_what_a_dictionary_finds(seed: int) -> None:
     """`find`, `add` and `remove` keep ids and slots together in any order of ids."""

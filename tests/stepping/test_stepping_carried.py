@@ -25,7 +25,7 @@ NOTHING = [0.0, 0.0, 0.0]
 # ---------------------------------------------------------------- slots
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), numbers=st.integers(1, 4))
 def test_slots_carry_what_a_dictionary_carries(seed: int, numbers: int) -> None:
     """Each slot holds the numbers of its present episode, zeros at first, while slots are taken and returned."""
@@ -61,7 +61,7 @@ def test_carry_returns_a_copy() -> None:
 # ---------------------------------------------------------------- many agents
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     ticks=st.integers(5, 40),

@@ -59,7 +59,7 @@ def run(seed: int, rounds: int, order: random.Random, simulators: int, carried: 
     return parts, acts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     order=st.integers(0, 2**32),

@@ -20,7 +20,8 @@ LAYOUTS: dict[str, BehaviorIds] = {
     "mixed": ("A?team=0", "A?team=1", "B?team=2"),
 }
 KINDS: tuple[Kind, ...] = get_args(Kind)
-kinds = pytest.mark.parametrize("kind", [*KINDS, None])
+KINDS_OR_NONE = st.sampled_from([*KINDS, None])
+MEMORIES = st.sampled_from([(0, 0, 0), (2, 3, 0)])
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
@@ -104,24 +105,25 @@ class RandomMatches:
 
 
 @layouts
-@kinds
-@settings(max_examples=8)
-@given(seed=st.integers(0, 2**32), frames=st.integers(1, 25))
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32), frames=st.integers(1, 25), kind=KINDS_OR_NONE, carried=MEMORIES)
 def test_policies_of_one_matchup_choose_every_action_of_a_match(
-    layout: str, kind: Kind | None, seed: int, frames: int
+    layout: str, seed: int, frames: int, kind: Kind | None, carried: tuple[int, int, int]
 ) -> None:
-    """No match whose team learned when it began loses a step or its result."""
-    run = RandomMatches(seed, LAYOUTS[layout], kind)
+    """No match whose team learned when it began loses a step or its result, and no agent its memory.
+
+    Policies that play at once carry 2 numbers, 3 and none, and reuse each other's slots.
+    """
+    run = RandomMatches(seed, LAYOUTS[layout], kind, carried=carried)
     for _ in range(frames):
         run.advance()
     run.finish()
 
 
-@kinds
-@settings(max_examples=25)
-@given(seed=st.integers(0, 2**32), frames=st.integers(1, 25))
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32), frames=st.integers(1, 25), kind=KINDS_OR_NONE)
 def test_policies_of_one_matchup_choose_every_action_after_a_reconnect(
-    kind: Kind | None, seed: int, frames: int
+    seed: int, frames: int, kind: Kind | None
 ) -> None:
     """The new connection reuses number, match ids and groups before the stepper notices the broken one."""
     run = RandomMatches(seed, LAYOUTS["symmetric"], kind)
@@ -147,24 +149,9 @@ def test_lockstep_results_do_not_depend_on_the_order_of_arrival(layout: str, see
 
 
 @layouts
-@kinds
-@settings(max_examples=8)
-@given(seed=st.integers(0, 2**32), frames=st.integers(1, 25))
-def test_each_agent_carries_its_own_memory_whatever_others_carry(
-    layout: str, kind: Kind | None, seed: int, frames: int
-) -> None:
-    """Policies that play at once carry 2 numbers, 3 and none, and reuse each other's slots."""
-    run = RandomMatches(seed, LAYOUTS[layout], kind, carried=(2, 3, 0))
-    for _ in range(frames):
-        run.advance()
-    run.finish()
-
-
-@layouts
-@kinds
-@settings(max_examples=25)
-@given(seed=st.integers(0, 2**32), frames=st.integers(1, 30))
-def test_a_ghost_that_may_still_act_is_never_released(layout: str, kind: Kind | None, seed: int, frames: int) -> None:
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32), frames=st.integers(1, 30), kind=KINDS_OR_NONE)
+def test_a_ghost_that_may_still_act_is_never_released(layout: str, seed: int, frames: int, kind: Kind | None) -> None:
     """Releasing unused ghosts at each assignment changes nothing."""
     run = RandomMatches(seed, LAYOUTS[layout], kind, releasing=True)
     for _ in range(frames):

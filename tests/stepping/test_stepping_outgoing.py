@@ -32,10 +32,10 @@ async def connected(stack: AsyncExitStack) -> tuple[SocketStream, SocketStream]:
 
 
 async def read(stream: SocketStream, size: int) -> bytes:
-    data = b""
+    data = bytearray()
     while len(data) < size:
         data += await stream.receive()
-    return data
+    return bytes(data)
 
 
 @pytest.mark.asyncio

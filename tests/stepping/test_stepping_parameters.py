@@ -155,7 +155,7 @@ def tick(scene: Scene) -> list[type[Act | Reset]]:
     return [type(answer) for _, answer, *_ in done.acts]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10_000), lockstep=st.booleans())
 def test_lessons_arrive_with_the_next_answer_and_every_step_is_counted(seed: int, lockstep: bool) -> None:
     """Simulators are reset, join late and disconnect meanwhile; each episode names the lessons of its start."""

@@ -18,7 +18,7 @@ from tests.stepping.stepping_scene import Scene, hosted
 IDS = [("A",), ("A", "A?team=1"), ("B", "A?team=2"), ("B",)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     ticks=st.integers(1, 60),
@@ -51,7 +51,7 @@ def test_every_step_is_reported_once_and_every_decision_is_answered(
         scene.check_steps(name)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), simulators=st.integers(1, 5), agents=st.integers(1, 6), granted=st.integers(1, 30))
 def test_the_budget_is_overshot_by_one_frame_at_most(seed: int, simulators: int, agents: int, granted: int) -> None:
     """Production ends within one frame of the allowance, in any order of frames of any size."""

@@ -15,7 +15,7 @@ from sparring.pipeline.specs import ActionSpec
 BRANCHES = st.lists(st.sampled_from([1, 2, 127, 128, 129, 16384, 16385, 2**21 + 1]), max_size=4)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     n=st.integers(1, 9), continuous=st.integers(0, 40), branches=BRANCHES, old=st.booleans(), seed=st.integers(0, 999)
 )

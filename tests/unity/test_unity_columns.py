@@ -139,7 +139,7 @@ def as_agent(row: Row, sensors: Sensors) -> bytes:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     kinds=st.lists(KINDS, min_size=1, max_size=3),
     branches=st.lists(st.integers(1, 4), max_size=3),

@@ -122,7 +122,7 @@ EVENTS: dict[str, Callable[[PlayerConversation], Any]] = {
 PLAYERS = ("introduction", "ready", "output", "farewell")
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=12))
 def test_a_message_that_is_not_in_the_table_is_refused_and_changes_nothing(events: list[str]) -> None:
     """A message of the trainer out of turn is its own error; one of the player ends the conversation."""
@@ -213,7 +213,7 @@ def test_a_repeated_behavior_must_have_the_same_spec(begun: Begin) -> None:
     assert "while it trains" in error.remedy
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_damaged_message_is_either_read_or_refused(data: st.DataObject) -> None:
     """Changed, removed or inserted bytes raise no other exception."""

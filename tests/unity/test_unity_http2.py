@@ -163,7 +163,7 @@ def test_a_client_that_disconnects_cancels_its_calls() -> None:
     assert client.connection.take() == b""
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_damaged_bytes_are_a_call_or_a_violation(data: st.DataObject) -> None:
     """Some bytes of a connection are changed."""

@@ -26,7 +26,7 @@ def test_every_line_of_the_declaration_is_understood() -> None:
     assert sum(len(message.fields) for message in messages) == len(re.findall(r" = \d+;", text))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     numbers=st.lists(st.floats(width=32, allow_nan=False), max_size=40),
     flags=st.lists(st.booleans(), max_size=140),

@@ -41,8 +41,8 @@ FOUND = {
 }
 """Seeds that found a bug, with the bug."""
 
-BROKEN_SEEDS = {"resend": (0, 20), "credit": (0, 20), "twice": (40, 60)}
-"""Ranges of seeds, one of which finds each broken queue."""
+BROKEN_SEEDS = {"resend": (3, 20), "credit": (3, 20), "twice": (49, 60)}
+"""Ranges of seeds, the first of which finds each broken queue today; the others may after a change of the runs."""
 
 
 @pytest.mark.slow
@@ -51,18 +51,14 @@ def test_a_bug_that_a_seed_found_stays_fixed(seed: int) -> None:
     assert not run_seed(seed).violations
 
 
-def test_a_seed_repeats_every_message() -> None:
+def test_a_seed_repeats_every_message_and_another_seed_gives_another_history() -> None:
     """The digest covers all messages with their times and contents."""
     plan = sample_plan(2)
     assert plan.faults
-    first, second = run_plan(plan), run_plan(plan)
+    first, second, other = run_plan(plan), run_plan(plan), run_plan(replace(plan, seed=3))
     assert (first.digest, first.events) == (second.digest, second.events)
+    assert first.digest != other.digest
     assert first.events > 300
-
-
-def test_another_seed_gives_the_same_plan_another_history() -> None:
-    plan = sample_plan(2)
-    assert run_plan(plan).digest != run_plan(replace(plan, seed=3)).digest
 
 
 @pytest.mark.parametrize("kind", world_broken.KINDS)
