@@ -14,15 +14,7 @@ from typing import Any
 
 import yaml
 
-SAME_EVERYWHERE = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "MKL_CBWR": "COMPATIBLE",
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "OMP_NUM_THREADS": "1",
-}
-"""Arithmetic of the oldest CPUs: wider vector units round differently, and a short run that learns on one machine
-might not learn on another."""
+from tests.services.started import SAME_EVERYWHERE, Started, start
 
 HANG_S = 500.0
 """Deadline for a run that hangs; a heavily loaded machine needs less."""
@@ -69,12 +61,18 @@ def config(path: Path, **values: Any) -> Path:
     return file
 
 
+def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Starts a command whose output and errors go to one pipe."""
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
 class Training:
     """One `sparring train` process and the lines that it prints.
 
     `apart`: it has its own session, because Linux divides CPU time among sessions (sched_autogroup).
     `prefix`: words before the command.
     `export`: checkpoints are exported beside the run.
+    `forked`: it is started without its imports, if none of the others is given.
     """
 
     def __init__(
@@ -86,20 +84,21 @@ class Training:
         apart: bool = False,
         prefix: Sequence[str] = (),
         export: bool = False,
+        forked: bool = True,
     ) -> None:
         self.directory = results / run_id
-        program = ["-c", EXPORTING] if export else ["-m", "sparring"]
-        command = [*prefix, sys.executable, *program, "train", *arguments]
-        command += ["--results-dir", str(results), "--run-id", run_id, *([] if export else ["--no-export"])]
-        variables = {**os.environ, **(environment or {})}
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=variables,
-            start_new_session=apart,
-        )
+        words = ["train", *arguments, "--results-dir", str(results), "--run-id", run_id]
+        words += [] if export else ["--no-export"]
+        if forked and sys.platform == "linux" and not (apart or prefix or export):
+            self._watch(start(words, environment or {}))
+        else:
+            program = ["-c", EXPORTING] if export else ["-m", "sparring"]
+            command = [*prefix, sys.executable, *program, *words]
+            self._watch(popen(command, env={**os.environ, **(environment or {})}, start_new_session=apart))
+
+    def _watch(self, process: Started | subprocess.Popen[str]) -> None:
+        """Collects the lines of a process."""
+        self.process = process
         self.lines: list[str] = []
         self._arrived = threading.Condition()
         self._ended = False
