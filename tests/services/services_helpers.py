@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -61,11 +62,6 @@ def config(path: Path, **values: Any) -> Path:
     return file
 
 
-def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """Starts a command whose output and errors go to one pipe."""
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
-
-
 class Training:
     """One `sparring train` process and the lines that it prints.
 
@@ -90,11 +86,20 @@ class Training:
         words = ["train", *arguments, "--results-dir", str(results), "--run-id", run_id]
         words += [] if export else ["--no-export"]
         if forked and sys.platform == "linux" and not (apart or prefix or export):
-            self._watch(start(words, environment or {}))
+            self._watch(start(words, environment))
         else:
             program = ["-c", EXPORTING] if export else ["-m", "sparring"]
             command = [*prefix, sys.executable, *program, *words]
-            self._watch(popen(command, env={**os.environ, **(environment or {})}, start_new_session=apart))
+            self._watch(
+                subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    env={**os.environ, **(environment or {})},
+                    start_new_session=apart,
+                )
+            )
 
     def _watch(self, process: Started | subprocess.Popen[str]) -> None:
         """Collects the lines of a process."""
@@ -188,6 +193,24 @@ def last_of(training: Training, behavior: str, key: str) -> float:
     lines = json_lines(training.directory / "metrics.jsonl")
     values = [line[key] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
     return float([value for value in values if value is not None][-1])
+
+
+def reaches(training: Training, bar: float, *behaviors: str, key: str = "reward") -> None:
+    """Stops a run in order as soon as two intervals in succession of each behavior have a mean `key` above the bar.
+
+    Fails if the run ends before.
+    """
+
+    def above(behavior: str) -> bool:
+        path = training.directory / "metrics.jsonl"
+        lines = json_lines(path) if path.exists() else []
+        values = [line[key] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
+        known = [value > bar for value in values if value is not None]
+        return any(both == (True, True) for both in itertools.pairwise(known))
+
+    training.wait_for(lambda _: all(map(above, behaviors)))
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
 
 
 def progress(lines: list[str], behavior: str = "Balance") -> list[str]:

@@ -57,7 +57,7 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
 
-def start(arguments: Sequence[str], environment: Mapping[str, str]) -> Started:
+def start(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Started:
     """Starts `sparring ARGUMENTS` with the arithmetic of the oldest CPUs; output and errors go to one pipe.
 
     Args:
@@ -67,7 +67,7 @@ def start(arguments: Sequence[str], environment: Mapping[str, str]) -> Started:
     server, lifeline_reader = _server()
     reader, writer = os.pipe()
     try:
-        process = server.fork(arguments, environment, [writer, writer, lifeline_reader])
+        process = server.fork(arguments, environment or {}, [writer, writer, lifeline_reader])
     finally:
         os.close(writer)
     return Started(process, os.fdopen(reader, encoding="utf-8", errors="replace"))
