@@ -81,7 +81,9 @@ def picture(curves: Curves, title: str) -> bytes:
     panels = {name: points for name in PANELS if (points := _points(curves, name))}
     columns = math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(5 * columns, 3.5 * rows), layout="constrained")
+    width, height = 5 * columns, 3.5 * rows
+    figure = Figure(figsize=(width, height))  # with margins in inches: a computed layout draws everything twice
+    figure.subplots_adjust(0.8 / width, 0.6 / height, 1 - 0.2 / width, 1 - 0.8 / height, wspace=0.25, hspace=0.4)
     FigureCanvasAgg(figure)
     figure.suptitle(title, parse_math=False)
     for number, (name, points) in enumerate(panels.items(), 1):

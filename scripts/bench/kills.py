@@ -32,7 +32,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.services.services_helpers import SAME_EVERYWHERE, Training, balanced
+from tests.services.services_helpers import Training, balanced
+from tests.services.started import SAME_EVERYWHERE
 
 PARTS = ("simulator-0", "simulator-1", "stepping-0", "assembly", "coordination", "learning-Balance", "monitor")
 STEPS_PER_S = 500

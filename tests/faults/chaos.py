@@ -34,7 +34,8 @@ import yaml
 
 from tests.faults.judge import expect, expect_balance
 from tests.faults.trial import RECOVERY_S, SILENCE_S, continue_process
-from tests.services.services_helpers import SAME_EVERYWHERE, Training, progress
+from tests.services.services_helpers import Training, progress
+from tests.services.started import SAME_EVERYWHERE
 
 ROOT = Path(__file__).parents[2]
 BEHAVIOR = "Chaos"

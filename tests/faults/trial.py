@@ -18,7 +18,8 @@ import psutil
 import yaml
 
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
-from tests.services.services_helpers import SAME_EVERYWHERE, Training
+from tests.services.services_helpers import Training
+from tests.services.started import SAME_EVERYWHERE
 
 BEHAVIOR = "Balance"
 LEARNER = f"learning-{BEHAVIOR}"

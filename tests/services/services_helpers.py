@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -14,15 +15,7 @@ from typing import Any
 
 import yaml
 
-SAME_EVERYWHERE = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "MKL_CBWR": "COMPATIBLE",
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "OMP_NUM_THREADS": "1",
-}
-"""Arithmetic of the oldest CPUs: wider vector units round differently, and a short run that learns on one machine
-might not learn on another."""
+from tests.services.started import SAME_EVERYWHERE, Started, start
 
 HANG_S = 500.0
 """Deadline for a run that hangs; a heavily loaded machine needs less."""
@@ -75,6 +68,7 @@ class Training:
     `apart`: it has its own session, because Linux divides CPU time among sessions (sched_autogroup).
     `prefix`: words before the command.
     `export`: checkpoints are exported beside the run.
+    `forked`: it is started without its imports, if none of the others is given.
     """
 
     def __init__(
@@ -86,20 +80,30 @@ class Training:
         apart: bool = False,
         prefix: Sequence[str] = (),
         export: bool = False,
+        forked: bool = True,
     ) -> None:
         self.directory = results / run_id
-        program = ["-c", EXPORTING] if export else ["-m", "sparring"]
-        command = [*prefix, sys.executable, *program, "train", *arguments]
-        command += ["--results-dir", str(results), "--run-id", run_id, *([] if export else ["--no-export"])]
-        variables = {**os.environ, **(environment or {})}
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=variables,
-            start_new_session=apart,
-        )
+        words = ["train", *arguments, "--results-dir", str(results), "--run-id", run_id]
+        words += [] if export else ["--no-export"]
+        if forked and sys.platform == "linux" and not (apart or prefix or export):
+            self._watch(start(words, environment))
+        else:
+            program = ["-c", EXPORTING] if export else ["-m", "sparring"]
+            command = [*prefix, sys.executable, *program, *words]
+            self._watch(
+                subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    env={**os.environ, **(environment or {})},
+                    start_new_session=apart,
+                )
+            )
+
+    def _watch(self, process: Started | subprocess.Popen[str]) -> None:
+        """Collects the lines of a process."""
+        self.process = process
         self.lines: list[str] = []
         self._arrived = threading.Condition()
         self._ended = False
@@ -189,6 +193,24 @@ def last_of(training: Training, behavior: str, key: str) -> float:
     lines = json_lines(training.directory / "metrics.jsonl")
     values = [line[key] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
     return float([value for value in values if value is not None][-1])
+
+
+def reaches(training: Training, bar: float, *behaviors: str, key: str = "reward") -> None:
+    """Stops a run in order as soon as two intervals in succession of each behavior have a mean `key` above the bar.
+
+    Fails if the run ends before.
+    """
+
+    def above(behavior: str) -> bool:
+        path = training.directory / "metrics.jsonl"
+        lines = json_lines(path) if path.exists() else []
+        values = [line[key] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
+        known = [value > bar for value in values if value is not None]
+        return any(both == (True, True) for both in itertools.pairwise(known))
+
+    training.wait_for(lambda _: all(map(above, behaviors)))
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
 
 
 def progress(lines: list[str], behavior: str = "Balance") -> list[str]:

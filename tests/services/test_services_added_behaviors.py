@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from sparring.pipeline.learning.checkpoints import initial_folder
-from tests.services.services_helpers import SAME_EVERYWHERE, Training, balanced
+from tests.services.services_helpers import Training, balanced
+from tests.services.started import SAME_EVERYWHERE
 from tests.simulation.unity_bridge import free_ports
 from tests.simulation.unity_null_trainer import executable
 

@@ -9,9 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from sparring.pipeline.demonstrations.episodes import read
 from sparring.services.commands.runs import find
 from sparring.services.main import main
 from tests.services.services_helpers import Training, balanced, progress
+from tests.services.started import start
 
 MANY = 10**6
 
@@ -61,14 +59,7 @@ class PlayCommand(Training):
     """A command that evaluates or plays, and names its folder."""
 
     def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "sparring", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.lines = []
-        self._arrived = threading.Condition()
-        self._ended = False
-        self._collector = threading.Thread(target=self._collect, daemon=True)
-        self._collector.start()
+        self._watch(start(arguments))
         self.wait_for(lambda lines: any("run_started" in line for line in lines))
         started = next(line for line in self.lines if "run_started" in line)
         self.directory = Path(re.search(r"folder=(\S+)", started)[1])  # type: ignore[index]
@@ -205,16 +196,17 @@ def test_killed_player_ends_the_evaluation_with_missing_episodes(trained: Path) 
 @pytest.mark.slow
 def test_killed_simulator_restarts_and_the_evaluation_completes(trained: Path) -> None:
     """Its unfinished episodes are left out, and later ones count instead."""
-    command = PlayCommand("evaluate", str(trained), "--episodes", "2500")
-    command.playing()
+    command = PlayCommand("evaluate", str(trained), "--episodes", str(episodes_wanted := 1000))
+    command.wait_for(lambda lines: any("  behavior  " in line for line in lines))
     (simulator,) = [one for one in psutil.Process(command.process.pid).children(recursive=True) if _is_simulator(one)]
+    command.playing()
     os.kill(simulator.pid, signal.SIGKILL)
     assert command.end() == 0, command.text
     assert any(entry["event"] == "failed" and entry["part"] == "simulator-0" for entry in command.log())
     episodes = [int(row["agents"]) for row in rows(command.directory)]
-    assert len(episodes) == 2500
+    assert len(episodes) == episodes_wanted
     assert episodes == sorted(episodes)
-    assert 1 <= episodes[-1] - 2500 <= 2  # each of two areas had an unfinished episode
+    assert 1 <= episodes[-1] - episodes_wanted <= 2  # each of two areas had an unfinished episode
     counted = step_counts(command.directory)
     assert counted["produced"] == counted["ghost"] + counted["open"]
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
+from tests.services.curriculum_runs import lesson, lessons, with_curriculum
 from tests.services.services_helpers import Training, balanced, config, json_lines
 
 pytestmark = pytest.mark.slow
@@ -35,22 +36,26 @@ def finish(training: Training) -> dict[str, int]:
     return step_counts
 
 
-def kill_and_stop(training: Training, part: str) -> dict[str, int]:
-    """Kills a part of an endless run, waits for its restart and stops in order; returns the step counts."""
+def kill_in_turn(training: Training, *parts: str) -> dict[str, Any]:
+    """Kills parts of an endless run, each once the run has recovered; stops, and returns the behavior's result."""
     training.updates(2)
     training.wait_for(lambda _: recoverable(training))
-    training.kill(part)
-    training.wait_for(lambda lines: any("failed" in line and part in line for line in lines))
     versions = CheckpointFolder(training.directory, "Balance")
-    under_way = versions.noted_version() + BUDGET // BUFFER + 1  # at most: data in flight, and a restart
-    training.wait_for(lambda _: versions.noted_version() > under_way)
+    for part in parts:
+        training.kill(part)
+        training.wait_for(lambda lines, part=part: any("failed" in line and part in line for line in lines))
+        under_way = versions.noted_version() + BUDGET // BUFFER + 1  # at most: data in flight, and a restart
+        training.wait_for(lambda _, under_way=under_way: versions.noted_version() > under_way)
     training.process.send_signal(signal.SIGINT)
     assert training.end() == 0, "\n".join(training.lines)
-    assert [entry["part"] for entry in training.log() if entry["event"] == "failed"] == [part]
+    assert [entry["part"] for entry in training.log() if entry["event"] == "failed"] == [*parts]
     assert training.summary["status"] == "stopped"
-    step_counts: dict[str, int] = training.summary["behaviors"]["Balance"]["step_counts"]
-    assert balanced(step_counts), step_counts
-    return step_counts
+    result: dict[str, Any] = training.summary["behaviors"]["Balance"]
+    assert Path(result["checkpoint"]).is_dir()
+    assert balanced(result["step_counts"]), result
+    assert (result["step_counts"]["produced"], result["unaccounted"]) == (training.simulator_steps(), 0)
+    assert sum(result["losses"].values()) == result["step_counts"]["lost"]
+    return result
 
 
 def test_run_completes_with_balanced_step_counts_and_all_files(tmp_path: Path) -> None:
@@ -73,7 +78,7 @@ def test_run_completes_with_balanced_step_counts_and_all_files(tmp_path: Path) -
 
 
 def bounds(training: Training, part: str) -> tuple[int, int]:
-    """Returns the least and most steps that may be lost with a part.
+    """Returns the least and most steps that may be lost with a part; none are with others.
 
     The step budget bounds all steps that are not in a published update, wherever they are:
 
@@ -86,7 +91,7 @@ def bounds(training: Training, part: str) -> tuple[int, int]:
     if part == "learning-Balance":
         updates = rolled_back(training)
         return updates * BUFFER, updates * BUFFER + IN_FLIGHT
-    return 0, {"stepping-0": IN_FLIGHT + AGENTS, "assembly": IN_FLIGHT + AGENTS, "coordination": 0, "monitor": 0}[part]
+    return 0, IN_FLIGHT + AGENTS
 
 
 def rolled_back(training: Training) -> int:
@@ -100,15 +105,14 @@ def recoverable(training: Training) -> bool:
     return any((training.directory / "Balance").glob("recovery-*"))
 
 
-@pytest.mark.parametrize("part", ["stepping-0", "assembly", "coordination", "learning-Balance", "monitor"])
+@pytest.mark.parametrize("part", ["stepping-0", "assembly", "learning-Balance"])
 def test_killed_service_restarts_and_its_lost_steps_are_counted(tmp_path: Path, part: str) -> None:
+    """Monitor and coordination, each killed before another in the same run, lose nothing."""
     training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
-    step_counts = kill_and_stop(training, part)
-    result = training.summary["behaviors"]["Balance"]
-    assert (step_counts["produced"], result["unaccounted"]) == (training.simulator_steps(), 0)
+    before = {"assembly": ["monitor"], "learning-Balance": ["coordination"]}
+    result = kill_in_turn(training, *before.get(part, ()), part)
     least, most = bounds(training, part)
-    assert least <= step_counts["lost"] <= most
-    assert sum(result["losses"].values()) == step_counts["lost"]
+    assert least <= result["step_counts"]["lost"] <= most
     assert result["losses"].keys() <= {part.partition("-")[0], *(["both_ends"] if part == "stepping-0" else [])}
 
 
@@ -133,16 +137,11 @@ def test_steps_that_died_with_all_who_counted_them_are_lost_at_both_ends(tmp_pat
     assert result["losses"].keys() <= {"stepping", "assembly", "both_ends"}
 
 
-def test_killed_simulator_restarts_without_lost_steps(tmp_path: Path) -> None:
-    training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
-    step_counts = kill_and_stop(training, "simulator-0")
-    assert step_counts["lost"] == 0
-
-
-def test_no_process_outlives_a_killed_supervisor_and_the_run_resumes(tmp_path: Path) -> None:
-    file = str(config(tmp_path, max_steps=10_000_000))
+def test_no_process_outlives_a_killed_supervisor_and_the_run_resumes_in_its_lesson(tmp_path: Path) -> None:
+    """The second lesson lasts for half of `max_steps`, which the first run cannot reach before it is killed."""
+    file = str(with_curriculum(tmp_path, max_steps=10_000_000))
     training = Training(tmp_path, file)
-    training.updates(2)
+    training.wait_for(lambda lines: any("lesson gravity 1" in line for line in lines))
     training.wait_for(lambda _: recoverable(training))
     family = psutil.Process(training.process.pid).children(recursive=True)
     assert len(family) >= 9  # five services, two watchers, two simulators
@@ -150,29 +149,18 @@ def test_no_process_outlives_a_killed_supervisor_and_the_run_resumes(tmp_path: P
     training.process.wait()
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive
-    further = (
-        CheckpointFolder(training.directory, "Balance").noted_version() * BUFFER + 20_000
-    )  # more than it has trained
+    assert lesson(training) == 1
+    further = 2 * CheckpointFolder(training.directory, "Balance").noted_version() * BUFFER + 12_000
     resumed = Training(tmp_path, file, "--resume", "--max-steps", str(further))
     step_counts = finish(resumed)
     assert step_counts["trained"] >= further
     assert any(entry["event"] == "restored" for entry in learner_log(resumed))
+    assert lesson(resumed) == 2
+    assert lessons(resumed) == ["second", "third"]  # of both runs: no lesson began twice
     # The steps that each part held are lost, all of them in flight. The saved step counts may be older than the last
     # update.
     rolled = rolled_back(resumed) * BUFFER
     assert max(1, rolled - BUFFER) <= step_counts["lost"] <= rolled + IN_FLIGHT
-
-
-def test_first_interrupt_stops_in_order_with_a_checkpoint(tmp_path: Path) -> None:
-    training = Training(tmp_path, str(config(tmp_path, max_steps=10_000_000)))
-    training.updates(2)
-    training.process.send_signal(signal.SIGINT)
-    assert training.end() == 0
-    summary = training.summary
-    assert summary["status"] == "stopped"
-    result = summary["behaviors"]["Balance"]
-    assert Path(result["checkpoint"]).is_dir()
-    assert balanced(result["step_counts"])
 
 
 def test_second_interrupt_ends_every_process_at_once(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.services.services_helpers import HANG_S, Training, config, json_lines
+from tests.services.services_helpers import HANG_S, Training, balanced, config, json_lines
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +33,27 @@ def again(training: Training, file: Path, *arguments: str, closed: bool = False)
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
-def test_second_start_in_the_folder_of_a_living_run_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+def test_refused_second_start_killed_simulator_and_hangup_lose_no_steps(tmp_path: Path) -> None:
+    """Two signals at once are one, and the run that they ended is resumed without any standard stream."""
     file = config(tmp_path, **ENDLESS)
     training = Training(tmp_path, str(file))
     training.updates(1)
+    results = training.directory.parent
     for argument in ("--resume", "--force"):
-        second = again(training, file, argument)
-        assert second.returncode == 2, second.stderr
-        assert str(training.process.pid) in second.stderr
-    training.updates(1)
-    training.process.send_signal(signal.SIGINT)
+        second = Training(results, str(file), argument)
+        assert second.end() == 2, second.lines
+        assert str(training.process.pid) in "\n".join(second.lines)
+    training.kill("simulator-0")
+    training.wait_for(lambda lines: any("failed" in line and "simulator-0" in line for line in lines))
+    training.updates(2)
+    training.process.send_signal(signal.SIGHUP)
+    training.process.send_signal(signal.SIGTERM)
     assert training.end() == 0, "\n".join(training.lines)
     assert training.summary["status"] == "stopped"
+    result = training.summary["behaviors"]["Balance"]
+    assert result["checkpoint"] is not None
+    assert (balanced(result["step_counts"]), result["step_counts"]["lost"]) == (True, 0)
+    assert any("--resume" in line for line in training.lines)
     assert again(training, file, "--resume", "--max-steps", "1", closed=True).returncode == 0
 
 
@@ -102,17 +111,6 @@ def test_unix_address_takes_no_file_and_no_socket_of_others(tmp_path: Path) -> N
         assert Training(tmp_path, str(file), run_id="socket").end() != 0
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
-
-
-def test_hangup_ends_a_run_in_order_and_two_signals_at_once_are_one(tmp_path: Path) -> None:
-    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
-    training.updates(2)
-    training.process.send_signal(signal.SIGHUP)
-    training.process.send_signal(signal.SIGTERM)
-    assert training.end() == 0, "\n".join(training.lines)
-    assert training.summary["status"] == "stopped"
-    assert training.summary["behaviors"]["Balance"]["checkpoint"] is not None
-    assert any("--resume" in line for line in training.lines)
 
 
 def test_stop_before_the_first_update_offers_no_command_to_resume(tmp_path: Path) -> None:

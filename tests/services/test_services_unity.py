@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -17,7 +17,7 @@ from sparring.services.commands.check import summary
 from sparring.services.stages import simulator
 from sparring.services.supervision.simulators import Restarts, SimulatorPlan
 from sparring.services.supervision.topology import build
-from tests.services.services_helpers import Training, balanced, last_of
+from tests.services.services_helpers import Training, balanced, last_of, reaches
 from tests.services.unity_runs import GOAL, executable, intervals, player_events, settings, train
 
 BALANCE = {
@@ -147,13 +147,18 @@ def test_settings_limit_restarts(own: dict[str, int], expected: Restarts | None,
 # ---------------------------------------------------------------- runs that learn
 
 
-def finished(training: Training, behaviors: str | tuple[str, ...], count: int) -> None:
-    """Checks that a run completed, its step counts balance and agree with simulators, and each player received quit."""
+def finished(
+    training: Training,
+    behaviors: str | tuple[str, ...],
+    count: int,
+    status: Literal["completed", "stopped"] = "completed",
+) -> None:
+    """Checks that a run ended, its step counts balance and agree with simulators, and each player received quit."""
     assert training.end() == 0, "\n".join(training.lines)
     result = training.summary
     names = (behaviors,) if isinstance(behaviors, str) else behaviors
     step_counts = [result["behaviors"][name]["step_counts"] for name in names]
-    assert result["status"] == "completed"
+    assert result["status"] == status
     assert all(map(balanced, step_counts)), step_counts
     assert not any(one["lost"] for one in step_counts)
     assert sum(one["produced"] for one in step_counts) == training.simulator_steps()
@@ -164,7 +169,7 @@ def finished(training: Training, behaviors: str | tuple[str, ...], count: int) -
 
 @pytest.mark.slow
 def test_one_player_and_four_learn_balance(tmp_path: Path) -> None:
-    """Twelve agents in lockstep balance much longer after 32,000 steps than untrained ones."""
+    """Within 32,000 steps, twelve agents in lockstep balance much longer than untrained ones."""
     runs = {}
     for count in (1, 4):
         words = ("--game", "balance", "--areas", str(12 // count), "--statistics")
@@ -172,11 +177,10 @@ def test_one_player_and_four_learn_balance(tmp_path: Path) -> None:
         config = settings(tmp_path, "Balance", mode="lockstep", own=BALANCE)
         runs[count] = train(tmp_path, config, program, count, "--in-process", run_id=f"run-{count}")
     for count, training in runs.items():
-        finished(training, "Balance", count)
+        reaches(training, 2.5 * UNTRAINED, "Balance")
+        finished(training, "Balance", count, "stopped")
         rewards = [line["reward"] for line in intervals(training, "Balance") if line["reward"] is not None]
         assert rewards[0] < UNTRAINED
-        # Of the last 100 episodes, because the number of episodes in an interval depends on the machine.
-        assert training.summary["behaviors"]["Balance"]["reward_mean_last100"] > 2.5 * UNTRAINED
         own = [line["simulators"] for line in intervals(training, "Balance")]
         kinds = {f"Player/{kind}" for kind in ("Average", "Histogram", "Latest", "Sum")}
         assert all(set(numbers) <= kinds for numbers in own)  # an interval may have no new report of stepping

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import yaml
 
-from tests.services.services_helpers import SAME_EVERYWHERE, Training, json_lines
+from tests.services.services_helpers import Training, json_lines
+from tests.services.started import SAME_EVERYWHERE
 from tests.simulation.unity_bridge import free_ports, player_events
 from tests.simulation.unity_null_trainer import executable
 
