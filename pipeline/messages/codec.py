@@ -91,7 +91,13 @@ def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Value:
     if len(layouts) != len(frames) - 1:
         got = f"{len(frames) - 1} array frames for {len(layouts)} described arrays"
         raise _malformed(got, "one frame for each array")
-    return _decode_record(header, [_view(frame, layout) for frame, layout in zip(frames[1:], layouts, strict=True)])
+    arrays: Arrays = []
+    for frame, layout in zip(frames[1:], layouts, strict=True):
+        if len(frame) != layout.size:
+            got = f"{len(frame)} bytes for an array {describe(layout.dtype, layout.shape)}"
+            raise _malformed(got, f"{layout.size} bytes")
+        arrays.append(_view(frame, 0, layout))
+    return _decode_record(header, arrays)
 
 
 # ---------------------------------------------------------------- one stream (to simulators)
@@ -126,16 +132,8 @@ def from_bytes(message: Buffer, limits: Limits = SIMULATORS) -> Value:
     check_prefix(total, header_size, limits)
     if len(message) != total:
         raise _malformed(f"{len(message)} bytes", f"exactly one message of {total}")
-    at = PREFIX.size + header_size
-    header, layouts = _parse_header(memoryview(message)[PREFIX.size : at], limits)
-    arrays: Arrays = []
-    for layout in layouts:
-        at += -at % 8
-        arrays.append(_view(memoryview(message)[at : at + layout.size], layout))
-        at += layout.size
-    if at + -at % 8 != total:
-        raise _malformed(f"{total} bytes", f"{at + -at % 8}: the header and its arrays, each padded to 8")
-    return _decode_record(header, arrays)
+    header, layouts = _parse_header(memoryview(message)[PREFIX.size : PREFIX.size + header_size], limits)
+    return _decode_record(header, _views(message, header_size, layouts))
 
 
 def check_prefix(total: int, header: int, limits: Limits) -> None:
@@ -155,11 +153,18 @@ def check_prefix(total: int, header: int, limits: Limits) -> None:
 
 
 class FrameReader:
-    """Splits a byte stream into messages. Holds at most one message and the bytes fed with it."""
+    """Splits a byte stream into messages. Holds at most one message and the bytes fed with it.
+
+    A header that differs from one before in the number of the Step alone is not parsed again: as long as agents and
+    shapes stay the same, nothing else in it changes.
+    """
 
     def __init__(self, limits: Limits = SIMULATORS) -> None:
         self._limits = limits
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray = b""
+        self._split: tuple[bytes, bytes] | None = None  # of the last header that was parsed
+        self._tried: tuple[bytes, bytes] | None = None  # the last that recurred
+        self._steady: _SteadyHeader | None = None
 
     @property
     def buffered(self) -> int:
@@ -174,10 +179,14 @@ class FrameReader:
     def allow(self, limits: Limits) -> None:
         """Replaces the limits for the messages that follow."""
         self._limits = limits
+        self._split = self._tried = self._steady = None
 
     def feed(self, data: Buffer) -> None:
         """Adds received bytes."""
-        self._buffer += data
+        if self._buffer:
+            self._growing().extend(data)
+        else:
+            self._buffer = bytes(data)  # usually one whole message
 
     def next(self) -> Value | None:
         """Returns the next record, or None until more bytes are fed.
@@ -192,9 +201,91 @@ class FrameReader:
         check_prefix(total, header, self._limits)
         if len(self._buffer) < total:
             return None
-        message = bytes(memoryview(self._buffer)[:total])
-        del self._buffer[:total]
-        return from_bytes(message, self._limits)
+        if len(self._buffer) == total:
+            message, self._buffer = bytes(self._buffer), b""
+        else:
+            message, rest = bytes(memoryview(self._buffer)[:total]), self._growing()
+            del rest[:total]
+        steady = self._steady
+        if steady is not None and (number := steady.number(message, header)) is not None:
+            return steady.decode(number, message, header)
+        value = from_bytes(message, self._limits)
+        self._notice(message[PREFIX.size : PREFIX.size + header])
+        return value
+
+    def _growing(self) -> bytearray:
+        """Returns the buffer as one that can change."""
+        if isinstance(self._buffer, bytes):
+            self._buffer = bytearray(self._buffer)
+        return self._buffer
+
+    def _notice(self, header: bytes) -> None:
+        """Remembers the header of a valid message once it recurs."""
+        before, key, after = header.partition(_SEQUENCE)
+        if not key:
+            return
+        split = before + key, after[_length_of_number(after) :]
+        if split == self._split != self._tried:
+            self._steady, self._tried = _SteadyHeader.of(*split, self._limits), split
+        self._split = split
+
+
+class _SteadyHeader(NamedTuple):
+    """The header of a record with a sequence number, without that number.
+
+    Attributes:
+        head: bytes before the number.
+        tail: bytes after it.
+        header: the header parsed, with any number.
+        layouts: of the arrays.
+    """
+
+    head: bytes
+    tail: bytes
+    header: dict[str, Value]
+    layouts: list[_ArrayLayout]
+
+    @classmethod
+    def of(cls, head: bytes, tail: bytes, limits: Limits) -> _SteadyHeader | None:
+        """Returns the header of these bytes; None where another number between them changes anything else."""
+        try:
+            header, layouts = _parse_header(head + b"\0" + tail, limits)
+            other, _ = _parse_header(head + b"\1" + tail, limits)
+        except CodecError:  # the bytes after the key are no number, or inside a text
+            return None
+        body = header["body"]
+        if not isinstance(body, dict) or body.get("sequence") != 0:
+            return None
+        if other != {**header, "body": {**body, "sequence": 1}}:
+            return None
+        return cls(head, tail, header, layouts)
+
+    def number(self, message: bytes, header_size: int) -> int | None:
+        """Returns the number in a message that has this header; None where it has another."""
+        at, end = PREFIX.size + len(self.head), PREFIX.size + header_size - len(self.tail)
+        if not (at < end and message.startswith(self.head, PREFIX.size) and message.startswith(self.tail, end)):
+            return None
+        number = message[at:end]
+        if _length_of_number(number) != len(number):
+            return None
+        return number[0] if len(number) == 1 else int.from_bytes(number[1:], "big")
+
+    def decode(self, number: int, message: bytes, header_size: int) -> Value:
+        """Decodes the record of a message that has this header. Raises as `from_bytes`."""
+        self.header["body"]["sequence"] = number
+        return _decode_record(self.header, _views(message, header_size, self.layouts))
+
+
+_SEQUENCE: Final = msgpack.packb("sequence")
+_NUMBERS: Final = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
+"""Bytes of a whole number by its first byte; one below 128 is that byte."""
+
+
+def _length_of_number(packed: bytes) -> int:
+    """Returns the length of the whole number from 0 that bytes begin with; 0 for none."""
+    if not packed:
+        return 0
+    return 1 if packed[0] < 0x80 else _NUMBERS.get(packed[0], 0)
 
 
 # ---------------------------------------------------------------- headers and arrays
@@ -271,14 +362,26 @@ def _layout(text: str, shape: tuple[int, ...], limits: Limits) -> _ArrayLayout:
     return _ArrayLayout(dtype, shape, full if all(shape) else 0)
 
 
-def _view(source: Buffer, layout: _ArrayLayout) -> Array:
-    """Returns a read-only array over the bytes of `source`."""
+def _view(source: Buffer, at: int, layout: _ArrayLayout) -> Array:
+    """Returns a read-only array over the bytes of `source` from `at` on."""
     dtype, shape, size = layout
-    if len(source) != size:
-        raise _malformed(f"{len(source)} bytes for an array {describe(dtype, shape)}", f"{size} bytes")
-    array: Array = np.ndarray(shape, dtype, source) if size else np.empty(shape, dtype)
+    array: Array = np.ndarray(shape, dtype, source, at) if size else np.empty(shape, dtype)
     array.flags.writeable = False
     return array
+
+
+def _views(message: Buffer, header_size: int, layouts: Sequence[_ArrayLayout]) -> Arrays:
+    """Returns the arrays that follow the header of a whole message, each padded to 8 bytes."""
+    at = PREFIX.size + header_size
+    end = (at + 7) // 8 * 8 + sum((layout.size + 7) // 8 * 8 for layout in layouts)
+    if end != len(message):
+        raise _malformed(f"{len(message)} bytes", f"{end}: the header and its arrays, each padded to 8")
+    arrays: Arrays = []
+    for layout in layouts:
+        at += -at % 8
+        arrays.append(_view(message, at, layout))
+        at += layout.size
+    return arrays
 
 
 def _malformed(got: str, expected: str) -> CodecError:

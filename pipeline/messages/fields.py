@@ -131,7 +131,7 @@ def describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainText:
 
 
 def _compile_array(columns: Columns) -> tuple[Encode, Decode]:
-    dtypes = {DTYPES[text] for text in columns.dtypes}
+    dtypes = [DTYPES[text] for text in columns.dtypes]  # found in a list by identity; the hash of a dtype takes longer
     ndim = columns.ndim
     rank = "any shape" if ndim is None else f"{ndim} dimension(s)"
     expected = f"an array of {' or '.join(columns.dtypes)} with {rank}"

@@ -61,7 +61,7 @@ class ActionSampler:
         source = None if deterministic else generator
         continuous_BC, log_prob_B = self._gaussian(head_BH, source)
         if not self._branches:
-            return continuous_BC, np.empty((len(head_BH), 0), np.int32), log_prob_B
+            return continuous_BC, np.empty((len(continuous_BC), 0), np.int32), log_prob_B
         logits_BK = head_BH[:, len(self._sigma_C) :]
         if masks_BK is not None:
             logits_BK = torch.from_numpy(np.where(masks_BK, self._forbidden, logits_BK.numpy()))
@@ -71,7 +71,8 @@ class ActionSampler:
 
     def _gaussian(self, head_BH: Tensor, source: torch.Generator | None) -> tuple[Array, Array]:
         """Returns samples, or means without a source, and their log-probability."""
-        size, head = (len(head_BH), len(self._sigma_C)), head_BH.numpy()
+        head = head_BH.numpy()
+        size = len(head), len(self._sigma_C)  # the length of a tensor takes longer
         if not size[1]:
             return np.empty(size, head.dtype), np.zeros(size[0], head.dtype)
         if source is None:

@@ -71,10 +71,11 @@ def choose(
     table = behavior.table
     decisions = [arrival.decisions for arrival in arrivals if arrival.decisions is not None]
     slots = join_columns([arrival.slots for arrival in arrivals])
-    observations = tuple(
-        join_columns(column) for column in zip(*(rows.observations for rows in decisions), strict=True)
-    )
-    masks = join_optional([rows.masks for rows in decisions], (len(rows.agents) for rows in decisions))
+    observations, masks = decisions[0].observations, decisions[0].masks
+    if len(decisions) > 1:
+        columns = zip(*(rows.observations for rows in decisions), strict=True)
+        observations = tuple(join_columns(column) for column in columns)
+        masks = join_optional([rows.masks for rows in decisions], (len(rows.agents) for rows in decisions))
     playing = np.unique(table.ghosts[slots]).tolist() if table.has_ghosts else [0]
     policies = {one: ghosts[behavior.name, one] if one or policy is None else policy for one in playing}
     carried = updated = None

@@ -107,8 +107,8 @@ class BehaviorTick:
 
     def rows(self) -> list[int]:
         """Returns the numbers of rows lost, ended, joined, reported and acted."""
-        slots = [self.lost, *([one.slots for one in records] for records in (self.ended, self.joined, self.reported))]
-        return [*(sum(map(len, columns)) for columns in slots), sum(len(one.log_probs) for one in self.acted)]
+        listed = [sum([len(one.slots) for one in records]) for records in (self.ended, self.joined, self.reported)]
+        return [sum(map(len, self.lost)), *listed, len(self.acted[0].log_probs) if self.acted else 0]
 
 
 class PendingSteps:

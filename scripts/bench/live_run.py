@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,12 @@ from sparring.pipeline.security import client_tls
 
 SPECS = dict(make("balance", 1).behaviors())
 (BEHAVIOR,) = SPECS
+SMALL = {"hidden_units": 32, "num_layers": 1}
 CONFIG = """
 behaviors:
   Balance:
-    hyperparameters: {{batch_size: 512, buffer_size: {buffer}, num_epoch: 1}}
-    network_settings: {{hidden_units: 32, num_layers: 1}}
+    hyperparameters: {{batch_size: {batch}, buffer_size: {buffer}, num_epoch: 1}}
+    network_settings: {network}
     max_steps: 1000000000
     time_horizon: 64
     summary_freq: 1000000
@@ -58,15 +59,23 @@ class LiveRun:
         simulators: that it launches.
         pipeline: settings of that section.
         buffer: `buffer_size` of the learner.
+        batch: its `batch_size`.
+        network: its network.
     """
 
     def __init__(
-        self, folder: Path, simulators: Sequence[dict[str, Any]], pipeline: dict[str, Any], buffer: int
+        self,
+        folder: Path,
+        simulators: Sequence[dict[str, Any]],
+        pipeline: dict[str, Any],
+        buffer: int,
+        batch: int = 512,
+        network: Mapping[str, Any] = SMALL,
     ) -> None:
+        values = {"simulators": list(simulators), "pipeline": pipeline, "network": network}
+        texts = {name: json.dumps(value) for name, value in values.items()}
         config = folder / "live.yaml"
-        config.write_text(
-            CONFIG.format(simulators=json.dumps(list(simulators)), pipeline=json.dumps(pipeline), buffer=buffer)
-        )
+        config.write_text(CONFIG.format(buffer=buffer, batch=batch, **texts))
         self.directory = folder / "run"
         self._output = (folder / "console.txt").open("w")
         command = [sys.executable, "-m", "sparring", "train", str(config), "--results-dir", str(folder)]
@@ -123,6 +132,13 @@ class LiveRun:
     def produced(self) -> int:
         """Returns the steps produced so far."""
         return int(self._figures()["step_counts"]["produced"])
+
+    def newly_produced(self) -> int:
+        """Waits for the monitor's next count, and returns it."""
+        before = self.produced()
+        while (now := self.produced()) == before:
+            time.sleep(0.01)
+        return now
 
     def rate(self, seconds: float) -> float:
         """Measures the steps per second over some seconds."""

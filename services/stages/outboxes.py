@@ -34,7 +34,7 @@ class StepOutbox:
         behaviors: settings by behavior name, which may grow.
 
     Attributes:
-        turn: lock that a tick and `send` hold.
+        turn: lock that `send` needs; no tick begins while it is held.
         rows: gathered rows that assembly has not received.
     """
 

@@ -180,18 +180,21 @@ class Stepping:
             await self._step()
 
     async def _step(self) -> None:
-        async with self.outbox.turn:
-            result = self.stepper.tick(self._context.clock(), acting=not self.simulators.stopping)
-            for answer in result.acts:
-                self.simulators.answer(*answer)
-            if result.acts:
-                self._context.registry.add("frames", len(result.acts))
-                self._context.registry.observe("batch_rows", result.acted)
-            is_full = self.outbox.gather(result)
-            self.match_outbox.gather()
-            if is_full or not result.acts or self.stepper.backpressured:
+        while self.outbox.turn.locked():  # steps wait for credit
+            async with self.outbox.turn:
+                pass
+        result = self.stepper.tick(self._context.clock(), acting=not self.simulators.stopping)
+        for answer in result.acts:
+            self.simulators.answer(*answer)
+        if result.acts:
+            self._context.registry.add("frames", len(result.acts))
+            self._context.registry.observe("batch_rows", result.acted)
+        is_full = self.outbox.gather(result)
+        self.match_outbox.gather()
+        if is_full or not result.acts or self.stepper.backpressured:
+            async with self.outbox.turn:
                 await self.outbox.send()
-            self._publish_progress()
+        self._publish_progress()
 
     def _publish_progress(self) -> None:
         """Publishes the state where coordination needs it: after enough steps, a stall, or the first or last agent."""

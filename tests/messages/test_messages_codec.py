@@ -30,7 +30,7 @@ from sparring.pipeline.messages.codec import (
     to_bytes,
 )
 from sparring.pipeline.messages.schema import TAGS, Columns, record, tag_of
-from sparring.pipeline.messages.simulator import Act, BehaviorActions, Ends, Hello, Ping, Reset, Welcome
+from sparring.pipeline.messages.simulator import Act, BehaviorActions, Ends, Hello, Ping, Reset, Step, Welcome
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -114,6 +114,96 @@ def test_a_stream_split_anywhere_gives_the_same_messages(sent: list[Any], data: 
             got.append(message)
     assert list(map(plain, got)) == list(map(plain, sent))
     assert reader.buffered == 0
+
+
+SEQUENCES = st.sampled_from([0, 1, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63 - 1, -1])
+
+
+def reversed_columns(value: Any) -> Any:
+    """Returns a record of the same shapes whose arrays have their rows in reverse order."""
+    if isinstance(value, np.ndarray):
+        return value[::-1].copy() if value.ndim else value
+    if isinstance(value, tuple):
+        return tuple(map(reversed_columns, value))
+    if not hasattr(value, "__record_tag__"):
+        return value
+    return dataclasses.replace(
+        value, **{field.name: reversed_columns(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(records(Step) | records(Act), min_size=1, max_size=2), st.data())
+def test_a_header_that_recurs_is_read_as_if_it_were_the_first(kinds: list[Any], data: st.DataObject) -> None:
+    """Agents appear, vanish and change their order, and columns their shape, at any place among equal Steps."""
+    reader = FrameReader()
+    kinds += [Act(sequence=0, actions=(), parameters={"sequence": 1.0, "\xa8sequence": 0.0})]
+    for kind in data.draw(st.lists(st.sampled_from(kinds), min_size=4, max_size=10)):
+        rows = data.draw(st.sampled_from([kind, reversed_columns(kind)]))
+        sent = dataclasses.replace(rows, sequence=data.draw(SEQUENCES))
+        reader.feed(to_bytes(sent))
+        assert plain(reader.next()) == plain(sent)
+
+
+def steady_reader() -> FrameReader:
+    """Returns a reader that has read the same Act several times."""
+    reader = FrameReader()
+    for sequence in (7, 8):
+        reader.feed(to_bytes(dataclasses.replace(ACT, sequence=sequence)))
+        assert reader.next() is not None
+    return reader
+
+
+def test_a_header_that_recurs_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = steady_reader()
+    monkeypatch.delattr(codec, "unpack")
+    for sequence in (9, 300, 2**40):
+        reader.feed(to_bytes(dataclasses.replace(ACT, sequence=sequence)))
+        assert reader.next().sequence == sequence
+    reader.feed(to_bytes(Ping()))
+    with pytest.raises(NameError):
+        reader.next()
+
+
+@pytest.mark.parametrize("name", ["sequence", "\xa8sequence", "sequence\0"])
+@pytest.mark.parametrize("first", ["sequence", "actions"])
+def test_the_number_is_found_in_headers_of_any_order(name: str, first: str) -> None:
+    """Programs in other languages write fields in an order of their own, and may name a behavior as a field."""
+    reader, row = FrameReader(), [["<i8", [1]], ["<f4", [1, 1]], ["<i4", [1, 1]]]
+    for sequence in (*range(5), 300):
+        fields = {"sequence": sequence, "actions": [entry(behavior=name)], "parameters": {name: 1.0}}
+        body = {first: fields.pop(first), **fields}
+        reader.feed(message({"body": body, "arrays": row, "type": "act"}, bytes(24)))
+        act = reader.next()
+        assert (act.sequence, act.actions[0].behavior, act.parameters) == (sequence, name, {name: 1.0})
+    for _ in range(3):
+        reader.feed(to_bytes(Reset(parameters={name: 1.0})))
+        assert reader.next().parameters == {name: 1.0}
+
+
+def test_of_a_number_that_is_there_twice_the_last_counts_however_often_it_recurs() -> None:
+    reader = FrameReader()
+    for sequence in range(5):
+        packed = msgpack.packb(parts("act", {"sequence": sequence, "SEQUENCE": 1, "actions": []}))
+        reader.feed(message(packed.replace(b"SEQUENCE", b"sequence")))
+        assert reader.next().sequence == 1
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_a_reader_that_knows_a_header_judges_damage_as_a_new_one_does(data: st.DataObject) -> None:
+    changed = bytearray(to_bytes(dataclasses.replace(ACT, sequence=data.draw(SEQUENCES))))
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, min(len(changed) - 1, 200)))] = data.draw(st.integers(0, 255))
+
+    def judge(reader: FrameReader) -> Any:
+        reader.feed(bytes(changed))
+        try:
+            return plain(reader.next())
+        except CodecError as error:
+            return str(error)
+
+    assert judge(steady_reader()) == judge(FrameReader())
 
 
 def test_one_byte_at_a_time_gives_the_same_messages() -> None:
