@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.services.services_helpers import HANG_S, Training
+from tests.services.started import start
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "docs" / "examples").glob("*.yaml"))
 
@@ -23,9 +22,8 @@ def test_example_trains(tmp_path: Path, file: Path) -> None:
         assert behavior["episodes"] > 0
         assert any(f"behavior  id={name}?team=" in line and "observations" in line for line in training.lines)
     if file.stem == "lamps":
-        command = [sys.executable, "-m", "sparring", "evaluate", str(training.directory), "--episodes", "5"]
-        command += ["--in-process", "--video", str(tmp_path / "lamps.gif")]
-        subprocess.run(command, check=True, timeout=HANG_S)
+        words = ["evaluate", str(training.directory), "--episodes", "5", "--in-process"]
+        assert start([*words, "--video", str(tmp_path / "lamps.gif")]).wait(HANG_S) == 0
         assert (tmp_path / "lamps.gif").read_bytes().startswith(b"GIF89a")
 
 

@@ -14,6 +14,7 @@ import atexit
 import gc
 import importlib
 import json
+import logging
 import os
 import runpy
 import select
@@ -273,6 +274,20 @@ def main(arguments: Sequence[str]) -> list[str]:
     return serve(socket.socket(fileno=int(arguments[0])))
 
 
+def run(arguments: Sequence[str]) -> NoReturn:
+    """Runs a command and ends this process without taking its modules apart: that would copy all their memory."""
+    sys.argv[1:] = arguments
+    try:
+        runpy.run_module("sparring", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code)
+        raise
+    raise AssertionError("a command ends with its status")
+
+
 if __name__ == "__main__":
-    sys.argv[1:] = main(sys.argv[1:])
-    runpy.run_module("sparring", run_name="__main__", alter_sys=True)
+    run(main(sys.argv[1:]))

@@ -15,6 +15,7 @@ import yaml
 
 from sparring.pipeline.security import secret_key, token
 from sparring.pipeline.security.making import make
+from tests.services.services_helpers import Training
 
 MAIN, RACK = "127.0.0.2", "127.0.0.3"
 
@@ -63,23 +64,14 @@ def test_a_run_on_two_machines_trains_with_balanced_step_counts_and_no_secret_in
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(settings(tmp_path, port), sort_keys=False))
     here, there = tmp_path / "here", tmp_path / "there"
-    sparring = [sys.executable, "-m", "sparring"]
-    join = [
-        *sparring,
-        "join",
-        f"tcp://{MAIN}:{port + 1}",
-        "--host",
-        "rack",
-        "--results-dir",
-        str(there),
-    ]
-    train = [*sparring, "train", str(config), "--run-id", "r", "--results-dir", str(here), "--seed", "1"]
+    join = [sys.executable, "-m", "sparring", "join", f"tcp://{MAIN}:{port + 1}", "--host", "rack"]
+    join += ["--results-dir", str(there)]
     with subprocess.Popen(
         [*join, "--keys", str(tmp_path / "keys")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as joined:
         try:
-            done = subprocess.run(train, capture_output=True, text=True, timeout=600, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
+            training = Training(here, str(config), "--seed", "1", run_id="r")
+            assert training.end() == 0, training.lines
             output, _ = joined.communicate(timeout=120)
         finally:
             joined.kill()
@@ -102,4 +94,4 @@ def test_a_run_on_two_machines_trains_with_balanced_step_counts_and_no_secret_in
     for path in (path for folder in (here, there) for path in folder.rglob("*") if path.is_file()):
         content = path.read_bytes()
         assert not any(secret.encode() in content for secret in secrets), path
-    assert not any(secret in done.stdout + done.stderr + output for secret in secrets)
+    assert not any(secret in "\n".join(training.lines) + output for secret in secrets)

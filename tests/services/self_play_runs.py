@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -319,11 +320,13 @@ async def begin(
     return Play(graph, watched, recorder, folder, plain)
 
 
-async def run_to_end(folder: Path, games: Sequence[Game], plain: Any, **values: Any) -> Play:
-    """Runs a graph from its beginning to its end."""
+async def run_to_end(
+    folder: Path, games: Sequence[Game], plain: Any, *, until: Callable[[Play], bool] | None = None, **values: Any
+) -> Play:
+    """Runs a graph from its beginning to its end, or until `until` is true after a publication of coordination."""
     async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         play = await begin(tasks, stack, folder, games, plain, **values)
-        await play.graph.finish()
+        await play.graph.finish(None if until is None else partial(until, play))
         tasks.cancel_scope.cancel()
     return play
 

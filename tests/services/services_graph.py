@@ -267,10 +267,13 @@ class Graph:
             for key in sorted(self.seen[name].records)
         )
 
-    async def finish(self) -> dict[str, int]:
-        """Waits for the end, stops the services in order, and returns the step counts of the first behavior."""
+    async def finish(self, early: Callable[[], bool] | None = None) -> dict[str, int]:
+        """Waits for the end, stops the services in order, and returns the step counts of the first behavior.
+
+        With `early`, it does not wait longer than until that is true after a publication of coordination.
+        """
         with anyio.move_on_after(600) as deadline:
-            while not self._finished():
+            while not (self._finished() or (early is not None and early())):
                 await self.seen["coordination"].changed()
         assert not deadline.cancelled_caught, self.describe()
         for name in self.services:

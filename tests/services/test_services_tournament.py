@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from sparring.services.supervision.topology import build
 from tests.games.duel import Duel, simulator
 from tests.services.self_play_runs import KINDS, plain_settings
 from tests.services.services_helpers import HANG_S
+from tests.services.started import start
 
 PNG = b"\x89PNG\r\n\x1a\n"
 MATCHES = 6
@@ -105,11 +104,12 @@ def test_refused_tournament_leaves_no_folder(tmp_path: Path, error_of: Refusal) 
 
 def played(folder: Path, *arguments: str) -> tuple[str, Path, dict[str, Any]]:
     """Runs a tournament; returns its output, its folder and `tournament.json`."""
-    command = [sys.executable, "-m", "sparring", "tournament", *arguments, "--seed", "1", "--matches", str(MATCHES)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    command = start(["tournament", *arguments, "--seed", "1", "--matches", str(MATCHES)])
+    with command.stdout as stream:
+        output = stream.read()
+    assert command.wait(HANG_S) == 0, output
     (own,) = folder.glob("tournament-*")
-    return ended.stdout, own, json.loads((own / "tournament.json").read_text())
+    return output, own, json.loads((own / "tournament.json").read_text())
 
 
 def check_standings(content: dict[str, Any], players: set[str]) -> None:
