@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806 (names end in their shape)
+# ruff: noqa: N806 (names end in their shape)
 """This module holds the actor and the critic of one behavior, and evaluates whole batches before an update.
 
 `ActorCritic` is what all algorithms share, `AgentNetworks` adds a critic of single agents; for one of groups see
@@ -25,7 +25,7 @@ from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.layers import Layout
-from sparring.pipeline.networks.perceptron import Perceptron, accumulate
+from sparring.pipeline.networks.perceptron import accumulate
 from sparring.pipeline.specs import BehaviorSpec, Floats, Numbers
 
 
@@ -150,9 +150,8 @@ class AgentNetworks(ActorCritic):
 
         The function propagates gradients of head, log sigma and values to the parameters.
         """
-        actor, critic = self.actor.body, None if self.critic is None else self.critic.body
-        if self.actor.encoder.plain and isinstance(actor, Perceptron) and isinstance(critic, Perceptron | None):
-            return self._run_perceptrons(actor, critic, inputs[0])
+        if self.actor.plain and (self.critic is None or self.critic.plain):
+            return self._run_perceptrons(inputs)
         with torch.enable_grad():
             return *self.both(inputs, state), torch.autograd.backward
 
@@ -165,15 +164,13 @@ class AgentNetworks(ActorCritic):
 
     # ---------------------------------------------------------------- inside
 
-    def _run_perceptrons(
-        self, actor: Perceptron, critic: Perceptron | None, rows_BF: Tensor
-    ) -> tuple[Tensor, Tensor, BackwardFn]:
-        outputs_BO, to_actor = actor.traced(rows_BF)
+    def _run_perceptrons(self, inputs: Inputs) -> tuple[Tensor, Tensor, BackwardFn]:
+        outputs_BO, to_actor = self.actor.traced(inputs)
         log_sigma_C, own = self.actor.log_sigma, self.actor.outputs
-        if critic is None:
+        if self.critic is None:
             head_BH, values_BS, to_critic = outputs_BO[:, :own], outputs_BO[:, own:], None
         else:
-            head_BH, (values_BS, to_critic) = outputs_BO, critic.traced(rows_BF)
+            head_BH, (values_BS, to_critic) = outputs_BO, self.critic.traced(inputs)
 
         def backward_fn(_outputs: object, gradients: Sequence[Tensor]) -> None:
             to_head_BH, to_log_sigma_C, to_values_BS = gradients

@@ -8,7 +8,7 @@ timestep each without memory; q sequences, of one row each without memory; S rew
 memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -19,20 +19,23 @@ from torch import Tensor
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.buffer import Batch
-from sparring.pipeline.learning.minibatches import Memories, Tracks, in_parts
+from sparring.pipeline.learning.minibatches import Memories, RecurrentState, Tracks, in_parts
+from sparring.pipeline.learning.optimizer import BackwardFn
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import TeammateSegments
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
+from sparring.pipeline.networks.group_attention import Members
 from sparring.pipeline.networks.group_critic import GroupCritic, GroupTimesteps
 from sparring.pipeline.networks.layers import Layout
+from sparring.pipeline.networks.perceptron import accumulate
 from sparring.pipeline.networks.settings import HEADS
 from sparring.pipeline.specs import BehaviorSpec, Floats, Numbers
 
 _BYTES_AT_ONCE: Final = 16 * 2**20
-_TIMESTEPS_AT_ONCE: Final = 1024
+_TIMESTEPS_AT_ONCE: Final = 256
 
 
 class GroupIndex:
@@ -181,32 +184,39 @@ class PreparedGroups:
         """
         index, counts = self.index, self.index.counts[timesteps]
         m, n, j = len(timesteps), max(1, int(counts.max())), int(index.own[timesteps].max())
-        place = None
-        if not (counts == n).all():
-            place = np.arange(int(counts.sum())) + np.repeat(np.arange(m) * n - (np.cumsum(counts) - counts), counts)
         token_rows, token_names = index.tokens(timesteps)
         inputs: list[Inputs | None] = []
         actions: list[Tensor | None] = []
-        gathered, before = np.empty_like(token_rows), 0
+        dense = bool((counts == n).all())
+        places = np.arange(n * m).reshape(n, m).T.ravel()
+        if not dense:
+            places = places[(np.arange(n) < counts[:, None]).ravel()]
+        slots = np.zeros(n * m, np.int64)
+        alone = dense and len(self.rows) == 1 and len(np.unique(token_rows)) == n * m
+        if alone:
+            slots[places] = token_rows
+        before = 0
         for name, columns in enumerate(self.rows):
-            mine = token_names == name if len(self.rows) > 1 else slice(None)
-            needed, back = np.unique(token_rows[mine], return_inverse=True)
-            gathered[mine] = back + before
-            before += len(needed)
+            if alone:
+                needed = slots
+            else:
+                mine = token_names == name if len(self.rows) > 1 else slice(None)
+                needed, back = np.unique(token_rows[mine], return_inverse=True)
+                slots[places[mine]] = back + before
+                before += len(needed)
             at, here = torch.from_numpy(needed), columns if len(needed) else None
             inputs.append(None if here is None else tuple(column.index_select(0, at) for column in here.inputs))
             actions.append(None if here is None else here.actions.index_select(0, at))
         timestep_places = np.empty(len(index.counts), np.int64)
         timestep_places[timesteps] = np.arange(m)
-        return GroupTimesteps(
-            inputs=tuple(inputs),
-            actions=tuple(actions),
-            rows=torch.from_numpy(gathered),
-            places=None if place is None else torch.from_numpy(place),
+        members = Members(
+            rows=None if alone else torch.from_numpy(slots),
+            here=None if dense else torch.from_numpy(np.arange(n)[:, None] < counts),
             shape=(m, n, j),
-            counts=torch.from_numpy(counts.astype(np.float32)),
-            decided=torch.from_numpy(timestep_places[index.timesteps[rows]] * j + index.places[rows]),
+            decided=torch.from_numpy(timestep_places[index.timesteps[rows]] + index.places[rows] * m),
         )
+        counts_m = torch.from_numpy(counts.astype(np.float32))
+        return GroupTimesteps(tuple(inputs), tuple(actions), members, counts_m)
 
 
 class GroupEstimates(NamedTuple):
@@ -293,6 +303,31 @@ class GroupNetworks(ActorCritic):
             for name, rows in zip(self.specs, prepared.rows, strict=True)
             if rows is not None and rows.decisions
         ]
+
+    def run(
+        self, inputs: Inputs, state: RecurrentState | None, critic: CriticInputs
+    ) -> tuple[Tensor, Tensor, Tensor, BackwardFn]:
+        """Evaluates means and logits, values and baselines for differentiation, under `no_grad`.
+
+        The function propagates gradients of head, log sigma, values and baselines to the parameters. Networks without
+        memory that observe vectors alone need no graph.
+        """
+        if self.actor.plain and self.critic.plain:
+            head, to_actor = self.actor.traced(inputs)
+            values, baselines, to_critic = self.critic.traced(critic.members)
+
+            def backward_fn(_outputs: object, gradients: Sequence[Tensor]) -> None:
+                to_head, to_log_sigma, *of_critic = gradients
+                to_actor(to_head)
+                accumulate(self.actor.log_sigma, to_log_sigma)
+                to_critic(*of_critic)
+
+            return head, values, baselines, backward_fn
+        layout, memory = (None, None) if state is None else (state.layout, state.actor)
+        with torch.enable_grad():
+            head = self.actor(inputs, layout, memory)
+            values, baselines, _ = self.critic.remember(critic.members, critic.state)
+        return head, values, baselines, torch.autograd.backward
 
     @torch.no_grad()
     def estimate(self, prepared: PreparedGroups, batch: Batch) -> GroupEstimates:

@@ -154,13 +154,10 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
 
     def _forward(self, rows: Minibatch, state: RecurrentState | None, critic: CriticMinibatch) -> ForwardPass:
         """Evaluates the actor on its rows and the critic on its timesteps (7)."""
-        layout, memory = (None, None) if state is None else (state.layout, state.actor)
-        with torch.enable_grad():
-            head_BH = self.actor(rows.inputs, layout, memory)
-            values_mS, baselines_nS, _ = self.networks.critic.remember(critic.inputs.members, critic.inputs.state)
+        head_BH, values_mS, baselines_nS, backward_fn = self.networks.run(rows.inputs, state, critic.inputs)
         value = Estimated(values_mS, *critic.values, VALUE_WEIGHT)
         baseline = Estimated(baselines_nS, *critic.baselines, BASELINE_WEIGHT)
-        return ForwardPass(head_BH, {"Value": value, "Baseline": baseline}, torch.autograd.backward)
+        return ForwardPass(head_BH, {"Value": value, "Baseline": baseline}, backward_fn)
 
     def _estimates(self, targets: GroupTargets) -> dict[str, float]:
         return super()._estimates(targets) | self._means("Baseline", targets.rows.values)

@@ -20,6 +20,7 @@ from sparring.pipeline.networks.device import to_arrays
 from sparring.pipeline.networks.distributions import ActionSampler
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.layers import Layout, Recurrent
+from sparring.pipeline.networks.perceptron import BackwardFn, Perceptron
 from sparring.pipeline.networks.settings import Initialization, NetworkSettings
 from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats
 
@@ -51,6 +52,16 @@ class _EncodedBody(nn.Module):
     def recurrent(self) -> Recurrent | None:
         """Returns the body if it is recurrent."""
         return self.body if isinstance(self.body, Recurrent) else None
+
+    @property
+    def plain(self) -> bool:
+        """Returns whether `traced` is possible: all observations are vectors, and the body is a perceptron."""
+        return self.encoder.plain and isinstance(self.body, Perceptron)
+
+    def traced(self, prepared: Inputs) -> tuple[Tensor, BackwardFn]:
+        """Returns `forward` without a graph, and a function that propagates its gradient to the parameters."""
+        assert isinstance(self.body, Perceptron)
+        return self.body.traced(prepared[0])
 
     def forward(self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None) -> Tensor:
         """Returns the outputs of prepared observations: means and logits [B, H], then values, or values alone.

@@ -10,12 +10,14 @@ B rows, C continuous actions, D branches, P = C + D parts, K choices of all bran
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sparring.pipeline.specs import ActionSpec, Array, Flags
 
@@ -101,14 +103,14 @@ class ActionSampler:
         return discrete_BD, log_prob_B
 
 
-class Branch(NamedTuple):
-    """Holds one branch of an `Evaluation`.
+class Branches(NamedTuple):
+    """Holds all branches of an `Evaluation`, each with as many choices as the largest; the additional ones have p = 0.
 
     Attributes:
-        log_p: [B, k] log-probability of each choice.
-        p: [B, k] probability of each choice.
-        chosen: [B, 1] index of the choice.
-        entropy: [B, 1].
+        log_p: [B, D, k] log-probability of each choice.
+        p: [B, D, k] probability of each choice.
+        chosen: [B, D, 1] index of the choice.
+        entropy: [B, D, 1].
     """
 
     log_p: Tensor
@@ -126,7 +128,8 @@ class Evaluation(NamedTuple):
         noise: [B, C] continuous actions, in standard deviations from the mean.
         squares: [B, C] of the noise.
         sigma: [C] standard deviations.
-        branches: one per branch.
+        branches: all of them; None if there are none.
+        sizes: choices of each branch.
     """
 
     log_prob: Tensor
@@ -134,7 +137,8 @@ class Evaluation(NamedTuple):
     noise: Tensor
     squares: Tensor
     sigma: Tensor
-    branches: tuple[Branch, ...]
+    branches: Branches | None
+    sizes: tuple[int, ...]
 
     def gradient(self, log_prob_gradient: Tensor, entropy_gradient: float) -> tuple[Tensor, Tensor]:
         """Returns the gradient of a loss for the head [B, H] and for log sigma [C].
@@ -147,17 +151,24 @@ class Evaluation(NamedTuple):
         # All parts of a joint action have the same gradient.
         joint = log_prob_gradient.dim() == 1
         gradient_BP = log_prob_gradient.unsqueeze(1) if joint else log_prob_gradient
-        of_means_BC = gradient_BP[:, :dimensions] if self.branches and not joint else gradient_BP
-        parts = [self.noise.div(self.sigma).mul_(of_means_BC)] if dimensions else []
-        for number, branch in enumerate(self.branches, start=dimensions):
-            gradient_B1 = gradient_BP if joint else gradient_BP[:, number : number + 1]
+        parts = []
+        log_sigma_C = self.sigma.new_zeros(dimensions)
+        if dimensions:
+            of_means_BC = gradient_BP if joint or not self.sizes else gradient_BP[:, :dimensions]
+            parts.append(self.noise.div(self.sigma).mul_(of_means_BC))
+            # d log p / d log sigma = noise^2 - 1;  d entropy / d log sigma = 1 / C
+            log_sigma_C = self.squares.sub(1.0).mul_(of_means_BC).sum(0)
+            log_sigma_C += entropy_gradient / dimensions
+        if self.branches is not None:
+            gradient_BD1 = (
+                gradient_BP.expand(-1, len(self.sizes)) if joint else gradient_BP[:, dimensions:]
+            ).unsqueeze(2)
             # d log p_chosen = one_hot - p;  d entropy = -p (log p + entropy)
-            factor_Bk = branch.log_p.add(branch.entropy).mul_(entropy_gradient / rows).add_(gradient_B1)
-            part_Bk = factor_Bk.mul_(branch.p).neg_()
-            parts.append(part_Bk.scatter_add_(1, branch.chosen, gradient_B1))
-        # d log p / d log sigma = noise^2 - 1;  d entropy / d log sigma = 1 / C
-        log_sigma_C = self.squares.sub(1.0).mul_(of_means_BC).sum(0)
-        log_sigma_C += entropy_gradient / max(1, dimensions)
+            factor_BDk = self.branches.log_p.add(self.branches.entropy).mul_(entropy_gradient / rows).add_(gradient_BD1)
+            logits_BDk = factor_BDk.mul_(self.branches.p).neg_().scatter_add_(2, self.branches.chosen, gradient_BD1)
+            places = _places(self.sizes, logits_BDk.device)
+            logits_BK = logits_BDk.flatten(1)
+            parts.append(logits_BK if places is None else logits_BK.index_select(1, places[1]))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), log_sigma_C
 
 
@@ -191,16 +202,44 @@ def evaluate(
     else:
         log_prob = _log_normalizer(log_sigma_C).neg_().sub(squares_BC.sum(1), alpha=0.5)
     entropy = log_sigma_C.mean() + 0.5 * (1 + _LOG_2PI) if actions.continuous else log_sigma_C.sum()
-    branches = []
-    for number, logits_Bk in enumerate(logits_of(actions, head_BH, masks_BK)):
-        log_p_Bk, chosen_B1 = logits_Bk.log_softmax(1), discrete_BD[:, number : number + 1]
-        p_Bk = log_p_Bk.exp()
-        entropy_B1 = p_Bk.mul(log_p_Bk).sum(1, keepdim=True).neg_()
-        log_p_B1 = log_p_Bk.gather(1, chosen_B1)
-        log_prob = torch.cat((log_prob, log_p_B1), 1) if per_dimension else log_prob.add_(log_p_B1.squeeze(1))
-        entropy = entropy + entropy_B1.mean()
-        branches.append(Branch(log_p_Bk, p_Bk, chosen_B1, entropy_B1))
-    return Evaluation(log_prob, entropy, noise_BC, squares_BC, sigma_C, tuple(branches))
+    if not actions.discrete:
+        return Evaluation(log_prob, entropy, noise_BC, squares_BC, sigma_C, None, ())
+    log_p_BDk = _logits(actions, head_BH, masks_BK).log_softmax(2)
+    p_BDk = log_p_BDk.exp()
+    chosen_BD1 = discrete_BD.unsqueeze(2)
+    entropy_BD1 = p_BDk.mul(log_p_BDk).sum(2, keepdim=True).neg_()
+    log_p_BD = log_p_BDk.gather(2, chosen_BD1).squeeze(2)
+    log_prob = torch.cat((log_prob, log_p_BD), 1) if per_dimension else log_prob.add_(log_p_BD.sum(1))
+    entropy = entropy + entropy_BD1.sum() / len(head_BH)
+    branches = Branches(log_p_BDk, p_BDk, chosen_BD1, entropy_BD1)
+    return Evaluation(log_prob, entropy, noise_BC, squares_BC, sigma_C, branches, actions.discrete)
+
+
+@lru_cache(maxsize=64)
+def _places(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Returns the choice of each place [D * k], K if it has none, and the place of each choice [K].
+
+    None stands for branches of equal size, whose choices have their places.
+    """
+    if len(set(sizes)) == 1:
+        return None
+    most, total = max(sizes), sum(sizes)
+    choices = torch.arange(most) < torch.tensor(sizes).unsqueeze(1)
+    places = choices.flatten().nonzero().squeeze(1)
+    return torch.full((len(sizes) * most,), total).index_copy(0, places, torch.arange(total)).to(device), places.to(
+        device
+    )
+
+
+def _logits(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Tensor:
+    """Returns [B, D, k] logits of all branches, those of forbidden choices far below all others."""
+    logits_BK = head_BH[:, actions.continuous :]
+    if masks_BK is not None:
+        logits_BK = logits_BK.masked_fill(masks_BK, FORBIDDEN)
+    if (places := _places(actions.discrete, head_BH.device)) is not None:
+        # Below forbidden choices, which share the probability where all are forbidden.
+        logits_BK = pad(logits_BK, (0, 1), value=2 * FORBIDDEN).index_select(1, places[0])
+    return logits_BK.reshape(len(head_BH), len(actions.discrete), -1)
 
 
 def _log_normalizer(log_sigma_C: Tensor) -> Tensor:

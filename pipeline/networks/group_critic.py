@@ -1,27 +1,36 @@
-# ruff: noqa: N803, N806 (names end in their shape)
 """The group critic computes one value from all members' observations, and each member's baseline from its teammates.
 
-M timesteps (of one group each), N most members in one, J most of these with our own behavior name, which come first; D
-decisions with baselines; K rows of members' observations and actions, each embedded once; S reward signals; U units, H
-heads, u units of a head, Q sequences, E values of a recurrent memory.
+M timesteps (of one group each), D decisions with baselines; K rows of members' observations and actions, each embedded
+once; A = 1 or 2 embeddings of each; S reward signals; U units, Q sequences, E values of a recurrent memory.
 """
 
-import math
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sparring.pipeline.networks.actor import VALUE_GAIN
 from sparring.pipeline.networks.encoders import Encoder, Inputs
-from sparring.pipeline.networks.layers import Layout, Memory, ResidualAttention, heads, mean_of
-from sparring.pipeline.networks.perceptron import FUNCTIONS, HIDDEN_GAINS, Perceptron, hidden_layer, linear
+from sparring.pipeline.networks.group_attention import Members, attend_in_sets
+from sparring.pipeline.networks.layers import Layout, Memory, ResidualAttention
+from sparring.pipeline.networks.perceptron import (
+    FUNCTIONS,
+    HIDDEN_GAINS,
+    BackwardFn,
+    Node,
+    Perceptron,
+    hidden_layer,
+    linear,
+    trace_layers,
+)
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec
 
-FEATURES_OF_A_PAIR: Final = 8
-"""Features per unit of each member: input, query, key and value, without and with its action."""
+_BackwardFn = Callable[[Tensor, Tensor], object]
+"""Propagates gradients of values and baselines to the parameters."""
 
 
 class GroupTimesteps(NamedTuple):
@@ -30,20 +39,24 @@ class GroupTimesteps(NamedTuple):
     Attributes:
         inputs: by behavior name, prepared observations of the rows, our own name first; None without rows.
         actions: by behavior name, [K of the name, features] of the actions; None without rows.
-        rows: [tokens] row of each member that is present, timestep by timestep, our own name first.
-        places: [tokens] its position in [M * N]; None if all timesteps have N members.
-        shape: M, N, J.
+        members: the rows that are present at each timestep, and the decisions.
         counts: [M] members present.
-        decided: [D] timestep * J + member of the decisions whose baselines are wanted.
     """
 
     inputs: tuple[Inputs | None, ...]
     actions: tuple[Tensor | None, ...]
-    rows: Tensor
-    places: Tensor | None
-    shape: tuple[int, int, int]
+    members: Members
     counts: Tensor
-    decided: Tensor
+
+    @property
+    def embeddings(self) -> int:
+        """Returns A: 1 if no baseline depends on an action."""
+        return 2 if self.members.shape[1] > 1 and len(self.members.decided) else 1
+
+    def encoding(self, hidden: Tensor, largest: Tensor) -> Tensor:
+        """Returns hidden units of timesteps, then of decisions, followed by their scaled numbers of members."""
+        counts = torch.cat([self.counts, self.counts.index_select(0, self.members.decided % len(self.counts))])
+        return torch.cat([hidden, (counts * (2 / largest) - 1).unsqueeze(1)], 1)
 
 
 class GroupCritic(nn.Module):
@@ -83,7 +96,7 @@ class GroupCritic(nn.Module):
         super().__init__()
         units, kind = settings.hidden_units, settings.initialization
         self._settings = settings
-        self._activate = FUNCTIONS[settings.activation].forward
+        self._function = FUNCTIONS[settings.activation]
         self.names: list[str] = []
         self.encoders = nn.ModuleList()
         self.observed = nn.ModuleList()
@@ -97,6 +110,7 @@ class GroupCritic(nn.Module):
         encoding = units if settings.memory is None else settings.memory.memory_size // 2
         self.value = linear(encoding + 1, len(signals), VALUE_GAIN, generator, kind)
         self.baseline = linear(encoding + 1, len(signals), VALUE_GAIN, generator, kind)
+        self._heads = tuple(tuple(layer.parameters()) for layer in (self.value, self.baseline))
         self.register_buffer("largest", torch.ones((), dtype=torch.int64))
 
     def add(self, name: str, spec: BehaviorSpec, generator: torch.Generator) -> Encoder:
@@ -125,89 +139,80 @@ class GroupCritic(nn.Module):
             state: of a critic with memory: the sequences of the timesteps, then of the decisions, and the memory [Q, E]
                 before each.
         """
-        encoded, counts = self.encode(timesteps)
-        hidden, after = self._activate(self.trunk(encoded)), counts.new_zeros(0)
+        hidden, after = self._function.forward(self.trunk(self.encode(timesteps))), timesteps.counts.new_zeros(0)
         if self.memory is not None and state is not None:
             hidden, after = self.memory.through(hidden, *state)
-        encoding = torch.cat([hidden, (counts * (2 / self.largest) - 1).unsqueeze(1)], 1)
-        groups = len(timesteps.counts)
+        encoding, groups = timesteps.encoding(hidden, self.largest), len(timesteps.counts)
         return self.value(encoding[:groups]), self.baseline(encoding[groups:]), after
 
-    def encode(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor]:
-        """Returns means over the members of timesteps, then of decisions, [M + D, U]; and their numbers of members."""
-        group, here_MN = self._gather(timesteps)
-        units = group.shape[2] // FEATURES_OF_A_PAIR
-        inputs_MNU, projected_MNX, acted_MNU, acted_MNX = torch.split(group, [units, 3 * units, units, 3 * units], 2)
-        value_MU = mean_of(self.attention.continued(inputs_MNU, projected_MNX, here_MN), here_MN)
-        if not len(timesteps.decided):
-            return value_MU, timesteps.counts
-        if timesteps.shape[1] == 1:  # groups of one: the baseline has no teammates' actions to attend to
-            alone_DU = value_MU.index_select(0, timesteps.decided)
-            return torch.cat([value_MU, alone_DU]), timesteps.counts.new_ones(len(value_MU) + len(alone_DU))
-        baseline_MJU = self._baselines((inputs_MNU, acted_MNU), (projected_MNX, acted_MNX), here_MN, timesteps.shape[2])
-        counts_D = timesteps.counts.index_select(0, timesteps.decided // timesteps.shape[2])
-        baseline_DU = baseline_MJU.flatten(0, 1).index_select(0, timesteps.decided)
-        return torch.cat([value_MU, baseline_DU]), torch.cat([timesteps.counts, counts_D])
+    def encode(self, timesteps: GroupTimesteps) -> Tensor:
+        """Returns means over the members of timesteps, then of decisions, [M + D, U]."""
+        attend = partial(attend_in_sets, self.attention, self._function, timesteps.members)
+        sums = self._embed(timesteps)
+        return Node.apply(sums, sums, attend) if torch.is_grad_enabled() else attend(sums)[0]  # type: ignore[no-untyped-call]
+
+    @property
+    def plain(self) -> bool:
+        """Returns whether `traced` is possible: there is no memory, and all observations are vectors."""
+        return self.memory is None and all(encoder.plain for encoder in self.encoders)
+
+    def traced(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor, _BackwardFn]:
+        """Returns `forward` without a graph, and a function that propagates the gradients of both results."""
+        sums, to_layers = self._trace_embeddings(timesteps)
+        encoded, to_sums = attend_in_sets(self.attention, self._function, timesteps.members, sums)
+        before, to_encoded = self.trunk.traced(encoded, to_rows=True)
+        hidden = self._function.forward(before)
+        parts = torch.tensor_split(timesteps.encoding(hidden, self.largest), [len(timesteps.counts)])
+        (values, to_value), (baselines, to_baseline) = (
+            trace_layers(head, self._function, part, to_rows=True)
+            for head, part in zip(self._heads, parts, strict=True)
+        )
+
+        def backward_fn(of_values: Tensor, of_baselines: Tensor) -> None:
+            to_hidden = torch.cat([to_value(of_values), to_baseline(of_baselines)])[:, :-1].contiguous()
+            to_layers(to_sums(to_encoded(self._function.backward(to_hidden, before, hidden))))
+
+        return values, baselines, backward_fn
 
     # ---------------------------------------------------------------- inside
 
-    def _gather(self, timesteps: GroupTimesteps) -> tuple[Tensor, Tensor | None]:
-        """Returns every member's eight features per unit, [M, N, 8 U], and which are present; None for all."""
+    def _embed(self, timesteps: GroupTimesteps) -> Tensor:
+        """Returns sums [A, K, U] of the embeddings: of observations, then of observations and actions."""
         embedded = []
         for encoder, observed, acted, rows, done in zip(
             self.encoders, self.observed, self.acted, timesteps.inputs, timesteps.actions, strict=True
         ):
             if rows is not None and done is not None:
                 sums = observed(encoder(rows))
-                embedded.append((self._activate(sums), self._activate(sums + acted(done))))
-        m, n, _ = timesteps.shape
-        if not embedded:  # no member is present
-            nothing = timesteps.counts.new_zeros(m, n, FEATURES_OF_A_PAIR * self._settings.hidden_units)
-            return nothing, timesteps.counts.new_zeros(m, n, dtype=torch.bool)
-        pairs = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*embedded, strict=True)]
-        inputs = [self.attention.before(column) for column in pairs]
-        features = torch.cat([part for column in inputs for part in (column, self.attention.project(column))], 1)
-        tokens = features.index_select(0, timesteps.rows)
-        if timesteps.places is None:
-            return tokens.view(m, n, -1), None
-        padded = tokens.new_zeros(m * n, tokens.shape[1]).index_copy(0, timesteps.places, tokens)
-        here = tokens.new_zeros(m * n, dtype=torch.bool)
-        here[timesteps.places] = True
-        return padded.view(m, n, -1), here.view(m, n)
+                embedded.append(torch.stack([sums, sums + acted(done)] if timesteps.embeddings > 1 else [sums]))
+        return embedded[0] if len(embedded) == 1 else torch.cat(embedded, 1)
 
-    def _baselines(
-        self, inputs: tuple[Tensor, Tensor], projected: tuple[Tensor, Tensor], here_MN: Tensor | None, own: int
-    ) -> Tensor:
-        """Returns [M, J, U] means over members, without the action of each of the first J in turn.
+    def _trace_embeddings(self, timesteps: GroupTimesteps) -> tuple[Tensor, BackwardFn]:
+        """Returns `_embed` of vectors without a graph, and a function that propagates its gradient."""
+        done = [0 if actions is None else len(actions) for actions in timesteps.actions]
+        bounds = [sum(done[:at]) for at in range(len(done) + 1)]
+        sums = self.value.weight.new_empty(timesteps.embeddings, bounds[-1], self._settings.hidden_units)
+        traced = []
+        for observed, acted, rows, actions, (first, last) in zip(
+            self.observed, self.acted, timesteps.inputs, timesteps.actions, pairwise(bounds), strict=True
+        ):
+            if rows is None or actions is None:
+                continue
+            every = [
+                trace_layers(tuple(layer.parameters()), self._function, inputs, to_rows=False)
+                for layer, inputs in zip((observed, acted)[: len(sums)], (rows[0], actions), strict=False)
+            ]
+            sums[:, first:last] = every[0][0]
+            for outputs, _ in every[1:]:
+                sums[1, first:last] += outputs
+            traced.append((first, last, [backward_fn for _, backward_fn in every]))
 
-        Member j's own action is left out, not subtracted, so that no trace of it is left, not even by rounding: its
-        action's key and value are masked, and those without the action take their place.
-        """
-        n = inputs[0].shape[1]
-        (queries, keys, values), (acted_queries, acted_keys, acted_values) = map(heads, projected)
-        scale = 1 / math.sqrt(queries.shape[3])
-        itself_JN = torch.eye(n, dtype=torch.bool, device=queries.device)[:own]
-        # Logits [M, H, J, query, key] are four cases: whether the query, and whether the key, is member j.
-        acted_MHNN = acted_queries @ acted_keys.transpose(2, 3) * scale
-        to_own_MHNJ = acted_queries @ keys[:, :, :own].transpose(2, 3) * scale
-        from_own_MHJN = queries[:, :, :own] @ acted_keys.transpose(2, 3) * scale
-        own_MHJ = (queries[:, :, :own] * keys[:, :, :own]).sum(3) * scale
-        as_key_J1N, as_query_JN1 = itself_JN[:, None], itself_JN[:, :, None]
-        from_own = torch.where(itself_JN, own_MHJ.unsqueeze(3), from_own_MHJN).unsqueeze(3)
-        to_own = to_own_MHNJ.transpose(2, 3).unsqueeze(4)
-        logits = torch.where(as_query_JN1, from_own, torch.where(as_key_J1N, to_own, acted_MHNN.unsqueeze(2)))
-        if here_MN is not None:
-            seen_MN = here_MN | ~here_MN.any(1, keepdim=True)  # a softmax over nothing is not a number
-            logits = logits.masked_fill(~seen_MN[:, None, None, None], -torch.inf)
-        weights = logits.softmax(4)
-        of_teammates = weights.masked_fill(as_key_J1N, 0.0)
-        of_own = (weights * as_key_J1N).sum(4)
-        attended = (of_teammates.flatten(2, 3) @ acted_values).view(*of_teammates.shape[:4], -1)
-        attended = attended + of_own.unsqueeze(4) * values[:, :, :own].unsqueeze(3)
-        merged_MJNU = self.attention.merge(attended.permute(0, 2, 3, 1, 4).flatten(3))
-        residual = torch.where(as_query_JN1, inputs[0][:, :own].unsqueeze(2), inputs[1].unsqueeze(1))
-        result: Tensor = self.attention.after(merged_MJNU + residual)
-        if here_MN is None:
-            return result.mean(2)
-        share_MN = here_MN / here_MN.sum(1, keepdim=True).clamp(min=1)
-        return torch.einsum("mjnu,mn->mju", result, share_MN)
+        def backward_fn(gradient: Tensor) -> Tensor:
+            of_observed = gradient.sum(0) if len(gradient) > 1 else gradient[0]
+            for first, last, (to_observed, *to_acted) in traced:
+                to_observed(of_observed[first:last])
+                for to_layer in to_acted:
+                    to_layer(gradient[1, first:last])
+            return gradient
+
+        return sums, backward_fn

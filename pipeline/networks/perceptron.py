@@ -25,6 +25,10 @@ from sparring.pipeline.networks.settings import Activation, Initialization, Netw
 HIDDEN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 1.0, "orthogonal": math.sqrt(2)}
 
 
+BackwardFn = Callable[[Tensor], Tensor]
+"""Adds to the parameters' `grad` from the gradient of outputs, and returns the gradient of what they depend on."""
+
+
 class Function(NamedTuple):
     """Combines an elementwise function with its derivative.
 
@@ -134,14 +138,13 @@ class Perceptron(nn.Module):
         """Returns outputs [B, O]."""
         function = FUNCTIONS[self.activation]
         if torch.is_grad_enabled():
-            return _Chain.apply(rows_BF, self._chain[0], self._chain, function)  # type: ignore[no-any-return,no-untyped-call]
+            trace = partial(self.traced, to_rows=rows_BF.requires_grad)
+            return Node.apply(rows_BF, self._chain[0], trace)  # type: ignore[no-any-return,no-untyped-call]
         return _infer(_affine(self._chain), function.in_place, rows_BF)
 
-    def traced(self, rows_BF: Tensor) -> tuple[Tensor, Callable[[Tensor], object]]:
-        """Returns outputs [B, O] and a function that adds to the parameters' `grad` from their gradient."""
-        function = FUNCTIONS[self.activation]
-        outputs_BO, activations = _forward(self._chain, function, rows_BF)
-        return outputs_BO, partial(_backward, self._chain, function, activations)
+    def traced(self, rows_BF: Tensor, *, to_rows: bool = False) -> tuple[Tensor, BackwardFn]:
+        """Returns outputs [B, O] and their `trace_layers`."""
+        return trace_layers(self._chain, FUNCTIONS[self.activation], rows_BF, to_rows=to_rows)
 
     def frozen(self, outputs: int | None = None) -> Callable[[Tensor], Tensor]:
         """Returns the first `outputs`, or all, as a plain function of rows, on a copy of the current weights."""
@@ -164,58 +167,66 @@ def _infer(affine: Sequence[tuple[Tensor, Tensor]], activate: Callable[[Tensor],
     return torch.addmm(bias_O, hidden_BU, weight_UO)
 
 
-class _Chain(torch.autograd.Function):
-    """Represents the whole perceptron as one node, which adds to its parameters' `grad` itself.
+class Node(torch.autograd.Function):
+    """Represents a traced computation as one node of autograd; it adds to its parameters' `grad` itself.
 
-    The parameters pass as a Python tuple, and only the first of them also as a tensor, so that autograd differentiates
-    the node.
+    One of the parameters is also passed as a tensor, so that autograd differentiates the node.
     """
 
     @staticmethod
-    def forward(ctx: Any, rows_BF: Tensor, _: Tensor, chain: tuple[nn.Parameter, ...], function: Function) -> Tensor:
-        outputs_BO, ctx.activations = _forward(chain, function, rows_BF)
-        ctx.chain, ctx.function = chain, function
-        return outputs_BO
+    def forward(ctx: Any, rows: Tensor, _: Tensor, trace: Callable[[Tensor], tuple[Tensor, BackwardFn]]) -> Tensor:
+        outputs, ctx.backward_fn = trace(rows)
+        return outputs
 
     @staticmethod
-    def backward(ctx: Any, gradient_BO: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         if torch.is_grad_enabled():
             raise RuntimeError("got create_graph=True; expected a first derivative only; build it of torch.nn layers")
-        gradient_BU = _backward(ctx.chain, ctx.function, ctx.activations, gradient_BO)
-        return gradient_BU.mm(ctx.chain[0]) if ctx.needs_input_grad[0] else None, None, None, None
+        to_rows = ctx.backward_fn(gradient)
+        return to_rows if ctx.needs_input_grad[0] else None, None, None
 
 
-def _forward(chain: Sequence[nn.Parameter], function: Function, rows_BF: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Returns outputs, and the inputs and sums of each layer."""
+def trace_layers(
+    chain: Sequence[nn.Parameter], function: Function, rows_BF: Tensor, *, to_rows: bool
+) -> tuple[Tensor, BackwardFn]:
+    """Returns the outputs of linear layers with a function between each two, and their derivative.
+
+    The derivative adds to the parameters' `grad`, and returns the gradient of the rows if wanted, else that of the
+    first layer's sums, [B, U].
+
+    Args:
+        chain: weight and bias of each layer.
+        function: between the layers.
+        rows_BF: inputs.
+        to_rows: the gradient of the rows is wanted.
+    """
     *hidden, weight_OU, bias_O = chain
     hidden_BU, activations = rows_BF, [rows_BF]
     for weight_UF, bias_U in zip(hidden[::2], hidden[1::2], strict=True):
         sum_BU = torch.addmm(bias_U, hidden_BU, weight_UF.t())
         hidden_BU = function.forward(sum_BU)
         activations += (sum_BU, hidden_BU)
-    return torch.addmm(bias_O, hidden_BU, weight_OU.t()), activations
+
+    def backward_fn(gradient: Tensor) -> Tensor:
+        for at in range(len(chain) - 2, -1, -2):
+            weight, bias, inputs_BF = chain[at], chain[at + 1], activations[at]
+            gradient_of(weight).addmm_(gradient.t(), inputs_BF)
+            accumulate(bias, gradient.sum(0))
+            if at:
+                gradient = function.backward(gradient.mm(weight), activations[at - 1], inputs_BF)
+            elif to_rows:
+                gradient = gradient.mm(weight)
+        return gradient
+
+    return torch.addmm(bias_O, hidden_BU, weight_OU.t()), backward_fn
 
 
-def _backward(
-    chain: Sequence[nn.Parameter], function: Function, activations: Sequence[Tensor], gradient_BO: Tensor
-) -> Tensor:
-    """Adds the gradients of all parameters to their `grad`; returns that for the sums of the first layer, [B, U]."""
-    gradient = gradient_BO
-    for at in range(len(chain) - 2, -1, -2):
-        weight, bias, inputs_BF = chain[at], chain[at + 1], activations[at]
-        _grad(weight).addmm_(gradient.t(), inputs_BF)
-        accumulate(bias, gradient.sum(0))
-        if at:
-            gradient = function.backward(gradient.mm(weight), activations[at - 1], inputs_BF)
-    return gradient
-
-
-def accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
+def accumulate(parameter: Tensor, gradient: Tensor) -> None:
     """Adds a gradient to that of a parameter, as autograd does."""
-    _grad(parameter).add_(gradient)
+    gradient_of(parameter).add_(gradient)
 
 
-def _grad(parameter: nn.Parameter) -> Tensor:
+def gradient_of(parameter: Tensor) -> Tensor:
     """Returns the gradient of a parameter, zeros if it has none yet."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)

@@ -54,9 +54,9 @@ SETTINGS = TrainerSettings(
 )
 
 
-def assembled(members: int) -> list[Segments]:
-    """Assembles segments of `STEPS` agent-steps."""
-    random, agents = np.random.default_rng(0), STEPS // HORIZON
+def assembled(members: int, steps: int = STEPS, spec: BehaviorSpec = SPEC) -> list[Segments]:
+    """Assembles segments of random agent-steps."""
+    random, agents, actions = np.random.default_rng(0), steps // HORIZON, spec.actions
     slots, ticks = np.arange(agents, dtype=np.int32), HORIZON + 1
     groups = 1 + np.repeat(np.arange(agents // members), members)
     rows = np.zeros((ticks, 5), np.int32)
@@ -78,7 +78,7 @@ def assembled(members: int) -> list[Segments]:
         ),
         reported=OutcomesReported(
             slots=np.tile(slots, ticks),
-            observations=(random.standard_normal((agents * ticks, 32), np.float32),),
+            observations=(random.standard_normal((agents * ticks, *spec.observations[0].shape), np.float32),),
             rewards=np.zeros(agents * ticks, np.float32),
             group_rewards=np.repeat(random.random(ticks * (agents // members), np.float32), members),
         ),
@@ -86,11 +86,12 @@ def assembled(members: int) -> list[Segments]:
             slots=None,
             log_probs=np.full(agents * ticks, -2.8, np.float32),
             versions=np.ones(agents * ticks, np.int64),
-            continuous=random.standard_normal((agents * ticks, 2), np.float32),
+            continuous=random.standard_normal((agents * ticks, actions.continuous), np.float32),
+            discrete=random.integers(0, actions.discrete, (agents * ticks, len(actions.discrete)), np.int32),
         ),
     )
     assembler = Assembler(
-        "s", "o", lambda _: Sizes(horizon=HORIZON, message_steps=1, largest=2 * STEPS), in_groups=lambda _: True
+        "s", "o", lambda _: Sizes(horizon=HORIZON, message_steps=1, largest=2 * steps), in_groups=lambda _: True
     )
     assembler.apply([part])
     return list(assembler.ready_messages())

@@ -16,6 +16,7 @@ from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import previous_features
+from sparring.pipeline.networks.group_attention import Members
 from sparring.pipeline.networks.group_critic import GroupTimesteps
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec
@@ -226,15 +227,8 @@ def timestep(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[
         actions.append(torch.cat(done) if done else None)
         ours += [member for member, _ in mine if name == OWN]
     count = len(there)
-    timesteps = GroupTimesteps(
-        inputs=tuple(inputs),
-        actions=tuple(actions),
-        rows=torch.arange(count),
-        places=None,
-        shape=(1, count, len(ours)),
-        counts=torch.tensor([float(count)]),
-        decided=torch.arange(len(ours)),
-    )
+    members = Members(rows=torch.arange(count), here=None, shape=(1, count, len(ours)), decided=torch.arange(len(ours)))
+    timesteps = GroupTimesteps(tuple(inputs), tuple(actions), members, torch.tensor([float(count)]))
     return timesteps, ours
 
 

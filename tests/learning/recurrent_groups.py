@@ -47,8 +47,8 @@ def evaluate_row(critic, head, encoded, count, memory):
 def encodings(poca, group, time):
     """Returns the encodings of the group and of each of our members, and the number of members."""
     timesteps_shown, ours = timestep(poca, group, time)
-    encoded, counts = poca.networks.critic.encode(timesteps_shown)
-    return encoded[:1], {one: encoded[at : at + 1] for at, one in enumerate(ours, 1)}, counts[0].item()
+    encoded = poca.networks.critic.encode(timesteps_shown)
+    return encoded[:1], {one: encoded[at : at + 1] for at, one in enumerate(ours, 1)}, timesteps_shown.counts[0].item()
 
 
 def deciding(members, time):

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import silu
 
 from sparring.pipeline.networks.encoders import Encoder
+from sparring.pipeline.networks.group_attention import Members
 from sparring.pipeline.networks.group_critic import GroupCritic, GroupTimesteps
 from sparring.pipeline.networks.settings import HEADS, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -106,17 +107,19 @@ def timesteps_for(one, groups, *, most=None, seed=0, decided=None):
         actions.append(torch.cat([token.done for token in mine]) if mine else None)
     if decided is None:
         decided = [(at, member) for at, count in enumerate(ours) for member in range(count)]
-    same_size = all(len(group) == n for group in groups)
-    places = torch.tensor([at * n + place for at, group in enumerate(groups) for place in range(len(group))])
-    timesteps = GroupTimesteps(
-        inputs=tuple(inputs),
-        actions=tuple(actions),
-        rows=torch.tensor([row[token] for token in every]),
-        places=None if same_size else places,
+    slots = torch.zeros(n, m, dtype=torch.int64)
+    here = torch.zeros(n, m, dtype=torch.bool)
+    for at, group in enumerate(groups):
+        for place, token in enumerate(group):
+            slots[place, at], here[place, at] = row[token], True
+    members = Members(
+        rows=slots.flatten(),
+        here=None if here.all() else here,
         shape=(m, n, j),
-        counts=torch.tensor([float(len(group)) for group in groups]),
-        decided=torch.tensor([at * j + member for at, member in decided], dtype=torch.int64),
+        decided=torch.tensor([member * m + at for at, member in decided], dtype=torch.int64),
     )
+    counts = torch.tensor([float(len(group)) for group in groups])
+    timesteps = GroupTimesteps(tuple(inputs), tuple(actions), members, counts)
     return timesteps, row, decided
 
 
@@ -161,7 +164,7 @@ def hidden(one, row):
 
 def headed(one, head, row, count):
     """Applies a head to the encoding and the number of members, scaled from -1 (none) to 1 (the most ever seen)."""
-    return head(torch.cat([row, torch.tensor([2 * count / one.largest.item() - 1])]))
+    return head(torch.cat([row, torch.tensor([2 * count / one.largest.item() - 1], dtype=row.dtype)]))
 
 
 @torch.no_grad()
@@ -172,4 +175,6 @@ def twin(one, groups, decided):
         headed(one, one.baseline, hidden(one, encoded(one, groups[at], member)), len(groups[at]))
         for at, member in decided
     ]
-    return torch.stack(values), torch.stack(baselines) if baselines else torch.zeros(0, len(SIGNALS))
+    return torch.stack(values), torch.stack(baselines) if baselines else torch.zeros(
+        0, len(SIGNALS), requires_grad=values[0].requires_grad, dtype=values[0].dtype
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from sparring.pipeline.networks.group_critic import GroupCritic
 from sparring.pipeline.networks.layers import Layout
@@ -187,7 +189,7 @@ def test_places_for_absent_members_change_nothing(names, more):
     one, groups = critic(), groups_of(names)
     narrow = timesteps_for(one, groups)[0]
     wide = timesteps_for(one, groups, most=max(map(len, groups)) + more)[0]
-    assert wide.places is not None
+    assert wide.members.here is not None
     for got, expected in zip(one(wide), one(narrow), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 
@@ -271,3 +273,54 @@ def test_recurrent_critic_follows_timesteps_and_decisions_in_order():
         ends.append(torch.cat(state, 1)[0])
     torch.testing.assert_close(torch.cat([values, baselines]), torch.stack(expected), **CLOSE)
     torch.testing.assert_close(after, torch.stack(ends), **CLOSE)
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+def gradients_of(one, run):
+    """Returns the gradients that a function adds to the critic's parameters."""
+    for parameter in one.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    run()
+    return {name: parameter.grad for name, parameter in one.named_parameters()}
+
+
+@settings(max_examples=10)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1)).filter(any), min_size=1, max_size=3),
+    layers=st.integers(1, 3),
+    activation=st.sampled_from(["silu", "tanh"]),
+    share=st.floats(0, 1),
+    same_rows=st.booleans(),
+)
+@example(sizes=[(1, 0)] * 2, layers=2, activation="silu", share=1.0, same_rows=False)
+@example(sizes=[(2, 0)] * 2, layers=2, activation="silu", share=1.0, same_rows=True)
+@example(sizes=[(5, 1)], layers=2, activation="silu", share=0.5, same_rows=False)
+def test_explicit_derivative_equals_autograds_of_the_twin(sizes, layers, activation, share, same_rows):
+    """With and without a graph; for groups of one, absent members, shared rows, and any choice of decisions."""
+    one = critic(known=("Own", "Third"), largest=8, num_layers=layers, activation=activation).double()
+    groups = groups_of([["Own"] * ours + ["Third"] * others for ours, others in sizes])
+    if same_rows:
+        groups += groups[:1]
+    for token in {token for group in groups for token in group}:
+        token.inputs, token.done = tuple(column.double() for column in token.inputs), token.done.double()
+    every = [
+        (at, place) for at, group in enumerate(groups) for place, one_of in enumerate(group) if one_of.name == "Own"
+    ]
+    decided = every[: round(share * len(every))]
+    timesteps, _, _ = timesteps_for(one, groups, decided=decided)
+    random = seeded(3)
+    factors = [torch.randn(rows, len(SIGNALS), generator=random).double() for rows in (len(groups), len(decided))]
+
+    expected = twin.__wrapped__(one, groups, decided)
+    wanted = gradients_of(one, lambda: torch.autograd.backward(expected, factors))
+
+    def traced():
+        with torch.no_grad():
+            values, baselines, backward_fn = one.traced(timesteps)
+            backward_fn(*factors)
+        torch.testing.assert_close((values, baselines), expected, rtol=1e-6, atol=1e-6)
+
+    for run in (traced, lambda: torch.autograd.backward(one(timesteps), factors)):
+        torch.testing.assert_close(gradients_of(one, run), wanted, rtol=1e-6, atol=1e-6)
