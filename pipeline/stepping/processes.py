@@ -24,6 +24,8 @@ class SimulatorProcesses:
         if process in self._records or len(self._records) + len(self._hellos) < _MOST:
             connection.process = process
         if connection.process:
+            if process in self._records:
+                self._records[process].total.clear()  # its Bye was not its end
             self._hellos.append((connection, reported))
         else:
             self._records.setdefault("", SimulatorSteps())

@@ -57,6 +57,8 @@ async def _stop(active: ActiveRun, names: list[str], limit_s: float, reported_by
         if part.hosted is not None:
             part.hosted.stop() if not ask else part.hosted.kill()
     await _wait_until_ended(late, _KILLED_S)
+    for part in late:  # a simulator that ignores SIGTERM, or is stopped
+        part.kill()
     for part in parts if ask and not active.hurried else ():
         if part.failure and part not in late:
             _report_failure(active, part)

@@ -127,6 +127,51 @@ async def ended(folder: Path, failures: dict[str, str]) -> tuple[str, dict[str, 
     return status, json.loads(path.read_text()) if path.exists() else None
 
 
+class StoppedSimulator(FakeService):
+    """A simulator that SIGSTOP has stopped: it ends when it is killed."""
+
+    killed = False
+
+    def stop(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self.killed = True
+        super().stop()
+
+
+class StoppedHost(FakeHost):
+    """Starts such simulators, and fake services."""
+
+    def _started(self, name: str) -> FakeService:
+        started = super()._started(name)
+        if name.startswith("simulator"):
+            started = self.latest[name] = StoppedSimulator("", 0.0)
+        return started
+
+
+SIMULATOR = "simulators: [{name: goal}]\n"
+
+
+@pytest.mark.anyio
+async def test_simulator_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    """Otherwise the thread that waits for it keeps the process of the run alive for ever."""
+    hub = MemoryHub()
+    async with (
+        MemoryTransport(hub, start="stepping-0.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        (await own.publisher("stepping-0")).publish(STEPPING_STATE, LISTENING)
+        supervisor = supervisor_of(topology_of(tmp_path, SIMULATOR), host := StoppedHost({}), transport)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            await anyio.sleep(5)
+            supervisor.active.end("stopped")
+    simulator = host.latest["simulator-0"]
+    assert isinstance(simulator, StoppedSimulator)
+    assert simulator.killed
+
+
 class DrawingMonitor(FakeService):
     """A monitor that gets little CPU time for its curves."""
 
