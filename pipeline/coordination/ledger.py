@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from sparring.pipeline.messages import state as records
-from sparring.pipeline.messages.incarnations import precedes, service_of
+from sparring.pipeline.messages.incarnations import is_restart, precedes, service_of
 
 LAST_EPISODES: Final = 100
 _NO_LEARNER: Final = records.LearnerState(behavior="", start="", version=0, updates=0, trained=0)
@@ -344,12 +344,11 @@ class SimulatorTotals:
             if not process:
                 self.unnamed[state.source] = dict(steps.completed)
                 continue
-            source, known = self.known.get(process, ("", None))
-            first = self.first.setdefault(process, dict(steps.before))
+            source, known = self.known.get(process, ("", records.SimulatorSteps()))
+            # A process that is new to a restarted stepping service had reported to the one that died.
+            first = self.first.setdefault(process, {} if is_restart(state.source) else dict(steps.before))
             for name, before in steps.before.items():
-                if known is None:
-                    continue
-                counted = known.before.get(name, first.setdefault(name, 0))
+                counted = known.before.get(name, first.get(name, 0))
                 if source != state.source:
                     counted += known.completed.get(name, 0)
                 found[name] += before - counted

@@ -15,5 +15,10 @@ def precedes(incarnation: str, other: str) -> bool:
     return session != its_session or _number(number) < _number(its_number)
 
 
+def is_restart(incarnation: str) -> bool:
+    """Returns whether another incarnation of the service came before it in its session."""
+    return _number(incarnation.rpartition("-")[2]) > 1
+
+
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0

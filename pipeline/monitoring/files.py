@@ -15,7 +15,7 @@ from typing import Final
 
 import pydantic_core
 
-from sparring.pipeline.files import Json, append
+from sparring.pipeline.files import Json, append, write_atomically
 from sparring.pipeline.monitoring import curves, events
 
 _BLOCK: Final = 512
@@ -69,7 +69,7 @@ class RunFiles:
     def plot_curves(self, title: str) -> None:
         """Writes `curves.png` from the intervals in `metrics.jsonl` and its rotated files, unless there is none."""
         if lines := curves.lineages(self._read_intervals()):
-            (self._folder / "curves.png").write_bytes(curves.picture(lines, title))
+            write_atomically(self._folder / "curves.png", curves.picture(lines, title), durable=False)
 
     def _read_intervals(self) -> Iterator[Mapping[str, Json]]:
         for path in self.intervals.parts():

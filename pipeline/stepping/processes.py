@@ -24,6 +24,8 @@ class SimulatorProcesses:
         if process in self._records or len(self._records) + len(self._hellos) < _MOST:
             connection.process = process
         if connection.process:
+            if process in self._records:
+                self._records[process].total.clear()  # its Bye was not its end
             self._hellos.append((connection, reported))
         else:
             self._records.setdefault("", SimulatorSteps())
@@ -39,10 +41,14 @@ class SimulatorProcesses:
         for name, steps in connection.completed.items():
             completed[name] = completed.get(name, 0) + steps
 
+    def has_news(self, connections: Iterable[SimulatorConnection]) -> bool:
+        """Returns whether `steps` will count a Hello for the first time."""
+        return bool(self._hellos) and not any(one.is_closed for one in connections)
+
     def steps(self, connections: Iterable[SimulatorConnection]) -> dict[str, SimulatorSteps]:
         """Returns the steps of each process, those of present connections included."""
         present = [*connections]
-        if not any(one.is_closed for one in present):
+        if self.has_news(present):
             self._apply_hellos(present)
         return {
             process: SimulatorSteps(

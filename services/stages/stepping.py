@@ -197,7 +197,13 @@ class Stepping:
         self._publish_progress()
 
     def _publish_progress(self) -> None:
-        """Publishes the state where coordination needs it: after enough steps, a stall, or the first or last agent."""
+        """Publishes the state where coordination needs it: after enough steps, a stall, or the first or last agent.
+
+        Also before the first steps of a simulator's process: its later Hello counts them, where this process dies.
+        """
+        if self.stepper.processes.has_news(self.stepper.connections.values()):
+            self.publish()
+            return
         for name, behavior in self.stepper.behaviors.items():
             steps, populated = self._published.get(name, (-1, None))
             new = behavior.produced + behavior.ghosts - steps

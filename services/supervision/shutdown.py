@@ -16,6 +16,8 @@ from sparring.services.supervision.active_run import ActiveRun, Part
 
 TURN_S: Final = 0.05
 _SIMULATORS_S: Final = 5.0
+_MONITOR_LIMITS: Final = 3
+"""The monitor draws curves at the lowest priority, which takes long on a busy machine."""
 _KILLED_S: Final = 5.0
 
 
@@ -32,7 +34,7 @@ async def stop_in_order(active: ActiveRun) -> None:
     await _stop(active, [plan.name for plan in topology.simulators], _SIMULATORS_S, reported_by, ask=False)
     late = {"coordination": 1, "monitor": 2}
     for name in sorted((name for name in services if name not in stepping), key=lambda name: late.get(name, 0)):
-        await _stop(active, [name], limit_s, reported_by)
+        await _stop(active, [name], limit_s * (_MONITOR_LIMITS if name == "monitor" else 1), reported_by)
 
 
 async def _stop(active: ActiveRun, names: list[str], limit_s: float, reported_by: float, *, ask: bool = True) -> None:
@@ -55,6 +57,8 @@ async def _stop(active: ActiveRun, names: list[str], limit_s: float, reported_by
         if part.hosted is not None:
             part.hosted.stop() if not ask else part.hosted.kill()
     await _wait_until_ended(late, _KILLED_S)
+    for part in late:  # a simulator that ignores SIGTERM, or is stopped
+        part.kill()
     for part in parts if ask and not active.hurried else ():
         if part.failure and part not in late:
             _report_failure(active, part)

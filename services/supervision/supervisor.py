@@ -204,7 +204,10 @@ class Supervisor:
             self.active.end("completed")
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        ends = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it, for a run without its terminal
+            ends.append(signal.SIGHUP)
+        with anyio.open_signal_receiver(*ends) as signals:
             task_status.started()
             await anext(signals)
             first_at = self.active.clock()

@@ -26,7 +26,7 @@ def report(source: str, **processes: tuple[int, int] | tuple[int, int, int]) -> 
 def test_a_process_that_never_reconnects_recovers_nothing() -> None:
     """Its total at its end shows what its connection took with it; it is not recovered, and not accounted for."""
     totals = SimulatorTotals()
-    assert totals.on_stepping_state(report(FIRST, p=(0, 10))) == {}
+    assert not totals.on_stepping_state(report(FIRST, p=(0, 10)))["B"]
     assert not totals.on_stepping_state(report(FIRST, p=(0, 25)))["B"]
     assert totals.total("B") == 25
     assert not totals.on_stepping_state(report(FIRST, p=(0, 25, 28)))["B"]
@@ -82,6 +82,14 @@ def test_a_process_that_served_an_earlier_run_begins_with_what_it_had_reported()
     totals = through_json(totals)
     assert totals.on_stepping_state(report(SECOND, p=(1008, 1, 1012)))["B"] == 0
     assert totals.total("B") == 12
+
+
+def test_a_process_that_is_new_to_a_restarted_service_had_reported_to_the_one_that_died() -> None:
+    """Coordination has not heard of it: it was being restarted itself, or stepping died at once."""
+    totals = SimulatorTotals()
+    assert totals.on_stepping_state(report(SECOND, p=(17, 0), late=(0, 0)))["B"] == 17
+    assert totals.on_stepping_state(report(SECOND, p=(17, 4), late=(0, 2)))["B"] == 0
+    assert totals.total("B") == 23
 
 
 def test_processes_without_a_name_count_as_stepping_does() -> None:

@@ -209,7 +209,13 @@ class Graph:
     ) -> None:
         scripts = game.scripts() if isinstance(game, ScriptedGame) else {}
         hello = Hello(
-            version=VERSION, name="goal", behaviors=dict(game.behaviors()), number=number, scripts=dict(scripts)
+            version=VERSION,
+            name="goal",
+            behaviors=dict(game.behaviors()),
+            number=number,
+            scripts=dict(scripts),
+            process=f"goal-{number}",
+            steps=dict(counter.steps),
         )
         await stream.send(to_bytes(hello))
         reader, sequence, due = FrameReader(), 0, anyio.current_time() + 5

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,109 @@ async def ended(folder: Path, failures: dict[str, str]) -> tuple[str, dict[str, 
             status = await supervisor.supervise()
     path = folder / "summary.json"
     return status, json.loads(path.read_text()) if path.exists() else None
+
+
+class StoppedSimulator(FakeService):
+    """A simulator that SIGSTOP has stopped: it ends when it is killed."""
+
+    killed = False
+
+    def stop(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self.killed = True
+        super().stop()
+
+
+class StoppedHost(FakeHost):
+    """Starts such simulators, and fake services."""
+
+    def _started(self, name: str) -> FakeService:
+        started = super()._started(name)
+        if name.startswith("simulator"):
+            started = self.latest[name] = StoppedSimulator("", 0.0)
+        return started
+
+
+SIMULATOR = "simulators: [{name: goal}]\n"
+
+
+@pytest.mark.anyio
+async def test_simulator_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    """Otherwise the thread that waits for it keeps the process of the run alive for ever."""
+    hub = MemoryHub()
+    async with (
+        MemoryTransport(hub, start="stepping-0.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        (await own.publisher("stepping-0")).publish(STEPPING_STATE, LISTENING)
+        supervisor = supervisor_of(topology_of(tmp_path, SIMULATOR), host := StoppedHost({}), transport)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.supervise)
+            await anyio.sleep(5)
+            supervisor.active.end("stopped")
+    simulator = host.latest["simulator-0"]
+    assert isinstance(simulator, StoppedSimulator)
+    assert simulator.killed
+
+
+class DrawingMonitor(FakeService):
+    """A monitor that gets little CPU time for its curves."""
+
+    def __init__(self) -> None:
+        super().__init__("", 0.0)
+        self._killed = anyio.Event()
+
+    async def wait(self) -> str:
+        await super().wait()
+        with anyio.move_on_after(45):
+            await self._killed.wait()
+        return ""
+
+    def kill(self) -> None:
+        self._killed.set()
+
+
+class DrawingHost(FakeHost):
+    """Starts such a monitor, and fake services."""
+
+    def _started(self, name: str) -> FakeService:
+        started = super()._started(name)
+        return DrawingMonitor() if name == "monitor" else started
+
+
+@pytest.mark.anyio
+async def test_monitor_has_time_to_draw_its_curves_on_a_busy_machine(tmp_path: Path) -> None:
+    async with (
+        MemoryTransport(hub := MemoryHub(), start="coordination.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+    ):
+        (await own.publisher("coordination")).publish(RUN, FINISHED)
+        with structlog.testing.capture_logs() as lines:
+            assert await supervisor_of(topology_of(tmp_path), DrawingHost({}), transport).supervise() == "completed"
+    assert not [line for line in lines if line["event"] == "stopped_by_force"]
+
+
+@pytest.mark.anyio
+async def test_hangup_that_was_ignored_at_the_start_ends_no_run(tmp_path: Path) -> None:
+    """So does `nohup`, for a run that goes on without its terminal."""
+    hub, statuses = MemoryHub(), list[str]()
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    async with MemoryTransport(hub, start="supervisor.1") as transport, anyio.create_task_group() as tasks:
+        supervisor = supervisor_of(topology_of(tmp_path), FakeHost({}), transport)
+
+        async def supervise() -> None:
+            statuses.append(await supervisor.supervise())
+
+        tasks.start_soon(supervise)
+        await anyio.sleep(1)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await anyio.sleep(1)
+        assert not supervisor.active.over.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGHUP, former)
+    assert statuses == ["stopped"]
 
 
 DISK_FULL = "exit status 28, no room on the disk"

@@ -80,3 +80,19 @@ async def test_killed_service_restarts_and_the_step_counts_balance(
         }
         assert step_counts["lost"] <= bound[part]
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_steps_of_a_simulator_that_came_shortly_before_a_crash_are_counted(tmp_path: Path) -> None:
+    """Its next Hello reports them, and coordination has to know that none of them is of an earlier run."""
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        graph = await begin(tasks, stack, tmp_path, [Goal(areas=AGENTS)], buffer_size=4096, max_steps=4096)
+        await anyio.sleep(0.26)  # stepping has just reported
+        tasks.start_soon(graph.simulate, 1, Goal(areas=AGENTS))
+        await anyio.sleep(0.02)
+        await graph.kill("stepping-0")
+        step_counts = await graph.finish()
+        assert balanced(step_counts), step_counts
+        assert graph.latest("coordination", "run").unaccounted == {"Goal": 0}
+        assert sum(graph.counts.values()) == step_counts["produced"]
+        tasks.cancel_scope.cancel()

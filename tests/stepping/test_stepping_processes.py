@@ -51,3 +51,15 @@ def test_a_connection_that_ended_before_it_was_asked_for_counts_the_same() -> No
     connection.is_closed = True
     processes.close(connection)
     assert counts(processes) == (100, 32)
+
+
+def test_a_process_that_comes_back_after_its_bye_has_not_ended() -> None:
+    processes = SimulatorProcesses()
+    former = connected(processes, 1, reported=0)
+    former.completed["B"] = 40
+    assert counts(processes, former) == (0, 40)
+    processes.end(former, {"B": 40})
+    assert processes.steps([former])["p"].total == {"B": 40}
+    processes.close(former)
+    latter = connected(processes, 2, reported=40)
+    assert processes.steps([latter])["p"].total == {}
