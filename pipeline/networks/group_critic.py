@@ -185,8 +185,8 @@ class GroupCritic(nn.Module):
             if rows is not None and done is not None:
                 sums = observed(encoder(rows))
                 embedded.append(torch.stack([sums, sums + acted(done)] if timesteps.embeddings > 1 else [sums]))
-        if not embedded:  # no member decides in this window
-            return self.value.weight.new_zeros(timesteps.embeddings, 0, self._settings.hidden_units)
+        if not embedded:  # no member decides in a window of a critic with memory: this row stands for all
+            return self.value.weight.new_zeros(timesteps.embeddings, 1, self._settings.hidden_units)
         return embedded[0] if len(embedded) == 1 else torch.cat(embedded, 1)
 
     def _trace_embeddings(self, timesteps: GroupTimesteps) -> tuple[Tensor, BackwardFn]:
