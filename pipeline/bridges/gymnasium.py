@@ -7,13 +7,15 @@ A report holds the end of an episode and the first observation of the next one, 
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.bridges.explain import place_of, returned, shown
 from sparring.pipeline.bridges.spaces import (
     Actions,
     Observations,
@@ -22,14 +24,13 @@ from sparring.pipeline.bridges.spaces import (
     check_images,
     forbidden_choices,
     import_optional,
-    place_of,
     read_wrappers,
 )
 from sparring.pipeline.bridges.video import Video, make_areas
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
-from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec, SpecError
 
 if TYPE_CHECKING:
     from gymnasium import Env, Space
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 Observe = Callable[["Space[Value]"], Observations]
 """Makes the reader of an observation space."""
 
+_RESET: Final = ("observation", "info")
+_STEP: Final = ("observation", "reward", "terminated", "truncated", "info")
 _NATIVE_FROM = 8
 """Number of areas from which an environment's own vector form is faster than a loop over its single form."""
 
@@ -79,7 +82,7 @@ def make_gymnasium(
             f"got areas={areas}, vectorization={vectorization!r} and brightest={brightest!r}; expected 1 or more "
             "areas, auto, sync or native, and a whole number from 1 to 255; correct the simulator's options"
         )
-    name = behavior or env_id.split(":")[-1].split("/")[-1].rpartition("-v")[0] or env_id
+    name = behavior or re.sub(r"-v\d+$", "", env_id.split(":")[-1].split("/")[-1]) or env_id
     classes, observe = read_wrappers(wrappers), partial(Observations, brightest=brightest, images=images)
     if classes and vectorization == "native":
         raise SettingsError("got wrappers with vectorization native; expected one of them; leave one out")
@@ -93,10 +96,27 @@ def make_gymnasium(
         envs, recorded = make_areas(partial(gymnasium.make, env_id, **options), areas, classes, video)
         return check_images(GymnasiumGame(name, envs, observe, recorded), images)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
-        raise SettingsError(
-            f"got environment {env_id!r} with options {options}: {error}{place_of(error)}; expected a known one; "
-            "check the id"
-        ) from error
+        raise _refusal(env_id, options, error) from error
+
+
+def _refusal(env_id: str, options: Mapping[str, Option], error: Exception) -> SettingsError:
+    """Returns the error of an environment that cannot be made."""
+    import gymnasium
+
+    got = f"environment {env_id!r}"
+    match error:
+        case gymnasium.error.UnregisteredEnv():
+            own = "" if ":" in env_id else f", or write MODULE:{env_id} with the module that registers it"
+            expected, remedy = "a registered id", f"correct it{own}"
+        case ImportError():
+            expected = "a module that is installed, beside the configuration, or in pipeline.python_path"
+            remedy = "correct the name, or give its folder (--python-path without a configuration)"
+        case TypeError():
+            got, expected = f"{got} with options {options}", "an environment that takes its options"
+            remedy = "correct the options, or the environment"
+        case _:
+            expected, remedy = "an environment that can be made", "do what the message says"
+    return SettingsError(f"got {got}: {str(error).rstrip('.')}{place_of(error)}; expected {expected}; {remedy}")
 
 
 def _has_native(env_id: str) -> bool:
@@ -155,7 +175,10 @@ class GymnasiumGame(_GymnasiumBase):
         self._parameters = parameters
         seeds = [None if seed is None else seed + area for area in range(len(self._envs))]
         options = dict(parameters) or None
-        begun = [env.reset(seed=one, options=options) for env, one in zip(self._envs, seeds, strict=True)]
+        begun = [
+            returned("reset", env.reset(seed=one, options=options), _RESET)
+            for env, one in zip(self._envs, seeds, strict=True)
+        ]
         seen, infos = zip(*begun, strict=True)
         return self._report(decisions(self._areas, self._observations.rows(seen), masks=self._masks(infos)))
 
@@ -170,13 +193,17 @@ class GymnasiumGame(_GymnasiumBase):
         for row, (area, value) in enumerate(zip(act.agents.tolist(), values, strict=True)):
             env = self._envs[area]
             if self._video is not None and area == 0:
-                self._video.add(env.render())
-            observation, rewards[row], terminated, truncated, info = env.step(value)
+                self._video.add(env)
+            observation, reward, terminated, truncated, info = returned("step", env.step(value), _STEP)
+            try:
+                rewards[row] = reward
+            except (TypeError, ValueError) as error:
+                raise _wrong_column("reward", reward, "a number") from error
             if terminated or truncated:
                 rows.append(row)
                 last.append(observation)
                 interrupted.append(not terminated)
-                observation, info = env.reset(options=dict(self._parameters) or None)
+                observation, info = returned("reset", env.reset(options=dict(self._parameters) or None), _RESET)
             seen.append(observation)
             infos.append(info)
         ended = None
@@ -220,27 +247,48 @@ class NativeGame(_GymnasiumBase):
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
         """Begins all episodes. Parameters go to the environment as reset options."""
-        observations, _ = self._vector.reset(seed=seed, options=dict(parameters) or None)
-        return self._report(decisions(self._areas, self._observations.batch(observations)))
+        begun = self._vector.reset(seed=seed, options=dict(parameters) or None)
+        observations, infos = returned("reset", begun, _RESET)
+        return self._report(
+            decisions(self._areas, self._observations.batch(observations), masks=self._masks(infos, self._areas))
+        )
 
     def step(self, actions: Mapping[str, BehaviorActions]) -> Sequence[BehaviorReport]:
         """Steps all areas; those that ended before get no action and begin their next episode."""
         values = self._idle.copy()
         if act := actions.get(self._behavior):
             values[act.agents] = self._actions.batch(act.continuous, act.discrete)
-        observations, rewards, terminated, truncated, _ = self._vector.step(values)
+        observations, rewards, terminated, truncated, infos = returned("step", self._vector.step(values), _STEP)
+        for part, column in (("reward", rewards), ("terminated", terminated), ("truncated", truncated)):
+            if np.shape(column) != self._areas.shape:
+                raise _wrong_column(part, column, f"an array {self._areas.shape}, an entry for each area")
         seen = self._observations.batch(observations)
         over = terminated | truncated
         if not over.any():
-            return self._report(decisions(self._areas, seen, rewards=rewards))
+            return self._report(decisions(self._areas, seen, rewards=rewards, masks=self._masks(infos, self._areas)))
         last = tuple(one[over] for one in seen)
         ended = ends(self._areas[over], last, rewards=rewards[over], interrupted=~terminated[over])
         if over.all():
-            observations, *_ = self._vector.step(self._idle)
-            return self._report(decisions(self._areas, self._observations.batch(observations)), ended)
-        on = ~over
-        return self._report(decisions(self._areas[on], tuple(one[on] for one in seen), rewards=rewards[on]), ended)
+            observations, *_, infos = self._vector.step(self._idle)
+            masks = self._masks(infos, self._areas)
+            return self._report(decisions(self._areas, self._observations.batch(observations), masks=masks), ended)
+        on = self._areas[~over]
+        masks = self._masks(infos, on)
+        return self._report(decisions(on, tuple(one[on] for one in seen), rewards=rewards[on], masks=masks), ended)
 
     def close(self) -> None:
         """Closes the environment."""
         self._vector.close()
+
+    def _masks(self, infos: Mapping[str, Value], areas: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Returns the masks of some areas; `_action_mask` says which have one, as in the infos of all vectors."""
+        if (masks := infos.get("action_mask")) is None:
+            return None
+        if len(masks) != len(self._areas):
+            raise _wrong_column("info['action_mask']", masks, f"{len(self._areas)} masks, one for each area")
+        given = infos.get("_action_mask", np.ones(len(masks), np.bool_))
+        return forbidden_choices([masks[area] if given[area] else None for area in areas], self._actions.spec)
+
+
+def _wrong_column(name: str, value: Value, expected: str) -> SpecError:
+    return SpecError(got=f"{shown(value)} as {name}", expected=expected, remedy="correct what step() returns")

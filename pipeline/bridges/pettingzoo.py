@@ -10,7 +10,7 @@ import importlib
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.bridges.explain import place_of, returned, shown
 from sparring.pipeline.bridges.spaces import (
     Actions,
     Observations,
@@ -26,7 +27,6 @@ from sparring.pipeline.bridges.spaces import (
     check_images,
     forbidden_choices,
     import_optional,
-    place_of,
     read_wrappers,
 )
 from sparring.pipeline.bridges.video import Video, make_areas
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from pettingzoo import AECEnv, ParallelEnv
 
 _MASK = "action_mask"
+_RESET = ("observations", "infos")
+_STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,13 +155,17 @@ def _environment(env_id: str) -> Callable[..., Value]:
             module = importlib.import_module(env_id)
     except ImportError as error:
         raise SettingsError(
-            f"got environment {env_id!r}: {error}; expected a module; correct the id, or install its package"
+            f"got environment {env_id!r}: {error}{place_of(error)}; expected a module (without .py) that is installed, "
+            "beside the configuration, or in pipeline.python_path; correct the id, or install its package"
         ) from error
     for name in ("parallel_env", "env"):
         if (found := getattr(module, name, None)) is not None:
             made: Callable[..., Value] = found
             return made
-    raise SettingsError(f"got module {env_id!r}; expected one with parallel_env() or env(); correct the id")
+    raise SettingsError(
+        f"got module {env_id!r}; expected one with parallel_env() or env(); correct the id, which is {env_id}:ID for "
+        "an environment of Gymnasium that the module registers"
+    )
 
 
 class _Row(NamedTuple):
@@ -258,7 +264,7 @@ class _PettingZooBase:
                 chosen[number][self._names[index]] = value
         for number, mine in chosen.items():
             if self._video is not None and number == 0:
-                self._video.add(self._areas[0].env.render())
+                self._video.add(self._areas[0].env)
             self._play(self._areas[number], mine)
         return self._reports()
 
@@ -277,6 +283,20 @@ class _PettingZooBase:
         """Steps one area with the actions of its agents and adds the rows that follow."""
         raise NotImplementedError
 
+    def _begin_next(self, area: _Area) -> None:
+        """Begins the next episode.
+
+        Raises:
+            SpecError: an agent of the last one has not ended.
+        """
+        if area.playing:
+            raise SpecError(
+                got=f"an episode that is over, because self.agents is empty, without an end of {_names(area.playing)}",
+                expected="an end of each agent first",
+                remedy="set its termination or truncation, and let it leave self.agents only then",
+            )
+        self._begin(area, None)
+
     # ------------------------------------------------------------ one frame
 
     def _next_match(self, area: _Area) -> None:
@@ -288,7 +308,16 @@ class _PettingZooBase:
     ) -> None:
         """Adds an agent that wants an action."""
         area.playing.add(agent)
-        mask = seen[_MASK] if agent in self._masked else info.get(_MASK)
+        if agent not in self._masked:
+            mask = info.get(_MASK)
+        elif isinstance(seen, Mapping) and _MASK in seen:
+            mask = seen[_MASK]
+        else:
+            raise SpecError(
+                got=f"{shown(seen)} as what {agent!r} observes",
+                expected=f"a dict with the key {_MASK!r}, as its observation_space says",
+                remedy="add the mask, or take it out of the space",
+            )
         self._deciding[self._ids[agent]].append(_Row(*self._numbers(area, agent), seen, reward, shared, mask=mask))
 
     def _end(self, area: _Area, agent: str, seen: Value, interrupted: bool, reward: float, shared: float = 0) -> None:
@@ -351,12 +380,22 @@ class ParallelGame(_PettingZooBase):
 
     def _begin(self, area: _Area, seed: int | None) -> None:
         self._next_match(area)
-        observations, infos = area.env.reset(seed=seed, options=dict(self._parameters) or None)
+        result = area.env.reset(seed=seed, options=dict(self._parameters) or None)
+        observations, infos = self._by_agent("reset", result, _RESET)
+        if not observations:
+            raise _no_agents()
         for agent, seen in observations.items():
             self._decide(area, agent, seen, infos.get(agent, {}))
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
-        observations, rewards, terminations, truncations, infos = area.env.step(values)
+        result = self._by_agent("step", area.env.step(values), _STEP)
+        observations, rewards, terminations, truncations, infos = result
+        if absent := area.playing - observations.keys():
+            raise SpecError(
+                got=f"no observation of {_names(absent)}, which has not ended",
+                expected="one of each agent in self.agents, and a last one with its termination or truncation",
+                remedy="correct what step() returns",
+            )
         shared = 0.0
         if self._roles.shared_reward:
             shared = float(np.mean(list(rewards.values())))
@@ -366,8 +405,30 @@ class ParallelGame(_PettingZooBase):
                 self._end(area, agent, seen, not terminations[agent], rewards[agent], shared)
             else:
                 self._decide(area, agent, seen, infos.get(agent, {}), rewards[agent], shared)
-        if not area.env.agents:
-            self._begin(area, None)
+        if not area.env.agents or not area.playing:  # some leave ended agents in self.agents
+            self._begin_next(area)
+
+    def _by_agent(self, call: str, result: Value, names: Sequence[str]) -> Value:
+        """Returns what `reset` or `step` has returned.
+
+        Raises:
+            SpecError: it is no tuple of mappings that have all agents that are observed.
+        """
+        first, *others = parts = returned(call, result, names)
+        if wrong := next((name for name, part in zip(names, parts, strict=True) if not isinstance(part, Mapping)), ""):
+            raise SpecError(
+                got=f"{shown(parts[names.index(wrong)])} as {wrong} from {call}()",
+                expected="a dict with a value for each agent",
+                remedy=f"correct what {call}() returns",
+            )
+        if unknown := first.keys() - self._index.keys():
+            got, expected = f"an observation of {_names(unknown)} from {call}()", f"agents of {self._names}"
+            raise SpecError(got=got, expected=expected, remedy="name all agents in possible_agents")
+        for name, part in zip(names[1:-1], others, strict=False):  # infos may be left out
+            if absent := first.keys() - part.keys():
+                expected = "those of all observed agents"
+                raise SpecError(got=f"no {name} of {_names(absent)}", expected=expected, remedy="add them in step()")
+        return parts
 
 
 class TurnGame(_PettingZooBase):
@@ -376,6 +437,8 @@ class TurnGame(_PettingZooBase):
     def _begin(self, area: _Area, seed: int | None) -> None:
         self._next_match(area)
         area.env.reset(seed=seed, options=dict(self._parameters) or None)
+        if not area.env.agents:
+            raise _no_agents()
         self._advance(area)
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
@@ -387,13 +450,31 @@ class TurnGame(_PettingZooBase):
         env = area.env
         while env.agents:
             agent = env.agent_selection
+            if agent not in env.agents:
+                got, expected = f"agent_selection {agent!r}", f"one of self.agents {env.agents}"
+                raise SpecError(got=got, expected=expected, remedy="select one of them at the end of step()")
             seen, reward, terminated, truncated, info = env.last()
             if not (terminated or truncated):
                 self._decide(area, agent, seen, info, reward)
                 return
             self._end(area, agent, seen, not terminated, reward)
             env.step(None)
-        self._begin(area, None)
+            if agent in env.agents:
+                raise SpecError(
+                    got=f"{agent!r}, which has ended, in self.agents after its step(None)",
+                    expected="an agent that leaves the game",
+                    remedy="begin step() with: if self.terminations[agent] or self.truncations[agent]: "
+                    "return self._was_dead_step(action)",
+                )
+        self._begin_next(area)
+
+
+def _names(agents: Iterable[str]) -> str:
+    return ", ".join(sorted(agents))
+
+
+def _no_agents() -> SpecError:
+    return SpecError(got="no agents after reset()", expected="some", remedy="set self.agents in reset()")
 
 
 # ---------------------------------------------------------------- spaces

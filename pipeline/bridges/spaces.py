@@ -12,15 +12,15 @@ import importlib
 import json
 import math
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.bridges.explain import place_of, wrong_value
 from sparring.pipeline.errors import NOTICE, SettingsError, install_command
 from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import ActionSpec, Array, ObservationSpec, SpecError
@@ -38,6 +38,9 @@ Convert = Callable[[Array, Array], Array]
 """Converts continuous [n, continuous] and discrete [n, branches] actions of n agents to values of a space."""
 
 GameOfSpaces = TypeVar("GameOfSpaces", bound=Game)
+
+_UNREADABLE: Final = (LookupError, TypeError, ValueError)
+"""What numpy and lookups raise for values of another form than their space."""
 
 Option = bool | int | float | str
 """An option of an environment, as a configuration or a command line gives it."""
@@ -88,15 +91,18 @@ def _wrapper(entry: Value) -> Callable[[Value], Value]:
         raise SettingsError(
             f"got wrapper {path!r}: {error}; expected a class, as package.module.Class; correct the path"
         ) from error
-    return partial(found, **{key: one for key, one in arguments.items() if key != "class"})
+    keywords = {key: one for key, one in arguments.items() if key != "class"}
 
+    def wrap(environment: Value) -> Value:
+        try:
+            return found(environment, **keywords)
+        except TypeError as error:
+            raise SettingsError(
+                f"got wrapper {path!r} with the arguments {keywords}: {error}{place_of(error)}; expected those that it "
+                "takes; write them beside its class, as {class: " + path + ", NAME: VALUE}"
+            ) from error
 
-def place_of(error: BaseException) -> str:
-    """Returns the file and line in which an error, or its cause, was raised; "" where the call itself was wrong."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return "" if last.filename.endswith(("registration.py", "video.py")) else f" ({last.filename}:{last.lineno})"
+    return wrap
 
 
 class _Leaf(NamedTuple):
@@ -106,11 +112,13 @@ class _Leaf(NamedTuple):
         spec: its spec for the trainer.
         path: keys that lead to it from an observation.
         read: converts the values of n agents to [n, *spec.shape].
+        space: the space of these values.
     """
 
     spec: ObservationSpec
     path: Path
     read: Callable[[Value], Array]
+    space: Space[Value]
 
 
 class Observations:
@@ -130,12 +138,35 @@ class Observations:
         self.specs = tuple(leaf.spec for leaf in self._leaves)
 
     def rows(self, items: Sequence[Value]) -> tuple[Array, ...]:
-        """Returns columns [n, *shape] for each observation, from one value per agent."""
-        return tuple(leaf.read([_at(item, leaf.path) for item in items]) for leaf in self._leaves)
+        """Returns columns [n, *shape] for each observation, from one value per agent.
+
+        Raises:
+            SpecError: a value is not one of the space; it is named.
+        """
+        try:
+            return tuple(leaf.read([_at(item, leaf.path) for item in items]) for leaf in self._leaves)
+        except _UNREADABLE:
+            for item in items:
+                self._check(item, lambda value: [value])
+            raise
 
     def batch(self, items: Value) -> tuple[Array, ...]:
-        """Returns the same columns from values that a vector environment has already batched."""
-        return tuple(leaf.read(_at(items, leaf.path)) for leaf in self._leaves)
+        """Returns the same columns from values that a vector environment has already batched. Raises as `rows`."""
+        try:
+            return tuple(leaf.read(_at(items, leaf.path)) for leaf in self._leaves)
+        except _UNREADABLE:
+            self._check(items, lambda values: values)
+            raise
+
+    def _check(self, item: Value, rows: Callable[[Value], Value]) -> None:
+        """Raises SpecError for the first observation in `item` whose `rows` cannot be read."""
+        for leaf in self._leaves:
+            value, is_found = item, False
+            try:
+                value, is_found = _at(item, leaf.path), True
+                leaf.read(rows(value))
+            except _UNREADABLE as error:
+                raise wrong_value(leaf.spec.name, value, leaf.space, is_found=is_found) from error
 
 
 def check_images(game: GameOfSpaces, images: str | None) -> GameOfSpaces:
@@ -192,7 +223,7 @@ def forbidden_choices(masks: Sequence[Value], spec: ActionSpec) -> NDArray[np.bo
         spec: action spec of the agents.
 
     Raises:
-        SpecError: a mask has another size than the action spec.
+        SpecError: a mask has another size than the action spec, or leaves no choice.
     """
     if not spec.discrete or all(mask is None for mask in masks):
         return None
@@ -205,6 +236,14 @@ def forbidden_choices(masks: Sequence[Value], spec: ActionSpec) -> NDArray[np.bo
             got, expected = f"an action mask of {flat.size} entries", f"{row.size} for the branches {spec.discrete}"
             raise SpecError(got=got, expected=expected, remedy="correct the mask in the environment")
         np.equal(flat, 0, out=row)
+    sizes = np.array(spec.discrete, np.int64)
+    begins = np.cumsum(sizes) - sizes
+    if np.logical_and.reduceat(result, begins, axis=1).any():
+        raise SpecError(
+            got="an action mask that forbids every choice of a branch",
+            expected=f"a legal choice, marked with 1, in each of the branches {spec.discrete}",
+            remedy="correct the mask in the environment: 1 is legal and 0 is not",
+        )
     return result
 
 
@@ -232,11 +271,16 @@ def _leaves(space: Space[Value], path: Path, brightest: int, images: set[str] | 
                     f"{NOTICE}observation {name!r}, a box of {kind}, is read as a vector of {size} numbers; the "
                     f"option images={name} reads it as an image, and images='' confirms that there is none\n"
                 )
-            yield _vector(name, path, size, lambda items: np.array(items, np.float32).reshape(len(items), size))
+            yield _Leaf(
+                ObservationSpec(name=name, shape=(size,)),
+                path,
+                lambda items: np.array(items, np.float32).reshape(len(items), size),
+                space,
+            )
         case spaces.Discrete():
-            yield _one_hot(name, path, np.array([space.n]), np.array([space.start]))
+            yield _one_hot(space, name, path, np.array([space.n]), np.array([space.start]))
         case spaces.MultiDiscrete():
-            yield _one_hot(name, path, space.nvec.ravel(), np.ravel(space.start))
+            yield _one_hot(space, name, path, space.nvec.ravel(), np.ravel(space.start))
         case _:
             raise SpecError(
                 got=f"observation {name!r} of the space {space}",
@@ -251,10 +295,6 @@ def _is_image(space: spaces.Box | spaces.MultiBinary, name: str, images: set[str
     return name in images and len(space.shape) in (2, 3)
 
 
-def _vector(name: str, path: Path, size: int, read: Callable[[Value], Array]) -> _Leaf:
-    return _Leaf(ObservationSpec(name=name, shape=(size,)), path, read)
-
-
 def _image(space: spaces.Box | spaces.MultiBinary, name: str, path: Path, brightest: int) -> _Leaf:
     """Returns an image with channels first. The channels of a square image are the odd dimension, else the smaller of
     first and last; one of two dimensions has one channel.
@@ -267,10 +307,13 @@ def _image(space: spaces.Box | spaces.MultiBinary, name: str, path: Path, bright
     spec = ObservationSpec(name=name, shape=(channels, height, width), dtype=dtype, kind="image")
 
     def read(items: Value) -> Array:
-        values = convert(items).reshape(-1, first, middle, end)
+        values = convert(items)
+        if values.shape[1:] != space.shape:
+            raise ValueError("another shape")
+        values = values.reshape(-1, first, middle, end)
         return np.ascontiguousarray(values.transpose(0, 3, 1, 2)) if last else values
 
-    return _Leaf(spec, path, read)
+    return _Leaf(spec, path, read, space)
 
 
 def _pixels(
@@ -287,8 +330,20 @@ def _pixels(
         low, high = float(space.low.min()), float(space.high.max())
         return lambda items: ((np.asarray(items, np.float64) - low) / ((high - low) or 1)).astype(np.float32), "float32"
     if brightest == 255:
-        return partial(np.asarray, dtype=np.uint8), "uint8"
-    return lambda items: _scale_bytes(np.asarray(items, np.uint8), name, brightest), "uint8"
+        return _bytes, "uint8"
+    return lambda items: _scale_bytes(_bytes(items), name, brightest), "uint8"
+
+
+def _bytes(items: Value) -> Array:
+    """Returns pixels as bytes; raises ValueError where that would change them."""
+    values = np.asarray(items)
+    if values.dtype == np.uint8:
+        return values
+    with np.errstate(invalid="ignore"):
+        pixels = values.astype(np.uint8)
+    if (pixels != values).any():
+        raise ValueError("not bytes")
+    return pixels
 
 
 def _scale_bytes(values: Array, name: str, brightest: int) -> Array:
@@ -302,17 +357,20 @@ def _scale_bytes(values: Array, name: str, brightest: int) -> Array:
     return scaled
 
 
-def _one_hot(name: str, path: Path, sizes: Array, starts: Array) -> _Leaf:
-    offsets = np.cumsum(sizes) - sizes - starts
+def _one_hot(space: Space[Value], name: str, path: Path, sizes: Array, starts: Array) -> _Leaf:
+    begins = np.cumsum(sizes) - sizes
+    offsets = begins - starts
     total = int(sizes.sum())
 
     def read(items: Value) -> Array:
         columns = np.asarray(items, np.int64).reshape(len(items), len(sizes)) + offsets
+        if ((columns < begins) | (columns >= begins + sizes)).any():
+            raise ValueError("beyond the sizes")
         values = np.zeros((len(items), total), np.float32)
         np.put_along_axis(values, columns, 1, axis=1)
         return values
 
-    return _vector(name, path, total, read)
+    return _Leaf(ObservationSpec(name=name, shape=(total,)), path, read, space)
 
 
 def _at(value: Value, path: Path) -> Value:

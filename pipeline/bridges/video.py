@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sparring.pipeline.bridges.explain import shown
 from sparring.pipeline.bridges.spaces import Value, import_optional
 from sparring.pipeline.errors import SettingsError
 
@@ -41,18 +43,21 @@ class Video:
         self._frames: list[Image] = []
         self._is_written = False
 
-    def add(self, frame: Value) -> None:
-        """Adds a frame, [height, width, 3] bytes; does nothing once the file is written.
+    def add(self, environment: Value) -> None:
+        """Adds what an environment renders, [height, width, 3] bytes; does nothing once the file is written.
 
         Raises:
-            SettingsError: the environment has rendered something else.
+            SettingsError: the environment renders something else, or nothing.
         """
         if self._is_written:
             return
+        frame = None
+        with contextlib.suppress(NotImplementedError):
+            frame = environment.render()
         pixels = np.asarray(frame)
         if pixels.ndim != 3 or pixels.shape[2] != 3:
             raise SettingsError(
-                f"got {type(frame).__name__} from the environment's render(); expected an image [height, width, 3]; "
+                f"got {shown(frame)} from the environment's render(); expected an image [height, width, 3]; "
                 "leave --video out, or add the render mode rgb_array to the environment"
             )
         image = self._images.fromarray(pixels.astype(np.uint8))

@@ -129,7 +129,8 @@ def _check_rows(behavior: str, what: str, rows: Decisions | Ends, spec: Behavior
 
 
 def _wrong_rows(behavior: str, field: str, column: Array, expected: tuple[int, ...]) -> RemoteProtocolError:
-    return _shape(behavior, field, f"{len(column)} rows, shape {column.shape},", f"{expected}, a row for each agent")
+    rows = column.shape[0] if column.shape else "no"
+    return _shape(behavior, field, f"{rows} rows, shape {column.shape},", f"{expected}, a row for each agent")
 
 
 def _check_numbers(behavior: str, field: str, column: Array, agents: NDArray[np.int64]) -> None:

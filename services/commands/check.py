@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if problems := [*problems, *long_paths(loaded.settings)]:
         sys.stderr.write("".join(f"{args.config}: {problem}\n" for problem in problems))
         return FAILED
-    described = [line for one in loaded.settings.launched for line in tryout.described(loaded.settings, one)]
+    described = [*tryout.described(args.config, loaded.settings)]
     lines = [*summary(loaded.settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
     missing = any(line.startswith((*_MISSING, tryout.REFUSED)) for line in [*lines, *described])
     verdict = "valid, but it cannot run here" if missing else "valid"

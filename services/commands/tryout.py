@@ -5,12 +5,12 @@ import re
 import subprocess
 import sys
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from sparring.pipeline.bridges.explain import traceback_of
 from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.compliance.steps import StepWatch
 from sparring.pipeline.compliance.trial import random_actions
@@ -20,7 +20,10 @@ from sparring.pipeline.messages.simulator import BehaviorReport, Step
 from sparring.pipeline.settings import Settings, SimulatorSettings, read
 from sparring.pipeline.settings.hosts import main as main_host
 from sparring.pipeline.simulation.game import Game
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec
+from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.validation import describe_report
+from sparring.services.endpoint.registration import check_network, unknown_behavior
 
 REFUSED = "not usable: simulators: "
 """Beginning of a line about a simulator that cannot be made."""
@@ -38,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--areas", type=int, default=1, metavar="N", help="copies of the environment (1)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of environment and actions (0)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the simulator; repeat")
+    parser.add_argument("--simulator", type=int, metavar="N", help="of a configuration only this one, counted from 0")
     parser.add_argument(
         "--python-path", action="append", default=[], metavar="DIR", help="where environments are imported from; repeat"
     )
@@ -55,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if args.env.endswith((".yaml", ".yml")):
         settings = read(args.env).settings
         sys.path.extend(settings.pipeline.python_path)
+        launched = settings.launched if args.simulator is None else settings.launched[args.simulator :][:1]
         named = [
-            Trial(one.name, one.areas, one.options, args.seed) for one in settings.launched if one.name is not None
+            Trial(one.name, one.areas, one.options, args.seed, settings) for one in launched if one.name is not None
         ]
         if not named:
             raise SettingsError(
@@ -81,8 +86,8 @@ def _try(trial: "Trial", steps: int) -> int:
             sys.stdout.flush()
     except SparringError:
         raise
-    except Exception:  # of the environment, which is its author's: its traceback is what helps
-        sys.stderr.write(f"{traceback.format_exc()}sparring try: {trial.name} failed at step {trial.watch.steps}\n")
+    except Exception as error:  # of the environment, which is its author's: its traceback is what helps
+        sys.stderr.write(f"{traceback_of(error)}sparring try: {trial.name} failed {trial.moment}\n")
         return FAILED
     finally:
         trial.close()
@@ -99,14 +104,17 @@ class Trial:
         areas: copies of the environment.
         options: of the simulator.
         seed: of the simulator and of the actions.
+        settings: of a run that would have to accept its behaviors; None for no run.
 
     Attributes:
         name: of the simulator, for messages.
         watch: checks what it reports.
     """
 
-    def __init__(self, name: str, areas: int, options: Mapping[str, Option], seed: int) -> None:
-        self._made_from, self._seed = (name, areas, options), seed
+    def __init__(
+        self, name: str, areas: int, options: Mapping[str, Option], seed: int, settings: Settings | None = None
+    ) -> None:
+        self._made_from, self._seed, self._settings = (name, areas, options), seed, settings
         self._game: Game | None = None
         self._returns: defaultdict[tuple[str, int], float] = defaultdict(float)
         self._ended: list[float] = []
@@ -125,6 +133,8 @@ class Trial:
         game = self._game = make(name, areas, **options)
         reports = game.reset({}, self._seed)
         specs = dict(game.behaviors())
+        if self._settings is not None:
+            _check_specs(specs, self._settings)
         self.watch.connected(specs)
         for report in reports:
             yield f"  {report.behavior}: {describe_report(report, specs[report.behavior])}"
@@ -145,6 +155,13 @@ class Trial:
             reports = game.step(actions)
         if steps and self._follow(reports):
             yield from self._summary(steps, decided, time.perf_counter() - began)
+
+    @property
+    def moment(self) -> str:
+        """How far it has come, for messages."""
+        if self._game is None:
+            return "while it was made"
+        return f"at step {self.watch.steps}" if self.watch.steps else "at its reset"
 
     def close(self) -> None:
         """Closes the simulator."""
@@ -179,15 +196,35 @@ class Trial:
         )
 
 
-def described(settings: Settings, simulator: SimulatorSettings) -> Iterator[str]:
-    """Yields what a simulator that a configuration starts here is like, line by line, or why it cannot be made.
+def _check_specs(specs: Mapping[str, BehaviorSpec], settings: Settings) -> None:
+    """Rejects behaviors that a run with these settings would reject.
+
+    Raises:
+        RemoteProtocolError: one is unknown, exceeds a limit, or needs an unsupported network.
+    """
+    check_behaviors(specs, 0, settings.pipeline.limits)
+    for text, spec in specs.items():
+        name = BehaviorId.parse(text).name
+        behavior = settings.behaviors.get(name, settings.unnamed)
+        if behavior is None:
+            raise unknown_behavior(text, settings.behaviors)
+        check_network(name, spec, behavior)
+
+
+def described(config: str, settings: Settings) -> Iterator[str]:
+    """Yields what the simulators that a configuration starts here are like, line by line, or why it cannot use them."""
+    for number, simulator in enumerate(settings.launched):
+        yield from _described(config, settings, number, simulator)
+
+
+def _described(config: str, settings: Settings, number: int, simulator: SimulatorSettings) -> Iterator[str]:
+    """Yields what one of them is like.
 
     An environment is code of others, so it is made in a process of its own; a game of another engine is not started.
     """
     if simulator.name in (None, "unity", "godot") or simulator.host not in (None, main_host(settings.pipeline.hosts)):
         return
-    command = [sys.executable, "-P", "-m", "sparring", "try", str(simulator.name), "--steps", "0", *simulator.words({})]
-    command += [word for folder in settings.pipeline.python_path for word in ("--python-path", folder)]
+    command = [sys.executable, "-P", "-m", "sparring", "try", config, "--simulator", str(number), "--steps", "0"]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TRIAL_S
@@ -197,7 +234,8 @@ def described(settings: Settings, simulator: SimulatorSettings) -> Iterator[str]
         yield f"{REFUSED}{simulator.name}: no answer within {_TRIAL_S:g} s"
         return
     if done.returncode:
-        yield REFUSED + " | ".join([str(simulator.name), *lines[-4:]])
+        told = lines[-2:] if lines and lines[-1].startswith("sparring try:") else lines[-1:]
+        yield REFUSED + " | ".join([str(simulator.name), *told])
         return
     yield from (f"warning: {line.removeprefix(NOTICE)}" for line in lines if line.startswith(NOTICE))
     yield from done.stdout.splitlines()

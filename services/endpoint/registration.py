@@ -135,12 +135,21 @@ def check_known(
                 expected=f"{sorted(missing)} too, which self_play.opponents names",
                 remedy="name them in Hello and play them when asked, or take them from the configuration",
             )
-        try:
-            refuse_unsupported(spec, settings.network_settings)
-        except Unsupported as error:
-            got, expected, remedy = f"{error.got} in behavior {name}", error.expected, error.remedy
-            raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
+        check_network(name, spec, settings)
     return new
+
+
+def check_network(name: str, spec: BehaviorSpec, settings: BehaviorSettings) -> None:
+    """Rejects a spec for which its behavior's settings build no network.
+
+    Raises:
+        RemoteProtocolError: names the observation or setting.
+    """
+    try:
+        refuse_unsupported(spec, settings.network_settings)
+    except Unsupported as error:
+        got, expected, remedy = f"{error.got} in behavior {name}", error.expected, error.remedy
+        raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
 
 
 def _requirements(
@@ -153,15 +162,21 @@ def _requirements(
             return known[name], unnamed.scripts
         return known[name], context.scripts.get(name, frozenset())
     if unnamed is None:
-        raise RemoteProtocolError(
-            "unknown_behavior",
-            got=f"behavior {text!r}",
-            expected=f"one of {sorted(known)}",
-            remedy=f"write `{name}: {{}}` below `behaviors` of the configuration, or default_settings, which "
-            "count for any other name; or correct the name in the simulator",
-        )
+        raise unknown_behavior(text, known)
     check_unnamed(name, len(unnamed.added) + new.index(name), context.settings.limits.unnamed_behaviors)
     return unnamed.settings, unnamed.scripts
+
+
+def unknown_behavior(text: str, known: Iterable[str]) -> RemoteProtocolError:
+    """Returns the error of a behavior id whose name the configuration does not have."""
+    name = BehaviorId.parse(text).name
+    return RemoteProtocolError(
+        "unknown_behavior",
+        got=f"behavior {text!r}",
+        expected=f"one of {sorted(known)}",
+        remedy=f"write `{name}: {{}}` below `behaviors` of the configuration, or default_settings, which "
+        "count for any other name; or correct the name in the simulator (option behavior of a bridge)",
+    )
 
 
 def add_names(names: Sequence[str], context: ServerContext) -> None:

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from sparring.pipeline.bridges.explain import traceback_of
 from sparring.pipeline.errors import FAILED, UNUSABLE, RemoteProtocolError, SettingsError, SparringError
 from sparring.pipeline.games.registry import NAMES, make, parse_options
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
@@ -102,6 +103,9 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(f"sparring simulator {args.name}: {error}\n")
         refused = isinstance(error, RemoteProtocolError) and error.code in _REFUSALS
         return UNUSABLE if refused or isinstance(error, SettingsError | SpecError) else FAILED
+    except Exception as error:  # of an environment
+        sys.stderr.write(traceback_of(error))
+        return FAILED
     line = {"simulator": args.name, "number": number, "steps": result.steps, "reason": result.reason}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

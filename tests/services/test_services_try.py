@@ -91,6 +91,8 @@ def test_failure_of_an_environment_is_shown_with_file_and_line(
     err = capsys.readouterr().err
     assert f'{tmp_path / "board_b.py"}", line 19' in err
     assert "sparring try: board_b:board_b-v0 failed at step 3" in err
+    assert f"({tmp_path / 'board_b.py'}:19)\n" in err
+    assert "tryout.py" not in err
 
 
 CONFIGURATION = """
@@ -98,19 +100,32 @@ behaviors: {board_c: {max_steps: 100}}
 simulators: [{name: gymnasium, options: {env_id: "board_c:board_c-v0"%s}}]
 """
 
+MATCH3 = "network_settings: {vis_encode_type: match3}"  # for images of 6 x 7
+
 
 def test_check_shows_what_is_read_and_refuses_what_cannot_be_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The environment runs in a process of its own, beside the configuration."""
     file = tmp_path / "board.yaml"
-    file.write_text(CONFIGURATION % ", images: observation")
+    file.write_text((CONFIGURATION % ", images: observation").replace("max_steps: 100", MATCH3))
     assert main(["check", str(file)]) == 1
     assert "not usable: simulators: gymnasium | " in (out := capsys.readouterr().out)
     assert "No module named 'board_c'" in out
     environment(tmp_path, "board_c")
     assert main(["check", str(file)]) == 0
     assert "  board_c?team=0: agents 1; observations observation: image 2 x 6 x 7" in capsys.readouterr().out
+    for wrong, explained in (
+        (("{board_c:", "{broad_c:"), "got behavior 'board_c?team=0'; expected one of ['broad_c']"),
+        (("max_steps: 100", "network_settings: {vis_encode_type: resnet}"), "got image 'observation' of 6 x 7 pixels"),
+        (("simulators:", "pipeline: {limits: {observation_bytes: 99}}\nsimulators:"), "got observations of 336 bytes"),
+    ):
+        file.write_text((CONFIGURATION % ", images: observation").replace(*wrong))
+        assert main(["try", str(file), "--steps", "0"]) == 1
+        assert explained in capsys.readouterr().err
+    file.write_text((CONFIGURATION % "").replace("{board_c:", "{broad_c:"))
+    assert main(["check", str(file)]) == 1
+    assert "not usable: simulators: gymnasium | sparring: got behavior 'board_c?team=0'" in capsys.readouterr().out
     file.write_text(CONFIGURATION % "")
     assert main(["check", str(file)]) == 0
     assert "warning: observation 'observation', a box of (6, 7, 2) int8, is read" in capsys.readouterr().out

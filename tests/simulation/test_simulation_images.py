@@ -137,6 +137,10 @@ class Screen(gymnasium.Env[Any, Any]):
         return np.full((8, 8, 3), 60 * self.time, np.uint8) if self.result == "image" else None
 
 
+class Blind(Screen):
+    render = gymnasium.Env.render  # which is not implemented
+
+
 class Brighter(gymnasium.ObservationWrapper[Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], by: int, *, times: int = 1) -> None:
         super().__init__(env)
@@ -215,12 +219,13 @@ def test_a_video_shows_the_first_area_from_its_first_frame(tmp_path: Path) -> No
 
 def test_a_video_is_bounded_and_of_the_first_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "video.gif"
-    video = Video(str(file), 30)
+    video, screen = Video(str(file), 30), Screen()
     for number in range(MOST_FRAMES):
         assert not file.exists()
-        video.add(np.full((2, 2, 3), number % 256, np.uint8))
+        screen.time = number % 4
+        video.add(screen)
     written = file.stat().st_mtime_ns
-    video.add(np.zeros((2, 2, 3), np.uint8))
+    video.add(screen)
     video.close()
     assert file.stat().st_mtime_ns == written
     monkeypatch.setenv("SPARRING_NUMBER", "1")
@@ -231,9 +236,13 @@ def test_a_video_is_bounded_and_of_the_first_simulator(tmp_path: Path, monkeypat
 
 
 def test_an_environment_that_does_not_render_is_refused(tmp_path: Path) -> None:
-    game = make_gymnasium("ScreenOfATest-v0", 1, video=str(tmp_path / "video.gif"), result="nothing")
-    with pytest.raises(SettingsError, match=r"got NoneType from the environment's render\(\); expected an image"):
-        play(game, 1)
+    blind = GymnasiumGame("a", [Blind()], video=Video(str(tmp_path / "video.gif"), 30))
+    silent = make_gymnasium("ScreenOfATest-v0", 1, video=str(tmp_path / "video.gif"), result="nothing")
+    for game in (silent, blind):
+        with pytest.raises(
+            SettingsError, match=r"got None \(NoneType\) from the environment's render\(\); expected an"
+        ):
+            play(game, 1)
 
 
 class Broken(gymnasium.Env[Any, Any]):

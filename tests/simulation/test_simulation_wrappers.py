@@ -103,12 +103,14 @@ def test_naming_the_module_makes_the_environment_of_a_package_available(
 @pytest.mark.parametrize("areas", [1, 9])
 def test_a_missing_package_is_named(env_id: str, areas: int) -> None:
     """This holds for both forms of vectorization."""
-    with pytest.raises(SettingsError, match=r"got environment .*no_such_package.*; expected .*; check the id"):
+    with pytest.raises(
+        SettingsError, match=r"got environment .*no_such_package.*; expected a module .*; correct the name"
+    ):
         make_gymnasium(env_id, areas)
 
 
 def test_a_module_without_that_environment_is_refused(module: str) -> None:
-    with pytest.raises(SettingsError, match=r"got environment .*Tunnel-v0.*; expected .*; check the id"):
+    with pytest.raises(SettingsError, match=r"got environment .*Tunnel-v0.*; expected a registered id; correct it"):
         make_gymnasium(f"{module}:{module}/Tunnel-v0")
 
 
@@ -159,9 +161,11 @@ def test_a_missing_wrapper_is_named(path: str) -> None:
 
 
 def test_a_wrapper_that_needs_more_than_the_environment_is_refused() -> None:
-    """`TimeLimit` needs a limit, which cannot be given."""
+    """`TimeLimit` needs a limit; the error names the wrapper and how it gets one."""
     assert TimeLimit.__module__.startswith("gymnasium.wrappers")
-    with pytest.raises(SettingsError, match=r"got environment 'CartPole-v1'.*max_episode_steps.*; expected "):
+    with pytest.raises(
+        SettingsError, match=r"got wrapper 'gymnasium.*TimeLimit'.*max_episode_steps.*; expected .* NAME:"
+    ):
         make_gymnasium("CartPole-v1", wrappers="gymnasium.wrappers.TimeLimit")
 
 

@@ -1,0 +1,333 @@
+"""Mistakes in an environment are explained in its author's words: what it has returned, and what its space says."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from pettingzoo import AECEnv, ParallelEnv
+
+from sparring.pipeline.bridges.explain import traceback_of
+from sparring.pipeline.bridges.gymnasium import GymnasiumGame, NativeGame, make_gymnasium
+from sparring.pipeline.bridges.pettingzoo import make_pettingzoo
+from sparring.pipeline.bridges.spaces import Observations, forbidden_choices, read_wrappers
+from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.messages.simulator import BehaviorActions
+from sparring.pipeline.specs import ActionSpec, SpecError
+
+IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "explained"),
+    [
+        (spaces.Dict(a=spaces.Discrete(2)), {"b": 0}, r"got a dict with the keys b without the observation 'a'"),
+        (spaces.Dict(a=spaces.Discrete(2)), None, r"got None \(NoneType\) without the observation 'a'"),
+        (spaces.Discrete(5), 5, r"got 5 \(int\) as observation 'observation'; expected .* Discrete\(5\)"),
+        (spaces.Discrete(5), -1, "got -1"),
+        (spaces.MultiDiscrete([2, 2]), np.array([2, 0]), r"got an array \(2,\) of int64 with values from 0 to 2"),
+        (spaces.Box(0, 1, (2,)), np.zeros(3), r"got an array \(3,\) of float64 .* expected .* \(2,\)"),
+        (IMAGE, np.zeros((3, 8, 8), np.uint8), r"got an array \(3, 8, 8\) of uint8"),
+        (IMAGE, np.full((8, 8, 3), 0.5), r"float64 with values from 0.5 to 0.5"),
+        (IMAGE, np.full((8, 8, 3), 300), "with values from 300 to 300"),
+    ],
+)
+def test_a_value_that_its_space_does_not_have_is_shown(space: spaces.Space[Any], value: Any, explained: str) -> None:
+    with pytest.raises(SpecError, match=explained):
+        Observations(space).rows([value])
+
+
+def test_whole_numbers_of_other_types_are_pixels() -> None:
+    np.testing.assert_array_equal(Observations(IMAGE).rows([np.full((8, 8, 3), 255.0)])[0], 255)
+
+
+def test_a_mask_leaves_a_choice_in_each_branch() -> None:
+    with pytest.raises(SpecError, match="forbids every choice of a branch"):
+        forbidden_choices([[1, 0, 0, 0]], ActionSpec(discrete=(2, 2)))
+
+
+# ---------------------------------------------------------------- Gymnasium
+
+
+class Returns(gymnasium.Env[Any, Any]):
+    """Returns what it is given from reset and step."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+    def __init__(self, begun: Any, stepped: Any = None) -> None:
+        self.begun, self.stepped = begun, stepped
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self.begun
+
+    def step(self, action: Any) -> Any:
+        return self.stepped
+
+
+ZERO = np.zeros(1, np.float32)
+
+
+def chosen(behavior: str, *agents: int) -> dict[str, BehaviorActions]:
+    n = len(agents)
+    continuous, discrete = np.zeros((n, 0), np.float32), np.ones((n, 1), np.int32)
+    numbers = np.array(agents, np.int64)
+    return {behavior: BehaviorActions(behavior=behavior, agents=numbers, continuous=continuous, discrete=discrete)}
+
+
+def test_what_a_gymnasium_environment_returns_is_checked() -> None:
+    with pytest.raises(SpecError, match=r"from reset\(\); expected a tuple of 2: observation, info"):
+        GymnasiumGame("a", [Returns(ZERO)]).reset({}, 0)
+    for stepped, explained in (
+        (
+            (ZERO, 0.0, False, {}),
+            r"got a tuple of 4 \(ndarray, float, bool, dict\) from step\(\); expected a tuple of 5",
+        ),
+        ((ZERO, "good", False, False, {}), r"got 'good' \(str\) as reward; expected a number"),
+    ):
+        game = GymnasiumGame("a", [Returns((ZERO, {}), stepped)])
+        game.reset({}, 0)
+        with pytest.raises(SpecError, match=explained):
+            game.step(chosen("a?team=0", 0))
+
+
+class ReturnsMany(VectorEnv[Any, Any, Any]):
+    """Returns rewards, ends and infos that it is given, for two areas."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+    num_envs, single_observation_space, single_action_space = 2, spaces.Box(0, 1, (1,)), spaces.Discrete(3)
+
+    def __init__(self, reward: Any, terminated: Any, info: Any) -> None:
+        self.returned = reward, terminated, np.zeros(2, bool), info
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros((2, 1)), self.returned[-1]
+
+    def step(self, actions: Any) -> Any:
+        return np.zeros((2, 1)), *self.returned
+
+
+NO, BOTH = np.zeros(2, bool), np.zeros(2)
+
+
+def test_what_a_vectorized_environment_returns_is_checked() -> None:
+    for returned, explained in (
+        ((0.5, NO, {}), r"got 0.5 \(float\) as reward; expected an array \(2,\), an entry for each area"),
+        ((BOTH, np.True_, {}), "as terminated; expected an array"),
+    ):
+        game = NativeGame("a", ReturnsMany(*returned))
+        game.reset({}, 0)
+        with pytest.raises(SpecError, match=explained):
+            game.step(chosen("a?team=0", 0, 1))
+    with pytest.raises(SpecError, match=r"as info\['action_mask'\]; expected 2 masks"):
+        NativeGame("a", ReturnsMany(BOTH, NO, {"action_mask": np.ones(3)})).reset({}, 0)
+
+
+def test_masks_of_a_vectorized_environment_count() -> None:
+    """An area that has ended has none in that step; an area without an entry of `_action_mask` may do all."""
+    masks = np.array([[1, 0, 1], [1, 1, 0]])
+    game = NativeGame("a", ReturnsMany(BOTH, np.array([True, False]), {"action_mask": masks}))
+    (report,) = game.reset({}, 0)
+    assert report.decisions is not None
+    np.testing.assert_array_equal(report.decisions.masks, masks == 0)
+    (report,) = game.step(chosen("a?team=0", 0, 1))
+    assert report.decisions is not None
+    np.testing.assert_array_equal(report.decisions.masks, [[False, False, True]])
+    game = NativeGame("a", ReturnsMany(BOTH, NO, {"action_mask": masks, "_action_mask": np.array([False, True])}))
+    (report,) = game.reset({}, 0)
+    assert report.decisions is not None
+    np.testing.assert_array_equal(report.decisions.masks, [[False, False, False], [False, False, True]])
+
+
+def test_what_cannot_be_made_has_the_remedy_for_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    for env_id, options, explained in (
+        ("Nowhere-v0", {}, "expected a registered id; .* or write MODULE:Nowhere-v0"),
+        ("nomodule:A-v0", {}, "No module named 'nomodule'.*expected a module that is installed, beside"),
+        ("CartPole-v1", {"gravitty": 9}, "'gravitty'.*expected an environment that takes its options"),
+    ):
+        with pytest.raises(SettingsError, match=explained):
+            make_gymnasium(env_id, **options)
+    with pytest.raises(SettingsError, match=r"'steps'.*; expected those that it takes"):
+        read_wrappers('[{"class": "gymnasium.wrappers.TimeLimit", "steps": 3}]')[0](Returns(None))
+    monkeypatch.setitem(__import__("sys").modules, "nothing_here", ModuleType("nothing_here"))
+    with pytest.raises(SettingsError, match="nothing_here:ID for an environment of Gymnasium"):
+        make_pettingzoo("nothing_here")
+
+
+def test_an_id_without_a_version_names_its_behavior() -> None:
+    gymnasium.register("Bare", lambda: Returns((ZERO, {})))
+    assert make_gymnasium(f"{__name__}:Bare").name == "Bare"
+
+
+# ---------------------------------------------------------------- PettingZoo
+
+
+class Pair(ParallelEnv[str, Any, Any]):
+    """Two agents whose episode lasts two steps; `spoil` changes what reset and step return."""
+
+    metadata = {"name": "pair"}  # noqa: RUF012
+    possible_agents = ["a", "b"]  # noqa: RUF012
+
+    def __init__(self, spoil: Any) -> None:
+        self.spoil = spoil
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 1, (1,))
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        self.agents, self.steps = ["a", "b"], 0
+        return self.spoil(self, dict.fromkeys(self.agents, ZERO), {})
+
+    def step(self, actions: Any) -> Any:
+        self.steps += 1
+        over = dict.fromkeys("ab", self.steps == 2)
+        if self.steps == 2:
+            self.agents = []
+        return self.spoil(
+            self, *(dict.fromkeys("ab", one) for one in (ZERO, 1.0)), over, dict.fromkeys("ab", False), {}
+        )
+
+
+def _none_ends(env: Pair, *parts: Any) -> Any:
+    if not env.agents:
+        parts[2].update(a=False, b=False)
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("spoil", "explained"),
+    [
+        (lambda env, *parts: parts[0], r"got a dict with the keys a, b from reset\(\)"),
+        (lambda env, *parts: ({}, {}), r"got no agents after reset\(\)"),
+        (lambda env, *parts: ({**parts[0], "c": ZERO}, *parts[1:]), "got an observation of c.*possible_agents"),
+        (lambda env, *parts: (parts[0], 1.0, *parts[2:]) if parts[2:] else parts, r"got 1.0 \(float\) as rewards from"),
+        (lambda env, *parts: (parts[0], {"a": 1.0}, *parts[2:]) if parts[2:] else parts, "got no rewards of b"),
+        (
+            lambda env, *parts: ({"a": ZERO}, *parts[1:]) if parts[2:] else parts,
+            "got no observation of b, which has not",
+        ),
+        (_none_ends, "got an episode that is over, because self.agents is empty, without an end of a, b"),
+    ],
+)
+def test_what_a_parallel_environment_returns_is_checked(
+    spoil: Any, explained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SpecError, match=explained):
+        play(lambda **_: Pair(spoil), "parallel_env", monkeypatch)
+
+
+def test_an_episode_without_living_agents_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some environments leave agents that have ended in `agents`, where no agent would ever act again."""
+
+    def leave(env: Pair, *parts: Any) -> Any:
+        env.agents = ["a", "b"]
+        return parts
+
+    assert play(lambda **_: Pair(leave), "parallel_env", monkeypatch) == [2, 2, 2, 2]
+
+
+class Turns(AECEnv[str, Any, Any]):
+    """Two agents in turn, with masks; the episode ends after two turns."""
+
+    metadata = {"name": "turns"}  # noqa: RUF012
+    possible_agents = ["a", "b"]  # noqa: RUF012
+
+    def __init__(self, mistake: str) -> None:
+        self.mistake = mistake
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Dict(observation=spaces.Box(0, 1, (1,)), action_mask=spaces.Box(0, 1, (2,), np.int8))
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: Any = None, options: Any = None) -> None:
+        self.agents = [] if self.mistake == "none" else ["a", "b"]
+        self.rewards, self._cumulative_rewards = dict.fromkeys("ab", 0.0), dict.fromkeys("ab", 0.0)
+        self.terminations, self.truncations = dict.fromkeys("ab", False), dict.fromkeys("ab", False)
+        self.infos: dict[str, Any] = {"a": {}, "b": {}}
+        self.agent_selection, self.turns = "a", 0
+
+    def observe(self, agent: str) -> Any:
+        return {"observation": ZERO} | ({} if self.mistake == "mask" else {"action_mask": np.ones(2, np.int8)})
+
+    def step(self, action: Any) -> None:
+        if self.terminations[self.agent_selection]:
+            if self.mistake != "dead":
+                self._was_dead_step(action)
+            return
+        self.turns += 1
+        self.agent_selection = "ab"[self.turns % 2] if self.mistake != "selection" else "c"
+        self.terminations = dict.fromkeys("ab", self.turns == 2)
+        if self.mistake == "empty" and self.turns == 2:
+            self.agents = []
+
+
+@pytest.mark.parametrize(
+    ("mistake", "explained"),
+    [
+        ("none", r"got no agents after reset\(\)"),
+        (
+            "mask",
+            "got a dict with the keys observation as what 'a' observes; expected a dict with the key 'action_mask'",
+        ),
+        ("dead", r"got 'a', which has ended, in self.agents after its step\(None\).*_was_dead_step"),
+        ("selection", "got agent_selection 'c'; expected one of self.agents"),
+        ("empty", "got an episode that is over, because self.agents is empty, without an end of a, b"),
+    ],
+)
+def test_mistakes_of_an_environment_in_turns_are_explained(
+    mistake: str, explained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert play(lambda **_: Turns(""), "env", monkeypatch) == [1, 1, 1, 1]
+    with pytest.raises(SpecError, match=explained):
+        play(lambda **_: Turns(mistake), "env", monkeypatch)
+
+
+def play(make: Any, form: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Plays four steps; returns how many agents decided after each."""
+    module = ModuleType("mistaken")
+    setattr(module, form, make)
+    monkeypatch.setitem(__import__("sys").modules, "mistaken", module)
+    game, decided = make_pettingzoo("mistaken"), []
+    reports = game.reset({}, 0)
+    for _ in range(4):
+        reports = game.step(chosen("mistaken?team=0", *(reports[0].decisions.agents if reports[0].decisions else ())))
+        decided.append(sum(len(report.decisions.agents) for report in reports if report.decisions is not None))
+    return decided
+
+
+# ---------------------------------------------------------------- errors that it raises
+
+
+class Broken(Returns):
+    """Fails in a library that its reset calls."""
+
+    def reset(self, **_: Any) -> Any:
+        return np.reshape(np.zeros(3), (2, 2))
+
+
+def test_a_traceback_begins_in_the_code_of_the_author_and_ends_with_its_place() -> None:
+    with pytest.raises(ValueError, match="cannot reshape") as caught:
+        GymnasiumGame("a", [Broken(None)]).reset({}, 0)
+    caught.value.__traceback__ = caught.tb.tb_next  # without this test, whose code is the author's here
+    head, first, *_, last = traceback_of(caught.value).splitlines()
+    assert head == "Traceback (most recent call last):"
+    assert f'"{__file__}", line' in first
+    assert first.endswith("in reset")
+    assert last.startswith("ValueError: cannot reshape")
+    assert f"({__file__}:" in last
+
+
+def test_the_traceback_of_an_error_of_sparring_is_whole() -> None:
+    with pytest.raises(AttributeError) as caught:
+        read_wrappers(None)  # type: ignore[arg-type]
+    caught.value.__traceback__ = caught.tb.tb_next
+    assert "spaces.py" in traceback_of(caught.value)
