@@ -19,6 +19,7 @@ import contextlib
 import json
 import math
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -162,7 +163,7 @@ def run(folder: Path, minutes: float, every_s: float, seeds: list[int], limit_s:
                 one.kill_one(chance)
         if time.monotonic() - began > limit_s:
             for one in runs:
-                one.training.process.terminate()
+                one.training.process.send_signal(signal.SIGTERM)
             break
     return runs
 

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -35,6 +36,7 @@ from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
+from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
@@ -53,7 +55,7 @@ class Layer(NamedTuple):
     first: bool = False
 
 
-def settings_of(trainer: str, batch: int, units: int) -> TrainerSettings:
+def settings_of(trainer: Literal["ppo", "poca"], batch: int, units: int) -> TrainerSettings:
     """Returns the settings of a case."""
     return TrainerSettings(
         trainer_type=trainer,
@@ -107,7 +109,7 @@ def ppo() -> tuple[Callable[[], object], Callable[[], None], int]:
     """Returns an update of PPO, its products and its number of minibatches."""
     batch, settings = 64, settings_of("ppo", 64, 128)
     made = learner.segments_of(
-        Learner("Bench", learner.SPEC, settings, seed=1), learner.SPEC, STEPS, 64, learner.np.random.default_rng(1)
+        Learner("Bench", learner.SPEC, settings, seed=1), learner.SPEC, STEPS, 64, np.random.default_rng(1)
     )
     algorithm = build("Bench", learner.SPEC, settings, torch.Generator().manual_seed(1))[0]
     assert isinstance(algorithm, PPO)
@@ -146,7 +148,7 @@ def poca() -> tuple[Callable[[], object], Callable[[], None], int]:
     )
 
 
-def batch_of(made: groups.Segments, *, together: bool) -> Batch:
+def batch_of(made: Segments, *, together: bool) -> Batch:
     """Returns segments as a batch."""
     buffer = SegmentBuffer(groups=together)
     buffer.add(made)
