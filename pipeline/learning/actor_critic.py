@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import Memories, Recurrence, RecurrentState, Tracks, in_parts, rows_at_once
-from sparring.pipeline.learning.optimizer import BackwardFn
+from sparring.pipeline.learning.optimizer import BackwardFn, backpropagate
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.networks.actor import Actor, Critic
 from sparring.pipeline.networks.arrays import previous_features
@@ -153,7 +153,7 @@ class AgentNetworks(ActorCritic):
         if self.actor.plain and (self.critic is None or self.critic.plain):
             return self._run_perceptrons(inputs)
         with torch.enable_grad():
-            return *self.both(inputs, state), torch.autograd.backward
+            return *self.both(inputs, state), backpropagate
 
     @torch.no_grad()
     def estimate(self, prepared: Prepared, batch: Batch) -> Estimates:

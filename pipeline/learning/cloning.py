@@ -32,7 +32,7 @@ from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.losses import UpdateReport, lags
 from sparring.pipeline.learning.minibatches import shuffled_parts
-from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.optimizer import AVERAGES, Adam, fused_adam
 from sparring.pipeline.learning.settings import Coefficients, TrainerSettings, scheduled
 from sparring.pipeline.learning.signals import Signals
 from sparring.pipeline.networks.actor import Actor
@@ -42,7 +42,6 @@ from sparring.pipeline.networks.distributions import logits_of
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.layers import Layout
 
-_AVERAGES: Final = ("exp_avg", "exp_avg_sq")
 _OVER: Final = 1e-10
 _LEAST_LOG_SIGMA: Final = math.log(1 / 20)
 
@@ -80,19 +79,22 @@ class Cloning:
         self._first, self._lengths = sequences.divide(lengths, max(1, self._length))
         self._previous = self._previous_actions() if actor.encoder.previous else None
         self._parameters = list(actor.parameters())
-        self._optimizer = torch.optim.Adam(self._parameters, lr=self._hyper.learning_rate)
-        self.moments: dict[str, Tensor] = {}
-        for at, parameter in enumerate(self._parameters):
-            own = {"step": torch.zeros(()), **{name: torch.zeros_like(parameter) for name in _AVERAGES}}
-            self._optimizer.state[parameter] = own
-            self.moments |= {f"{at}.{name}": moment for name, moment in own.items()}
+        self.learning_rate = self._hyper.learning_rate
+        steps = [parameter.new_zeros(()) for parameter in self._parameters]
+        averages = [[torch.zeros_like(parameter) for parameter in self._parameters] for _ in AVERAGES]
+        self._state = steps, averages
+        self.moments = {
+            f"{at}.{name}": moment
+            for name, column in zip(("step", *AVERAGES), (steps, *averages), strict=True)
+            for at, moment in enumerate(column)
+        }
 
     def update(self, trained: int) -> dict[str, float]:
         """Trains, after `trained` steps of training; returns what to publish, nothing once cloning has stopped."""
         rate = self._rate(trained)
         if rate <= _OVER:
             return {}
-        self._optimizer.param_groups[0]["lr"] = rate
+        self.learning_rate = rate
         encoder = self.actor.encoder
         inputs = encoder.prepare(encoder.join(self.demonstrations.observations), self._previous)
         losses = [
@@ -128,14 +130,18 @@ class Cloning:
         loss = imitation_loss(actor, head_BH, *demonstrated)
         if self._alone:
             loss = loss + deviation_loss(actor, head_BH.detach(), demonstrated[0])
-        for parameter in self._parameters:
-            assert parameter.grad is not None
-            parameter.grad.zero_()
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]  # each has one
+        for gradient in gradients:
+            gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        total = sum(parameter.grad.sum().item() for parameter in self._parameters if parameter.grad is not None)
-        if not math.isfinite(total):
+        if not math.isfinite(sum(gradient.sum().item() for gradient in gradients)):
             return None
-        self._optimizer.step()
+        steps, averages = self._state
+        largest: list[Tensor] = []  # of AMSGrad alone
+        with torch.no_grad():
+            for step in steps:
+                step.add_(1)
+            fused_adam(self._parameters, gradients, *averages, largest, steps, lr=self.learning_rate, eps=1e-8)
         return loss.item()
 
     def _minibatches(self) -> Iterator[tuple[Tensor, Layout | None]]:

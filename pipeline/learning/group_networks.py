@@ -20,7 +20,7 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import Memories, RecurrentState, Tracks, in_parts
-from sparring.pipeline.learning.optimizer import BackwardFn
+from sparring.pipeline.learning.optimizer import BackwardFn, backpropagate
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import TeammateSegments
 from sparring.pipeline.networks.actor import Actor
@@ -327,7 +327,7 @@ class GroupNetworks(ActorCritic):
         with torch.enable_grad():
             head = self.actor(inputs, layout, memory)
             values, baselines, _ = self.critic.remember(critic.members, critic.state)
-        return head, values, baselines, torch.autograd.backward
+        return head, values, baselines, backpropagate
 
     @torch.no_grad()
     def estimate(self, prepared: PreparedGroups, batch: Batch) -> GroupEstimates:

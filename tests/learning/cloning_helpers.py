@@ -59,7 +59,7 @@ def record_minibatches(one: Cloning, monkeypatch: pytest.MonkeyPatch) -> list[tu
     plain = one._step
 
     def step(inputs: Any, rows: Any, layout: Any) -> Any:
-        seen.append((rows.numpy(), one._optimizer.param_groups[0]["lr"]))
+        seen.append((rows.numpy(), one.learning_rate))
         return plain(inputs, rows, layout)
 
     monkeypatch.setattr(one, "_step", step)
