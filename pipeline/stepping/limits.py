@@ -3,14 +3,15 @@
 `docs/security.md` says what each limit prevents.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sparring.pipeline.errors import RemoteProtocolError, too_large
 from sparring.pipeline.messages.codec import SIMULATORS, Limits
-from sparring.pipeline.specs import BehaviorSpec, names_a_folder
+from sparring.pipeline.networks.settings import NetworkSettings, Unsupported, refuse_unsupported
+from sparring.pipeline.specs import BehaviorId, BehaviorSpec, names_a_folder
 
 HELLO: Final = Limits(total=2**18, header=2**18, arrays=SIMULATORS.arrays)
 """Limits of the first message, whose sender is not authenticated yet."""
@@ -125,3 +126,28 @@ def check_unnamed(name: str, known: int, limit: int) -> None:
     if known >= limit:
         got = f"behavior {name!r} beside {known} that the configuration does not name"
         raise too_large(got, limit, "limits.unnamed_behaviors", "list those to be trained below `behaviors`")
+
+
+def check_network(name: str, spec: BehaviorSpec, settings: NetworkSettings) -> None:
+    """Rejects a spec for which the settings of its behavior build no network.
+
+    Raises:
+        RemoteProtocolError: names the observation or setting.
+    """
+    try:
+        refuse_unsupported(spec, settings)
+    except Unsupported as error:
+        got, expected, remedy = f"{error.got} in behavior {name}", error.expected, error.remedy
+        raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
+
+
+def unknown_behavior(text: str, known: Iterable[str]) -> RemoteProtocolError:
+    """Returns the error of a behavior id whose name the configuration does not have."""
+    name = BehaviorId.parse(text).name
+    return RemoteProtocolError(
+        "unknown_behavior",
+        got=f"behavior {text!r}",
+        expected=f"one of {sorted(known)}",
+        remedy=f"write `{name}: {{}}` below `behaviors` of the configuration, or default_settings, which "
+        "count for any other name; or correct the name in the simulator (option behavior of a bridge)",
+    )

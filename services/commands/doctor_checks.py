@@ -22,7 +22,7 @@ State = Literal["ok", "warn", "bad"]
 STATES: Final[Sequence[State]] = ("ok", "warn", "bad")
 
 _GIB: Final = 2**30
-_PUBLIC: Final = (".public", ".pem", ".yaml")
+_PUBLIC: Final = (".pem", ".yaml")
 """Files of a folder of keys that other users may read, but not change."""
 _REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)\s*(?:>=\s*(?P<floor>[\d.]+))?[^;]*(?:;(?P<marker>.*))?")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")

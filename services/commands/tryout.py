@@ -21,9 +21,8 @@ from sparring.pipeline.settings import Settings, SimulatorSettings, read
 from sparring.pipeline.settings.hosts import main as main_host
 from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
-from sparring.pipeline.stepping.limits import check_behaviors
+from sparring.pipeline.stepping.limits import check_behaviors, check_network, unknown_behavior
 from sparring.pipeline.stepping.validation import describe_report
-from sparring.services.endpoint.registration import check_network, unknown_behavior
 
 REFUSED = "not usable: simulators: "
 """Beginning of a line about a simulator that cannot be made."""
@@ -208,7 +207,7 @@ def _check_specs(specs: Mapping[str, BehaviorSpec], settings: Settings) -> None:
         behavior = settings.behaviors.get(name, settings.unnamed)
         if behavior is None:
             raise unknown_behavior(text, settings.behaviors)
-        check_network(name, spec, behavior)
+        check_network(name, spec, behavior.network_settings)
 
 
 def described(config: str, settings: Settings) -> Iterator[str]:

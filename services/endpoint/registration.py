@@ -10,10 +10,9 @@ from structlog.typing import FilteringBoundLogger
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import VERSION, Hello, Player
 from sparring.pipeline.monitoring.metrics import Registry
-from sparring.pipeline.networks.settings import Unsupported, refuse_unsupported
 from sparring.pipeline.settings.model import BehaviorSettings
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
-from sparring.pipeline.stepping.limits import check_unnamed
+from sparring.pipeline.stepping.limits import check_network, check_unnamed, unknown_behavior
 from sparring.pipeline.stepping.settings import SteppingSettings
 from sparring.services.endpoint.peers import SimulatorPeer
 
@@ -135,21 +134,8 @@ def check_known(
                 expected=f"{sorted(missing)} too, which self_play.opponents names",
                 remedy="name them in Hello and play them when asked, or take them from the configuration",
             )
-        check_network(name, spec, settings)
+        check_network(name, spec, settings.network_settings)
     return new
-
-
-def check_network(name: str, spec: BehaviorSpec, settings: BehaviorSettings) -> None:
-    """Rejects a spec for which its behavior's settings build no network.
-
-    Raises:
-        RemoteProtocolError: names the observation or setting.
-    """
-    try:
-        refuse_unsupported(spec, settings.network_settings)
-    except Unsupported as error:
-        got, expected, remedy = f"{error.got} in behavior {name}", error.expected, error.remedy
-        raise RemoteProtocolError("specs", got=got, expected=expected, remedy=remedy) from error
 
 
 def _requirements(
@@ -165,18 +151,6 @@ def _requirements(
         raise unknown_behavior(text, known)
     check_unnamed(name, len(unnamed.added) + new.index(name), context.settings.limits.unnamed_behaviors)
     return unnamed.settings, unnamed.scripts
-
-
-def unknown_behavior(text: str, known: Iterable[str]) -> RemoteProtocolError:
-    """Returns the error of a behavior id whose name the configuration does not have."""
-    name = BehaviorId.parse(text).name
-    return RemoteProtocolError(
-        "unknown_behavior",
-        got=f"behavior {text!r}",
-        expected=f"one of {sorted(known)}",
-        remedy=f"write `{name}: {{}}` below `behaviors` of the configuration, or default_settings, which "
-        "count for any other name; or correct the name in the simulator (option behavior of a bridge)",
-    )
 
 
 def add_names(names: Sequence[str], context: ServerContext) -> None:

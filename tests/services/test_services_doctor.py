@@ -109,15 +109,14 @@ def test_keys_that_others_can_read_are_bad_with_a_remedy_each(tmp_path: Path) ->
 
 
 _TLS = ("tls/authority.pem", "tls/server.pem", "tls/server.key")
-SOME = ("allowed.yaml", "token", "curve/stepping.public", "curve/stepping.secret", *_TLS)
+SOME = ("allowed.yaml", "token", keys.KEY_FILE, *_TLS)
 
 
 def rejected(folder: Path) -> bool:
     """Returns whether a run would reject the keys."""
     try:
-        keys.secret_key(folder, "stepping")
-        keys.public_key(folder, "stepping")
-        keys.allowed(folder, "steps")
+        keys.secret_key(folder)
+        keys.allowed(folder)
         keys.token(folder)
         keys.server_tls(folder)
     except SettingsError:
@@ -136,7 +135,7 @@ def test_doctor_rejects_exactly_the_keys_that_a_run_rejects(tmp_path: Path) -> N
             assert bad == rejected(folder), f"{name} with mode {mode:o}"
             verdicts.append(bad)
         (folder / name).chmod(0o600)
-    assert sum(verdicts) == 3 * 2 + 4 * 1, "secrets that others can read, and any file that others can write"
+    assert sum(verdicts) == 3 * 2 + 3 * 1, "secrets that others can read, and any file that others can write"
 
 
 def test_worst_row_decides() -> None:
