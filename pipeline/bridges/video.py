@@ -84,7 +84,14 @@ def make_areas(
         areas: number of environments.
         wrappers: functions that wrap each, innermost first.
         video: file; only the first simulator of a run makes one. "" for none.
+
+    Raises:
+        SettingsError: the video is no GIF, or its folder does not exist.
     """
+    if video and (Path(video).suffix.lower() != ".gif" or not Path(video).parent.is_dir()):
+        raise SettingsError(
+            f"got video={video!r}; expected a file .gif in a folder that exists; correct the simulator's options"
+        )
     if os.environ.get("SPARRING_NUMBER", "0") != "0":
         video = ""
     plain = [make(render_mode="rgb_array") if video and not area else make() for area in range(areas)]

@@ -201,6 +201,12 @@ def test_pettingzoo_environments_are_wrapped_and_may_change_their_form() -> None
     turns.close()
 
 
+@pytest.mark.parametrize("name", ["video.mp4", "no folder/video.gif"])
+def test_a_video_that_cannot_be_written_is_refused_before_any_environment_is_made(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match=r"got video=.*; expected a file \.gif in a folder that exists"):
+        make_gymnasium("ScreenOfATest-v0", 1, video=str(tmp_path / name))
+
+
 def test_a_video_shows_the_first_area_from_its_first_frame(tmp_path: Path) -> None:
     from PIL import Image
 
