@@ -213,7 +213,7 @@ def _is_option(place: Place) -> bool:
 def _syntax(error: yaml.YAMLError, text: str, file: str) -> Problem:
     mark = getattr(error, "problem_mark", None)
     line = mark.line + 1 if mark is not None else text.count("\n", 0, getattr(error, "position", 0)) + 1
-    got = f"text that is no YAML ({getattr(error, 'problem', None) or 'characters that it does not allow'})"
+    got = f"text that is no YAML ({getattr(error, 'problem', None) or 'characters that YAML does not allow'})"
     lines = text.splitlines()
     if line <= len(lines) and "\t" in lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]:
         got = "a tab in the indentation"
