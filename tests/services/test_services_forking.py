@@ -37,6 +37,7 @@ main.main = run
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a child run the text that it gets in place of a command."""
+    forking.end()  # that of a test before
     (tmp_path / "forked_commands.py").write_text(COMMANDS)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(forking, "MODULES", ("forked_commands",))
