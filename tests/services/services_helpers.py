@@ -106,7 +106,7 @@ class Training:
         self.process = process
         self.lines: list[str] = []
         self._arrived = threading.Condition()
-        self._ended = False
+        self.has_ended = False
         self._collector = threading.Thread(target=self._collect, daemon=True)
         self._collector.start()
 
@@ -118,13 +118,13 @@ class Training:
                     self.lines.append(line.rstrip())
                     self._arrived.notify_all()
         with self._arrived:
-            self._ended = True
+            self.has_ended = True
             self._arrived.notify_all()
 
     def wait_for(self, found: Callable[[list[str]], bool], timeout_s: float = HANG_S) -> None:
         """Returns when `found(lines)` is true; fails at the end of the run or at the deadline."""
         with self._arrived:
-            held = self._arrived.wait_for(lambda: self._ended or found(self.lines), timeout_s)
+            held = self._arrived.wait_for(lambda: self.has_ended or found(self.lines), timeout_s)
             if not held or not found(self.lines):
                 self.process.kill()
                 raise AssertionError("not found in time:\n" + "\n".join(self.lines))
@@ -198,7 +198,7 @@ def last_of(training: Training, behavior: str, key: str) -> float:
 def reaches(training: Training, bar: float, *behaviors: str, key: str = "reward") -> None:
     """Stops a run in order as soon as two intervals in succession of each behavior have a mean `key` above the bar.
 
-    Fails if the run ends before.
+    Fails if the run ends before, unless its last intervals are above the bar.
     """
 
     def above(behavior: str) -> bool:
@@ -206,7 +206,8 @@ def reaches(training: Training, bar: float, *behaviors: str, key: str = "reward"
         lines = json_lines(path) if path.exists() else []
         values = [line[key] for line in lines if line["type"] == "interval" and line["behavior"] == behavior]
         known = [value > bar for value in values if value is not None]
-        return any(both == (True, True) for both in itertools.pairwise(known))
+        at_the_end = training.has_ended and known[-1:] == [True]
+        return at_the_end or any(both == (True, True) for both in itertools.pairwise(known))
 
     training.wait_for(lambda _: all(map(above, behaviors)))
     training.process.send_signal(signal.SIGINT)
