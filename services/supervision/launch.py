@@ -241,20 +241,22 @@ async def _as_processes(topology: Topology, grow: Grow, processes: ProcessHost) 
     incarnation, key = f"supervisor.{secrets.token_hex(3)}", topology.run.directory / KEY_FILE
     if not topology.run.hosts and any(endpoint.startswith("tcp:") for endpoint in topology.endpoints.values()):
         write_atomically(key, new_secret().encode(), mode=0o600)
-    async with (
-        ZmqTransport(topology.endpoints, incarnation, secret=service_key(topology.run)) as transport,
-        machines(topology, processes, transport) as host,
-    ):
+    try:
+        async with (
+            ZmqTransport(topology.endpoints, incarnation, secret=service_key(topology.run)) as transport,
+            machines(topology, processes, transport) as host,
+        ):
 
-        def grow_and_connect(before: Topology, names: Sequence[str]) -> Topology:
-            after = grow(before, names)
-            transport.endpoints.update(after.endpoints)
-            return after
+            def grow_and_connect(before: Topology, names: Sequence[str]) -> Topology:
+                after = grow(before, names)
+                transport.endpoints.update(after.endpoints)
+                return after
 
-        status = await Supervisor(host, transport, grow_and_connect).supervise()
-        await host.release(status)
+            status = await Supervisor(host, transport, grow_and_connect).supervise()
+            await host.release(status)
+            return status
+    finally:
         key.unlink(missing_ok=True)
-        return status
 
 
 async def _as_tasks(topology: Topology, grow: Grow, processes: ProcessHost) -> Status:
