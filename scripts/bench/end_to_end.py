@@ -235,7 +235,7 @@ def compare(name: str, seconds: float, warm_s: float, turn_s: float) -> str:
         f"simulator alone {simulator_alone:,.0f}/s  learner alone {learner_alone:,.0f}/s  "
         f"learner/bare {bare:.2f}  "
         f"latency p50 {latency['p50'] * 1e3:.2f} ms p99 {latency['p99'] * 1e3:.2f} ms  "
-        f"lag mean {two['lag_mean']:.2f} max {two['lag_max']:.0f}  "
+        f"lag mean {two['lag']['mean']:.2f} max {two['lag']['max']:.0f}  "
         f"bytes per step, over the observation's {seen}: {hops}"
     )
 
