@@ -1,7 +1,7 @@
 """Stepping sends steps to assembly, those of several ticks in one message, and results of matches to coordination."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import anyio
@@ -32,61 +32,83 @@ class StepOutbox:
         stepper: source of the steps.
         sender: end of the queue.
         behaviors: settings by behavior name, which may grow.
+        on_room: called once gathered steps are sent: the next tick can run.
 
     Attributes:
-        turn: lock that `send` needs; no tick begins while it is held.
-        rows: gathered rows that assembly has not received.
+        rows: gathered rows that are not sent yet.
+        is_full: gathered steps must be sent before the next tick; they may wait for credit.
     """
 
     def __init__(
-        self, context: Context, stepper: Stepper, sender: Sender[StepBatch], behaviors: Mapping[str, BehaviorSettings]
+        self,
+        context: Context,
+        stepper: Stepper,
+        sender: Sender[StepBatch],
+        behaviors: Mapping[str, BehaviorSettings],
+        on_room: Callable[[], None],
     ) -> None:
-        self.turn = anyio.Lock(fast_acquire=True)
+        self.on_room = on_room
         self.rows = 0
+        self.is_full = False
         self._context = context
         self._stepper = stepper
         self._sender = sender
         self._behaviors = behaviors
         self._bytes = 0  # of the observations of `rows`
-        self._unsent: tuple[StepBatch, int] | None = None  # waits for credit
-        self._filled = anyio.Event()
+        self._gathered = anyio.Event()
+        self._due = anyio.Event()
+        self._sent = anyio.Event()
 
-    def gather(self, result: TickResult) -> bool:
-        """Counts the steps of a tick; returns whether enough has gathered for one message."""
+    def gather(self, result: TickResult) -> None:
+        """Counts the steps of a tick."""
         if self._stepper.has_steps:
             self.rows += max(1, result.rows)
             self._bytes += result.bytes
-            self._filled.set()
-        return self.rows >= GATHERED_STEPS or self._bytes >= GATHERED_BYTES
+            self._gathered.set()
+        if self.rows >= GATHERED_STEPS or self._bytes >= GATHERED_BYTES:
+            self.flush()
 
-    async def send(self) -> None:
-        """Sends all gathered steps; the caller holds `turn`."""
-        while self._unsent is not None or self._stepper.has_steps:
-            if self._unsent is None:
-                introduces, rows = self._stepper.introduced, self.rows
-                parts = self._stepper.take_steps()
-                self._unsent = StepBatch(source=self._context.start, parts=parts, introduces=introduces), rows
-                self.rows = self._bytes = 0
-            self._context.progress.waits(ALL, "credit.steps", "assembly")
-            await self._sender.put(*self._unsent)
-            self._unsent = None
-            self._context.progress.works()
+    def flush(self) -> None:
+        """Sends gathered steps before the next tick."""
+        if self._stepper.has_steps:
+            self.is_full = True
+            self._due.set()
 
-    async def send_in_time(self) -> None:
-        """Sends gathered steps after a short time at the latest, however few they are, until cancelled.
+    async def drain(self) -> None:
+        """Waits until all gathered steps are sent."""
+        while self.is_full or self._stepper.has_steps:
+            self.flush()
+            await self._sent.wait()
+
+    async def run(self) -> None:
+        """Sends gathered steps, when they are due or after a short time, however few they are, until cancelled.
 
         A message costs the services a millisecond, whatever its size; a learner with a small buffer waits for each of
         its steps.
         """
         while True:
-            await self._filled.wait()
+            await self._gathered.wait()
             share = min(map(share_of_update, self._behaviors.values()))
-            await anyio.sleep(GATHERING_S)
-            if self.rows < share:
-                await anyio.sleep(GATHERING_MOST_S - GATHERING_S)
-            self._filled = anyio.Event()
-            async with self.turn:
-                await self.send()
+            for wait_s in (GATHERING_S, GATHERING_MOST_S - GATHERING_S):
+                with anyio.move_on_after(wait_s):
+                    await self._due.wait()
+                if self.rows >= share:
+                    break
+            await self._send()
+
+    async def _send(self) -> None:
+        self.is_full = True
+        while self._stepper.has_steps:
+            introduces, rows = self._stepper.introduced, self.rows
+            parts = self._stepper.take_steps()
+            self.rows = self._bytes = 0
+            self._context.progress.waits(ALL, "credit.steps", "assembly")
+            await self._sender.put(StepBatch(source=self._context.start, parts=parts, introduces=introduces), rows)
+            self._context.progress.works()
+        self.is_full = False
+        self._sent.set()
+        self._gathered, self._due, self._sent = anyio.Event(), anyio.Event(), anyio.Event()
+        self.on_room()
 
     async def introduce(self, behaviors: Iterable[str]) -> None:
         """Announces this incarnation to assembly, which then closes what a former one left open."""

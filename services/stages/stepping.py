@@ -81,7 +81,7 @@ class Stepping:
         self.simulators = Simulators(self.stepper, server)
         self._published: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether it had agents
         self._published_specs: tuple[int, dict[str, tuple[int, ...]], int] = (0, {}, 0)  # and teams, described ones
-        self.outbox = StepOutbox(context, self.stepper, sender, self._behaviors)
+        self.outbox = StepOutbox(context, self.stepper, sender, self._behaviors, self.on_arrival)
         self.match_outbox = MatchOutbox(context, self.stepper.matches, results)
         context.registry.histogram("action_latency_s", LATENCY_BOUNDS)
         context.registry.histogram("backpressured_s", LATENCY_BOUNDS)
@@ -177,23 +177,22 @@ class Stepping:
         while True:
             await self._arrived.wait()
             self._arrived = anyio.Event()
-            await self._step()
+            self.step()
 
-    async def _step(self) -> None:
-        while self.outbox.turn.locked():  # steps wait for credit
-            async with self.outbox.turn:
-                pass
+    def step(self) -> None:
+        """Runs a tick, unless steps must be sent first: then the outbox asks for it."""
+        if self.outbox.is_full:
+            return
         result = self.stepper.tick(self._context.clock(), acting=not self.simulators.stopping)
         for answer in result.acts:
             self.simulators.answer(*answer)
         if result.acts:
             self._context.registry.add("frames", len(result.acts))
             self._context.registry.observe("batch_rows", result.acted)
-        is_full = self.outbox.gather(result)
+        self.outbox.gather(result)
         self.match_outbox.gather()
-        if is_full or not result.acts or self.stepper.backpressured:
-            async with self.outbox.turn:
-                await self.outbox.send()
+        if not result.acts or self.stepper.backpressured:
+            self.outbox.flush()
         self._publish_progress()
 
     def _publish_progress(self) -> None:
@@ -265,12 +264,13 @@ class Stepping:
     async def part(self, timeout_s: float) -> None:
         """Sends Bye to every simulator, and applies what they had sent before it arrived."""
         self.simulators.stop_answering()
-        await self._step()
+        await self.outbox.drain()
+        self.step()
         with anyio.move_on_after(timeout_s):
             await self.simulators.disconnect_all()
-        await self._step()
-        async with self.outbox.turn:
-            await self.outbox.send()
+        await self.outbox.drain()
+        self.step()
+        await self.outbox.drain()
 
     def _note_waits(self) -> None:
         """Notes for every behavior what it waits for."""
@@ -339,7 +339,7 @@ async def run(context: Context) -> None:
         tasks.start_soon(follow_growth, context, lambda _names: stepping.grow(tasks))
         tasks.start_soon(stepping.simulators.watch_silence)
         tasks.start_soon(stepping.loop)
-        tasks.start_soon(stepping.outbox.send_in_time)
+        tasks.start_soon(stepping.outbox.run)
         tasks.start_soon(stepping.match_outbox.send)
         tasks.start_soon(publish_metrics, context, topic, stepping.refresh)
         tasks.start_soon(stepping.outbox.introduce, context.run.settings.behaviors)

@@ -44,11 +44,10 @@ WATCHED: Final = {
     "services/stages/assembly.py Assembly.announce": ORDER,
     "services/stages/stepping.py run": ORDER,
     "services/stages/stepping.py Stepping.loop": ORDER,
-    "services/stages/stepping.py Stepping._step": FLOW,  # while it sends steps
     "services/stages/assembly.py Assembly.flush": FLOW,  # likewise
     "services/stages/assembly.py Assembly.take": FLOW,
     "services/stages/assembly.py Assembly.settle": FLOW,
-    "services/stages/outboxes.py StepOutbox.send_in_time": ORDER,
+    "services/stages/outboxes.py StepOutbox.run": ORDER,
 }
 """What notices an endless wait, by module and function that waits."""
 
