@@ -19,6 +19,7 @@ import math
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import msgpack
@@ -27,6 +28,7 @@ import numpy as np
 from sparring.pipeline.errors import CodecError, LimitExceeded
 from sparring.pipeline.messages.fields import DTYPES, Arrays, FieldError, Hint, Value, compile_record, describe, shorten
 from sparring.pipeline.messages.schema import TAGS, tag_of
+from sparring.pipeline.messages.steady import NUMBER, Shape, shape_of
 from sparring.pipeline.specs import Array
 
 Buffer = bytes | bytearray | memoryview
@@ -153,18 +155,15 @@ def check_prefix(total: int, header: int, limits: Limits) -> None:
 
 
 class FrameReader:
-    """Splits a byte stream into messages. Holds at most one message and the bytes fed with it.
+    """Splits a byte stream into messages, and reads steady ones without parsing them again.
 
-    A header that differs from one before in the number of the Step alone is not parsed again: as long as agents and
-    shapes stay the same, nothing else in it changes.
+    Holds at most one message and the bytes fed with it.
     """
 
     def __init__(self, limits: Limits = SIMULATORS) -> None:
         self._limits = limits
         self._buffer: bytes | bytearray = b""
-        self._split: tuple[bytes, bytes] | None = None  # of the last header that was parsed
-        self._tried: tuple[bytes, bytes] | None = None  # the last that recurred
-        self._steady: _SteadyHeader | None = None
+        self._known = _SteadyMessages()
 
     @property
     def buffered(self) -> int:
@@ -179,7 +178,7 @@ class FrameReader:
     def allow(self, limits: Limits) -> None:
         """Replaces the limits for the messages that follow."""
         self._limits = limits
-        self._split = self._tried = self._steady = None
+        self._known = _SteadyMessages()
 
     def feed(self, data: Buffer) -> None:
         """Adds received bytes."""
@@ -206,11 +205,11 @@ class FrameReader:
         else:
             message, rest = bytes(memoryview(self._buffer)[:total]), self._growing()
             del rest[:total]
-        steady = self._steady
-        if steady is not None and (number := steady.number(message, header)) is not None:
-            return steady.decode(number, message, header)
+        steady, number = self._known.find(message[PREFIX.size : PREFIX.size + header])
+        if steady is not None and (value := steady.read(message, header, number)) is not None:
+            return value
         value = from_bytes(message, self._limits)
-        self._notice(message[PREFIX.size : PREFIX.size + header])
+        self._known.note(message, header, self._limits)
         return value
 
     def _growing(self) -> bytearray:
@@ -219,73 +218,128 @@ class FrameReader:
             self._buffer = bytearray(self._buffer)
         return self._buffer
 
-    def _notice(self, header: bytes) -> None:
-        """Remembers the header of a valid message once it recurs."""
-        before, key, after = header.partition(_SEQUENCE)
-        if not key:
-            return
-        split = before + key, after[_length_of_number(after) :]
-        if split == self._split != self._tried:
-            self._steady, self._tried = _SteadyHeader.of(*split, self._limits), split
-        self._split = split
+
+class FrameWriter:
+    """Encodes the messages of one byte stream as `to_bytes` does, and steady ones from what was built before."""
+
+    def __init__(self) -> None:
+        self._known = _SteadyMessages()
+        self._last: _SteadyMessage | None = None
+
+    def to_bytes(self, value: Value) -> bytes:
+        """Encodes a record. Raises as `encode`."""
+        arrays: Arrays = []
+        if self._last is not None and self._last.shape.collect(value, arrays):
+            return self._last.write(arrays, value.sequence)
+        message = to_bytes(value)
+        self._last = self._known.note(message, PREFIX.unpack_from(message)[1], SERVICES)
+        return message
 
 
-class _SteadyHeader(NamedTuple):
-    """The header of a record with a sequence number, without that number.
+class _SteadyMessage(NamedTuple):
+    """A message without its number and the contents of its arrays.
 
     Attributes:
-        head: bytes before the number.
+        head: bytes of the header before the number.
         tail: bytes after it.
-        header: the header parsed, with any number.
-        layouts: of the arrays.
+        arrays: dtype, shape and place of each, relative to the first.
+        pads: bytes between each array and the next.
+        size: bytes of all arrays, with these.
+        shape: of the record.
     """
 
     head: bytes
     tail: bytes
-    header: dict[str, Value]
-    layouts: list[_ArrayLayout]
+    arrays: tuple[tuple[np.dtype[np.generic], tuple[int, ...], int], ...]
+    pads: tuple[bytes, ...]
+    size: int
+    shape: Shape
 
     @classmethod
-    def of(cls, head: bytes, tail: bytes, limits: Limits) -> _SteadyHeader | None:
-        """Returns the header of these bytes; None where another number between them changes anything else."""
+    def of(cls, head: bytes, tail: bytes, message: bytes, header_size: int, limits: Limits) -> _SteadyMessage | None:
+        """Returns the steady part of a valid message; None where anything else in it changes with the number."""
         try:
             header, layouts = _parse_header(head + b"\0" + tail, limits)
             other, _ = _parse_header(head + b"\1" + tail, limits)
         except CodecError:  # the bytes after the key are no number, or inside a text
             return None
         body = header["body"]
-        if not isinstance(body, dict) or body.get("sequence") != 0:
+        if not isinstance(body, dict) or body.get(NUMBER) != 0:
             return None
-        if other != {**header, "body": {**body, "sequence": 1}}:
+        if other != {**header, "body": {**body, NUMBER: 1}}:
             return None
-        return cls(head, tail, header, layouts)
-
-    def number(self, message: bytes, header_size: int) -> int | None:
-        """Returns the number in a message that has this header; None where it has another."""
-        at, end = PREFIX.size + len(self.head), PREFIX.size + header_size - len(self.tail)
-        if not (at < end and message.startswith(self.head, PREFIX.size) and message.startswith(self.tail, end)):
+        views = _views(message, header_size, layouts)
+        shape = shape_of(_decode_record(header, views), views)
+        if shape is None:
             return None
-        number = message[at:end]
-        if _length_of_number(number) != len(number):
+        pads = tuple(bytes(-layout.size % 8) for layout in layouts)
+        places = accumulate((layout.size + len(pad) for layout, pad in zip(layouts, pads, strict=True)), initial=0)
+        *starts, size = places
+        arrays = tuple((one.dtype, one.shape, at) for one, at in zip(layouts, starts, strict=True))
+        return cls(head, tail, arrays, pads, size, shape)
+
+    def read(self, message: bytes, header_size: int, number: int) -> Value | None:
+        """Returns the record of a message that has this header; None where its size contradicts it."""
+        begin = (PREFIX.size + header_size + 7) // 8 * 8
+        if len(message) != begin + self.size:
             return None
-        return number[0] if len(number) == 1 else int.from_bytes(number[1:], "big")
+        ndarray = np.ndarray  # over bytes, and so read-only
+        return self.shape.build(
+            [ndarray(shape, dtype, message, begin + at) for dtype, shape, at in self.arrays], number
+        )
 
-    def decode(self, number: int, message: bytes, header_size: int) -> Value:
-        """Decodes the record of a message that has this header. Raises as `from_bytes`."""
-        self.header["body"]["sequence"] = number
-        return _decode_record(self.header, _views(message, header_size, self.layouts))
+    def write(self, arrays: Arrays, number: int) -> bytes:
+        """Returns the message of a record of this shape."""
+        header = b"".join((self.head, msgpack.packb(number), self.tail))
+        begin = PREFIX.size + len(header)
+        prefix = PREFIX.pack((begin + 7) // 8 * 8 + self.size, len(header))
+        parts: list[Value] = [prefix, header, bytes(-begin % 8)]  # and arrays, which are buffers
+        for array, pad in zip(arrays, self.pads, strict=True):
+            parts.append(array)
+            parts.append(pad)
+        return b"".join(parts)
 
 
-_SEQUENCE: Final = msgpack.packb("sequence")
+class _SteadyMessages:
+    """Recognizes headers that recur but for the number of the message."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[bytes, bytes], _SteadyMessage | None] = {}  # None: seen once
+
+    def find(self, header: bytes) -> tuple[_SteadyMessage | None, int]:
+        """Returns the steady message of a header, if it is known, and its number."""
+        head, number, tail = _split(header)
+        return self._found.get((head, tail)), number
+
+    def note(self, message: bytes, header_size: int, limits: Limits) -> _SteadyMessage | None:
+        """Notes a valid message, and returns its steady part once it has recurred."""
+        head, number, tail = _split(message[PREFIX.size : PREFIX.size + header_size])
+        if number < 0:
+            return None
+        if len(self._found) >= _KEPT:
+            self._found.clear()
+        if (head, tail) in self._found and self._found[head, tail] is None:
+            self._found[head, tail] = _SteadyMessage.of(head, tail, message, header_size, limits)
+        return self._found.setdefault((head, tail), None)
+
+
+_KEPT: Final = 16
+"""Steady headers that are kept for each direction of a connection."""
+_SEQUENCE: Final = msgpack.packb(NUMBER)
 _NUMBERS: Final = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
 """Bytes of a whole number by its first byte; one below 128 is that byte."""
 
 
-def _length_of_number(packed: bytes) -> int:
-    """Returns the length of the whole number from 0 that bytes begin with; 0 for none."""
-    if not packed:
-        return 0
-    return 1 if packed[0] < 0x80 else _NUMBERS.get(packed[0], 0)
+def _split(header: bytes) -> tuple[bytes, int, bytes]:
+    """Returns the bytes before and after the number of a message, and the number; -1 where there is none."""
+    before, key, after = header.partition(_SEQUENCE)
+    if not key or not after:
+        return header, -1, b""
+    first = after[0]
+    length = 1 if first < 0x80 else _NUMBERS.get(first, 0)
+    if not length or length > len(after):
+        return header, -1, b""
+    return before + key, first if length == 1 else int.from_bytes(after[1:length], "big"), after[length:]
 
 
 # ---------------------------------------------------------------- headers and arrays

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sparring.pipeline.errors import CodecError, ExplainedError, RemoteProtocolError
-from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.codec import FrameReader, FrameWriter, to_bytes
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Adopted, Bye, Fault, Ping, Pong, SimulatorMessage, Welcome
 from sparring.pipeline.simulation.encrypted import NOT_READY, credential_error, has_unread
@@ -82,7 +82,7 @@ class Link:
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._selector.register(stop.fileno(), selectors.EVENT_READ)
         self._conversation = Conversation("simulator")
-        self._reader = FrameReader()
+        self._reader, self._writer = FrameReader(), FrameWriter()
         self._begun: float | None = None  # when the wait for the rest of an incomplete message began
         self._space = memoryview(bytearray(RECEIVE_BYTES))
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class Link:
             CodecError: a column has a wrong dtype or number of dimensions; nothing was sent.
             LocalProtocolError: the conversation does not allow the message now; nothing was sent.
         """
-        data = to_bytes(message)
+        data = self._writer.to_bytes(message)
         with self._lock:
             self._conversation.sending(message)
             try:

@@ -8,7 +8,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from sparring.pipeline.bridges.unity.connection import PlayerConnection
-from sparring.pipeline.messages.codec import FrameReader, to_bytes
+from sparring.pipeline.messages.codec import FrameReader, FrameWriter
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Fault, Hello, Reset, SimulatorMessage
 from sparring.services.endpoint.outgoing import Outgoing
@@ -30,6 +30,7 @@ class SimulatorPeer:
         authenticated: it has presented the required credential.
         hello: its Hello; None until that arrives.
         reader: holds the bytes that were received and not handled yet.
+        writer: encodes what is sent.
         conversation: state of the protocol.
         scope: cancels its handshake, then its conversation.
         key: of the connection.
@@ -53,6 +54,7 @@ class SimulatorPeer:
     authenticated: bool = False
     hello: Hello | None = None
     reader: FrameReader = field(default_factory=FrameReader)
+    writer: FrameWriter = field(default_factory=FrameWriter)
     conversation: Conversation = field(default_factory=lambda: Conversation("trainer"))
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     key: int = 0
@@ -87,7 +89,7 @@ class SimulatorPeer:
     def send(self, message: SimulatorMessage, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
         """Sends a message; the numbers describe the frame that it answers, 0 where it answers none."""
         self.conversation.sending(message)
-        self.outgoing.put(to_bytes(message), received_at, backpressured_s)
+        self.outgoing.put(self.writer.to_bytes(message), received_at, backpressured_s)
 
     def reset(self, message: Reset) -> None:
         """Sends the first Reset."""

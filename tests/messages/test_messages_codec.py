@@ -23,6 +23,7 @@ from sparring.pipeline.messages.codec import (
     PREFIX,
     SIMULATORS,
     FrameReader,
+    FrameWriter,
     Limits,
     decode,
     encode,
@@ -122,7 +123,7 @@ SEQUENCES = st.sampled_from([0, 1, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1
 def reversed_columns(value: Any) -> Any:
     """Returns a record of the same shapes whose arrays have their rows in reverse order."""
     if isinstance(value, np.ndarray):
-        return value[::-1].copy() if value.ndim else value
+        return value[::-1] if value.ndim else value
     if isinstance(value, tuple):
         return tuple(map(reversed_columns, value))
     if not hasattr(value, "__record_tag__"):
@@ -134,15 +135,30 @@ def reversed_columns(value: Any) -> Any:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(records(Step) | records(Act), min_size=1, max_size=2), st.data())
-def test_a_header_that_recurs_is_read_as_if_it_were_the_first(kinds: list[Any], data: st.DataObject) -> None:
+def test_a_message_that_recurs_is_read_and_written_as_if_it_were_the_first(
+    kinds: list[Any], data: st.DataObject
+) -> None:
     """Agents appear, vanish and change their order, and columns their shape, at any place among equal Steps."""
-    reader = FrameReader()
+    reader, writer = FrameReader(), FrameWriter()
     kinds += [Act(sequence=0, actions=(), parameters={"sequence": 1.0, "\xa8sequence": 0.0})]
     for kind in data.draw(st.lists(st.sampled_from(kinds), min_size=4, max_size=10)):
         rows = data.draw(st.sampled_from([kind, reversed_columns(kind)]))
         sent = dataclasses.replace(rows, sequence=data.draw(SEQUENCES))
-        reader.feed(to_bytes(sent))
+        written = writer.to_bytes(sent)
+        assert written == to_bytes(sent)
+        reader.feed(written)
         assert plain(reader.next()) == plain(sent)
+
+
+def test_a_record_that_recurs_is_not_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = FrameWriter()
+    for sequence in (7, 8):
+        writer.to_bytes(dataclasses.replace(ACT, sequence=sequence))
+    expected = to_bytes(dataclasses.replace(ACT, sequence=300))
+    monkeypatch.delattr(codec, "encode")
+    assert writer.to_bytes(dataclasses.replace(ACT, sequence=300)) == expected
+    with pytest.raises(NameError):
+        writer.to_bytes(Ping())
 
 
 def steady_reader() -> FrameReader:
