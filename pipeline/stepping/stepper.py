@@ -226,6 +226,11 @@ class Stepper:
         return out
 
     @property
+    def has_every_frame(self) -> bool:
+        """Returns whether every simulator waits for an answer, so that no other frame can join the next tick."""
+        return all(connection.frame is not None for connection in self.connections.values())
+
+    @property
     def has_steps(self) -> bool:
         """Returns whether `take_steps` would return any."""
         return not self._pending_steps.is_empty

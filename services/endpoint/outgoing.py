@@ -4,6 +4,7 @@ An action that waits for a task to be scheduled costs its simulator a tenth of i
 at once, unless a simulator does not read; from then on the task writes to that one.
 """
 
+import asyncio
 import os
 import socket
 from collections import deque
@@ -34,7 +35,7 @@ class Outgoing:
         self._waiting: deque[tuple[bytes, float, float]] = deque()
         self._ready = anyio.Event()
         self._taken = anyio.Event()
-        self._direct = _second_handle(stream)
+        self._direct = second_handle(stream)
         self.waiting_bytes = 0
 
     def put(self, data: bytes, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
@@ -92,8 +93,12 @@ class Outgoing:
         return taken
 
 
-def _second_handle(stream: ByteStream) -> socket.socket | None:
-    """Returns a second handle of the stream's socket; None where it has none or carries TLS."""
+def second_handle(stream: ByteStream) -> socket.socket | None:
+    """Returns a second handle of the stream's socket; None where it has none, carries TLS, or is not asyncio's."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return None
     if stream.extra(TLSAttribute.ssl_object, None) is not None:  # noqa: S610 (of a stream)
         return None
     raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 (of a stream)

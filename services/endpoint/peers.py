@@ -11,6 +11,7 @@ from sparring.pipeline.bridges.unity.connection import PlayerConnection
 from sparring.pipeline.messages.codec import FrameReader, FrameWriter
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Fault, Hello, Reset, SimulatorMessage
+from sparring.services.endpoint.incoming import Incoming
 from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.throttling import ReadThrottle
 
@@ -34,12 +35,15 @@ class SimulatorPeer:
         conversation: state of the protocol.
         scope: cancels its handshake, then its conversation.
         key: of the connection.
-        outgoing: writes to the socket, once its handshake is complete.
+        incoming: reads from the socket, once its handshake is complete.
+        outgoing: writes to it, likewise.
         throttle: limits the reading of the socket, likewise.
         name: name that its Hello gives.
         last_received_at: time of its last message; infinite while this process does not read it.
         reported_steps: steps that its Hello reports, by behavior name.
         scripts: by behavior name, scripts with which it can play agents itself.
+        delay_s: seconds to wait before more is handled.
+        has_left: its last message has arrived.
         replaced: the same simulator has reconnected.
         player: connection to the player that it has launched, where this process speaks with the player.
         player_steps: number of frames of the player.
@@ -58,6 +62,7 @@ class SimulatorPeer:
     conversation: Conversation = field(default_factory=lambda: Conversation("trainer"))
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     key: int = 0
+    incoming: Incoming = field(init=False)
     outgoing: Outgoing = field(init=False)
     throttle: ReadThrottle = field(init=False)
     name: str = "?"
@@ -65,6 +70,8 @@ class SimulatorPeer:
     last_received_at: float = 0.0
     reported_steps: dict[str, int] = field(default_factory=dict)
     scripts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    delay_s: float = 0.0
+    has_left: bool = False
     replaced: bool = False
     player: PlayerConnection | None = None
     player_steps: int = 0

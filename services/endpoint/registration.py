@@ -44,7 +44,8 @@ class ServerContext:
         clock: seconds, monotonic.
         registry: metrics of the service.
         log: log of the service.
-        arrived: called when a frame arrived or a simulator disconnected.
+        arrived: called when a simulator disconnected.
+        frame_arrived: called when a frame arrived; may answer it at once.
         known: called when behaviors were registered.
         unnamed: defaults of behaviors that are not among `behaviors`; None where these are rejected.
     """
@@ -57,6 +58,7 @@ class ServerContext:
     registry: Registry
     log: FilteringBoundLogger
     arrived: Callable[[], None]
+    frame_arrived: Callable[[], None]
     known: Callable[[], None]
     unnamed: DefaultBehaviors | None = None
 

@@ -24,6 +24,7 @@ from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import describe_report, image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
+from sparring.services.endpoint.incoming import Incoming
 from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.registration import (
@@ -37,7 +38,6 @@ from sparring.services.endpoint.registration import (
 from sparring.services.endpoint.statistics import SimulatorStatistics
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
-_RECEIVE: Final = 256 * 1024
 _LONGEST_DESCRIPTION: Final = 1000
 _MAX_LINES: Final = 50
 """Maximum number of log lines of one kind about one machine and certificate, in one interval."""
@@ -132,11 +132,12 @@ class Simulators:
 
     async def serve(self, peer: SimulatorPeer) -> None:
         """Handles one simulator until its end."""
-        peer.scope, peer.outgoing = anyio.CancelScope(), Outgoing(peer.stream, self._note_sent)
+        peer.scope = anyio.CancelScope()
+        peer.incoming, peer.outgoing = Incoming(peer.stream), Outgoing(peer.stream, self._note_sent)
         self.add(peer)
         try:
             async with peer.stream:
-                with closing(peer.outgoing), peer.scope:
+                with closing(peer.incoming), closing(peer.outgoing), peer.scope:
                     await self._converse(peer)
                 await self._explain_end(peer)
         except* DISCONNECTED as failure:
@@ -198,27 +199,46 @@ class Simulators:
         Raises:
             ProtocolError, CodecError, SpecError: a message violates the protocol.
         """
-        reader, throttle = peer.reader, peer.throttle
+        take = partial(self._take, peer)
         if peer.hello is not None:
             self._react(peer, peer.hello)
-        while True:
-            while (message := reader.next()) is not None:
-                peer.last_received_at = self._context.clock()
-                peer.conversation.received(message)
-                if not self._react(peer, message):
-                    return
-                if (delay_s := throttle.note_message(message)) > 0:
-                    await self._slow_down(peer, delay_s)
-            await peer.outgoing.wait_until_below(self._limits.sending_bytes)
-            if throttle.needs_reservation(reader):
-                peer.last_received_at = math.inf
-                await throttle.reserve(reader)
-                peer.last_received_at = self._context.clock()
-            received = await peer.stream.receive(_RECEIVE)
-            self._context.registry.add("received_bytes", len(received))
-            reader.feed(received)
-            if (delay_s := throttle.note_bytes(len(received))) > 0:
-                await self._slow_down(peer, delay_s)
+        while not peer.has_left:
+            if self._handle(peer):
+                await peer.incoming.read(take)
+            elif not peer.has_left:
+                await self._catch_up(peer)
+
+    def _take(self, peer: SimulatorPeer, data: bytes | memoryview) -> bool:
+        """Handles received bytes; returns whether more may be received at once."""
+        self._context.registry.add("received_bytes", len(data))
+        peer.reader.feed(data)
+        peer.delay_s = peer.throttle.note_bytes(len(data))
+        return self._handle(peer)
+
+    def _handle(self, peer: SimulatorPeer) -> bool:
+        """Handles the messages that have arrived, unless the simulator must be slowed down or has left."""
+        while not peer.delay_s:
+            if (message := peer.reader.next()) is None:
+                waits = peer.outgoing.waiting_bytes > self._limits.sending_bytes
+                return not (waits or peer.throttle.needs_reservation(peer.reader))
+            peer.last_received_at = self._context.clock()
+            peer.conversation.received(message)
+            if not self._react(peer, message):
+                peer.has_left = True
+                break
+            peer.delay_s = peer.throttle.note_message(message)
+        return False
+
+    async def _catch_up(self, peer: SimulatorPeer) -> None:
+        """Waits until more of a simulator may be received."""
+        if delay_s := peer.delay_s:
+            peer.delay_s = 0.0
+            await self._slow_down(peer, delay_s)
+        await peer.outgoing.wait_until_below(self._limits.sending_bytes)
+        if peer.throttle.needs_reservation(peer.reader):
+            peer.last_received_at = math.inf
+            await peer.throttle.reserve(peer.reader)
+            peer.last_received_at = self._context.clock()
 
     def _receive_step(self, peer: SimulatorPeer, step: messages.Step, at: float) -> None:
         """Passes a Step to the stepper, and warns of images in the first one that may be scaled wrongly."""
@@ -234,7 +254,7 @@ class Simulators:
                 if got := image_out_of_range(report, behaviors[report.behavior].behavior.spec):
                     expected = "0 (dark) to 1 (bright), or bytes as uint8"
                     self._log_event("image_out_of_range", peer, got=got, expected=expected)
-        self._context.arrived()
+        self._context.frame_arrived()
 
     async def _slow_down(self, peer: SimulatorPeer, delay_s: float) -> None:
         self._context.registry.add("slowed_down_s", delay_s)

@@ -75,6 +75,7 @@ class Stepping:
             registry=context.registry,
             log=context.log,
             arrived=self.on_arrival,
+            frame_arrived=self.on_frame,
             known=self._load,
             unnamed=self._unnamed,
         )
@@ -171,6 +172,13 @@ class Stepping:
     def on_arrival(self) -> None:
         """Requests a tick, because something arrived."""
         self._arrived.set()
+
+    def on_frame(self) -> None:
+        """Runs a tick at once where it answers every simulator; else the frames of others may arrive before it."""
+        if self.stepper.has_every_frame:
+            self.step()
+        else:
+            self.on_arrival()
 
     async def loop(self) -> None:
         """Runs a tick whenever something arrived, and sends the steps."""

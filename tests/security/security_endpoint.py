@@ -179,6 +179,7 @@ async def endpoint(
             registry=registry,
             log=structlog.get_logger(),
             arrived=lambda: None,
+            frame_arrived=lambda: None,
             known=lambda: None,
             unnamed=unnamed,
         )

@@ -280,6 +280,7 @@ class PlayedGame:
             registry=registry,
             log=structlog.get_logger(),
             arrived=lambda: self._arrived.set(),
+            frame_arrived=lambda: self._arrived.set(),
             known=self._enable,
         )
         self.simulators = Simulators(self.stepper, context)
