@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparring.pipeline.networks.arrays import Arrays, previous_features
-from sparring.pipeline.networks.device import to_arrays
-from sparring.pipeline.networks.distributions import ActionSampler
+from sparring.pipeline.networks.device import back, to_arrays
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.layers import Layout, Recurrent
 from sparring.pipeline.networks.perceptron import BackwardFn, Perceptron
+from sparring.pipeline.networks.sampling import ActionSampler, Source
 from sparring.pipeline.networks.settings import Initialization, NetworkSettings
 from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats
 
@@ -159,13 +159,13 @@ class InferenceActor:
         body = actor.body
         self._infer = None if isinstance(body, Recurrent) else body.frozen(actor.outputs)
         self._step = body.frozen(actor.outputs) if isinstance(body, Recurrent) else None
-        self._sampler = ActionSampler(actor.actions, actor.log_sigma)
+        self._sampler = ActionSampler(actor.actions, back(actor.log_sigma.detach()))
 
     def act(
         self,
         observations: Sequence[Array],
         masks: Flags | None,
-        generator: torch.Generator,
+        source: Source,
         deterministic: bool = False,
         carried: Floats | None = None,
     ) -> Choices:
@@ -174,7 +174,7 @@ class InferenceActor:
         Args:
             observations: one [B, *shape] per observation of the spec.
             masks: [B, K] True = forbidden; None allows everything.
-            generator: random source.
+            source: random source.
             deterministic: take the most likely action.
             carried: [B, numbers carried] by each agent, zeros at its first decision (as without this argument);
                 overwritten with the numbers for its next one.
@@ -183,7 +183,9 @@ class InferenceActor:
             continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together.
         """
         if self._infer is not None and not self.carried:
-            return self._sampler.sample(self._infer(self._encode(observations, None)), masks, generator, deterministic)
+            return self._sampler.sample(
+                self._infer(self._encode(observations, None)).numpy(), masks, source, deterministic
+            )
         if carried is None:
             carried = np.zeros((len(observations[0]), self.carried), np.float32)
         remembered, before = self._remembered, torch.from_numpy(carried)
@@ -195,7 +197,7 @@ class InferenceActor:
             assert self._step is not None
             outputs, after = self._step(features, before[:, :remembered])
             carried[:, :remembered] = after.numpy()
-        choices = self._sampler.sample(outputs, masks, generator, deterministic)
+        choices = self._sampler.sample(outputs.numpy(), masks, source, deterministic)
         if previous is not None:
             carried[:, remembered:] = previous_features(self._actions, *choices[:2], self._limit)
         return choices

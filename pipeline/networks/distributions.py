@@ -13,94 +13,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparring.pipeline.specs import ActionSpec, Array, Flags
+from sparring.pipeline.specs import ActionSpec
 
 FORBIDDEN: Final = -1e8
 """Logit of a masked choice: its probability is exactly 0, its logarithm finite."""
 
 _LOG_2PI: Final = math.log(2 * math.pi)
-
-
-class ActionSampler:
-    """Samples actions with a fixed log sigma, a few rows at a time and without a gradient.
-
-    Terms that depend on log sigma alone are computed once. The rest uses NumPy wherever its call is cheaper: for few
-    rows a call costs more than its arithmetic.
-
-    Args:
-        actions: spec of the actions.
-        log_sigma_C: logarithm of the standard deviations; copied.
-    """
-
-    def __init__(self, actions: ActionSpec, log_sigma_C: Tensor) -> None:
-        log_sigma_C = log_sigma_C.detach()
-        self._branches = list(actions.discrete)
-        self._sigma_C = log_sigma_C.exp().numpy()
-        self._forbidden = self._sigma_C.dtype.type(FORBIDDEN)
-        self._minus_half_C = np.full_like(self._sigma_C, -0.5)
-        self._offset = -_log_normalizer(log_sigma_C).item()
-
-    def sample(
-        self, head_BH: Tensor, masks_BK: Flags | None, generator: torch.Generator, deterministic: bool = False
-    ) -> tuple[Array, NDArray[np.int32], Array]:
-        """Samples an action per row, or takes the most likely one.
-
-        Args:
-            head_BH: means and logits.
-            masks_BK: True = forbidden; None allows everything.
-            generator: random source.
-            deterministic: take the mode.
-
-        Returns:
-            continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together.
-        """
-        source = None if deterministic else generator
-        continuous_BC, log_prob_B = self._gaussian(head_BH, source)
-        if not self._branches:
-            return continuous_BC, np.empty((len(continuous_BC), 0), np.int32), log_prob_B
-        logits_BK = head_BH[:, len(self._sigma_C) :]
-        if masks_BK is not None:
-            logits_BK = torch.from_numpy(np.where(masks_BK, self._forbidden, logits_BK.numpy()))
-        discrete_BD, log_p_B = self._categorical(logits_BK, source)
-        log_prob_B += log_p_B
-        return continuous_BC, discrete_BD, log_prob_B
-
-    def _gaussian(self, head_BH: Tensor, source: torch.Generator | None) -> tuple[Array, Array]:
-        """Returns samples, or means without a source, and their log-probability."""
-        head = head_BH.numpy()
-        size = len(head), len(self._sigma_C)  # the length of a tensor takes longer
-        if not size[1]:
-            return np.empty(size, head.dtype), np.zeros(size[0], head.dtype)
-        if source is None:
-            return head[:, : size[1]].copy(), np.full(size[0], self._offset, head.dtype)
-        noise_BC = torch.randn(size, generator=source, dtype=head_BH.dtype).numpy()
-        continuous_BC = noise_BC * self._sigma_C
-        continuous_BC += head[:, : size[1]]
-        noise_BC *= noise_BC
-        log_prob_B = noise_BC @ self._minus_half_C
-        log_prob_B += self._offset
-        return continuous_BC, log_prob_B
-
-    def _categorical(self, logits_BK: Tensor, source: torch.Generator | None) -> tuple[NDArray[np.int32], Array]:
-        """Returns choices, the most likely ones without a source, and their log-probability."""
-        row_B, log_prob_B = np.arange(len(logits_BK)), np.zeros(len(logits_BK), self._sigma_C.dtype)
-        discrete_BD = np.empty((len(logits_BK), len(self._branches)), np.int32)
-        for branch, logits_Bk in enumerate(logits_BK.split_with_sizes(self._branches, dim=1)):
-            p_Bk = logits_Bk.softmax(1)
-            scores_Bk = p_Bk
-            if source is not None:
-                # With exponential times of mean 1, the largest p / time falls on each choice with its probability.
-                scores_Bk = p_Bk / torch.empty_like(p_Bk).exponential_(generator=source).clamp_(min=1e-30)
-            choice_B = scores_Bk.argmax(1).numpy()
-            discrete_BD[:, branch] = choice_B
-            log_prob_B += np.log(p_Bk.numpy()[row_B, choice_B])
-        return discrete_BD, log_prob_B
 
 
 class Branches(NamedTuple):

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-import torch
 
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.device import load_arrays
+from sparring.pipeline.networks.sampling import Source
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec
 from sparring.pipeline.stepping.acting import Carried, Masks
@@ -55,18 +55,18 @@ class NetworkPolicy:
     Args:
         spec: of the behavior.
         settings: of the network.
-        generator: random source of the sampling.
+        source: random source of the sampling.
     """
 
     script: Final = ""
 
-    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, generator: torch.Generator) -> None:
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, source: Source) -> None:
         self.version = 0
         self._actor = Actor(spec, settings)
         self._acting = self._actor.frozen()
         self._deterministic = settings.deterministic
         self._limit = settings.action_limit
-        self._generator = generator
+        self._source = source
 
     def load(self, weights: PolicyWeights) -> None:
         """Loads newer weights.
@@ -86,7 +86,7 @@ class NetworkPolicy:
     def act(self, observations: tuple[Array, ...], masks: Masks, carried: Carried = None) -> SampledActions:
         """Chooses actions for all rows in one forward pass and updates `carried` in place."""
         continuous, discrete, log_probs = self._acting.act(
-            observations, masks, self._generator, self._deterministic, carried
+            observations, masks, self._source, self._deterministic, carried
         )
         executed = to_environment(continuous, self._limit)
         return SampledActions(continuous=continuous, executed=executed, discrete=discrete, log_probs=log_probs)
@@ -111,7 +111,7 @@ class Policies:
         self._named = sorted(settings)
         self._seed = seed
         self._latest: dict[str, PolicyWeights] = {}
-        self._generators: dict[str, torch.Generator] = {}
+        self._sources: dict[str, Source] = {}
 
     def learn(self, weights: PolicyWeights) -> None:
         """Stores weights that are newer than those known."""
@@ -130,9 +130,7 @@ class Policies:
             return
         policy = self.current.get(name)
         if policy is None:
-            policy = self.current[name] = NetworkPolicy(
-                spec, self._settings[name].network_settings, self._generator(name)
-            )
+            policy = self.current[name] = NetworkPolicy(spec, self._settings[name].network_settings, self._source(name))
         if policy.version < weights.version:
             policy.load(weights)
 
@@ -156,7 +154,7 @@ class Policies:
         if weights.network:
             network = NetworkSettings.model_validate_json(weights.network)
             network = network.model_copy(update={"deterministic": own.deterministic})
-        ghost = NetworkPolicy(spec, network, self._generator(name))
+        ghost = NetworkPolicy(spec, network, self._source(name))
         ghost.load(weights)
         self.ghosts[name, weights.version] = ghost
 
@@ -165,9 +163,8 @@ class Policies:
         for key in [key for key in self.ghosts if key not in in_use]:
             del self.ghosts[key]
 
-    def _generator(self, name: str) -> torch.Generator:
-        if name not in self._generators:
+    def _source(self, name: str) -> Source:
+        if name not in self._sources:
             own = [self._named.index(name)] if name in self._named else [len(self._named), *name.encode()]
-            stream = int(np.random.SeedSequence([self._seed, *own]).generate_state(1)[0])
-            self._generators[name] = torch.Generator().manual_seed(stream)
-        return self._generators[name]
+            self._sources[name] = np.random.default_rng([self._seed, *own])
+        return self._sources[name]

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from sparring.pipeline.evaluation.statistics import counted, wilson
@@ -116,7 +115,7 @@ def connect_four(run: Path) -> bool:
     options = {"env_id": "pettingzoo.classic.connect_four_v3", "behavior": "ConnectFour"}
     spec = make("pettingzoo", 1, **options, teams="each").behaviors()["ConnectFour?team=0"]
     network = NetworkSettings.model_validate_json(weights.network)
-    policy = NetworkPolicy(spec, network, torch.Generator().manual_seed(1))
+    policy = NetworkPolicy(spec, network, np.random.default_rng(1))
     policy.load(weights)
     outcomes = [outcome for behavior_id in (0, 1) for outcome in against_random(policy, behavior_id, options)]
     return shown("against random", (sum(outcomes), len(outcomes))) > 0.9

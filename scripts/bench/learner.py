@@ -92,7 +92,7 @@ def segments_of(learner: Learner, spec: BehaviorSpec, rows: int, horizon: int, r
     lengths[-1] = rows - horizon * (len(lengths) - 1)
     count = len(lengths)
     observations = look(spec, rows, random)
-    continuous, discrete, log_probs = actor.frozen().act(observations, None, torch.Generator().manual_seed(1))
+    continuous, discrete, log_probs = actor.frozen().act(observations, None, np.random.default_rng(1))
     return Segments(
         behavior="Bench",
         source="stepping-0.1",

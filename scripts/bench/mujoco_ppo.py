@@ -90,7 +90,7 @@ class Rollouts:
         bounds = self._env.action_space
         assert isinstance(bounds, Box)
         self._middle, self._half = (bounds.low + bounds.high) / 2, (bounds.high - bounds.low) / 2
-        self._generator = torch.Generator().manual_seed(seed)
+        self._source = np.random.default_rng(seed)
         self._observation = self._env.reset(seed=seed)[0].astype(np.float32)
         self._episode = self._records = 0
         self._return, self._length = 0.0, 0
@@ -109,7 +109,7 @@ class Rollouts:
         closed: list[tuple[int, np.ndarray, bool, bool]] = []
         returns: list[tuple[float, int]] = []
         for row in range(HORIZON):
-            sampled, _, log_prob = actor.act((self._observation[None],), None, self._generator)
+            sampled, _, log_prob = actor.act((self._observation[None],), None, self._source)
             action = self._middle + self._half * to_environment(sampled, network.action_limit)[0]
             observation, reward, terminated, truncated, _ = self._env.step(action)
             rows["observations"][row] = self._observation

@@ -35,6 +35,10 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def randomly(seed=0):
+    return np.random.default_rng(seed)
+
+
 def observed(spec, rows, seed=0):
     """Returns random observations, read-only as from the codec; about half of the entities are padding."""
     random = np.random.default_rng(seed)
@@ -238,19 +242,19 @@ def test_frozen_policy_with_all_kinds_of_observations_equals_its_actor(normalize
     for row in range(6):
         alone = frozen(tuple(column[row : row + 1] for column in observations), None)
         torch.testing.assert_close(alone[0], features[row], rtol=1e-4, atol=1e-5)
-    continuous, discrete, log_probs = actor.frozen().act(observations, None, seeded(2))
+    continuous, discrete, log_probs = actor.frozen().act(observations, None, randomly(2))
     assert (continuous.shape, discrete.shape, log_probs.shape) == ((6, 2), (6, 2), (6,))
 
 
 def test_frozen_policy_does_not_change_with_its_actor():
     actor, observations = Actor(MIXED, NetworkSettings(hidden_units=8), seeded()), observed(MIXED, 3)
     frozen = actor.frozen()
-    before = frozen.act(observations, None, seeded(1))[0]
+    before = frozen.act(observations, None, randomly(1))[0]
     with torch.no_grad():
         for parameter in actor.parameters():
             parameter.add_(0.5)
-    np.testing.assert_array_equal(frozen.act(observations, None, seeded(1))[0], before)
-    assert not np.array_equal(actor.frozen().act(observations, None, seeded(1))[0], before)
+    np.testing.assert_array_equal(frozen.act(observations, None, randomly(1))[0], before)
+    assert not np.array_equal(actor.frozen().act(observations, None, randomly(1))[0], before)
 
 
 def test_same_seed_gives_the_same_weights():

@@ -33,6 +33,10 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def randomly(seed=0):
+    return np.random.default_rng(seed)
+
+
 def observed(rows=5, seed=0):
     random = np.random.default_rng(seed)
     arrays = tuple(random.standard_normal((rows, *o.shape), np.float32) for o in SPEC.observations)
@@ -185,7 +189,7 @@ def test_same_generator_gives_the_same_weights_without_the_global_one():
 
 
 def test_act_returns_columns_with_dtypes_of_the_records():
-    continuous, discrete, log_probs = Actor(SPEC, SMALL, seeded()).frozen().act(observed(), None, seeded())
+    continuous, discrete, log_probs = Actor(SPEC, SMALL, seeded()).frozen().act(observed(), None, randomly())
     assert (continuous.shape, discrete.shape, log_probs.shape) == ((5, 2), (5, 1), (5,))
     assert (continuous.dtype, discrete.dtype, log_probs.dtype) == (np.float32, np.int32, np.float32)
 
@@ -195,8 +199,8 @@ def test_act_respects_masks_and_repeats_for_a_seed():
     masks = np.zeros((200, 3), np.bool_)
     masks[:, 1] = True
     masks.flags.writeable = False
-    first = actor.frozen().act(observed(200), masks, seeded(3))
-    second = actor.frozen().act(observed(200), masks, seeded(3))
+    first = actor.frozen().act(observed(200), masks, randomly(3))
+    second = actor.frozen().act(observed(200), masks, randomly(3))
     assert not (first[1] == 1).any()
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -208,7 +212,7 @@ def test_frozen_actor_has_the_log_probabilities_that_the_learner_recomputes(netw
     actor, masks = Actor(SPEC, network, seeded()), np.zeros((64, 3), np.bool_)
     masks[::2, 2] = True
     actor.encoder.update((actor.encoder.join(observed(50, seed=1))[0] * 3 + 1,))
-    continuous, discrete, log_probs = actor.frozen().act(observed(64), masks, seeded(2))
+    continuous, discrete, log_probs = actor.frozen().act(observed(64), masks, randomly(2))
     with torch.no_grad():
         head = actor(actor.encoder.prepare(actor.encoder.join(observed(64))))
         got = distributions.evaluate(
@@ -220,22 +224,22 @@ def test_frozen_actor_has_the_log_probabilities_that_the_learner_recomputes(netw
             torch.from_numpy(masks),
         )
     np.testing.assert_allclose(log_probs, got.log_prob, atol=1e-5)
-    modes, _, _ = actor.frozen().act(observed(64), None, seeded(2), deterministic=True)
+    modes, _, _ = actor.frozen().act(observed(64), None, randomly(2), deterministic=True)
     np.testing.assert_array_equal(modes, head[:, :2])
 
 
 def test_frozen_actor_does_not_change_while_the_actor_learns():
     actor = Actor(SPEC, SMALL, seeded())
     frozen = actor.frozen()
-    before = frozen.act(observed(), None, seeded(3))
+    before = frozen.act(observed(), None, randomly(3))
     actor.encoder.update((actor.encoder.join(observed(50, seed=1))[0] * 3 + 1,))
     with torch.no_grad():
         for parameter in actor.parameters():
             parameter += 0.5
-    after = frozen.act(observed(), None, seeded(3))
+    after = frozen.act(observed(), None, randomly(3))
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert not np.array_equal(actor.frozen().act(observed(), None, seeded(3))[0], before[0])
+    assert not np.array_equal(actor.frozen().act(observed(), None, randomly(3))[0], before[0])
 
 
 def test_new_policy_has_means_near_0_and_sigma_1():
@@ -292,7 +296,7 @@ def test_weights_are_arrays_including_the_normalizer():
     load_arrays(other, arrays)
     assert {"encoder.normalizer.mean", "encoder.normalizer.count", "log_sigma"} <= arrays.keys()
     assert weights_sha256(to_arrays(other)) == weights_sha256(arrays)
-    found = [actor.frozen().act(observed(), None, seeded()) for actor in (other, one)]
+    found = [actor.frozen().act(observed(), None, randomly()) for actor in (other, one)]
     for got, expected in zip(*found, strict=True):
         np.testing.assert_array_equal(got, expected)
 

@@ -28,6 +28,10 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def randomly(seed=0):
+    return np.random.default_rng(seed)
+
+
 def spec_of(actions, mixed=False):
     observations = [ObservationSpec(name="state", shape=(3,))]
     if mixed:
@@ -69,7 +73,7 @@ def recurrent_actor(actions, memory, previous, *, mixed=False, **changes):
 
 def played(actor, agents, steps, seed=0):
     """Returns observations, masks, carried states, actions and log-probabilities; row is `step * agents + agent`."""
-    acting, random, generator = actor.frozen(), np.random.default_rng(seed), seeded(seed)
+    acting, random, generator = actor.frozen(), randomly(seed), randomly(seed + 1)
     carried, width = np.zeros((agents, acting.carried), np.float32), actor.actions.mask_size
     first = np.cumsum((0, *actor.actions.discrete))[:-1]
     columns = []
@@ -131,8 +135,8 @@ def test_actions_depend_on_the_carried_state(memory, previous):
     actor = recurrent_actor(ACTIONS["hybrid"], memory, previous)
     observations = observed(actor.spec, 5, np.random.default_rng(1))
     carried = np.random.default_rng(2).standard_normal((5, actor.carried)).astype(np.float32)
-    with_carried = actor.frozen().act(observations, None, seeded(), carried=carried)
-    assert not np.array_equal(with_carried[0], actor.frozen().act(observations, None, seeded())[0])
+    with_carried = actor.frozen().act(observations, None, randomly(), carried=carried)
+    assert not np.array_equal(with_carried[0], actor.frozen().act(observations, None, randomly())[0])
 
 
 @CARRIED
@@ -140,8 +144,8 @@ def test_agents_without_carried_state_act_as_at_their_first_decision(memory, pre
     actor = recurrent_actor(ACTIONS["hybrid"], memory, previous)
     observations = observed(actor.spec, 5, np.random.default_rng(1))
     zeros = np.zeros((5, actor.carried), np.float32)
-    first = actor.frozen().act(observations, None, seeded(), carried=zeros)
-    for got, expected in zip(actor.frozen().act(observations, None, seeded()), first, strict=True):
+    first = actor.frozen().act(observations, None, randomly(), carried=zeros)
+    for got, expected in zip(actor.frozen().act(observations, None, randomly()), first, strict=True):
         np.testing.assert_array_equal(got, expected)
     assert zeros.any(), "what it carries on takes the place of what it carried"
 
@@ -152,11 +156,11 @@ def test_actions_of_an_agent_do_not_depend_on_other_agents(memory, previous):
     observations = observed(actor.spec, 6, np.random.default_rng(1))
     carried = np.random.default_rng(2).standard_normal((6, actor.carried)).astype(np.float32)
     together = carried.copy()
-    modes = actor.frozen().act(observations, None, seeded(), deterministic=True, carried=together)
+    modes = actor.frozen().act(observations, None, randomly(), deterministic=True, carried=together)
     for row in range(6):
         alone = carried[row : row + 1].copy()
         seen = [column[row : row + 1] for column in observations]
-        got = actor.frozen().act(seen, None, seeded(), deterministic=True, carried=alone)
+        got = actor.frozen().act(seen, None, randomly(), deterministic=True, carried=alone)
         for one, column in zip((*got, alone), (*modes, together), strict=True):
             np.testing.assert_allclose(one[0], column[row], atol=1e-5)
 
@@ -164,11 +168,11 @@ def test_actions_of_an_agent_do_not_depend_on_other_agents(memory, previous):
 def test_frozen_recurrent_policy_does_not_change_with_its_actor():
     actor = recurrent_actor(ACTIONS["hybrid"], True, True, mixed=True)
     observations, frozen = observed(actor.spec, 3, np.random.default_rng(1)), actor.frozen()
-    before = frozen.act(observations, None, seeded())
+    before = frozen.act(observations, None, randomly())
     with torch.no_grad():
         for parameter in actor.parameters():
             parameter.add_(0.5)
-    for got, expected in zip(frozen.act(observations, None, seeded()), before, strict=True):
+    for got, expected in zip(frozen.act(observations, None, randomly()), before, strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -206,8 +210,8 @@ def test_published_weights_of_a_shared_critic_have_no_value_outputs(mixed):
     load_arrays(acting, arrays)
     observations = observed(actor.spec, 5, np.random.default_rng(1))
     carried = [np.ones((5, actor.carried), np.float32) for _ in range(2)]
-    ours = actor.frozen().act(observations, None, seeded(), carried=carried[0])
-    theirs = acting.frozen().act(observations, None, seeded(), carried=carried[1])
+    ours = actor.frozen().act(observations, None, randomly(), carried=carried[0])
+    theirs = acting.frozen().act(observations, None, randomly(), carried=carried[1])
     for got, expected in zip((*theirs, carried[1]), (*ours, carried[0]), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-6)
 

@@ -44,7 +44,7 @@ def policies(network: NetworkSettings = SMALL) -> Policies:
 def alone(number: int, network: NetworkSettings) -> NetworkPolicy:
     """Returns a deterministic policy with these weights alone."""
     sure = network.model_copy(update={"deterministic": True})
-    policy = NetworkPolicy(SPEC, sure, torch.Generator().manual_seed(0))
+    policy = NetworkPolicy(SPEC, sure, np.random.default_rng(0))
     policy.load(weights(number, network))
     return policy
 

@@ -35,7 +35,7 @@ def weights(version, network=SMALL):
 
 
 def policy(*versions, network=SMALL):
-    current = NetworkPolicy(SPEC, network, torch.Generator().manual_seed(7))
+    current = NetworkPolicy(SPEC, network, np.random.default_rng(7))
     for version in versions:
         current.load(weights(version, network))
     return current

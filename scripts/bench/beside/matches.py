@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from beside.games import GAMES, Floats, Game
@@ -42,7 +41,7 @@ class Ours:
             actions=ActionSpec(continuous=game.actions),
         )
         network = NetworkSettings.model_validate_json(weights.network)
-        self._policy = NetworkPolicy(spec, network, torch.Generator().manual_seed(seed))
+        self._policy = NetworkPolicy(spec, network, np.random.default_rng(seed))
         self._policy.load(weights)
 
     def act(self, observations: Floats) -> Floats:
