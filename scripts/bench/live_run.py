@@ -40,7 +40,8 @@ SPECS = dict(make("balance", 1).behaviors())
 SMALL = {"hidden_units": 32, "num_layers": 1}
 CONFIG = """
 behaviors:
-  Balance:
+  {behavior}:
+    trainer_type: {trainer}
     hyperparameters: {{batch_size: {batch}, buffer_size: {buffer}, num_epoch: 1}}
     network_settings: {network}
     max_steps: 1000000000
@@ -61,6 +62,8 @@ class LiveRun:
         buffer: `buffer_size` of the learner.
         batch: its `batch_size`.
         network: its network.
+        behavior: its name.
+        trainer: its `trainer_type`.
     """
 
     def __init__(
@@ -71,11 +74,15 @@ class LiveRun:
         buffer: int,
         batch: int = 512,
         network: Mapping[str, Any] = SMALL,
+        behavior: str = "Balance",
+        trainer: str = "ppo",
     ) -> None:
+        self._behavior = behavior
         values = {"simulators": list(simulators), "pipeline": pipeline, "network": network}
         texts = {name: json.dumps(value) for name, value in values.items()}
         config = folder / "live.yaml"
-        config.write_text(CONFIG.format(buffer=buffer, batch=batch, **texts))
+        plain = {"buffer": buffer, "batch": batch, "behavior": behavior, "trainer": trainer}
+        config.write_text(CONFIG.format(**plain, **texts))
         self.directory = folder / "run"
         self._output = (folder / "console.txt").open("w")
         command = [sys.executable, "-m", "sparring", "train", str(config), "--results-dir", str(folder)]
@@ -146,10 +153,16 @@ class LiveRun:
         time.sleep(seconds)
         return (self.produced() - steps) / (time.monotonic() - began)
 
+    def lines(self, service: str) -> list[dict[str, Any]]:
+        """Returns the lines of a service, written every 30 s, each with the counts since the one before."""
+        path = self.directory / "services.jsonl"
+        lines = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+        return [line for line in lines if line["service"] == service]
+
     def _figures(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError, KeyError):
             status = json.loads((self.directory / "status.json").read_text())
-            figures: dict[str, Any] = status["behaviors"]["Balance"]["figures"]
+            figures: dict[str, Any] = status["behaviors"][self._behavior]["figures"]
             return figures
         return {}
 
