@@ -6,8 +6,10 @@ import contextlib
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +19,9 @@ import psutil
 import pytest
 import yaml
 
+from sparring.pipeline.games.balance import Balance
+from sparring.pipeline.messages.codec import to_bytes
+from sparring.pipeline.messages.simulator import VERSION, Hello
 from tests.services.services_helpers import HANG_S, Training, balanced, config, json_lines
 
 pytestmark = pytest.mark.slow
@@ -111,6 +116,49 @@ def test_unix_address_takes_no_file_and_no_socket_of_others(tmp_path: Path) -> N
         assert Training(tmp_path, str(file), run_id="socket").end() != 0
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
+
+
+def test_simulators_that_reset_their_connection_after_hello_disturb_no_other(tmp_path: Path) -> None:
+    """The connection may be gone before stepping has written its first byte."""
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
+    training.updates(1)
+    (line,) = (line for line in training.lines if "run_started" in line)
+    host, port = re.search(r"tcp://([\d.]+):(\d+)", line).groups()  # type: ignore[union-attr]
+    data = to_bytes(Hello(version=VERSION, name="hasty", behaviors=dict(Balance().behaviors())))
+    for _ in range(200):
+        with socket.create_connection((host, int(port))) as hasty:
+            hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            hasty.sendall(data)
+    training.updates(2)
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
+    assert not [line for line in training.lines if "failed" in line], "\n".join(training.lines)
+    result = training.summary["behaviors"]["Balance"]
+    assert (balanced(result["step_counts"]), result["step_counts"]["lost"]) == (True, 0)
+
+
+def test_stepping_that_is_told_to_end_takes_its_simulators_back(tmp_path: Path) -> None:
+    """It says goodbye to them, and they end before their first steps are known: that is no mistake of theirs."""
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
+    training.wait_for(lambda lines: any("read_as" in line for line in lines))
+    os.kill(training.pid("stepping-0"), signal.SIGTERM)
+    training.updates(1)
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
+
+
+def test_folder_of_logs_that_was_removed_ends_no_run(tmp_path: Path) -> None:
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
+    training.updates(1)
+    pids = [training.pid(part) for part in ("assembly", "simulator-0")]
+    shutil.rmtree(training.directory / "logs")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for said in ("failed  part=assembly", "failed  part=simulator-0"):
+        training.wait_for(lambda lines: any(said in line for line in lines))  # noqa: B023
+    training.updates(2)
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
 
 
 def test_stop_before_the_first_update_offers_no_command_to_resume(tmp_path: Path) -> None:
