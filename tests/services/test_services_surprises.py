@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
@@ -12,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -87,6 +89,30 @@ def test_console_of_a_run_has_whole_lines_only_and_the_finished_run_is_not_resum
     again = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (again.returncode, again.stderr) == (0, "")
     assert again.stdout.startswith("run has completed: Balance 2,048 of 2,048 steps")
+
+
+def test_terminal_that_stops_writers_in_the_background_stops_no_service(tmp_path: Path) -> None:
+    """Each service has a process group of its own, which a terminal with `stty tostop` takes for the background."""
+    file = config(tmp_path, **ENDLESS | {"max_steps": 4096})
+    command = [sys.executable, "-m", "sparring", "train", str(file), "--results-dir", str(tmp_path), "--run-id", "run"]
+    ours, terminal = pty.openpty()
+    attributes = termios.tcgetattr(terminal)
+    attributes[3] |= termios.TOSTOP
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+    with subprocess.Popen(
+        [*command, "--no-export"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as training:
+        os.close(terminal)
+        lines = rows(ours)
+    os.close(ours)
+    assert training.returncode == 0, lines
+    assert any(line.startswith("Balance  step ") for line in lines), lines
+    assert not any("heartbeat_missed" in line for line in lines), lines
 
 
 def test_port_in_use_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
