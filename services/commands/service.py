@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import secrets
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     if os.name == "posix":
         os.nice(plan.niceness)
+        # Its process group is never in the foreground of a terminal, and `stty tostop` would stop it at its first line.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     if plan.threads:  # only these use torch
         from sparring.pipeline.networks.device import use_threads
 

@@ -14,7 +14,7 @@ from typing import Final
 import yaml
 
 from sparring.pipeline.errors import ServiceError, SettingsError
-from sparring.pipeline.files import Json
+from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Overrides, Settings, no_device, not_here, read, without_effect
@@ -141,7 +141,8 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
         """Puts into the run's folder what some of its behaviors need; returns notes for the user."""
         initial = () if kept.resume else copy_initial(directory, grown, names)
         write_opponents(directory, grown, names)
-        (directory / "configuration.yaml").write_text(yaml.safe_dump(grown.used, sort_keys=False))
+        used = yaml.safe_dump(grown.used, sort_keys=False)
+        write_atomically(directory / "configuration.yaml", used.encode(), durable=False)
         return initial
 
     notes += prepare(settings, settings.behaviors)

@@ -175,7 +175,10 @@ class ConnectionAcceptor:
 
 def host_of(stream: ByteStream) -> str:
     """Returns a stream's origin: an IPv4 address, the network of an IPv6 address, or "here"."""
-    remote = stream.extra(SocketAttribute.remote_address, None)  # noqa: S610 (of a stream)
+    try:
+        remote = stream.extra(SocketAttribute.remote_address, None)  # noqa: S610 (of a stream)
+    except ValueError:  # of uvloop: the peer has reset it already, and reading it says so
+        return "here"
     if not isinstance(remote, tuple):
         return "here"
     try:

@@ -99,11 +99,14 @@ def second_handle(stream: ByteStream) -> socket.socket | None:
         asyncio.get_running_loop()
     except RuntimeError:
         return None
-    if stream.extra(TLSAttribute.ssl_object, None) is not None:  # noqa: S610 (of a stream)
+    try:
+        if stream.extra(TLSAttribute.ssl_object, None) is not None:  # noqa: S610 (of a stream)
+            return None
+        raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 (of a stream)
+        if raw is None or os.name != "posix":
+            return None
+        direct = socket.socket(fileno=os.dup(raw.fileno()))
+    except (OSError, ValueError):  # the peer has reset it and uvloop has closed it, or no descriptor is left
         return None
-    raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 (of a stream)
-    if raw is None or os.name != "posix":
-        return None
-    direct = socket.socket(fileno=os.dup(raw.fileno()))
     direct.setblocking(False)
     return direct

@@ -186,8 +186,8 @@ class ProcessHost:
         Raises:
             OSError: the command cannot be started.
         """
-        path = self._logs / f"{name}.stderr"
-        with path.open("ab") as errors:
+        errors, path = self._errors(name)
+        with errors:
             offset = errors.tell()
             process = subprocess.Popen(
                 command,
@@ -208,12 +208,25 @@ class ProcessHost:
         """Starts `sparring ARGUMENTS` without its imports, where the system can; as `start` otherwise."""
         if sys.platform != "linux":
             return self.start(name, [*SPARRING, *arguments], environment, output)
-        path = self._logs / f"{name}.stderr"
-        with path.open("ab") as errors:
+        errors, path = self._errors(name)
+        with errors:
             offset = errors.tell()
             descriptors = [(output or errors).fileno(), errors.fileno(), self._reader]
             child = await anyio.to_thread.run_sync(forking.fork, arguments, environment, descriptors)
         return Process(child, path, offset)
+
+    def _errors(self, name: str) -> tuple[IO[bytes], Path]:
+        """Opens the file for the standard error of a process; without it, where its folder has no place for it.
+
+        Users remove, move and replace what is in the folder of a run, and a restart must not fail because of that.
+        """
+        path = self._logs / f"{name}.stderr"
+        try:
+            self._logs.mkdir(exist_ok=True)
+            return path.open("ab"), path
+        except OSError:
+            path = Path(os.devnull)
+            return path.open("ab"), path
 
     def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
         """Starts a foreign program under a watcher that ends it with this process. Raises as `start`."""

@@ -18,6 +18,7 @@ from which its next incarnation continues.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 from pydantic import TypeAdapter, ValidationError
@@ -183,11 +184,14 @@ class MonitorState:
         return ended
 
     def finish(self) -> None:
-        """Adds the final numbers, closes every interval, and plots the curves."""
+        """Adds the final numbers, closes every interval, and plots the curves; a full disk only leaves these out."""
         for subscription in self._subscriptions.values():
             self.take(subscription)
-        self.tick(last=True)
-        self._files.plot_curves(self._context.run.id)
+        for write in (partial(self.tick, last=True), partial(self._files.plot_curves, self._context.run.id)):
+            try:
+                write()
+            except OSError as error:
+                self._context.writing.failed(error, "the last metrics")
 
     def _behaviors(self) -> list[str]:
         return sorted({*self._context.run.settings.behaviors, *self._overview.behaviors()})

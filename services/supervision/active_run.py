@@ -222,10 +222,13 @@ class ActiveRun:
         if part.plan.restarts is not None:
             return False
         stepping, number = self.topology.run.stepping, int(part.name.rpartition("-")[2])
-        if hosted.process.wait() < 0 or any(self.parts[name].starts > 1 for name in stepping):
+        if hosted.process.wait() < 0:
             return False
         with anyio.move_on_after(_NEWS_S):
             await self.over.wait()
+        # After the wait: a service that was told to end says goodbye to its simulators before it ends itself.
+        if any(self.parts[name].starts > 1 or self.parts[name].down for name in stepping):
+            return False
         states = [self.latest(name, STEPPING_STATE) for name in stepping]
         return not any(state is not None and number in state.stepped for state in states)
 

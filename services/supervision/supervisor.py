@@ -6,6 +6,7 @@ waits for      the end of the run, the end of a process, a signal
 unblocked by   coordination's "finished"; SIGINT, SIGTERM or SIGHUP; a failure beyond the restart budget
 """
 
+import math
 import secrets
 import signal
 import time
@@ -32,6 +33,9 @@ from sparring.services.supervision.watchdog import LOOK_S, Watchdog, relay
 
 EXPORT_S = 60.0
 """The time for the exports of the last checkpoints."""
+
+_RETRY_S = 5.0
+"""The pause before a behavior is added again after the folder of the run could not be written."""
 
 TOPIC_PACE_S = 0.25
 """Topics change hundreds of times a second; the decisions that are made here can wait that long."""
@@ -138,9 +142,10 @@ class Supervisor:
     async def _follow_names(self, tasks: TaskGroup) -> None:
         """Starts learners for behaviors that simulators name and the configuration does not.
 
-        A behavior for which no learner can be started keeps only its own simulators waiting.
+        A behavior for which no learner can be started keeps only its own simulators waiting. They also wait while the
+        folder of the run cannot be written, most likely because the disk is full.
         """
-        active, refused = self.active, set[str]()
+        active, refused, failing_since = self.active, set[str](), math.inf
         topic = await self._transport.publisher(SUPERVISOR)
         while not active.over.is_set():
             await anyio.sleep(LOOK_S)
@@ -157,11 +162,21 @@ class Supervisor:
             try:
                 topology = self._grow(active.topology, names)
             except (OSError, SparringError) as error:
+                if isinstance(error, OSError):
+                    if math.isinf(failing_since):
+                        failing_since = active.clock()
+                        what = f"the settings of {', '.join(names)}"
+                        self._log.warning("not_written", part=SUPERVISOR, what=what, error=str(error), notice=True)
+                    if active.clock() - failing_since < active.settings.stall_timeout_s:
+                        with anyio.move_on_after(_RETRY_S):
+                            await active.over.wait()
+                        continue
                 refused.update(names)
                 self._log.error("no_learner", behaviors=names, error=str(error), notice=True)
                 if not run.settings.behaviors:
                     active.fail(f"no learner for {', '.join(names)}: {error}")
                 continue
+            failing_since = math.inf
             active.host.topology = topology
             await self._add_services(tasks, [plan for plan in topology.services if plan.name not in active.topics])
             topic.publish(ADDED, AddedBehaviors(names=topology.run.added))

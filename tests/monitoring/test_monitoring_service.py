@@ -46,6 +46,29 @@ async def test_run_is_reported_on_the_console_in_files_and_in_curves(
 
 
 @pytest.mark.anyio
+async def test_disk_that_is_full_at_the_end_does_not_fail_the_monitor(
+    fake_run: FakeRun, transport: FakeTransport, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit is counted; what follows it is tried all the same."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def plot(*_: object) -> None:
+        tried.append("curves")
+        full()
+
+    tried: list[str] = []
+    async with running_monitor(transport, folder) as monitor:
+        await work(fake_run, transport, 5)
+        monkeypatch.setattr("sparring.pipeline.monitoring.files.RunFiles.replace", full)
+        monkeypatch.setattr("sparring.pipeline.monitoring.files.RunFiles.plot_curves", plot)
+    assert tried
+    assert dict(monitor.context.registry.snapshot(0.0).counters)["writes_failed"] >= 2
+    assert not (folder / "curves.png").exists()
+
+
+@pytest.mark.anyio
 async def test_status_is_never_older_than_a_second(fake_run: FakeRun, transport: FakeTransport, folder: Path) -> None:
     async with running_monitor(transport, folder) as monitor:
         assert monitor.read("status.json")["services"]["assembly"]["heartbeat_age_s"] is None

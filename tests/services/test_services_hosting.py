@@ -32,6 +32,17 @@ async def test_final_report_is_that_of_the_current_incarnation(host: ProcessHost
     assert await start(host, "import os; os.kill(os.getpid(), 9)").wait() == "signal SIGKILL"
 
 
+async def test_process_starts_without_the_file_for_its_errors(tmp_path: Path) -> None:
+    """Users remove folders and replace files of a run that goes on."""
+    logs = tmp_path / "logs"
+    host = ProcessHost(logs)
+    assert await start(host, "raise SystemExit('no such file')").wait() == "exit status 1: no such file"
+    (logs / "one.stderr").unlink()
+    (logs / "one.stderr").mkdir()
+    assert await start(host, "raise SystemExit('no such file')").wait() == "exit status 1"
+    host.close()
+
+
 async def test_watched_program_does_not_follow_the_pipe_of_its_watcher(host: ProcessHost) -> None:
     process = host.watched("one", [sys.executable, "-c", f"import os; os.environ['{PIPE_VARIABLE}']"], {})
     assert "KeyError" in await process.wait()

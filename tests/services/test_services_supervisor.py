@@ -491,6 +491,41 @@ async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Pat
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("full", [False, True])
+async def test_behavior_that_comes_while_the_disk_is_full_gets_its_learner_once_there_is_room(
+    tmp_path: Path, full: bool
+) -> None:
+    """A run without other behaviors does not end before the time in which others wait for room either."""
+    text = "default_settings: {}\npipeline: {stall_timeout_s: 60, address: 'tcp://127.0.0.1:0'}\n"
+    topology = build(parse_settings(text, "test").settings, run_id="test", directory=tmp_path, seed=1)
+    host, hub, requests = FakeHost({}), MemoryHub(), []
+
+    def grow(before: Topology, names: Sequence[str]) -> Topology:
+        requests.append(list(names))
+        if full or len(requests) < 4:
+            raise OSError(28, "No space left on device")
+        return before.with_behaviors(names, ports)
+
+    async with (
+        MemoryTransport(hub, start="stepping-0.1") as own,
+        MemoryTransport(hub, start="supervisor.1") as transport,
+        anyio.create_task_group() as tasks,
+    ):
+        topic = await own.publisher("stepping-0")
+        with Ports() as ports:
+            supervisor = supervisor_of(topology, host, transport, grow=grow)
+            tasks.start_soon(supervisor.supervise)
+            topic.publish(SPECS, BehaviorSpecs(behaviors={"Late": SPEC}, teams={"Late": (0,)}))
+            await anyio.sleep(40)
+            assert not supervisor.active.over.is_set()
+            assert ("learning-Late" in host.starts) is not full
+            await anyio.sleep(40)
+            assert supervisor.active.over.is_set() is full
+        tasks.cancel_scope.cancel()
+    assert full or len(requests) == 4
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("teams", "trained", "rated", "warned"),
     [((0,), 64, False, True), ((0,), 0, False, False), ((0, 1), 64, False, False), ((0,), 64, True, False)],

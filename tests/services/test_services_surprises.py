@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -17,6 +21,9 @@ import psutil
 import pytest
 import yaml
 
+from sparring.pipeline.games.balance import Balance
+from sparring.pipeline.messages.codec import to_bytes
+from sparring.pipeline.messages.simulator import VERSION, Hello
 from tests.services.services_helpers import HANG_S, Training, balanced, config, json_lines
 
 pytestmark = pytest.mark.slow
@@ -84,6 +91,30 @@ def test_console_of_a_run_has_whole_lines_only_and_the_finished_run_is_not_resum
     assert again.stdout.startswith("run has completed: Balance 2,048 of 2,048 steps")
 
 
+def test_terminal_that_stops_writers_in_the_background_stops_no_service(tmp_path: Path) -> None:
+    """Each service has a process group of its own, which a terminal with `stty tostop` takes for the background."""
+    file = config(tmp_path, **ENDLESS | {"max_steps": 4096})
+    command = [sys.executable, "-m", "sparring", "train", str(file), "--results-dir", str(tmp_path), "--run-id", "run"]
+    ours, terminal = pty.openpty()
+    attributes = termios.tcgetattr(terminal)
+    attributes[3] |= termios.TOSTOP
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+    with subprocess.Popen(
+        [*command, "--no-export"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as training:
+        os.close(terminal)
+        lines = rows(ours)
+    os.close(ours)
+    assert training.returncode == 0, lines
+    assert any(line.startswith("Balance  step ") for line in lines), lines
+    assert not any("heartbeat_missed" in line for line in lines), lines
+
+
 def test_port_in_use_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
     file = config(tmp_path, **ENDLESS)
     plain = yaml.safe_load(file.read_text())
@@ -111,6 +142,49 @@ def test_unix_address_takes_no_file_and_no_socket_of_others(tmp_path: Path) -> N
         assert Training(tmp_path, str(file), run_id="socket").end() != 0
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
+
+
+def test_simulators_that_reset_their_connection_after_hello_disturb_no_other(tmp_path: Path) -> None:
+    """The connection may be gone before stepping has written its first byte."""
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
+    training.updates(1)
+    (line,) = (line for line in training.lines if "run_started" in line)
+    host, port = re.search(r"tcp://([\d.]+):(\d+)", line).groups()  # type: ignore[union-attr]
+    data = to_bytes(Hello(version=VERSION, name="hasty", behaviors=dict(Balance().behaviors())))
+    for _ in range(200):
+        with socket.create_connection((host, int(port))) as hasty:
+            hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            hasty.sendall(data)
+    training.updates(2)
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
+    assert not [line for line in training.lines if "failed" in line], "\n".join(training.lines)
+    result = training.summary["behaviors"]["Balance"]
+    assert (balanced(result["step_counts"]), result["step_counts"]["lost"]) == (True, 0)
+
+
+def test_stepping_that_is_told_to_end_takes_its_simulators_back(tmp_path: Path) -> None:
+    """It says goodbye to them, and they end before their first steps are known: that is no mistake of theirs."""
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
+    training.wait_for(lambda lines: any("read_as" in line for line in lines))
+    os.kill(training.pid("stepping-0"), signal.SIGTERM)
+    training.updates(1)
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
+
+
+def test_folder_of_logs_that_was_removed_ends_no_run(tmp_path: Path) -> None:
+    training = Training(tmp_path, str(config(tmp_path, **ENDLESS)))
+    training.updates(1)
+    pids = [training.pid(part) for part in ("assembly", "simulator-0")]
+    shutil.rmtree(training.directory / "logs")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for said in ("failed  part=assembly", "failed  part=simulator-0"):
+        training.wait_for(lambda lines: any(said in line for line in lines))  # noqa: B023
+    training.updates(2)
+    training.process.send_signal(signal.SIGINT)
+    assert training.end() == 0, "\n".join(training.lines)
 
 
 def test_stop_before_the_first_update_offers_no_command_to_resume(tmp_path: Path) -> None:

@@ -81,6 +81,33 @@ async def test_the_task_and_not_the_caller_gets_the_error_of_a_broken_connection
 
 
 @pytest.mark.asyncio
+async def test_a_stream_whose_socket_is_gone_or_has_no_second_handle_is_written_by_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """uvloop closes a socket that the other side has reset; and descriptors may run out."""
+
+    class Gone:
+        def extra(self, *_: Any) -> None:
+            raise ValueError("negative file descriptor")
+
+    def refuse(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    gone: Any = Gone()
+    outgoing = Outgoing(gone, lambda *_: None)
+    outgoing.put(b"unheard")
+    assert outgoing.waiting_bytes == 7
+    with anyio.fail_after(30):
+        async with AsyncExitStack() as stack:
+            ours, theirs = await connected(stack)
+            monkeypatch.setattr("os.dup", refuse)
+            outgoing = stack.enter_context(closing(Outgoing(ours, lambda *_: None)))
+            outgoing.put(b"first")
+            await outgoing.drain()
+            assert await read(theirs, 5) == b"first"
+
+
+@pytest.mark.asyncio
 async def test_messages_after_the_end_are_drained() -> None:
     """A closed `Outgoing` leaves later messages to `drain`, in order."""
     with anyio.fail_after(30):
