@@ -82,7 +82,7 @@ def constant(value: float, like: Tensor, *shape: int) -> Tensor:
     return _constant(value, like.dtype, like.device, shape)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _constant(value: float, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Tensor:
     return torch.full(shape, value, dtype=dtype, device=device)
 
