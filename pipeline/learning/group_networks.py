@@ -192,7 +192,7 @@ class PreparedGroups:
         if not dense:
             places = places[(np.arange(n) < counts[:, None]).ravel()]
         slots = np.zeros(n * m, np.int64)
-        alone = dense and len(self.rows) == 1 and len(np.unique(token_rows)) == n * m
+        alone = dense and len(self.rows) == 1 and bool((np.bincount(token_rows) < 2).all())
         if alone:
             slots[places] = token_rows
         before = 0

@@ -37,7 +37,7 @@ from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, Recurr
 from sparring.pipeline.learning.settings import Hyperparameters
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.device import over
+from sparring.pipeline.networks.device import constant, over
 from sparring.pipeline.specs import Array, Flags, Floats, Numbers
 
 WEIGHT_CAP: Final = 2.0
@@ -79,10 +79,7 @@ def policy_loss(actor: Actor, head_BH: Tensor, rows: Minibatch, beta: float) -> 
     """
     per_dimension = rows.log_prob.dim() == 2
     chosen = evaluate(actor, head_BH, rows, per_dimension)
-    advantage, limit = (
-        (rows.advantage.unsqueeze(1), rows.limit.unsqueeze(1)) if per_dimension else (rows.advantage, rows.limit)
-    )
-    objective, to_log_prob, log_ratio = surrogate(chosen.log_prob, rows.log_prob, advantage, limit)
+    objective, to_log_prob, log_ratio = surrogate(chosen.log_prob, rows.log_prob, rows.advantage, rows.limit)
     parts = 1 if per_dimension else actor.actions.parts
     to_head_BH, to_log_sigma_C = chosen.gradient(to_log_prob, -beta * parts)
     return PolicyLoss(objective, log_ratio, chosen.entropy, to_head_BH, to_log_sigma_C)
@@ -117,7 +114,8 @@ def surrogate(
     free_B = log_ratio_B.exp().mul_(advantage_B)
     objective_B = torch.minimum(free_B, limit_B)
     # In clipped rows the objective does not depend on the ratio; in all others d ratio / d log p = ratio.
-    return objective_B, free_B.masked_fill_(free_B > limit_B, 0.0).mul_(-1.0 / free_B.numel()), log_ratio_B
+    to_log_prob_B = free_B.masked_fill_(free_B > limit_B, 0.0).mul_(constant(-1.0 / free_B.numel(), free_B))
+    return objective_B, to_log_prob_B, log_ratio_B
 
 
 def value_loss(
@@ -136,7 +134,7 @@ def value_loss(
     if not values_BS.shape[0]:
         return values_BS.new_zeros(1, values_BS.shape[1]), torch.zeros_like(values_BS)
     error_BS = values_BS - returns_BS
-    squares_BS, factor = error_BS.square(), 2.0 * weight / error_BS.numel()
+    squares_BS, factor = error_BS * error_BS, constant(2.0 * weight / error_BS.numel(), error_BS)
     if old_values_BS is None:
         return squares_BS, error_BS.mul_(factor)
     moved_BS = values_BS - old_values_BS
@@ -228,11 +226,14 @@ def correct(
     stale = torch.from_numpy(stale_R)
     joint_R = proximal_RP.sum(1)
     weight_R = (joint_R - rows.log_prob).exp_().clamp_(max=WEIGHT_CAP).masked_fill_(~stale, 1.0)
-    rows = rows._replace(log_prob=proximal_RP if per_dimension else torch.where(stale, joint_R, rows.log_prob))
+    advantage = rows.advantage * weight_R
+    if per_dimension:
+        rows, advantage = rows._replace(log_prob=proximal_RP), advantage.unsqueeze(1)
+    else:
+        rows = rows._replace(log_prob=torch.where(stale, joint_R, rows.log_prob))
+    rows = rows._replace(advantage=advantage, limit=clip_limit(advantage, epsilon))
     if not stale_R.any():
         return rows, NONE_STALE
-    advantage_R = rows.advantage * weight_R
-    rows = rows._replace(advantage=advantage_R, limit=clip_limit(advantage_R, epsilon))
     total, squares = weight_R.sum().item(), weight_R.square().sum().item()
     return rows, Staleness(total / len(weight_R), total**2 / (len(weight_R) * squares) if squares else 0.0)
 

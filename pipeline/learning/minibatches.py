@@ -36,8 +36,8 @@ class Minibatch(NamedTuple):
         masks: [B, choices of all branches] True = forbidden; None if every choice was allowed.
         log_prob: under the policy that the clip is centered on: [B] of the joint action, or [B, P] of each part of it
             if the ratio is that of each part.
-        advantage: [B] normalized, then weighted (`proximal`).
-        limit: [B] `losses.clip_limit` of the advantage.
+        advantage: normalized, then weighted (`losses.correct`): [B], or [B, 1] beside [B, P].
+        limit: `losses.clip_limit` of the advantage, in the same shape.
         returns: [B, S] targets of the critic, per signal.
         values: [B, S] the critic's estimates before the update.
     """

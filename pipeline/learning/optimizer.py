@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.networks.device import CPU
+from sparring.pipeline.networks.device import CPU, constant
 
 BackwardFn = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
 """Propagates gradients of outputs to the `grad` of all parameters: autograd, or explicit formulas of a network."""
@@ -63,14 +63,18 @@ class Adam:
         self.gradient_norm, self.tried = 0.0, 0
         named = dict(self.modules.named_parameters())
         self._shapes = {name: parameter.shape for name, parameter in named.items()}
-        with torch.no_grad():
-            self.flat = torch.cat([parameter.reshape(-1).to(self.device) for parameter in named.values()])
+        size, dtype = sum(map(torch.Size.numel, self._shapes.values())), next(iter(named.values())).dtype
+        self.flat = torch.empty(size, dtype=dtype, device=self.device)
         self.gradient = torch.zeros_like(self.flat)
         values, gradients = self.named(self.flat), self.named(self.gradient)
         for name, parameter in named.items():
-            place(parameter, values[name])
+            place(parameter, values[name].copy_(parameter.detach()))
             parameter.grad = gradients[name]
-        self.moments = {"step": self.flat.new_zeros(()), **{name: torch.zeros_like(self.flat) for name in AVERAGES}}
+        averages = {name: torch.zeros_like(self.flat) for name in AVERAGES}
+        self.moments = {"step": self.flat.new_zeros(()), **averages}
+        largest: list[Tensor] = []  # of AMSGrad alone
+        state = (self.flat, self.gradient, *averages.values())
+        self._state = (*([one] for one in state), largest, [self.moments["step"]])
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Returns views of parts of a block like `flat`, in the shapes and by the names of the parameters."""
@@ -100,11 +104,8 @@ class Adam:
             return False
         if self.max_norm is not None and self.gradient_norm > self.max_norm:
             gradient.mul_(self.max_norm / self.gradient_norm)
-        self.moments["step"].add_(1)
-        averages = ([self.moments[name]] for name in AVERAGES)
-        largest: list[Tensor] = []  # of AMSGrad alone
-        state = (*averages, largest, [self.moments["step"]])
-        fused_adam([self.flat], [gradient], *state, lr=self.learning_rate, eps=self.epsilon)
+        self.moments["step"].add_(constant(1.0, self.moments["step"]))
+        fused_adam(*self._state, lr=self.learning_rate, eps=self.epsilon)
         return True
 
     def grown(self) -> Adam:

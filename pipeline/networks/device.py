@@ -10,6 +10,7 @@ same initial weights and the same order on every device.
 import json
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -71,6 +72,19 @@ def _moved(record: Any, device: torch.device) -> Any:
         parts = [_moved(part, device) for part in record]
         return type(record)(*parts) if hasattr(record, "_fields") else tuple(parts)
     return record.to(device) if hasattr(record, "to") else record
+
+
+def constant(value: float, like: Tensor, *shape: int) -> Tensor:
+    """Returns a tensor of equal values like another one.
+
+    PyTorch converts a Python number for each operation, which takes as long as the operation on a few rows.
+    """
+    return _constant(value, like.dtype, like.device, shape)
+
+
+@lru_cache(maxsize=64)
+def _constant(value: float, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Tensor:
+    return torch.full(shape, value, dtype=dtype, device=device)
 
 
 def back(tensor: Tensor) -> Array:

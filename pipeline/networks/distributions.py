@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sparring.pipeline.networks.device import constant
 from sparring.pipeline.specs import ActionSpec
 
 FORBIDDEN: Final = -1e8
@@ -48,7 +49,7 @@ class Evaluation(NamedTuple):
         log_prob: [B] log-probability of each joint action, or [B, P] of each of its parts.
         entropy: mean over rows of the sum of the branches' entropies plus the mean over the continuous dimensions'.
         noise: [B, C] continuous actions, in standard deviations from the mean.
-        squares: [B, C] of the noise.
+        excess: [B, C] squared noise - 1.
         sigma: [C] standard deviations.
         branches: all of them; None if there are none.
         sizes: choices of each branch.
@@ -57,7 +58,7 @@ class Evaluation(NamedTuple):
     log_prob: Tensor
     entropy: Tensor
     noise: Tensor
-    squares: Tensor
+    excess: Tensor
     sigma: Tensor
     branches: Branches | None
     sizes: tuple[int, ...]
@@ -74,19 +75,20 @@ class Evaluation(NamedTuple):
         joint = log_prob_gradient.dim() == 1
         gradient_BP = log_prob_gradient.unsqueeze(1) if joint else log_prob_gradient
         parts = []
-        log_sigma_C = self.sigma.new_zeros(dimensions)
+        log_sigma_C = self.sigma  # of no dimension
         if dimensions:
             of_means_BC = gradient_BP if joint or not self.sizes else gradient_BP[:, :dimensions]
             parts.append(self.noise.div(self.sigma).mul_(of_means_BC))
             # d log p / d log sigma = noise^2 - 1;  d entropy / d log sigma = 1 / C
-            log_sigma_C = self.squares.sub(1.0).mul_(of_means_BC).sum(0)
-            log_sigma_C += entropy_gradient / dimensions
+            of_entropy = constant(entropy_gradient / dimensions / rows, of_means_BC)
+            log_sigma_C = torch.addcmul(of_entropy, self.excess, of_means_BC).sum(0)
         if self.branches is not None:
             gradient_BD1 = (
                 gradient_BP.expand(-1, len(self.sizes)) if joint else gradient_BP[:, dimensions:]
             ).unsqueeze(2)
             # d log p_chosen = one_hot - p;  d entropy = -p (log p + entropy)
-            factor_BDk = self.branches.log_p.add(self.branches.entropy).mul_(entropy_gradient / rows).add_(gradient_BD1)
+            factor_BDk = self.branches.log_p.add(self.branches.entropy)
+            factor_BDk.mul_(constant(entropy_gradient / rows, factor_BDk)).add_(gradient_BD1)
             logits_BDk = factor_BDk.mul_(self.branches.p).neg_().scatter_add_(2, self.branches.chosen, gradient_BD1)
             places = _places(self.sizes, logits_BDk.device)
             logits_BK = logits_BDk.flatten(1)
@@ -118,14 +120,14 @@ def evaluate(
     sigma_C = log_sigma_C.exp()
     means_BC = head_BH[:, : actions.continuous] if actions.discrete else head_BH
     noise_BC = continuous_BC.sub(means_BC).div_(sigma_C)
-    squares_BC = noise_BC.square()
-    if per_dimension:
-        log_prob = log_sigma_C.add(0.5 * _LOG_2PI).neg_().sub(squares_BC, alpha=0.5)
-    else:
-        log_prob = _log_normalizer(log_sigma_C).neg_().sub(squares_BC.sum(1), alpha=0.5)
-    entropy = log_sigma_C.mean() + 0.5 * (1 + _LOG_2PI) if actions.continuous else log_sigma_C.sum()
+    excess_BC = torch.addcmul(constant(-1.0, noise_BC), noise_BC, noise_BC)
+    # The logarithm of the density where the excess is 0, which is its mean.
+    center_C = torch.sub(constant(-0.5 * (1 + _LOG_2PI), log_sigma_C), log_sigma_C)
+    center, excess = (center_C, excess_BC) if per_dimension else (center_C.sum(), excess_BC.sum(1))
+    log_prob = torch.sub(center, excess, alpha=0.5)
+    entropy = center_C.mean().neg_() if actions.continuous else center_C.sum()
     if not actions.discrete:
-        return Evaluation(log_prob, entropy, noise_BC, squares_BC, sigma_C, None, ())
+        return Evaluation(log_prob, entropy, noise_BC, excess_BC, sigma_C, None, ())
     log_p_BDk = _logits(actions, head_BH, masks_BK).log_softmax(2)
     p_BDk = log_p_BDk.exp()
     chosen_BD1 = discrete_BD.unsqueeze(2)
@@ -134,7 +136,7 @@ def evaluate(
     log_prob = torch.cat((log_prob, log_p_BD), 1) if per_dimension else log_prob.add_(log_p_BD.sum(1))
     entropy = entropy + entropy_BD1.sum() / len(head_BH)
     branches = Branches(log_p_BDk, p_BDk, chosen_BD1, entropy_BD1)
-    return Evaluation(log_prob, entropy, noise_BC, squares_BC, sigma_C, branches, actions.discrete)
+    return Evaluation(log_prob, entropy, noise_BC, excess_BC, sigma_C, branches, actions.discrete)
 
 
 @lru_cache(maxsize=64)

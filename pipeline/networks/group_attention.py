@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.pipeline.networks.layers import ResidualAttention
-from sparring.pipeline.networks.perceptron import Function, accumulate, gradient_of
+from sparring.pipeline.networks.perceptron import Function, accumulate, accumulate_rows, gradient_of
 from sparring.pipeline.networks.settings import HEADS
 
 FEW_MEMBERS: Final = 4
@@ -57,14 +57,14 @@ def attend_in_sets(
         attention: its layers.
         function: of the sums.
         members: who is present.
-        sums_AKU: embeddings of the rows before the function is applied; without those with actions (A = 1) every
-            baseline is the value of its timestep, as in groups of one.
+        sums_AKU: embeddings of the rows before the function is applied, which overwrites them; without those with
+            actions (A = 1) every baseline is the value of its timestep, as in groups of one.
     """
     (m, n, own), (versions, count, units) = members.shape, sums_AKU.shape
     chosen, pairs = _sets(n, own if versions > 1 else 0, sums_AKU.device)
     sets, width, scale = len(chosen) // n, units // HEADS, 1 / math.sqrt(units // HEADS)
     sums = sums_AKU.reshape(-1, units)
-    embedded = function.forward(sums)
+    embedded, slopes = function.traced(sums)
     inputs, *before = _normalize(attention.before, embedded)
     projected = torch.addmm(attention.project.bias.unsqueeze(1), attention.project.weight, inputs.t())
     tokens, of_tokens, rows = inputs, projected, members.rows
@@ -99,7 +99,7 @@ def attend_in_sets(
         to_result = spread.unsqueeze(1).expand(-1, n, -1, -1) if share_NM1 is None else spread.unsqueeze(1) * share_NM1
         to_merged = _to_normalized(attention.after, merged, after, to_result.reshape(-1, units))
         gradient_of(attention.merge.weight).addmm_(to_merged.t(), attended.t())
-        accumulate(attention.merge.bias, to_merged.sum(0))
+        accumulate_rows(attention.merge.bias, to_merged.t())
         to_attended = attention.merge.weight.t().mm(to_merged.t()).view(HEADS, width, sets, n, m)
         to_weights = _dots(to_attended, of_sets, n)
         to_logits = torch.ops.aten._softmax_backward_data(to_weights, weights, 3, weights.dtype).mul_(scale)  # noqa: SLF001
@@ -118,10 +118,10 @@ def attend_in_sets(
             to_tokens = torch.zeros_like(projected).index_add_(1, rows, to_tokens)
             to_inputs = torch.zeros_like(inputs).index_add_(0, rows, to_inputs)
         gradient_of(attention.project.weight).addmm_(to_tokens, inputs)
-        accumulate(attention.project.bias, to_tokens.sum(1))
+        accumulate_rows(attention.project.bias, to_tokens)
         to_inputs.addmm_(to_tokens.t(), attention.project.weight)
         to_embedded = _to_normalized(attention.before, embedded, before, to_inputs)
-        return function.backward(to_embedded, sums, embedded).view_as(sums_AKU)
+        return to_embedded.mul_(slopes).view_as(sums_AKU)
 
     return found, backward_fn
 

@@ -160,8 +160,8 @@ class GroupCritic(nn.Module):
         """Returns `forward` without a graph, and a function that propagates the gradients of both results."""
         sums, to_layers = self._trace_embeddings(timesteps)
         encoded, to_sums = attend_in_sets(self.attention, self._function, timesteps.members, sums)
-        before, to_encoded = self.trunk.traced(encoded, to_rows=True)
-        hidden = self._function.forward(before)
+        sums_of_trunk, to_encoded = self.trunk.traced(encoded, to_rows=True)
+        hidden, slopes = self._function.traced(sums_of_trunk)
         parts = torch.tensor_split(timesteps.encoding(hidden, self.largest), [len(timesteps.counts)])
         (values, to_value), (baselines, to_baseline) = (
             trace_layers(head, self._function, part, to_rows=True)
@@ -169,8 +169,8 @@ class GroupCritic(nn.Module):
         )
 
         def backward_fn(of_values: Tensor, of_baselines: Tensor) -> None:
-            to_hidden = torch.cat([to_value(of_values), to_baseline(of_baselines)])[:, :-1].contiguous()
-            to_layers(to_sums(to_encoded(self._function.backward(to_hidden, before, hidden))))
+            to_hidden = torch.cat([to_value(of_values), to_baseline(of_baselines)])[:, :-1]
+            to_layers(to_sums(to_encoded(to_hidden * slopes)))
 
         return values, baselines, backward_fn
 
