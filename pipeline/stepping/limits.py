@@ -64,8 +64,8 @@ class LimitSettings(BaseModel):
 
     @property
     def descriptors(self) -> int:
-        """Returns the file descriptors needed: three per connection, one per handshake, and those of the process."""
-        return 3 * self.connections + self.handshakes + _OWN_DESCRIPTORS
+        """Returns the file descriptors needed: two per connection, one per handshake, and those of the process."""
+        return 2 * self.connections + self.handshakes + _OWN_DESCRIPTORS
 
     @property
     def messages(self) -> Limits:

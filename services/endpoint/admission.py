@@ -22,7 +22,6 @@ from sparring.pipeline.queues.rejections import INTERVAL_S, RejectionLog
 from sparring.pipeline.specs import SpecError
 from sparring.pipeline.stepping.limits import HELLO, LimitSettings
 from sparring.services.endpoint.credentials import Credentials
-from sparring.services.endpoint.incoming import RECEIVE
 from sparring.services.endpoint.listening import PacedListener
 from sparring.services.endpoint.peers import FAULT_TIMEOUT_S, SimulatorPeer
 
@@ -116,7 +115,7 @@ class ConnectionAcceptor:
         peer.identity = self.credentials.certificate_name(peer.stream)
         peer.reader.allow(HELLO)
         while (message := peer.reader.next()) is None:
-            peer.reader.feed(await peer.stream.receive(RECEIVE))
+            peer.reader.feed(await peer.stream.receive(HELLO.total))
         peer.conversation.received(message)
         if not isinstance(message, Hello):  # Bye or Fault
             raise anyio.EndOfStream

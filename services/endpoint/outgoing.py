@@ -4,7 +4,6 @@ An action that waits for a task to be scheduled costs its simulator a tenth of i
 at once, unless a simulator does not read; from then on the task writes to that one.
 """
 
-import asyncio
 import os
 import socket
 from collections import deque
@@ -35,7 +34,7 @@ class Outgoing:
         self._waiting: deque[tuple[bytes, float, float]] = deque()
         self._ready = anyio.Event()
         self._taken = anyio.Event()
-        self._direct = second_handle(stream)
+        self._direct = _second_handle(stream)
         self.waiting_bytes = 0
 
     def put(self, data: bytes, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
@@ -93,12 +92,8 @@ class Outgoing:
         return taken
 
 
-def second_handle(stream: ByteStream) -> socket.socket | None:
-    """Returns a second handle of the stream's socket; None where it has none, carries TLS, or is not asyncio's."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+def _second_handle(stream: ByteStream) -> socket.socket | None:
+    """Returns a second handle of the stream's socket; None where it has none or carries TLS."""
     try:
         if stream.extra(TLSAttribute.ssl_object, None) is not None:  # noqa: S610 (of a stream)
             return None

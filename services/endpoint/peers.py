@@ -11,7 +11,6 @@ from sparring.pipeline.bridges.unity.connection import PlayerConnection
 from sparring.pipeline.messages.codec import FrameReader, FrameWriter
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Fault, Hello, Reset, SimulatorMessage
-from sparring.services.endpoint.incoming import Incoming
 from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.throttling import ReadThrottle
 
@@ -35,8 +34,7 @@ class SimulatorPeer:
         conversation: state of the protocol.
         scope: cancels its handshake, then its conversation.
         key: of the connection.
-        incoming: reads from the socket, once its handshake is complete.
-        outgoing: writes to it, likewise.
+        outgoing: writes to the socket, once its handshake is complete.
         throttle: limits the reading of the socket, likewise.
         name: name that its Hello gives.
         last_received_at: time of its last message; infinite while this process does not read it.
@@ -62,7 +60,6 @@ class SimulatorPeer:
     conversation: Conversation = field(default_factory=lambda: Conversation("trainer"))
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     key: int = 0
-    incoming: Incoming = field(init=False)
     outgoing: Outgoing = field(init=False)
     throttle: ReadThrottle = field(init=False)
     name: str = "?"

@@ -24,7 +24,6 @@ from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import describe_report, image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
-from sparring.services.endpoint.incoming import Incoming
 from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.registration import (
@@ -38,6 +37,7 @@ from sparring.services.endpoint.registration import (
 from sparring.services.endpoint.statistics import SimulatorStatistics
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
+_RECEIVE: Final = 256 * 1024
 _LONGEST_DESCRIPTION: Final = 1000
 _MAX_LINES: Final = 50
 """Maximum number of log lines of one kind about one machine and certificate, in one interval."""
@@ -132,12 +132,11 @@ class Simulators:
 
     async def serve(self, peer: SimulatorPeer) -> None:
         """Handles one simulator until its end."""
-        peer.scope = anyio.CancelScope()
-        peer.incoming, peer.outgoing = Incoming(peer.stream), Outgoing(peer.stream, self._note_sent)
+        peer.scope, peer.outgoing = anyio.CancelScope(), Outgoing(peer.stream, self._note_sent)
         self.add(peer)
         try:
             async with peer.stream:
-                with closing(peer.incoming), closing(peer.outgoing), peer.scope:
+                with closing(peer.outgoing), peer.scope:
                     await self._converse(peer)
                 await self._explain_end(peer)
         except* DISCONNECTED as failure:
@@ -199,21 +198,16 @@ class Simulators:
         Raises:
             ProtocolError, CodecError, SpecError: a message violates the protocol.
         """
-        take = partial(self._take, peer)
         if peer.hello is not None:
             self._react(peer, peer.hello)
         while not peer.has_left:
             if self._handle(peer):
-                await peer.incoming.read(take)
+                data = await peer.stream.receive(_RECEIVE)
+                self._context.registry.add("received_bytes", len(data))
+                peer.reader.feed(data)
+                peer.delay_s = peer.throttle.note_bytes(len(data))
             elif not peer.has_left:
                 await self._catch_up(peer)
-
-    def _take(self, peer: SimulatorPeer, data: bytes | memoryview) -> bool:
-        """Handles received bytes; returns whether more may be received at once."""
-        self._context.registry.add("received_bytes", len(data))
-        peer.reader.feed(data)
-        peer.delay_s = peer.throttle.note_bytes(len(data))
-        return self._handle(peer)
 
     def _handle(self, peer: SimulatorPeer) -> bool:
         """Handles the messages that have arrived, unless the simulator must be slowed down or has left."""

@@ -32,7 +32,6 @@ from sparring.pipeline.stepping.settings import SteppingSettings
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.steps import SampledActions
 from sparring.services.endpoint.admission import fault_of
-from sparring.services.endpoint.incoming import Incoming
 from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.registration import ServerContext
 from sparring.services.endpoint.simulators import Simulators
@@ -108,7 +107,7 @@ class DrivenSimulators(Simulators):
         stream, outgoing, scope = ends
         peer = SimulatorPeer(stream, scope=scope)
         self.add(peer)
-        peer.incoming, peer.outgoing = Incoming(stream), outgoing
+        peer.outgoing = outgoing
         return peer, self.read(peer), stream, outgoing
 
     def end(self, peer: SimulatorPeer) -> None:

@@ -31,7 +31,7 @@ WATCHED: Final = {
     "pipeline/queues/sending.py Sender.put": FLOW,
     "pipeline/queues/receiving_end.py Receiver._arrival": FLOW,
     "pipeline/queues/topic.py Subscription.changed": SILENCE,
-    "services/endpoint/incoming.py Incoming.read": SILENCE,
+    "services/endpoint/simulators.py Simulators.read": SILENCE,
     "services/endpoint/outgoing.py Outgoing.run": SILENCE,
     "services/supervision/active_run.py ActiveRun._keep_running": CHILD,
     "services/supervision/supervisor.py Supervisor.supervise": ORDER,
