@@ -68,7 +68,7 @@ def segments(
     if masked:
         masks = np.zeros((rows, spec.actions.mask_size), np.bool_)
         masks[::2, 0] = True
-    continuous, discrete, log_probs = actor.frozen().act(observations, masks, torch.Generator().manual_seed(seed))
+    continuous, discrete, log_probs = actor.frozen().act(observations, masks, np.random.default_rng(seed))
     columns = {
         **_head(rows),
         "lengths": lengths,
@@ -113,14 +113,14 @@ def play_goal(actions: ActionSpec, settings: TrainerSettings, seed: int, steps: 
     spec = BehaviorSpec(observations=(ObservationSpec(name="goal", shape=(1,)),), actions=actions)
     learner = Learner("Goal", spec, settings, seed)
     actor, random = Actor(spec, settings.network_settings), np.random.default_rng(seed)
-    generator = torch.Generator().manual_seed(seed)
+    source = np.random.default_rng(seed + 1)
     load_arrays(actor, learner.weights().arrays)
     returns: deque[float] = deque(maxlen=window)
     goal, places, total = random.choice([-1.0, 1.0]), np.zeros(actions.continuous + len(actions.discrete)), 0.0
     rows: list[tuple] = []
     for _ in range(steps):
         seen = np.full((1, 1), goal, np.float32)
-        continuous, discrete, log_prob = actor.frozen().act((seen,), None, generator)
+        continuous, discrete, log_prob = actor.frozen().act((seen,), None, source)
         move = np.concatenate([to_environment(continuous)[0], discrete[0] * 2.0 - 1.0])
         places = np.clip(places + 0.2 * move, -1, 1)
         over = bool((np.abs(places) >= 1).all())

@@ -147,7 +147,7 @@ class World:
     def __init__(self, specs: dict[str, BehaviorSpec], actor: Actor | None = None, seed: int = 0) -> None:
         self.specs = specs
         self.random = np.random.default_rng(seed)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._source = np.random.default_rng(seed)
         if actor is None:
             network = NetworkSettings(hidden_units=8, vis_encode_type="match3")
             actor = Actor(specs[OWN], network, torch.Generator().manual_seed(seed))
@@ -229,7 +229,7 @@ class World:
         mask[0, 0] = random.random() < 0.5
         carried = self._carried.setdefault(one.episode, np.zeros((1, self.acting.carried), np.float32))
         before = carried[0].copy()
-        continuous, discrete, log_prob = self.acting.act(seen, mask, self._generator, carried=carried)
+        continuous, discrete, log_prob = self.acting.act(seen, mask, self._source, carried=carried)
         rewards = random.standard_normal(2).tolist()
         return Decision(
             time, seen, continuous[0], discrete[0], float(log_prob[0]), mask[0], before, *rewards, self.version

@@ -71,7 +71,7 @@ def played(ppo, parts, carried_by_agent=None, seed=0):
 
     `carried_by_agent` keeps the recurrent state of each agent episode between calls.
     """
-    acting, random, generator = ppo.actor.frozen(), np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    acting, random, generator = ppo.actor.frozen(), np.random.default_rng(seed), np.random.default_rng(seed + 1)
     carried_by_agent, spec = {} if carried_by_agent is None else carried_by_agent, ppo.actor.spec
     length = ppo.settings.network_settings.sequence_length
     columns, starts = [], []

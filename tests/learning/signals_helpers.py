@@ -223,7 +223,7 @@ def steps_of(spec: BehaviorSpec, parts: Any = PARTS, seed: int = 0, scale: float
 
 def played(ppo: Any, parts: Any = PARTS, seed: int = 0, carried_by_agent: Any = None, masked: bool = True) -> Batch:
     """Plays segments one after the other; `carried_by_agent` keeps the state of agent episodes between calls."""
-    acting, random, generator = ppo.actor.frozen(), np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    acting, random, source = ppo.actor.frozen(), np.random.default_rng(seed), np.random.default_rng(seed + 1)
     carried_by_agent, spec = {} if carried_by_agent is None else carried_by_agent, ppo.actor.spec
     length, choices = ppo.settings.network_settings.sequence_length, spec.actions.mask_size
     masked = masked and choices > 0
@@ -236,7 +236,7 @@ def played(ppo: Any, parts: Any = PARTS, seed: int = 0, carried_by_agent: Any = 
             masks = np.zeros((1, choices), np.bool_)
             masks[0, :1] = masked and random.random() < 0.5
             seen = observed(spec, 1, random)
-            columns.append((*seen, masks, *acting.act(seen, masks if masked else None, generator, carried=carried)))
+            columns.append((*seen, masks, *acting.act(seen, masks if masked else None, source, carried=carried)))
     *observations, masks, continuous, discrete, log_probs = map(np.concatenate, zip(*columns, strict=True))
     ended, rows = np.array([end for _, _, end in parts]), len(log_probs)
     return Batch(

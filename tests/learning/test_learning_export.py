@@ -81,7 +81,7 @@ def agrees(checkpoint, model, rows: int, seed: int) -> None:
     got = model(given_)
     masks = given_["action_masks"] < 0.5 if policy.spec.actions.discrete else None
     carried = given_["recurrent_in"][:, 0].copy() if policy.memory else None
-    raw, discrete, _ = acting(checkpoint).act(observations, masks, torch.Generator(), True, carried)
+    raw, discrete, _ = acting(checkpoint).act(observations, masks, np.random.default_rng(0), True, carried)
     if policy.spec.actions.continuous:
         executed = to_environment(raw, policy.actor.action_limit)
         np.testing.assert_allclose(got["deterministic_continuous_actions"], executed, atol=1e-4)
@@ -245,7 +245,7 @@ def test_byte_image_is_exported_as_floats_from_0_to_1(exported):
     """A game provides pixels / 255 where training used bytes."""
     checkpoint, _, model = exported("fully_connected")
     pixels = np.random.default_rng(0).integers(0, 256, (3, 1, 20, 24), np.uint8)
-    raw = acting(checkpoint).act([pixels], None, torch.Generator(), True)[0]
+    raw = acting(checkpoint).act([pixels], None, np.random.default_rng(0), True)[0]
     got = model({"obs_0": pixels.astype(np.float32) / 255})["deterministic_continuous_actions"]
     np.testing.assert_allclose(got, to_environment(raw), atol=1e-5)
 
@@ -257,7 +257,7 @@ def test_memory_continues_from_step_to_step_as_in_stepping(exported):
     random = np.random.default_rng(0)
     for _ in range(20):
         rows = random.standard_normal((4, 5), np.float32)
-        raw = policy.act([rows], None, torch.Generator(), True, carried)[0]
+        raw = policy.act([rows], None, np.random.default_rng(0), True, carried)[0]
         got = model({"obs_0": rows, "action_masks": np.ones((4, 6), np.float32), "recurrent_in": memory})
         memory = got["recurrent_out"]
         np.testing.assert_allclose(got["deterministic_continuous_actions"], to_environment(raw), atol=1e-4)
@@ -356,8 +356,8 @@ def test_weights_have_metadata_of_their_behavior(tmp_path):
     load_arrays(actor, arrays)
     observation = np.ones((3, 5), np.float32)
     for one, other in zip(
-        actor.frozen().act([observation], None, torch.Generator(), True),
-        acting(checkpoint).act([observation], None, torch.Generator(), True),
+        actor.frozen().act([observation], None, np.random.default_rng(0), True),
+        acting(checkpoint).act([observation], None, np.random.default_rng(0), True),
         strict=True,
     ):
         np.testing.assert_array_equal(one, other)

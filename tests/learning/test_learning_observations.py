@@ -46,7 +46,7 @@ def observed(rows, random):
 def batch(ppo, lengths=(20, 12)):
     random, rows = np.random.default_rng(1), sum(lengths)
     observations = observed(rows, random)
-    continuous, discrete, log_probs = ppo.actor.frozen().act(observations, None, torch.Generator().manual_seed(1))
+    continuous, discrete, log_probs = ppo.actor.frozen().act(observations, None, np.random.default_rng(1))
     return Batch(
         lengths=np.array(lengths, np.int32),
         terminated=np.array([True, False]),
@@ -101,8 +101,8 @@ def test_shared_critic_is_one_network_whose_values_are_not_published(conditionin
     acting = Actor(SPEC, network)
     load_arrays(acting, ppo.actor.arrays())
     for one, other in zip(
-        acting.frozen().act(steps.observations, None, torch.Generator().manual_seed(3)),
-        ppo.actor.frozen().act(steps.observations, None, torch.Generator().manual_seed(3)),
+        acting.frozen().act(steps.observations, None, np.random.default_rng(3)),
+        ppo.actor.frozen().act(steps.observations, None, np.random.default_rng(3)),
         strict=True,
     ):
         np.testing.assert_allclose(one, other, atol=1e-6)

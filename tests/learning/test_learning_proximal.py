@@ -41,7 +41,7 @@ def batch_for(algorithm, spec, versions=0):
     learner = Learner("Test", spec, small_settings(), 1)
     learner.add(segments([32, 20, 12], spec=spec, versions=versions))
     batch = learner._buffer.take()
-    acted = algorithm.actor.frozen().act(batch.observations, None, torch.Generator().manual_seed(3))
+    acted = algorithm.actor.frozen().act(batch.observations, None, np.random.default_rng(3))
     return replace(batch, **dict(zip(("continuous", "discrete", "log_probs"), acted, strict=True)))
 
 
