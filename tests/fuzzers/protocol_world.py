@@ -57,24 +57,24 @@ class FakeOutgoing:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.bytes = 0
+        self.waiting_bytes = 0
 
     def put(self, data: bytes, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
         """Replaces `Outgoing.put`."""
         del received_at, backpressured_s
         self.sent.append(data)
-        self.bytes += len(data)
-        if self.bytes > _MOST_UNREAD:
-            raise Violation(f"{self.bytes} bytes wait for one simulator")
+        self.waiting_bytes += len(data)
+        if self.waiting_bytes > _MOST_UNREAD:
+            raise Violation(f"{self.waiting_bytes} bytes wait for one simulator")
 
     async def wait_until_below(self, limit: int) -> None:
         """Replaces `Outgoing.wait_until_below`."""
-        while self.bytes > limit:
+        while self.waiting_bytes > limit:
             await _pause()
 
     def read(self) -> list[Any]:
         """Returns everything sent since the last call, as messages."""
-        sent, self.sent, self.bytes = self.sent, [], 0
+        sent, self.sent, self.waiting_bytes = self.sent, [], 0
         return [codec.from_bytes(one) for one in sent]
 
 
