@@ -75,9 +75,10 @@ def _moved(record: Any, device: torch.device) -> Any:
 
 
 def constant(value: float, like: Tensor, *shape: int) -> Tensor:
-    """Returns a tensor of equal values like another one.
+    """Returns a tensor of a shape, by default a scalar, with the dtype and device of another one; never write to it.
 
-    PyTorch converts a Python number for each operation, which takes as long as the operation on a few rows.
+    It is cached. PyTorch converts a Python number for each operation, which takes as long as the operation on a few
+    rows.
     """
     return _constant(value, like.dtype, like.device, shape)
 

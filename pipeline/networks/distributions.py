@@ -166,11 +166,6 @@ def _logits(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Te
     return logits_BK.reshape(len(head_BH), len(actions.discrete), -1)
 
 
-def _log_normalizer(log_sigma_C: Tensor) -> Tensor:
-    """Returns the logarithm of the integral of exp(-squared noise / 2), a scalar."""
-    return log_sigma_C.sum().add_(0.5 * _LOG_2PI * len(log_sigma_C))
-
-
 def logits_of(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Sequence[Tensor]:
     """Returns [B, k] logits of each branch, those of forbidden choices far below all others."""
     if not actions.discrete:

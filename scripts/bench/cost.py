@@ -42,7 +42,8 @@ class Case:
         agents: of each simulator.
         areas: of each simulator; None where the game has none.
         simulators: their number.
-        batch: `batch_size`; `buffer_size` is at least 12,000 or four times this.
+        batch: `batch_size`.
+        buffer: `buffer_size`.
         stepping: stepping processes.
         behavior: name of the behavior.
         trainer: its `trainer_type`.

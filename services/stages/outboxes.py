@@ -32,7 +32,7 @@ class StepOutbox:
         stepper: source of the steps.
         sender: end of the queue.
         behaviors: settings by behavior name, which may grow.
-        on_room: called once gathered steps are sent: the next tick can run.
+        on_room: called once gathered steps are sent, so that the next tick can run.
 
     Attributes:
         rows: gathered rows that are not sent yet.
@@ -47,7 +47,7 @@ class StepOutbox:
         behaviors: Mapping[str, BehaviorSettings],
         on_room: Callable[[], None],
     ) -> None:
-        self.on_room = on_room
+        self._on_room = on_room
         self.rows = 0
         self.is_full = False
         self._context = context
@@ -69,7 +69,7 @@ class StepOutbox:
             self.flush()
 
     def flush(self) -> None:
-        """Sends gathered steps before the next tick."""
+        """Requests that gathered steps are sent before the next tick."""
         if self._stepper.has_steps:
             self.is_full = True
             self._due.set()
@@ -108,7 +108,7 @@ class StepOutbox:
         self.is_full = False
         self._sent.set()
         self._gathered, self._due, self._sent = anyio.Event(), anyio.Event(), anyio.Event()
-        self.on_room()
+        self._on_room()
 
     async def introduce(self, behaviors: Iterable[str]) -> None:
         """Announces this incarnation to assembly, which then closes what a former one left open."""

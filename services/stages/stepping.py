@@ -181,14 +181,14 @@ class Stepping:
             self.on_arrival()
 
     async def loop(self) -> None:
-        """Runs a tick whenever something arrived, and sends the steps."""
+        """Runs a tick whenever something arrived."""
         while True:
             await self._arrived.wait()
             self._arrived = anyio.Event()
             self.step()
 
     def step(self) -> None:
-        """Runs a tick, unless steps must be sent first: then the outbox asks for it."""
+        """Runs a tick, unless steps must be sent first: then the outbox requests it."""
         if self.outbox.is_full:
             return
         result = self.stepper.tick(self._context.clock(), acting=not self.simulators.stopping)

@@ -172,6 +172,7 @@ class Supervisor:
                             await active.over.wait()
                         continue
                 refused.update(names)
+                failing_since = math.inf
                 self._log.error("no_learner", behaviors=names, error=str(error), notice=True)
                 if not run.settings.behaviors:
                     active.fail(f"no learner for {', '.join(names)}: {error}")

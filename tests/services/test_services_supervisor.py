@@ -7,7 +7,8 @@ import json
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, RUN, SPECS
 from sparring.pipeline.messages.matches import RatedLearner
 from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState, StepCounts, SteppingState
 from sparring.pipeline.monitoring.summary import BehaviorSummary
+from sparring.pipeline.queues.interface import Publisher
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -444,20 +446,12 @@ async def test_simulator_that_was_given_up_is_restarted(tmp_path: Path) -> None:
 SPEC = BehaviorSpec(observations=(ObservationSpec(name="goal", shape=(1,)),), actions=ActionSpec(continuous=1))
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("refused", [False, True])
-async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Path, refused: bool) -> None:
-    """The services hear of it and its learner starts, while none restarts; a learner may be refused."""
-    topology = topology_of(tmp_path, "default_settings: {max_steps: 7}\n")
-    host, hub, requests, added = FakeHost({}), MemoryHub(), [], []
-
-    def grow(before: Topology, names: Sequence[str]) -> Topology:
-        requests.append(list(names))
-        if refused:
-            raise SettingsError("no checkpoint")
-        return before.with_behaviors(names, ports)
-
-    both = BehaviorSpecs(behaviors={"Late": SPEC, "Goal": SPEC}, teams={"Goal": (0,), "Late": (0,)})
+@asynccontextmanager
+async def supervised(
+    topology: Topology, host: FakeHost, grow: Callable[[Topology, Sequence[str], Ports], Topology]
+) -> AsyncIterator[tuple[Supervisor, MemoryTransport, Publisher]]:
+    """Yields a supervisor at work, and the transport and topic of a stepping service."""
+    hub = MemoryHub()
     async with (
         MemoryTransport(hub, start="stepping-0.1") as own,
         MemoryTransport(hub, start="supervisor.1") as transport,
@@ -465,16 +459,34 @@ async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Pat
     ):
         topic = await own.publisher("stepping-0")
         with Ports() as ports:
-            supervisor = supervisor_of(topology, host, transport, grow=grow)
+            supervisor = supervisor_of(topology, host, transport, grow=lambda before, names: grow(before, names, ports))
             tasks.start_soon(supervisor.supervise)
-            topic.publish(SPECS, BehaviorSpecs(behaviors={"Goal": SPEC}, teams={"Goal": (0,)}))
-            await anyio.sleep(5)
-            assert not requests
-            subscription = await own.subscribe("supervisor")
-            topic.publish(SPECS, both)
-            await anyio.sleep(5)
-            added.append(subscription.latest(ADDED))
+            yield supervisor, own, topic
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("refused", [False, True])
+async def test_behavior_that_only_a_simulator_names_gets_a_learner(tmp_path: Path, refused: bool) -> None:
+    """The services hear of it and its learner starts, while none restarts; a learner may be refused."""
+    topology = topology_of(tmp_path, "default_settings: {max_steps: 7}\n")
+    host, requests, added = FakeHost({}), [], []
+
+    def grow(before: Topology, names: Sequence[str], ports: Ports) -> Topology:
+        requests.append(list(names))
+        if refused:
+            raise SettingsError("no checkpoint")
+        return before.with_behaviors(names, ports)
+
+    both = BehaviorSpecs(behaviors={"Late": SPEC, "Goal": SPEC}, teams={"Goal": (0,), "Late": (0,)})
+    async with supervised(topology, host, grow) as (_, own, topic):
+        topic.publish(SPECS, BehaviorSpecs(behaviors={"Goal": SPEC}, teams={"Goal": (0,)}))
+        await anyio.sleep(5)
+        assert not requests
+        subscription = await own.subscribe("supervisor")
+        topic.publish(SPECS, both)
+        await anyio.sleep(5)
+        added.append(subscription.latest(ADDED))
     assert requests == [["Late"]], "requested once"
     assert all(len(starts) == 1 for starts in host.starts.values())
     assert ("learning-Late" in host.starts) is not refused
@@ -498,30 +510,21 @@ async def test_behavior_that_comes_while_the_disk_is_full_gets_its_learner_once_
     """A run without other behaviors does not end before the time in which others wait for room either."""
     text = "default_settings: {}\npipeline: {stall_timeout_s: 60, address: 'tcp://127.0.0.1:0'}\n"
     topology = build(parse_settings(text, "test").settings, run_id="test", directory=tmp_path, seed=1)
-    host, hub, requests = FakeHost({}), MemoryHub(), []
+    host, requests = FakeHost({}), []
 
-    def grow(before: Topology, names: Sequence[str]) -> Topology:
+    def grow(before: Topology, names: Sequence[str], ports: Ports) -> Topology:
         requests.append(list(names))
         if full or len(requests) < 4:
             raise OSError(28, "No space left on device")
         return before.with_behaviors(names, ports)
 
-    async with (
-        MemoryTransport(hub, start="stepping-0.1") as own,
-        MemoryTransport(hub, start="supervisor.1") as transport,
-        anyio.create_task_group() as tasks,
-    ):
-        topic = await own.publisher("stepping-0")
-        with Ports() as ports:
-            supervisor = supervisor_of(topology, host, transport, grow=grow)
-            tasks.start_soon(supervisor.supervise)
-            topic.publish(SPECS, BehaviorSpecs(behaviors={"Late": SPEC}, teams={"Late": (0,)}))
-            await anyio.sleep(40)
-            assert not supervisor.active.over.is_set()
-            assert ("learning-Late" in host.starts) is not full
-            await anyio.sleep(40)
-            assert supervisor.active.over.is_set() is full
-        tasks.cancel_scope.cancel()
+    async with supervised(topology, host, grow) as (supervisor, _, topic):
+        topic.publish(SPECS, BehaviorSpecs(behaviors={"Late": SPEC}, teams={"Late": (0,)}))
+        await anyio.sleep(40)
+        assert not supervisor.active.over.is_set()
+        assert ("learning-Late" in host.starts) is not full
+        await anyio.sleep(40)
+        assert supervisor.active.over.is_set() is full
     assert full or len(requests) == 4
 
 
