@@ -64,7 +64,7 @@ class LimitSettings(BaseModel):
 
     @property
     def descriptors(self) -> int:
-        """Returns the file descriptors needed: two per connection, one per handshake, and those of the process."""
+        """Returns the descriptors needed: two per connection (one for its player), one per handshake, and our own."""
         return 2 * self.connections + self.handshakes + _OWN_DESCRIPTORS
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
-from anyio.abc import ByteStream, Listener, SocketAttribute, SocketStream, TaskGroup
+from anyio.abc import ByteStream, Listener, SocketAttribute, TaskGroup
 
 from sparring.pipeline.errors import CodecError, ExplainedError, LimitExceeded, ProtocolError, RemoteProtocolError
 from sparring.pipeline.messages.codec import to_bytes
@@ -24,6 +24,7 @@ from sparring.pipeline.stepping.limits import HELLO, LimitSettings
 from sparring.services.endpoint.credentials import Credentials
 from sparring.services.endpoint.listening import PacedListener
 from sparring.services.endpoint.peers import FAULT_TIMEOUT_S, SimulatorPeer
+from sparring.services.endpoint.sockets import SocketBytes
 
 DISCONNECTED: Final = (
     anyio.BrokenResourceError,
@@ -59,7 +60,7 @@ class ConnectionAcceptor:
         """Returns the number of connections without a completed handshake."""
         return len(self._pending)
 
-    async def run(self, listener: Listener[SocketStream], tasks: TaskGroup) -> None:
+    async def run(self, listener: Listener[SocketBytes], tasks: TaskGroup) -> None:
         """Accepts connections until cancelled, each with a task of its own in `tasks`."""
         tasks.start_soon(self._summarize, listener)
         try:
@@ -162,7 +163,7 @@ class ConnectionAcceptor:
             except DISCONNECTED:
                 return
 
-    async def _summarize(self, listener: Listener[SocketStream]) -> None:
+    async def _summarize(self, listener: Listener[SocketBytes]) -> None:
         failures = 0
         while True:
             await anyio.sleep(INTERVAL_S)
@@ -174,10 +175,7 @@ class ConnectionAcceptor:
 
 def host_of(stream: ByteStream) -> str:
     """Returns a stream's origin: an IPv4 address, the network of an IPv6 address, or "here"."""
-    try:
-        remote = stream.extra(SocketAttribute.remote_address, None)  # noqa: S610 (of a stream)
-    except ValueError:  # of uvloop: the peer has reset it already, and reading it says so
-        return "here"
+    remote = stream.extra(SocketAttribute.remote_address, None)  # noqa: S610 (of a stream)
     if not isinstance(remote, tuple):
         return "here"
     try:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import anyio
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSAttribute, TLSStream
 
@@ -56,14 +55,10 @@ class Credentials:
 
         Raises:
             RemoteProtocolError: the name is not accepted.
-            BrokenResourceError: the other side has disconnected.
         """
         if self.tls is None:
             return ""
-        try:
-            certificate: Any = stream.extra(TLSAttribute.peer_certificate, None) or {}  # noqa: S610 (of a stream)
-        except ValueError as error:  # of uvloop: the peer has reset it, and its socket is closed
-            raise anyio.BrokenResourceError from error
+        certificate: Any = stream.extra(TLSAttribute.peer_certificate, None) or {}  # noqa: S610 (of a stream)
         names = [value for parts in certificate.get("subject", ()) for key, value in parts if key == "commonName"]
         name = str(names[0]) if names else ""
         if certificate and name not in self.names:

@@ -1,4 +1,4 @@
-"""Simulators connect to a listening socket, here an anyio listener of byte streams."""
+"""Simulators connect to a listening socket, at a limited rate."""
 
 import errno
 from collections.abc import Callable, Mapping
@@ -7,10 +7,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
-from anyio.abc import Listener, SocketListener, SocketStream, TaskGroup
+from anyio.abc import Listener, SocketListener, TaskGroup
 
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.queues.endpoints import refuse_used_path
+from sparring.services.endpoint.sockets import ListeningSocket, SocketBytes
 from sparring.services.endpoint.throttling import LeakyBucket
 
 ACCEPTS_PER_S: Final = 500
@@ -36,33 +37,33 @@ def allow_descriptors(wanted: int) -> int:
     return wanted if unlimited else soft
 
 
-class PacedListener(Listener[SocketStream]):
+class PacedListener(Listener[SocketBytes]):
     """A PacedListener accepts connections at a limited rate and survives failures of single ones.
 
     Args:
-        listeners: on the sockets.
+        sockets: that are listened on.
 
     Attributes:
         failures: number of connections that could not be accepted.
         cause: of the last failure.
     """
 
-    def __init__(self, *listeners: SocketListener) -> None:
-        self._listeners = listeners
+    def __init__(self, *sockets: ListeningSocket) -> None:
+        self._sockets = sockets
         self.failures = 0
         self.cause = ""
 
-    async def serve(self, handler: Callable[[SocketStream], Any], task_group: TaskGroup | None = None) -> None:
+    async def serve(self, handler: Callable[[SocketBytes], Any], task_group: TaskGroup | None = None) -> None:
         """Starts `handler` for each connection, in `task_group` if given, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for listener in self._listeners:
-                tasks.start_soon(self._accept, listener, handler, task_group or tasks)
+            for one in self._sockets:
+                tasks.start_soon(self._accept, one, handler, task_group or tasks)
 
-    async def _accept(self, listener: SocketListener, handler: Callable[[SocketStream], Any], tasks: TaskGroup) -> None:
+    async def _accept(self, one: ListeningSocket, handler: Callable[[SocketBytes], Any], tasks: TaskGroup) -> None:
         pace = LeakyBucket(ACCEPTS_PER_S, ACCEPTS_PER_S * _BURST_S, anyio.current_time())
         while True:
             try:
-                stream = await listener.accept()
+                stream = await one.accept()
             except anyio.ClosedResourceError:
                 return
             except (OSError, anyio.BrokenResourceError) as error:
@@ -73,15 +74,15 @@ class PacedListener(Listener[SocketStream]):
             await anyio.sleep(pace.take(1, anyio.current_time()))
 
     async def aclose(self) -> None:
-        for listener in self._listeners:
-            await listener.aclose()
+        for one in self._sockets:
+            await one.listener.aclose()
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        return self._listeners[0].extra_attributes
+        return self._sockets[0].listener.extra_attributes
 
 
-async def listen(address: str) -> Listener[SocketStream]:
+async def listen(address: str) -> Listener[SocketBytes]:
     """Listens on `tcp://HOST:PORT` or `unix:///PATH`.
 
     Raises:
@@ -92,11 +93,11 @@ async def listen(address: str) -> Listener[SocketStream]:
         if parts.scheme == "unix":
             path = Path(parts.path)
             refuse_used_path(path)  # anyio replaces the socket of a dead predecessor
-            return PacedListener(await anyio.create_unix_listener(path, mode=0o600))
+            return PacedListener(ListeningSocket(await anyio.create_unix_listener(path, mode=0o600)))
         several = await anyio.create_tcp_listener(
             local_host=parts.hostname, local_port=parts.port or 0, reuse_port=False
         )
-        return PacedListener(*(one for one in several.listeners if isinstance(one, SocketListener)))
+        return PacedListener(*(ListeningSocket(one) for one in several.listeners if isinstance(one, SocketListener)))
     except OSError as error:
         reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound ({error})"
         raise ServiceError(

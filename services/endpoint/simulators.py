@@ -7,7 +7,6 @@ and asks this process to speak with it, a player connection (`pipeline/bridges/u
 import asyncio
 import math
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from typing import Final
@@ -34,6 +33,7 @@ from sparring.services.endpoint.registration import (
     check_known,
     check_number,
 )
+from sparring.services.endpoint.sockets import SocketBytes
 from sparring.services.endpoint.statistics import SimulatorStatistics
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
@@ -136,7 +136,7 @@ class Simulators:
         self.add(peer)
         try:
             async with peer.stream:
-                with closing(peer.outgoing), peer.scope:
+                with peer.scope:
                     await self._converse(peer)
                 await self._explain_end(peer)
         except* DISCONNECTED as failure:
@@ -202,12 +202,19 @@ class Simulators:
             self._react(peer, peer.hello)
         while not peer.has_left:
             if self._handle(peer):
-                data = await peer.stream.receive(_RECEIVE)
-                self._context.registry.add("received_bytes", len(data))
-                peer.reader.feed(data)
-                peer.delay_s = peer.throttle.note_bytes(len(data))
+                if isinstance(peer.stream, SocketBytes):
+                    await peer.stream.receive_while(partial(self._receive, peer))
+                else:
+                    self._receive(peer, await peer.stream.receive(_RECEIVE))
             elif not peer.has_left:
                 await self._catch_up(peer)
+
+    def _receive(self, peer: SimulatorPeer, data: bytes) -> bool:
+        """Handles received bytes; returns whether more may be received at once."""
+        self._context.registry.add("received_bytes", len(data))
+        peer.reader.feed(data)
+        peer.delay_s = peer.throttle.note_bytes(len(data))
+        return self._handle(peer)
 
     def _handle(self, peer: SimulatorPeer) -> bool:
         """Handles the messages that have arrived, unless the simulator must be slowed down or has left."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
-from typing import Any
-
 import anyio
 import pytest
 
@@ -13,7 +10,6 @@ from sparring.pipeline.messages.simulator import (
     Ping,
 )
 from sparring.services.endpoint.admission import host_of
-from sparring.services.endpoint.credentials import Credentials
 from tests.security.security_endpoint import End, endpoint, goal_step, hello
 
 pytestmark = pytest.mark.anyio
@@ -28,26 +24,6 @@ async def test_a_connection_without_hello_is_closed_after_the_handshake_timeout(
         assert 3 <= anyio.current_time() - began <= 4.5  # a second for the final report
         assert server.acceptor.pending == 0
         assert server.counter("rejections.timeout") == 1
-
-
-class Reset(End):
-    """An end that the other side has reset, and whose socket uvloop has closed."""
-
-    @property
-    def extra_attributes(self) -> Any:
-        raise ValueError("negative file descriptor")
-
-
-async def test_a_connection_whose_socket_is_gone_before_it_is_looked_at_ends_nothing() -> None:
-    async with endpoint() as server:
-        send, receive = anyio.create_memory_object_stream[bytes](1)
-        send.close()
-        gone = Reset(send, receive)
-        await server.acceptor.admit(gone)
-        assert server.counter("rejections.left") == 1
-        with pytest.raises(anyio.BrokenResourceError):
-            Credentials(tls=ssl.create_default_context()).certificate_name(gone)
-        await server.connect().handshake()
 
 
 async def test_half_open_connections_are_bounded_and_an_honest_newcomer_is_admitted() -> None:

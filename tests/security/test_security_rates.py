@@ -8,7 +8,6 @@ from typing import Any
 import anyio
 import pytest
 import trio
-from anyio.abc import SocketListener
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
@@ -17,6 +16,7 @@ from sparring.pipeline.messages.codec import FrameReader, to_bytes
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.queues.rejections import INTERVAL_S, PEERS, RejectionLog
 from sparring.services.endpoint.listening import ACCEPTS_PER_S, PacedListener
+from sparring.services.endpoint.sockets import ListeningSocket
 from sparring.services.endpoint.throttling import LeakyBucket, Pool
 from tests.security.security_endpoint import hello
 
@@ -108,15 +108,11 @@ async def test_the_memory_of_the_rejection_log_is_bounded_for_any_number_of_peer
     assert max(len(str(line)) for line in log.lines) < 500
 
 
-class FloodedListener(SocketListener):
+class FloodedListener(ListeningSocket):
     """A listener that always has a pending connection and fails to accept every third."""
 
     def __init__(self) -> None:
         self.accepts = 0
-
-    @property
-    def _raw_socket(self) -> Any:
-        raise NotImplementedError
 
     async def accept(self) -> Any:
         await trio.lowlevel.checkpoint()
@@ -124,9 +120,6 @@ class FloodedListener(SocketListener):
         if self.accepts % 3 == 0:
             raise OSError(errno.EMFILE, "too many open files")
         return None
-
-    async def aclose(self) -> None:
-        pass
 
 
 async def test_connections_are_accepted_at_a_bounded_rate_and_an_error_does_not_end_the_listener() -> None:
