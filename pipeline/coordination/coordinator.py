@@ -74,6 +74,7 @@ class Coordinator:
         self.specs: dict[str, BehaviorSpec] = {}
         self._start = start
         self.timed_out = False
+        self._is_closed = False
         self._sources: dict[str, str] = {}  # by stepping service, its incarnation
         self._matches: dict[str, int] = {}  # by incarnation of stepping, results that it has reported
         self._simulators = SimulatorTotals()
@@ -116,6 +117,7 @@ class Coordinator:
         held = assembly.held if assembly is not None and assembly.final else {}
         for name, ledger in self.ledgers.items():
             ledger.close(held.get(name, {}))
+        self._is_closed = True
 
     # ---------------------------------------------------------------- what follows
 
@@ -186,6 +188,7 @@ class Coordinator:
             ratings={} if self.ghosts is None else self.ghosts.ratings(),
             matches_lost=self._unread(self._matches.keys() - set(self._sources.values())),
             incarnations={name: start for name, start in (self._sources | learners).items() if start},
+            final=self._is_closed,
         )
 
     def gauges(self) -> Iterator[tuple[str, float]]:

@@ -296,13 +296,15 @@ class RunState:
         step_counts: by behavior name.
         losses: by behavior name, the lost steps by cause: the stage whose death lost them, or "both_ends" for steps
             that only the simulators still knew of.
-        unaccounted: by behavior name, steps that the simulators count beyond the produced ones.
+        unaccounted: by behavior name, steps that the simulators count beyond the produced ones; below 0 where some died
+            together with stepping, before they could tell.
         versions: highest weights version seen, by behavior name.
         reward_mean_last100: by behavior name, mean return of the last 100 episodes; absent before the first episode.
         episodes: by behavior name, episodes ended.
         ratings: by behavior name under self-play.
         matches_lost: results of matches that died unread with stepping.
         incarnations: by service, the latest incarnation whose counts are included.
+        final: coordination has ended in order; these counts are the last.
     """
 
     start: str
@@ -317,3 +319,4 @@ class RunState:
     ratings: dict[str, RatedLearner] = field(default_factory=dict)
     matches_lost: int = 0
     incarnations: dict[str, str] = field(default_factory=dict)
+    final: bool = False

@@ -28,7 +28,7 @@ class BehaviorSummary:
         step_counts: steps by column: produced, trained, ghost, stale, lost, open.
         lag: mean and max policy lag of all rows trained.
         losses: lost steps by cause; empty while the run is under way.
-        unaccounted: steps that simulators count beyond the produced ones; 0 while the run is under way.
+        unaccounted: steps that simulators count beyond the produced ones; None before coordination has ended in order.
     """
 
     steps: int
@@ -39,12 +39,24 @@ class BehaviorSummary:
     step_counts: Mapping[str, int]
     lag: Mapping[str, float | None]
     losses: Mapping[str, int] = field(default_factory=dict)
-    unaccounted: int = 0
+    unaccounted: int | None = None
 
     @property
     def balanced(self) -> bool:
         """Returns whether produced is the sum of the other columns."""
         return self.step_counts["produced"] == sum(self.step_counts[column] for column in STEP_COUNTS[1:])
+
+
+UNKNOWN: Final = BehaviorSummary(
+    steps=0,
+    steps_per_s=0.0,
+    updates=0,
+    episodes=0,
+    reward_mean_last100=None,
+    step_counts=dict.fromkeys(STEP_COUNTS, 0),
+    lag={"mean": None, "max": None},
+)
+"""Results of a behavior of which the monitor has reported nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,14 +6,16 @@ import json
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
 from sparring.pipeline.messages.channels import LEARNER_STATE, RUN
-from sparring.pipeline.monitoring.summary import BehaviorSummary, CheckpointSummary, from_status, summary
+from sparring.pipeline.monitoring.summary import UNKNOWN, BehaviorSummary, CheckpointSummary, from_status, summary
 from sparring.services.supervision.active_run import ActiveRun
 
 
 def write_summary(active: ActiveRun, wall_s: float) -> None:
     """Writes `summary.json` of a run that has ended after `wall_s` seconds; the run has failed where that fails."""
     run, path = active.topology.run, active.topology.run.directory / "summary.json"
-    behaviors = {name: _with_final_counts(active, name, monitored) for name, monitored in _monitored(active).items()}
+    monitored, counted = _monitored(active), active.latest("coordination", RUN)
+    names = {*monitored} | ({name for name, one in counted.step_counts.items() if one.produced} if counted else set())
+    behaviors = {name: _with_final_counts(active, name, monitored.get(name, UNKNOWN)) for name in sorted(names)}
     content = summary(
         run_id=run.id,
         status=active.status,
@@ -77,10 +79,10 @@ def _with_final_counts(active: ActiveRun, name: str, monitored: BehaviorSummary)
         updates=learner.updates,
         step_counts=dataclasses.asdict(run.step_counts[name]),
         losses=run.losses[name],
-        unaccounted=run.unaccounted[name],
+        unaccounted=run.unaccounted[name] if run.final else None,
     )
     if not found.balanced:
         active.log.error("step_counts_unbalanced", behavior=name, **found.step_counts, notice=True)
-    if found.unaccounted > 0:
+    if found.unaccounted is not None and found.unaccounted > 0:
         active.log.error("steps_unaccounted", behavior=name, steps=found.unaccounted, notice=True)
     return found

@@ -74,7 +74,7 @@ def test_summary_has_exactly_the_fields_of_the_contract(fake_run: FakeRun) -> No
                     "open": 1_000,
                 },
                 "losses": {},
-                "unaccounted": 0,
+                "unaccounted": None,
                 "lag": {"mean": 1.0, "max": 1.0},
                 "checkpoint": "Balance/Balance-24000.safetensors",
                 "weights_sha256": "ab",

@@ -23,7 +23,7 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, RUN, SPECS, STEPPING_STATE
 from sparring.pipeline.messages.matches import RatedLearner
 from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState, StepCounts, SteppingState
-from sparring.pipeline.monitoring.summary import BehaviorSummary
+from sparring.pipeline.monitoring.summary import UNKNOWN
 from sparring.pipeline.queues.interface import Publisher
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
@@ -112,16 +112,19 @@ def supervisor_of(
     return Supervisor(host, transport, grow, clock=anyio.current_time)  # type: ignore[arg-type]
 
 
-async def ended(folder: Path, failures: dict[str, str]) -> tuple[str, dict[str, Any] | None]:
-    """Runs a supervisor to the end of a finished run; returns status and summary."""
+async def ended(
+    folder: Path, failures: dict[str, str], run: RunState = FINISHED, state: LearnerState | None = None
+) -> tuple[str, dict[str, Any] | None]:
+    """Runs a supervisor to the end of a finished run, with the last states that are given; returns status, summary."""
     topology = topology_of(folder)
     hub = MemoryHub()
     async with (
         MemoryTransport(hub, start="coordination.1") as own,
         MemoryTransport(hub, start="supervisor.1") as transport,
     ):
-        topic = await own.publisher("coordination")
-        topic.publish(RUN, FINISHED)
+        (await own.publisher("coordination")).publish(RUN, run)
+        if state is not None:
+            (await own.publisher("learning-Goal")).publish(LEARNER_STATE, state)
         supervisor = supervisor_of(topology, FakeHost(failures), transport)
         with anyio.fail_after(300):
             status = await supervisor.supervise()
@@ -252,10 +255,7 @@ async def test_training_that_no_checkpoint_holds_is_told(tmp_path: Path, monkeyp
     monkeypatch.setattr(FakeExports, "calls", [], raising=False)
     (tmp_path / "Goal" / "recovery-000000000300-0004").mkdir(parents=True)
     (tmp_path / "Goal" / "checkpoint-000000000200").mkdir()
-    monitored = BehaviorSummary(
-        steps=0, steps_per_s=0.0, updates=0, episodes=0, reward_mean_last100=None, step_counts={}, lag={}
-    )
-    status = {"behaviors": {"Goal": {"figures": dataclasses.asdict(monitored)}}}
+    status = {"behaviors": {"Goal": {"figures": dataclasses.asdict(UNKNOWN)}}}
     (tmp_path / "status.json").write_text(json.dumps(status))
     hub = MemoryHub()
     async with (
@@ -272,6 +272,22 @@ async def test_training_that_no_checkpoint_holds_is_told(tmp_path: Path, monkeyp
     (lost,) = [line for line in lines if line["event"] == "training_lost"]
     assert (lost["behavior"], lost["steps"]) == ("Goal", 700)
     assert lost["newest"] == str(tmp_path / "Goal" / "recovery-000000000300-0004")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("final", [True, False])
+async def test_steps_are_compared_with_those_of_the_simulators_only_once_all_are_counted(
+    tmp_path: Path, final: bool
+) -> None:
+    """A coordination that could not be restarted has not counted the last ones. No monitor has written anything."""
+    counts = StepCounts(produced=90, trained=80, ghost=0, stale=0, lost=10, open=0)
+    run = dataclasses.replace(
+        FINISHED, step_counts={"Goal": counts}, losses={"Goal": {"learning": 10}}, unaccounted={"Goal": 0}, final=final
+    )
+    _, summary = await ended(tmp_path, {}, run, dataclasses.replace(state_of(""), trained=80))
+    assert summary is not None
+    assert summary["behaviors"]["Goal"]["step_counts"] == dataclasses.asdict(counts)
+    assert summary["behaviors"]["Goal"]["unaccounted"] == (0 if final else None)
 
 
 @pytest.mark.anyio
