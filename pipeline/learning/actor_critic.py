@@ -73,8 +73,8 @@ class Prepared(NamedTuple):
 
     Attributes:
         joined: [R, ...] before normalization.
-        inputs: [R, ...].
-        following: [s, ...] the observations after each segment.
+        inputs: [R, ...], on the device.
+        following: [s, ...] the observations after each segment, on the device.
     """
 
     joined: Inputs
@@ -127,7 +127,8 @@ class AgentNetworks(ActorCritic):
         if encoder.previous:
             done = previous_features(self.actor.actions, batch.continuous, batch.discrete, self.actor.action_limit)
             before, after = torch.split(self.previous(batch, done), [batch.steps, len(batch.lengths)])
-        return Prepared(joined, encoder.prepare(joined, before), encoder.prepare(following, after))
+        inputs, following = encoder.prepare(joined, before), encoder.prepare(following, after)
+        return Prepared(joined, *over((inputs, following), self.actor.device))
 
     def value(self, inputs: Inputs, state: RecurrentState | None = None) -> Tensor:
         """Returns the values [B, S] of prepared observations."""
@@ -184,9 +185,9 @@ class AgentNetworks(ActorCritic):
         return head_BH, values_BS, backward_fn
 
     def _plain_values(self, inputs: Inputs) -> Floats:
-        """Returns values [R, S], computed for as many rows at a time as fit in the CPU's cache."""
+        """Returns values [R, S], computed for `rows_at_once` of them at a time."""
         parts = zip(*(torch.split(column, rows_at_once(inputs)) for column in inputs), strict=True)
-        values_RS: Floats = back(torch.cat([self.value(over(rows, self.actor.device)) for rows in parts]))
+        values_RS: Floats = back(torch.cat([self.value(rows) for rows in parts]))
         return values_RS
 
     def _recurrent_estimate(self, prepared: Prepared, batch: Batch) -> Estimates:
@@ -223,9 +224,9 @@ class AgentNetworks(ActorCritic):
     def _run(self, inputs: Inputs, rows: Numbers, lengths: Numbers, memory: Floats) -> tuple[Floats, Floats]:
         """Returns the values of some rows, sequence by sequence, and the memory after each sequence."""
         network, values_from = (self.actor, self.actor.outputs) if self.critic is None else (self.critic, 0)
-        at, body = torch.from_numpy(rows), network.recurrent
+        columns = torch.from_numpy(rows), Layout(lengths), torch.from_numpy(memory)
+        (at, layout, before), body = over(columns, self.actor.device), network.recurrent
         assert body is not None
         selected = tuple(column.index_select(0, at) for column in inputs)
-        selected, layout, before = over((selected, Layout(lengths), torch.from_numpy(memory)), self.actor.device)
         outputs, after = body(network.encoder(selected), layout, before)
         return back(outputs[:, values_from:]), back(after)

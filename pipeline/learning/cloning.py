@@ -37,7 +37,7 @@ from sparring.pipeline.learning.settings import Coefficients, TrainerSettings, s
 from sparring.pipeline.learning.signals import Signals
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import action_features
-from sparring.pipeline.networks.device import over
+from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.distributions import logits_of
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.layers import Layout
@@ -74,7 +74,7 @@ class Cloning:
         self._length = settings.network_settings.sequence_length if actor.recurrent is not None else 0
         masks = None if demonstrations.masks is None else torch.from_numpy(demonstrations.masks)
         discrete = torch.from_numpy(demonstrations.discrete).long()
-        self._demonstrated = torch.from_numpy(demonstrations.continuous), discrete, masks
+        self._demonstrated = over((torch.from_numpy(demonstrations.continuous), discrete, masks), actor.device)
         lengths = np.bincount(demonstrations.episode, minlength=demonstrations.episodes)
         self._first, self._lengths = sequences.divide(lengths, max(1, self._length))
         self._previous = self._previous_actions() if actor.encoder.previous else None
@@ -96,13 +96,14 @@ class Cloning:
             return {}
         self.learning_rate = rate
         encoder = self.actor.encoder
-        inputs = encoder.prepare(encoder.join(self.demonstrations.observations), self._previous)
+        joined = encoder.join(self.demonstrations.observations)
+        inputs = over(encoder.prepare(joined, self._previous), self.actor.device)
         losses = [
             self._step(tuple(column.index_select(0, rows) for column in inputs), rows, layout)
             for _ in range(self._wanted.num_epoch or self._hyper.num_epoch)
             for rows, layout in self._minibatches()
         ]
-        taken = [loss for loss in losses if loss is not None]
+        taken = [loss for loss, is_skipped in back(torch.stack(losses)).tolist() if not is_skipped] if losses else []
         self.minibatches, self.skipped = len(losses), len(losses) - len(taken)
         return {"Losses/Pretraining Loss": sum(taken) / len(taken)} if taken else {}
 
@@ -116,16 +117,16 @@ class Cloning:
             return Coefficients.at(self.settings, trained).learning_rate * wanted.strength
         return scheduled("linear", start, _OVER, trained / wanted.steps) if wanted.steps else start
 
-    def _step(self, inputs: Inputs, rows: Tensor, layout: Layout | None) -> float | None:
-        """Takes one step of Adam and returns the loss; None if the gradient was not finite and the step was skipped."""
+    def _step(self, inputs: Inputs, rows: Tensor, layout: Layout | None) -> Tensor:
+        """Takes one step of Adam; returns its loss, and 1 if the gradient was not finite, which skips the step."""
         self.tried += 1
         actor, memory = self.actor, None
         if layout is not None and actor.recurrent is not None:
-            memory = torch.zeros(len(layout.by_length), actor.carried - actor.encoder.previous)
+            numbers = actor.carried - actor.encoder.previous
+            memory = torch.zeros(len(layout.by_length), numbers, device=actor.device)
         continuous, discrete, masks = self._demonstrated
         masks = None if masks is None else masks.index_select(0, rows)
         demonstrated = continuous.index_select(0, rows), discrete.index_select(0, rows), masks
-        (inputs, layout, memory), demonstrated = over(((inputs, layout, memory), demonstrated), actor.device)
         head_BH = actor(inputs, layout, memory)
         loss = imitation_loss(actor, head_BH, *demonstrated)
         if self._alone:
@@ -134,15 +135,16 @@ class Cloning:
         for gradient in gradients:
             gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        if not math.isfinite(sum(gradient.sum().item() for gradient in gradients)):
-            return None
         steps, averages = self._state
         largest: list[Tensor] = []  # of AMSGrad alone
+        how = {"lr": self.learning_rate, "eps": 1e-8}
         with torch.no_grad():
+            total = torch.stack([gradient.sum() for gradient in gradients]).sum()
+            skipped = total.sub(total).ne_(0)
             for step in steps:
-                step.add_(1)
-            fused_adam(self._parameters, gradients, *averages, largest, steps, lr=self.learning_rate, eps=1e-8)
-        return loss.item()
+                step.add_(1).sub_(skipped)
+            fused_adam(self._parameters, gradients, *averages, largest, steps, **how, found_inf=skipped)
+        return torch.stack((loss.detach(), skipped))
 
     def _minibatches(self) -> Iterator[tuple[Tensor, Layout | None]]:
         """Yields the rows of each minibatch of one pass, and for recurrent networks how they form sequences."""
@@ -155,7 +157,7 @@ class Cloning:
         for which in parts[:most]:
             lengths = self._lengths[which]
             rows = torch.from_numpy(sequences.rows_of(self._first[which], lengths))
-            yield rows, Layout(lengths) if self._length else None
+            yield over((rows, Layout(lengths) if self._length else None), self.actor.device)
 
     def _previous_actions(self) -> Tensor:
         """Returns [E, P] the action before each step; zeros at the first step of an episode."""

@@ -150,8 +150,8 @@ class PreparedMembers(NamedTuple):
 
     Attributes:
         joined: observations before normalization.
-        inputs: the same after normalization.
-        actions: the features of the actions in these rows.
+        inputs: the same after normalization, on the device.
+        actions: the features of the actions in these rows, on the device.
         decisions: how many rows are decisions.
     """
 
@@ -169,11 +169,13 @@ class PreparedGroups:
         index: the members present at each timestep.
         windows: units of a minibatch.
         rows: members by behavior name, our own first; None where there are none.
+        device: of their inputs and actions, and of what is gathered.
     """
 
     index: GroupIndex
     windows: GroupWindows
     rows: list[PreparedMembers | None]
+    device: torch.device
 
     def gather(self, timesteps: Numbers, rows: Numbers) -> GroupTimesteps:
         """Returns the critic's inputs at some timesteps.
@@ -204,7 +206,7 @@ class PreparedGroups:
                 needed, back = np.unique(token_rows[mine], return_inverse=True)
                 slots[places[mine]] = back + before
                 before += len(needed)
-            at, here = torch.from_numpy(needed), columns if len(needed) else None
+            at, here = over(torch.from_numpy(needed), self.device), columns if len(needed) else None
             inputs.append(None if here is None else tuple(column.index_select(0, at) for column in here.inputs))
             actions.append(None if here is None else here.actions.index_select(0, at))
         timestep_places = np.empty(len(index.counts), np.int64)
@@ -216,7 +218,7 @@ class PreparedGroups:
             decided=torch.from_numpy(timestep_places[index.timesteps[rows]] + index.places[rows] * m),
         )
         counts_m = torch.from_numpy(counts.astype(np.float32))
-        return GroupTimesteps(tuple(inputs), tuple(actions), members, counts_m)
+        return GroupTimesteps(tuple(inputs), tuple(actions), *over((members, counts_m), self.device))
 
 
 class GroupEstimates(NamedTuple):
@@ -294,7 +296,7 @@ class GroupNetworks(ActorCritic):
         """Prepares a batch: the part of the networks that no gradient flows through."""
         index, members = GroupIndex(batch, list(self.specs)), batch.members(next(iter(self.specs)))
         rows = [self._prepare(name, members.get(name), batch) for name in self.specs]
-        return PreparedGroups(index, GroupWindows(batch, index), rows)
+        return PreparedGroups(index, GroupWindows(batch, index), rows, self.actor.device)
 
     def observed(self, prepared: PreparedGroups) -> list[tuple[Encoder, Inputs]]:
         """Returns the observations at decisions, for the running statistics of each encoder."""
@@ -349,7 +351,7 @@ class GroupNetworks(ActorCritic):
         order = np.argsort(index.counts, kind="stable")[np.count_nonzero(index.counts == 0) :]
         for timesteps in in_parts(order, self._at_once(index)):
             rows = by_timestep[sequences.rows_of(starts[timesteps], index.decisions[timesteps])]
-            found, expected = self.critic(over(prepared.gather(timesteps, rows), self.actor.device))
+            found, expected = self.critic(prepared.gather(timesteps, rows))
             estimates.values[timesteps], estimates.baselines[rows] = back(found), back(expected)
         return estimates
 
@@ -361,7 +363,8 @@ class GroupNetworks(ActorCritic):
         rows = sequences.rows_of(windows.first_q[of_q], windows.lengths_q[of_q])
         if self.memory:
             layout = Layout(np.concatenate([windows.lengths[which], windows.lengths_q[of_q]]))
-            state = layout, torch.from_numpy(np.concatenate([estimates.groups[which], estimates.members[of_q]]))
+            memory = torch.from_numpy(np.concatenate([estimates.groups[which], estimates.members[of_q]]))
+            state = over((layout, memory), prepared.device)
         return CriticInputs(timesteps, rows, prepared.gather(timesteps, rows), state)
 
     def _prepare(self, name: str, members: TeammateSegments | None, batch: Batch) -> PreparedMembers | None:
@@ -377,7 +380,8 @@ class GroupNetworks(ActorCritic):
         if continuous.shape[1] + discrete.shape[1]:  # some of them have acted
             done = previous_features(actions, continuous, discrete, self.actor.action_limit)
         before = self.previous(batch, done) if encoder is self.actor.encoder and encoder.previous else None
-        return PreparedMembers(joined, encoder.prepare(joined, before), torch.from_numpy(done), len(members.times))
+        there = over((encoder.prepare(joined, before), torch.from_numpy(done)), self.actor.device)
+        return PreparedMembers(joined, *there, len(members.times))
 
     def _at_once(self, index: GroupIndex) -> int:
         """Returns how many timesteps fit in memory at once."""
@@ -397,7 +401,7 @@ class GroupNetworks(ActorCritic):
             of_q = windows.of_windows(which)
             estimates.groups[which], estimates.members[of_q] = groups[which], members[of_q]
             inputs = self.inputs(prepared, which, estimates)
-            found, expected, after = self.critic.remember(*over((inputs.members, inputs.state), self.actor.device))
+            found, expected, after = self.critic.remember(inputs.members, inputs.state)
             values[inputs.timesteps], estimates.baselines[inputs.rows] = back(found), back(expected)
             groups[which], members[of_q] = np.split(back(after), [len(which)])
             ending = which[last[which]]
@@ -406,7 +410,7 @@ class GroupNetworks(ActorCritic):
             if there.any():  # stores no memory, because the next segment begins there
                 at, members_there = following[there], prepared.gather(following[there], np.empty(0, np.int64))
                 state = Layout(np.ones(len(at), np.int64)), torch.from_numpy(groups[ending[there]])
-                values[at] = back(self.critic.remember(*over((members_there, state), self.actor.device))[0])
+                values[at] = back(self.critic.remember(members_there, over(state, prepared.device))[0])
         values[index.counts == 0] = 0.0
         groups.keep()
         members.keep()

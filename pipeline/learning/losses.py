@@ -26,7 +26,6 @@ logits, P = C + D parts of an action, K timesteps or rows of the batch. S is rew
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -34,10 +33,11 @@ import torch
 from torch import Tensor
 
 from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState, rows_at_once
+from sparring.pipeline.learning.optimizer import StepTaken
 from sparring.pipeline.learning.settings import Hyperparameters
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.device import constant, over
+from sparring.pipeline.networks.device import back, constant, over
 from sparring.pipeline.specs import Array, Flags, Floats, Numbers
 
 WEIGHT_CAP: Final = 2.0
@@ -171,8 +171,8 @@ def advantages(
     rows_S, sorted_S = last_S[longest_first], lengths_S[longest_first]
     reaching = len(lengths_S) - np.searchsorted(sorted_S[::-1], np.arange(1, sorted_S[0]), side="right")
     decay, running_S = np.float32(gamma * lambd), advantages_R[rows_S]
-    for back, segments in enumerate(reaching.tolist(), start=1):
-        rows = rows_S[:segments] - back
+    for steps_back, segments in enumerate(reaching.tolist(), start=1):
+        rows = rows_S[:segments] - steps_back
         running_S = advantages_R[rows] + decay * running_S[:segments]
         advantages_R[rows] = running_S
     return advantages_R
@@ -223,7 +223,7 @@ def correct(
     if not per_dimension and not stale_R.any():
         return rows, NONE_STALE
     proximal_RP = _proximal(actor, rows, stale_R | per_dimension, recurrence, per_dimension)
-    stale = torch.from_numpy(stale_R)
+    stale = over(torch.from_numpy(stale_R), actor.device)
     joint_R = proximal_RP.sum(1)
     weight_R = (joint_R - rows.log_prob).exp_().clamp_(max=WEIGHT_CAP).masked_fill_(~stale, 1.0)
     advantage = rows.advantage * weight_R
@@ -244,13 +244,14 @@ def _proximal(
 ) -> Tensor:
     """Returns log-probabilities [R, P], or [R, 1] of joint actions, computed in chunks; 0 for unwanted rows."""
     parts = actor.actions.parts if per_dimension else 1
-    found_RP = torch.zeros(len(wanted_R), parts)
+    found_RP = torch.zeros(len(wanted_R), parts, device=actor.device)
     for at_B, state in _chunks(rows, wanted_R, recurrence):
-        some, there = over((rows.at(at_B), state), actor.device)
+        at_B, there = over((at_B, state), actor.device)
+        some = rows.at(at_B)
         layout, memory = (None, None) if there is None else (there.layout, there.actor)
         head_BH = actor(some.inputs, layout, memory)[:, : actor.outputs]
         log_prob = evaluate(actor, head_BH, some, per_dimension).log_prob
-        found_RP[at_B] = log_prob.reshape(len(at_B), parts).to(found_RP.device)
+        found_RP[at_B] = log_prob.reshape(len(at_B), parts)
     return found_RP
 
 
@@ -280,14 +281,14 @@ class Losses(NamedTuple):
         log_ratio: logarithm of the ratio, in the same shape.
         entropy: scalar.
         squares: [n, S] squared errors of the critic's estimates, by kind.
-        gradient_norm: Euclidean norm of the gradient before clipping.
+        step: of the optimizer.
     """
 
     objective: Tensor
     log_ratio: Tensor
     entropy: Tensor
     squares: Mapping[str, Tensor]
-    gradient_norm: float
+    step: StepTaken
 
 
 class UpdateReport(NamedTuple):
@@ -314,6 +315,12 @@ class UpdateReport(NamedTuple):
     groups: bool = False
     terminated: bool = False
     staleness: Staleness = NONE_STALE
+
+
+def taken_of(tried: Sequence[Losses]) -> list[Losses]:
+    """Returns the losses of the minibatches whose gradient was finite; this waits for the device."""
+    skipped = back(torch.stack([one.step.skipped for one in tried])) if tried else ()
+    return [one for one, is_skipped in zip(tried, skipped, strict=True) if not is_skipped]
 
 
 def lags(version: int, versions: Numbers) -> tuple[int, ...]:
@@ -361,7 +368,8 @@ def diagnostics(
         joint = log_ratio.sum(1) if log_ratio.dim() == 2 else log_ratio
         found["Update/Approximate KL"] = (joint.exp() - 1 - joint).mean().item()
         found["Update/Clip Fraction"] = ((log_ratio.exp() - 1).abs() > epsilon).float().mean().item()
-        found["Update/Gradient Norm"] = fmean(one.gradient_norm for one in taken)
+        squares = torch.stack([one.step.square for one in taken])
+        found["Update/Gradient Norm"] = squares.double().sqrt().mean().item()
     return found
 
 

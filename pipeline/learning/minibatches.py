@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from sparring.pipeline.assembly import sequences
+from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.layers import Layout
 from sparring.pipeline.specs import Array, Flags, Floats, Numbers
 
 _ROWS_AT_ONCE: Final = 1024
 _BYTES_AT_ONCE: Final = 4 * 2**20
+_BYTES_THERE: Final = 64 * 2**20
 _WIDE: Final = 4096
 """Bytes of a row from which a column is shuffled one minibatch at a time instead of all at once."""
 
@@ -103,7 +105,7 @@ class Recurrence(NamedTuple):
 
 def minibatches(rows: Minibatch, size: int, generator: torch.Generator) -> Iterator[tuple[Minibatch, None, Tensor]]:
     """Yields minibatches of `size` shuffled rows, or one of all, with row numbers; incomplete ones are left out."""
-    which = torch.from_numpy(shuffled_parts(len(rows.log_prob), size, generator))
+    which = over(torch.from_numpy(shuffled_parts(len(rows.log_prob), size, generator)), rows.log_prob.device)
     inputs = zip(*(_shuffled(column, which) for column in rows.inputs), strict=True)
     others = ([None] * len(which) if column is None else _shuffled(column, which) for column in rows[1:])
     return ((Minibatch(*parts), None, at_B) for at_B, *parts in zip(which, inputs, *others, strict=True))
@@ -117,7 +119,7 @@ def recurrent_minibatches(
     Incomplete ones are left out.
     """
     for which_q in shuffled_parts(len(recurrence.lengths), size, generator):
-        at_B, state = recurrence.select(which_q)
+        at_B, state = over(recurrence.select(which_q), rows.log_prob.device)
         yield rows.at(at_B), state, at_B
 
 
@@ -129,7 +131,9 @@ def shuffled_parts(count: int, size: int, generator: torch.Generator) -> Numbers
 
 
 def rows_at_once(inputs: Inputs) -> int:
-    """Returns how many rows fit in the CPU's cache."""
+    """Returns how many rows fit in the CPU's cache, or at once on another device, which has more memory than that."""
+    if inputs[0].device != CPU:
+        return max(1, _BYTES_THERE // max(1, *map(_row_bytes, inputs)))
     return max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, *map(_row_bytes, inputs))))
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,19 @@ from sparring.pipeline.networks.device import CPU, constant
 
 BackwardFn = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
 """Propagates gradients of outputs to the `grad` of all parameters: autograd, or explicit formulas of a network."""
+
+
+class StepTaken(NamedTuple):
+    """Tells of a step of the optimizer; both are scalars on its device.
+
+    Attributes:
+        skipped: 1 if the gradient was not finite, which skips the step; else 0.
+        square: squared Euclidean norm of the gradient, of all parameters together and before clipping.
+    """
+
+    skipped: Tensor
+    square: Tensor
+
 
 AVERAGES: Final = ("exp_avg", "exp_avg_sq")
 """PyTorch's names of the state of Adam, beside `step`."""
@@ -47,8 +59,6 @@ class Adam:
         max_norm: the gradient is scaled down to this norm if its own is larger; None for no limit.
         flat: [P] all values.
         gradient: [P] their gradient.
-        gradient_norm: Euclidean norm of the last step's gradient, of all parameters together and before clipping; not
-            finite if the step was skipped, 0 before the first.
         moments: the state by PyTorch's names, to be saved and restored in place.
         tried: steps tried since creation; other threads may read it.
     """
@@ -60,7 +70,7 @@ class Adam:
     max_norm: float | None = None
 
     def __post_init__(self) -> None:
-        self.gradient_norm, self.tried = 0.0, 0
+        self.tried = 0
         named = dict(self.modules.named_parameters())
         self._shapes = {name: parameter.shape for name, parameter in named.items()}
         size, dtype = sum(map(torch.Size.numel, self._shapes.values())), next(iter(named.values())).dtype
@@ -83,8 +93,8 @@ class Adam:
 
     def step(
         self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], backward_fn: BackwardFn = backpropagate
-    ) -> bool:
-        """Takes one step.
+    ) -> StepTaken:
+        """Takes one step, without waiting for the device.
 
         Args:
             outputs: outputs of the modules.
@@ -92,21 +102,20 @@ class Adam:
             backward_fn: propagates them to the parameters.
 
         Returns:
-            False if the gradient was not finite and the step was skipped.
+            Whether the gradient was finite, else the step was skipped, and its norm.
         """
         self.tried += 1
         gradient = self.gradient
         gradient.zero_()
         backward_fn(outputs, gradients)
         # A NaN or an infinity in any row of the loss also reaches the gradient and its norm.
-        self.gradient_norm = math.sqrt(gradient.dot(gradient).item())
-        if not math.isfinite(self.gradient_norm):
-            return False
-        if self.max_norm is not None and self.gradient_norm > self.max_norm:
-            gradient.mul_(self.max_norm / self.gradient_norm)
-        self.moments["step"].add_(constant(1.0, self.moments["step"]))
-        fused_adam(*self._state, lr=self.learning_rate, eps=self.epsilon)
-        return True
+        square = gradient.dot(gradient)
+        skipped = square.sub(square).ne_(0)
+        if self.max_norm is not None:
+            gradient.mul_((self.max_norm / square.double().sqrt()).clamp_(max=1.0))
+        self.moments["step"].add_(constant(1.0, skipped)).sub_(skipped)
+        fused_adam(*self._state, lr=self.learning_rate, eps=self.epsilon, found_inf=skipped)
+        return StepTaken(skipped, square)
 
     def grown(self) -> Adam:
         """Returns an optimizer of the same modules with their new parameters; the state of the others is kept."""

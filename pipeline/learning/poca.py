@@ -44,6 +44,7 @@ from sparring.pipeline.learning.group_networks import CriticInputs, GroupEstimat
 from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState
 from sparring.pipeline.learning.ppo import VALUE_WEIGHT, Estimated, ForwardPass, PolicyGradient, Targets
 from sparring.pipeline.learning.signals import EXTRINSIC, by_series
+from sparring.pipeline.networks.device import over
 from sparring.pipeline.specs import BehaviorSpec, Numbers
 
 BASELINE_WEIGHT: Final = 0.5 * VALUE_WEIGHT
@@ -56,7 +57,7 @@ class GroupTargets(Targets):
     Attributes:
         prepared: the batch as the networks read it.
         estimates: the critic's estimates before the update.
-        of_timesteps: [K, S] lambda return at each timestep, and value before the update.
+        of_timesteps: [K, S] lambda return at each timestep, and value before the update, on the device.
     """
 
     prepared: PreparedGroups
@@ -116,7 +117,7 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
             groups=bool(index.counts.max() > 1),
             prepared=prepared,
             estimates=found,
-            of_timesteps=(torch.from_numpy(returns_KS), torch.from_numpy(found.values)),
+            of_timesteps=over((torch.from_numpy(returns_KS), torch.from_numpy(found.values)), self.optimizer.device),
         )
 
     def _recurrence(self, batch: Batch, prepared: PreparedGroups) -> Recurrence | None:
@@ -145,7 +146,7 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
     def _critic_minibatch(self, targets: GroupTargets, which: Numbers) -> CriticMinibatch:
         """Returns the critic's minibatch of some windows."""
         inputs = self.networks.inputs(targets.prepared, which, targets.estimates)
-        at_m, at_n = torch.from_numpy(inputs.timesteps), torch.from_numpy(inputs.rows)
+        at_m, at_n = over((torch.from_numpy(inputs.timesteps), torch.from_numpy(inputs.rows)), self.optimizer.device)
         returns_KS, values_KS = targets.of_timesteps
         returns_RS, baselines_RS = targets.rows.returns, targets.rows.values
         values = returns_KS.index_select(0, at_m), values_KS.index_select(0, at_m)
@@ -160,7 +161,7 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
         return ForwardPass(head_BH, {"Value": value, "Baseline": baseline}, backward_fn)
 
     def _estimates(self, targets: GroupTargets) -> dict[str, float]:
-        return super()._estimates(targets) | self._means("Baseline", targets.rows.values)
+        return super()._estimates(targets) | self._means("Baseline", torch.from_numpy(targets.estimates.baselines))
 
 
 def shuffled(weights_U: Numbers, parts: int, generator: torch.Generator) -> list[Numbers]:

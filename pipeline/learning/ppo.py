@@ -59,10 +59,10 @@ class Targets:
     """Holds the targets of a batch.
 
     Attributes:
-        rows: all decisions.
+        rows: all decisions, on the device.
         recurrence: the actor's sequences; None for an actor without memory.
-        returns: [T, S] targets of the values.
-        values: [T, S] values before the update.
+        returns: [T, S] targets of the values, on the CPU.
+        values: [T, S] values before the update, on the CPU.
         observed: observations before normalization, for the running statistics of each encoder.
         terminated: some episode or group ended by itself.
         groups: some agents shared a group.
@@ -156,14 +156,14 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
         done = []
         passes = (self._minibatches(targets) for _ in range(hyper.num_epoch))
         for part, state, at_B, critic in chain.from_iterable(passes):
-            done.append(self._step(*over((part, state, critic), self.optimizer.device), coefficients))
+            done.append(self._step(part, state, critic, coefficients))
             self.signals.learn(at_B)
             if self.is_stopping():
                 break
         cloned = {} if self.cloning is None else self.cloning.update(trained)
         for encoder, joined in targets.observed:
             encoder.update(joined)
-        taken = [step for step in done if step is not None]
+        taken = losses.taken_of(done)
         names = ("Policy/Learning Rate", "Policy/Epsilon", "Policy/Beta")
         return losses.UpdateReport(
             statistics=dict(zip(names, coefficients, strict=True))
@@ -240,9 +240,9 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
     def _rows(
         self, batch: Batch, inputs: Inputs, advantages_R: Floats, returns_RS: Floats, values_RS: Floats, epsilon: float
     ) -> Minibatch:
-        """Returns all decisions of a batch as tensors, with normalized advantages."""
+        """Returns all decisions of a batch, with normalized advantages, on the device."""
         advantage_R = torch.from_numpy(losses.normalized(advantages_R))
-        return Minibatch(
+        rows = Minibatch(
             inputs=inputs,
             continuous=torch.from_numpy(batch.continuous),
             discrete=torch.from_numpy(batch.discrete).long(),
@@ -253,6 +253,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
             returns=torch.from_numpy(returns_RS),
             values=torch.from_numpy(values_RS),
         )
+        return over(rows, self.optimizer.device)
 
     def _reward_steps(self, batch: Batch) -> Steps:
         """Returns our own decisions as reward networks read them."""
@@ -269,12 +270,8 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
     @torch.no_grad()
     def _step(
         self, rows: Minibatch, state: RecurrentState | None, critic: CriticT, coefficients: Coefficients
-    ) -> losses.Losses | None:
-        """Takes one step of Adam on a minibatch.
-
-        Returns:
-            Its losses; None if the gradient was not finite and the step was skipped.
-        """
+    ) -> losses.Losses:
+        """Takes one step of Adam on a minibatch, and returns its losses."""
         head_BH, estimates, backward_fn = self._forward(rows, state, critic)
         clipped = self.settings.hyperparameters.clip_value_loss
         chosen = losses.policy_loss(self.actor, head_BH, rows, coefficients.beta)
@@ -285,9 +282,8 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
             squares[kind], gradient = losses.value_loss(found, aims, weight, old, coefficients.epsilon)
             outputs.append(found)
             gradients.append(gradient)
-        if not self.optimizer.step(outputs, gradients, backward_fn):
-            return None
-        return losses.Losses(chosen.objective, chosen.log_ratio, chosen.entropy, squares, self.optimizer.gradient_norm)
+        step = self.optimizer.step(outputs, gradients, backward_fn)
+        return losses.Losses(chosen.objective, chosen.log_ratio, chosen.entropy, squares, step)
 
 
 class PPO(PolicyGradient[AgentNetworks, Targets, None]):
@@ -304,8 +300,8 @@ class PPO(PolicyGradient[AgentNetworks, Targets, None]):
         return Targets(
             rows=rows,
             recurrence=found.recurrence,
-            returns=rows.returns,
-            values=rows.values,
+            returns=torch.from_numpy(returns_RS),
+            values=torch.from_numpy(found.values),
             observed=[(self.actor.encoder, prepared.joined)],
             terminated=bool(batch.terminated.any()),
         )

@@ -1,8 +1,10 @@
 """This module moves data between arrays, the CPU, and the device that networks are trained on.
 
-Parameters, their optimizer state and each minibatch are on the device. All else stays on the CPU: segments, statistics
-of observations, returns, random numbers, and acting. All transfers go through the functions here; one seed gives the
-same initial weights and the same order on every device.
+Parameters, their optimizer state and, during an update, the whole batch are on the device; a minibatch is selected
+there. All else stays on the CPU: segments, statistics of observations, returns, random numbers, and acting. All
+transfers go through the functions here; one seed gives the same initial weights and the same order on every device.
+Reading from the device waits for all that it computes, so an update reads only before its first and after its last
+minibatch.
 
     python -m sparring.pipeline.networks.device cuda    # exit status 0, or why it cannot train there, as JSON
 """
@@ -71,7 +73,8 @@ def _moved(record: Any, device: torch.device) -> Any:
     if isinstance(record, tuple):
         parts = [_moved(part, device) for part in record]
         return type(record)(*parts) if hasattr(record, "_fields") else tuple(parts)
-    return record.to(device) if hasattr(record, "to") else record
+    # Without waiting for what a GPU computes: memory that is not pinned is copied before the call returns.
+    return record.to(device, non_blocking=device.type == "cuda") if hasattr(record, "to") else record
 
 
 def constant(value: float, like: Tensor, *shape: int) -> Tensor:

@@ -153,11 +153,11 @@ class Layout:
         self.by_length = torch.from_numpy(by_length_Q)
         self.by_number = torch.from_numpy(np.argsort(by_length_Q, kind="stable"))
 
-    def to(self, device: torch.device) -> Layout:
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Layout:
         """Returns the same layout on a device, except for the sizes, which PyTorch requires on the CPU."""
         moved = copy.copy(self)
         for name in ("order", "inverse", "by_length", "by_number"):
-            setattr(moved, name, getattr(self, name).to(device))
+            setattr(moved, name, getattr(self, name).to(device, non_blocking=non_blocking))
         return moved
 
 

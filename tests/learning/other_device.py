@@ -7,6 +7,7 @@ dimensions is allowed as an argument, but not in a list and not as a result.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -24,6 +25,9 @@ OTHER_DEVICE: Final = torch.device("meta")
 """The only device besides the CPU on which every PyTorch supports autograd."""
 
 _HERE: Final = torch.device("cpu")
+READS: Final[Counter[str]] = Counter()
+"""How often an operation has read from the device, which on a GPU waits for all that it computes."""
+
 _CROSSING: Final = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
@@ -57,7 +61,8 @@ class _ForwardingMode(TorchDispatchMode):
 
 @contextmanager
 def other_device() -> Iterator[torch.device]:
-    """Makes the simulated device available."""
+    """Makes the simulated device available; `READS` counts from 0."""
+    READS.clear()
     with pytest.MonkeyPatch.context() as patch, _ForwardingMode():
         for module in (optimizer, novelty):
             patch.setattr(module, "place", _place)
@@ -76,6 +81,8 @@ def _forwarded(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not there and not stays:
         return func(*args, **kwargs)
     found = func(*_mapped(_here, args), **{name: _mapped(_here, one) for name, one in kwargs.items()})
+    if there and (not stays or isinstance(found, bool | int | float)):
+        READS[str(func)] += 1
     if not stays:
         return found
     written = {id(one.tensor): one for one in there}

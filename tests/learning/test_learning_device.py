@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sparring.pipeline.networks.settings import Unsupported
 from sparring.pipeline.specs import BehaviorSpec
 from tests.learning.group_helpers import LENGTH, poca_settings, record
 from tests.learning.learning_helpers import algorithm_of
-from tests.learning.other_device import OTHER_DEVICE, other_device
+from tests.learning.other_device import OTHER_DEVICE, READS, other_device
 from tests.learning.random_groups import OWN, PLAIN, RICH, World, specs_of
 from tests.learning.signals_helpers import NAMES, SPECS, played, record_of, recorded, signals_of, trainer, write
 
@@ -38,12 +39,18 @@ POCAS: dict[str, tuple[BehaviorSpec, int, dict[str, Any]]] = {
 
 
 def settings_of(
-    path: Path, spec: BehaviorSpec, names=("extrinsic",), cloned=False, use_actions=False, use_vail=False, **how: Any
+    path: Path,
+    spec: BehaviorSpec,
+    names=("extrinsic",),
+    cloned=False,
+    use_actions=False,
+    use_vail=False,
+    **how: Any,
 ) -> TrainerSettings:
     demo = write(path, spec, recorded(spec, [4, 6, 5, 3, 7]))
     cloning = BehavioralCloningSettings(demo_path=str(demo)) if cloned else None
     signals = signals_of(names, demo, use_actions=use_actions, use_vail=use_vail, normalize=True)
-    return trainer(signals, cloning=cloning, num_epoch=1, **how)
+    return trainer(signals, cloning=cloning, **{"num_epoch": 1} | how)
 
 
 def played_records(settings: TrainerSettings, spec: BehaviorSpec) -> list[Segments]:
@@ -122,6 +129,32 @@ def test_group_update_on_another_device_equals_that_on_the_cpu_with_new_teammate
         assert_same(here, there)
 
 
+@pytest.mark.parametrize("case", [*PPOS.values(), *POCAS.values()], ids=[*PPOS, *POCAS])
+def test_update_reads_from_the_device_equally_often_however_many_minibatches_it_has(case: Any, tmp_path: Path) -> None:
+    """On a GPU each of them would wait for the one before it."""
+    found = []
+    for epochs in (1, 3):
+        if isinstance(case, dict):
+            spec = case.get("spec", SPECS["hybrid"])
+            settings = settings_of(tmp_path, **{"spec": spec, "num_epoch": epochs} | case)
+            records, specs = played_records(settings, spec), {}
+        else:
+            spec, teammates, how = case
+            settings, specs = poca_settings(num_epoch=epochs, batch_size=10, **how), specs_of(spec, teammates)
+            world = World(specs, Actor(spec, settings.network_settings, torch.Generator().manual_seed(5)))
+            records = [record(world.groups(4, horizon=5), specs, length=LENGTH if "memory" in how else 0)]
+        with other_device() as device:
+            there = Learner(OWN if specs else "Test", spec, settings, 3, device=device)
+            there.register({name: one for name, one in specs.items() if name != OWN})
+            there.add(records[0])
+            before = Counter(READS)
+            report = there.update(everything=True)
+            found.append((report.minibatches, READS - before))
+    (few, reads), (many, more) = found
+    assert many == 3 * few
+    assert more == reads
+
+
 @pytest.mark.parametrize("starts_there", [True, False], ids=["there", "here"])
 def test_run_resumes_on_another_device(starts_there: bool, tmp_path: Path) -> None:
     """Checkpoints do not depend on a device."""
@@ -152,9 +185,10 @@ def test_simulated_device_detects_a_missing_transfer(
 ) -> None:
     """The simulated device detects a missing transfer."""
 
-    def over_except_one(record: Any, device: torch.device) -> Any:
-        minibatch, recalled, critic = record
-        return over(minibatch, device)._replace(**{left: getattr(minibatch, left)}), recalled, critic
+    def over_except_one(rows: Any, device: torch.device) -> Any:
+        here = back(rows.advantage) if left == "advantage" else tuple(map(back, rows.inputs))
+        kept = torch.from_numpy(here) if left == "advantage" else tuple(map(torch.from_numpy, here))
+        return over(rows, device)._replace(**{left: kept})
 
     settings = settings_of(tmp_path, SPECS["hybrid"])
     with other_device() as device:

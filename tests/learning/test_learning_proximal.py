@@ -13,6 +13,7 @@ import tests.learning.recurrent_helpers as recurrent
 from sparring.pipeline.learning import losses
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.losses import Losses, diagnostics
+from sparring.pipeline.learning.optimizer import StepTaken
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.device import to_arrays
 from sparring.pipeline.networks.layers import Layout
@@ -108,6 +109,11 @@ def corrections(monkeypatch):
     return seen
 
 
+def skip(*_):
+    """Replaces a step of the optimizer."""
+    return StepTaken(skipped=torch.ones(()), square=torch.zeros(()))
+
+
 def check(algorithm, batch, before, after, staleness, *, per_dimension=False):
     """Compares each row with the formulas."""
     stale = torch.from_numpy(batch.versions == 0)
@@ -138,7 +144,7 @@ def test_stale_rows_get_the_log_probability_of_the_current_actor(actions, shared
     algorithm, spec = plain(actions, shared_critic=shared, ratio=ratio)
     batch = mixed(batch_for(algorithm, spec))
     move(algorithm, 0.3)
-    monkeypatch.setattr(algorithm, "_step", lambda *_: None)  # so that the actor does not change
+    monkeypatch.setattr(algorithm.optimizer, "step", skip)  # so that the actor does not change
     algorithm.update(batch, 1, 0)
     check(algorithm, batch, *corrections[0], per_dimension=ratio == "per_dimension")
 
@@ -149,7 +155,7 @@ def test_recurrent_actors_act_again_from_stored_memories(variant, corrections, m
     algorithm = recurrent.learning(**recurrent.VARIANTS[variant])
     batch = mixed(recurrent.played(algorithm, recurrent.FIRST))
     move(algorithm, 0.8)
-    monkeypatch.setattr(algorithm, "_step", lambda *_: None)
+    monkeypatch.setattr(algorithm.optimizer, "step", skip)
     algorithm.update(batch, 1, 0)
     check(algorithm, batch, *corrections[0])
 
@@ -161,7 +167,7 @@ def test_decisions_of_groups_are_corrected_one_by_one(memory, corrections, monke
     algorithm = group_learning(specs, memory=memory)
     groups = World(specs, algorithm.actor, 0).groups(5, horizon=5)
     batch = mixed(batch_of(groups, specs, length=LENGTH if memory else 0))
-    monkeypatch.setattr(algorithm, "_step", lambda *_: None)
+    monkeypatch.setattr(algorithm.optimizer, "step", skip)
     algorithm.update(batch, 1, 0)
     ((before, after, staleness),) = corrections
     torch.testing.assert_close(after.log_prob, before.log_prob, rtol=1e-4, atol=1e-4)
@@ -230,7 +236,7 @@ def test_diagnostics_follow_their_formulas():
     ratios = torch.tensor([0.5, 1.0, 1.1, 1.5])
     nothing = torch.zeros(())
     minibatches = [
-        Losses(nothing, log_ratio, nothing, {}, norm)
+        Losses(nothing, log_ratio, nothing, {}, StepTaken(skipped=nothing, square=torch.tensor(norm**2)))
         for log_ratio, norm in zip(ratios.log().split(2), (1.0, 3.0), strict=True)
     ]
     targets, values = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [1.0], [4.0]], np.float32)

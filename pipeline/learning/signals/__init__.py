@@ -35,6 +35,7 @@ from sparring.pipeline.learning.minibatches import Memories
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.settings import RewardSignals
 from sparring.pipeline.networks.arrays import previous_features
+from sparring.pipeline.networks.device import back
 from sparring.pipeline.networks.encoders import Encoder, Inputs, Normalizer
 from sparring.pipeline.networks.perceptron import hidden_layer
 from sparring.pipeline.networks.settings import ACTION_LIMIT, NetworkSettings
@@ -122,9 +123,9 @@ def select_rows(inputs: Inputs, rows: Tensor) -> Inputs:
     return tuple(column.index_select(0, rows) for column in inputs)
 
 
-def blocks(rows: int) -> Iterator[Tensor]:
-    """Yields the numbers of rows, as many at a time as networks evaluate together."""
-    return iter(torch.split(torch.arange(rows), _ROWS_AT_ONCE))
+def blocks(rows: int, device: torch.device) -> Iterator[Tensor]:
+    """Yields the numbers of rows on a device, as many at a time as networks evaluate together."""
+    return iter(torch.split(torch.arange(rows, device=device), _ROWS_AT_ONCE))
 
 
 class RewardNetwork(ABC):
@@ -146,7 +147,7 @@ class RewardNetwork(ABC):
     def __init__(self, module: nn.Module, trained: nn.Module, learning_rate: float, device: torch.device) -> None:
         self.module = module
         self.optimizer = Adam(trained, learning_rate, device)
-        self._measures: list[dict[str, Tensor]] = []
+        self._steps: list[tuple[Tensor, dict[str, Tensor]]] = []  # whether each was skipped, and its measures
 
     @abstractmethod
     def begin(self, steps: Steps) -> Floats:
@@ -154,7 +155,7 @@ class RewardNetwork(ABC):
 
     @abstractmethod
     def learn(self, at_B: Tensor) -> None:
-        """Takes one optimizer step on the rows `at_B` of the batch; the row numbers are on the CPU."""
+        """Takes one optimizer step on the rows `at_B` of the batch; the row numbers are on the device."""
 
     def terminal_bootstrap_fraction(self, ends: int, steps: int) -> float:
         """Returns the fraction, 0 to 1, of the mean value of episode starts that bootstraps a terminated episode.
@@ -169,15 +170,15 @@ class RewardNetwork(ABC):
 
     def statistics(self) -> dict[str, float]:
         """Ends the batch and returns the means of its measures since `begin`, by ML-Agents' names."""
-        names = self._measures[0] if self._measures else ()
-        return {name: torch.stack([one[name] for one in self._measures]).mean().item() for name in names}
+        skipped = back(torch.stack([one for one, _ in self._steps])) if self._steps else ()
+        taken = [measures for (_, measures), is_skipped in zip(self._steps, skipped, strict=True) if not is_skipped]
+        return {name: torch.stack([one[name] for one in taken]).mean().item() for name in (taken[0] if taken else ())}
 
-    def take_step(self, loss: Tensor, measures: dict[str, Tensor]) -> bool:
-        """Takes one optimizer step and stores its measures; returns False if it was skipped."""
-        if not self.optimizer.step((loss,), (torch.ones_like(loss),)):
-            return False
-        self._measures.append(measures)
-        return True
+    def take_step(self, loss: Tensor, measures: dict[str, Tensor]) -> Tensor:
+        """Takes one optimizer step and stores its measures; returns 1 if it was skipped, else 0, on the device."""
+        skipped = self.optimizer.step((loss,), (torch.ones_like(loss),)).skipped
+        self._steps.append((skipped, measures))
+        return skipped
 
 
 class Signals:

@@ -168,6 +168,8 @@ class Gail(RewardNetwork):
     ) -> None:
         discriminator = Discriminator(spec, settings, generator)
         super().__init__(discriminator, discriminator, settings.learning_rate, device)
+        if settings.use_vail:
+            discriminator.beta = discriminator.beta.to(device)
         self._generator = generator
         self._actions = spec.actions
         if demonstrations is not None:
@@ -179,13 +181,16 @@ class Gail(RewardNetwork):
     def prepare(self, demonstrations: Demonstrations) -> Inputs:
         """Returns demonstrations as the discriminator reads them."""
         done = action_features(self._actions, demonstrations.continuous, demonstrations.discrete)
-        return self.module.prepare(demonstrations.observations, torch.from_numpy(done), demonstrations.ended)
+        inputs = self.module.prepare(demonstrations.observations, torch.from_numpy(done), demonstrations.ended)
+        return over(inputs, self.optimizer.device)
 
     def begin(self, steps: Steps) -> Floats:
         seen = [column[: len(steps)] for column in steps.observations]
-        self._policy, self._expert = self.module.prepare(seen, steps.done, steps.ended), self.prepare(self._learned)
-        self._measures = []
-        logits_r = torch.cat([self._logits(self._policy, rows) for rows in blocks(len(steps))]).cpu()
+        self._policy = over(self.module.prepare(seen, steps.done, steps.ended), self.optimizer.device)
+        self._expert = self.prepare(self._learned)
+        self._steps = []
+        rows = blocks(len(steps), self.optimizer.device)
+        logits_r = torch.cat([self._logits(self._policy, at) for at in rows]).cpu()
         rewards: Floats = -torch.log1p(-logits_r.double().sigmoid() * (1 - _SAFE)).float().numpy()
         return rewards
 
@@ -196,14 +201,14 @@ class Gail(RewardNetwork):
     def learn(self, at_B: Tensor) -> None:
         """Takes one optimizer step on some rows of the batch, and as many of the demonstrations."""
         which_B = torch.randint(self._learned.steps, (len(at_B),), generator=self._generator)
-        sides = select_rows(self._policy, at_B), select_rows(self._expert, which_B)
-        self.step(*over(sides, self.optimizer.device))
+        self.step(select_rows(self._policy, at_B), select_rows(self._expert, over(which_B, self.optimizer.device)))
 
     def statistics(self) -> dict[str, float]:
         """Returns the mean measures of the steps since `begin`, and the accuracy on held-out demonstrations."""
         found = super().statistics()
         if self._held_out.episodes:
-            logits = self._logits(self.prepare(self._held_out), torch.arange(self._held_out.steps))
+            side = self.prepare(self._held_out)
+            logits = self._logits(side, torch.arange(self._held_out.steps, device=self.optimizer.device))
             found["Policy/GAIL Held-Out Accuracy"] = (logits > 0).float().mean().item()
         return found
 
@@ -233,8 +238,11 @@ class Gail(RewardNetwork):
         penalty = PENALTY * self._penalty(policy, expert)
         loss = loss + penalty
         report["Policy/GAIL Grad Mag Loss"] = penalty.detach()
-        if self.take_step(loss, report) and divergence is not None:
-            self.module.beta.add_(BETA_STEP * (divergence.detach().cpu() - INFORMATION)).clamp_(min=0)
+        skipped = self.take_step(loss, report)
+        if divergence is not None:
+            # Where the step was skipped the divergence may be no number, which a product with 0 would keep.
+            change = (BETA_STEP * (divergence.detach() - INFORMATION)).masked_fill_(skipped > 0, 0.0)
+            self.module.beta.add_(change).clamp_(min=0)
             report["Policy/GAIL Beta"] = self.module.beta.clone()
 
     # ---------------------------------------------------------------- inside
@@ -252,7 +260,7 @@ class Gail(RewardNetwork):
 
     @torch.no_grad()
     def _logits(self, side: Inputs, rows: Tensor) -> Tensor:
-        logits_B: Tensor = self.module(over(select_rows(side, rows), self.optimizer.device), False)[0]
+        logits_B: Tensor = self.module(select_rows(side, rows), False)[0]
         return logits_B
 
 

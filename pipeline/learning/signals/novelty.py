@@ -65,13 +65,13 @@ class _Novelty(RewardNetwork):
     def begin(self, steps: Steps) -> Floats:
         joined = self._encoder.join(steps.observations)
         self._joined = tuple(column[: len(steps)] for column in joined)
-        self._inputs = self._encoder.prepare(joined)
-        self._measures = []
+        self._inputs = over(self._encoder.prepare(joined), self.optimizer.device)
+        self._steps = []
         return self._rewards(steps)
 
     @torch.no_grad()
     def _rewards(self, steps: Steps) -> Floats:
-        rewards: Floats = back(torch.cat([self._errors(at)[0] for at in blocks(len(steps))]))
+        rewards: Floats = back(torch.cat([self._errors(at)[0] for at in blocks(len(steps), self.optimizer.device)]))
         return rewards
 
     def statistics(self) -> dict[str, float]:
@@ -105,13 +105,13 @@ class Curiosity(_Novelty):
                 "forward_head": linear(_UNITS, features.size, 1.0, generator),
             }
         )
-        self._updated = torch.zeros(())
+        self._updated = torch.zeros((), device=device)
         self._models.register_buffer("updated", self._updated)
         super().__init__(self._models, self._models, features, settings.learning_rate, device)
         self._largest = 1 / settings.strength if settings.strength else 0.0
 
     def _rewards(self, steps: Steps) -> Floats:
-        self._following, self._done = torch.from_numpy(steps.following), steps.done
+        self._following, self._done = over((torch.from_numpy(steps.following), steps.done), self.optimizer.device)
         if not self._updated:
             return torch.zeros(len(steps)).numpy()
         rewards = super()._rewards(steps)
@@ -122,14 +122,13 @@ class Curiosity(_Novelty):
         forward, inverse = (errors_B.mean() for errors_B in self._errors(at_B))
         loss = LOSS * (FORWARD * forward + (1 - FORWARD) * inverse)
         measures = {"Forward": forward.detach(), "Inverse": inverse.detach()}
-        if self.take_step(loss, {f"Losses/Curiosity {name} Loss": one for name, one in measures.items()}):
-            self._updated.fill_(1)
+        skipped = self.take_step(loss, {f"Losses/Curiosity {name} Loss": one for name, one in measures.items()})
+        self._updated.add_(1 - skipped).clamp_(max=1)
 
     def _errors(self, at_B: Tensor) -> tuple[Tensor, ...]:
         """Returns squared errors of the forward model, halved and summed [B], and the loss of the inverse model [B]."""
-        following = select_rows(self._inputs, self._following.index_select(0, at_B))
-        inputs = select_rows(self._inputs, at_B), following, self._done.index_select(0, at_B)
-        before, after, done_BA = over(inputs, self.optimizer.device)
+        after = select_rows(self._inputs, self._following.index_select(0, at_B))
+        before, done_BA = select_rows(self._inputs, at_B), self._done.index_select(0, at_B)
         models = self._models
         features_BU, next_BU = models["features"](before), models["features"](after)
         predicted_BU = models["forward_head"](models["forward_model"](torch.cat((features_BU, done_BA), 1)))
@@ -173,5 +172,5 @@ class Rnd(_Novelty):
 
     def _errors(self, at_B: Tensor) -> tuple[Tensor, ...]:
         """Returns the squared errors [B], summed over the features."""
-        inputs = over(select_rows(self._inputs, at_B), self.optimizer.device)
+        inputs = select_rows(self._inputs, at_B)
         return ((self._predictor(inputs) - self._target(inputs)).square().sum(1),)
