@@ -12,6 +12,7 @@ from sparring.pipeline.messages.codec import FrameReader, FrameWriter
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Fault, Hello, Reset, SimulatorMessage
 from sparring.services.endpoint.outgoing import Outgoing
+from sparring.services.endpoint.sockets import SocketBytes
 from sparring.services.endpoint.throttling import ReadThrottle
 
 FAULT_TIMEOUT_S: Final = 1.0
@@ -74,6 +75,14 @@ class SimulatorPeer:
     player_steps: int = 0
     awaits_reset: bool = False
     fault: Fault | None = None
+
+    def __post_init__(self) -> None:
+        self._socket = self.stream
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Returns whether its socket is closed on the other side, although it may not have been read to its end."""
+        return isinstance(self._socket, SocketBytes) and self._socket.has_hung_up
 
     @property
     def address(self) -> str:

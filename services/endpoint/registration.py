@@ -95,14 +95,16 @@ def check_number(peer: SimulatorPeer, number: int, peers: Iterable[SimulatorPeer
     Args:
         peer: the simulator.
         number: number that it gets.
-        peers: all connected simulators; the link of one that is silent for a heartbeat may be broken.
+        peers: all connected simulators; the link of one that is silent for a heartbeat may be broken, and one that is
+            not read at present may have hung up.
         context: of the endpoint.
 
     Raises:
         RemoteProtocolError: the number is taken.
     """
     for other in peers:
-        is_alive = context.clock() - other.last_received_at < context.settings.heartbeat_s
+        is_silent = context.clock() - other.last_received_at >= context.settings.heartbeat_s
+        is_alive = not (is_silent or other.has_hung_up)
         if other.number == number and (is_alive or other.identity != peer.identity):
             raise RemoteProtocolError(
                 "number",

@@ -4,6 +4,8 @@ A task between a frame and its answer costs a simulator with few agents a fifth 
 """
 
 import asyncio
+import os
+import select
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -13,6 +15,8 @@ from anyio.abc import ByteStream, SocketAttribute, SocketListener
 
 _RECEIVE: Final = 256 * 1024
 """Bytes received at once."""
+
+_HUNG_UP: Final = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 
 class SocketBytes(ByteStream):
@@ -58,7 +62,11 @@ class SocketBytes(ByteStream):
 
         def read() -> None:
             try:
-                if handle(self._receive_now(_RECEIVE)):
+                continues = handle(self._receive_now(_RECEIVE))
+                # A reset that came with these bytes is announced once: libuv stops watching a socket with an error.
+                if error := self._raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    raise anyio.BrokenResourceError from OSError(error, os.strerror(error))
+                if continues:
                     return
             except BlockingIOError:
                 return
@@ -109,6 +117,15 @@ class SocketBytes(ByteStream):
             return self._raw.send(data)
         except OSError:  # `send` finds out which
             return 0
+
+    @property
+    def has_hung_up(self) -> bool:
+        """Returns whether the other side has closed or reset the connection, although unread bytes may come first."""
+        if self._raw.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._raw, _HUNG_UP)
+        return bool(poll.poll(0))
 
     async def send_eof(self) -> None:
         """Ends what is sent."""

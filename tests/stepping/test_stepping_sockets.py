@@ -97,6 +97,35 @@ async def test_the_end_and_a_reset_of_a_connection_reach_the_reader(reset: bool,
         gc.collect()
 
 
+@pytest.mark.parametrize("uses_uvloop", [True, False])
+async def test_a_reset_that_comes_with_bytes_reaches_the_reader_after_them(uses_uvloop: bool) -> None:
+    """libuv announces the error of a socket once, together with the bytes, and watches that socket no more."""
+    got: list[bytes] = []
+
+    async def read() -> None:
+        async with connected() as (ours, theirs):
+            theirs.sendall(b"last")
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            theirs.close()
+            assert ours.has_hung_up
+            with pytest.raises(anyio.BrokenResourceError):
+                await ours.receive_while(lambda data: bool(got.append(data)) or True)
+
+    await anyio.to_thread.run_sync(lambda: anyio.run(read, backend_options={"use_uvloop": uses_uvloop}))
+    assert got in ([b"last"], [])  # a system may drop what was not read before the reset
+
+
+async def test_a_hang_up_is_noticed_although_nothing_is_read() -> None:
+    async with connected() as (ours, theirs):
+        assert not ours.has_hung_up
+        theirs.sendall(b"unread")
+        assert not ours.has_hung_up
+        theirs.close()
+        assert ours.has_hung_up
+        await ours.aclose()
+        assert ours.has_hung_up
+
+
 async def test_more_than_the_system_buffers_is_sent_as_the_other_side_reads() -> None:
     async with connected() as (ours, theirs):
         data = bytes(range(256)) * 80_000
