@@ -1,16 +1,22 @@
 """A socket is read in the event loop's callbacks until what handles the bytes has had enough."""
 
 import gc
+import math
 import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
 from anyio.abc import SocketAttribute
 
+from sparring.pipeline.errors import RemoteProtocolError
 from sparring.services.endpoint.listening import listen
+from sparring.services.endpoint.peers import SimulatorPeer
+from sparring.services.endpoint.registration import check_number
 from sparring.services.endpoint.sockets import SocketBytes
 
 pytestmark = pytest.mark.asyncio
@@ -124,6 +130,18 @@ async def test_a_hang_up_is_noticed_although_nothing_is_read() -> None:
         assert ours.has_hung_up
         await ours.aclose()
         assert ours.has_hung_up
+
+
+async def test_the_number_of_a_simulator_that_hung_up_while_it_was_not_read_is_free() -> None:
+    """It was slowed down: stepping neither reads it nor counts its silence, and its supervisor has restarted it."""
+    context: Any = SimpleNamespace(clock=anyio.current_time, settings=SimpleNamespace(heartbeat_s=5.0))
+    async with connected() as (ours, theirs):
+        former = SimulatorPeer(ours, number=3, last_received_at=math.inf)
+        newcomer = SimulatorPeer(ours)
+        with pytest.raises(RemoteProtocolError, match="simulator number 3 twice"):
+            check_number(newcomer, 3, [former], context)
+        theirs.close()
+        check_number(newcomer, 3, [former], context)
 
 
 async def test_more_than_the_system_buffers_is_sent_as_the_other_side_reads() -> None:
