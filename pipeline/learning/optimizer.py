@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.networks.device import CPU, constant
+from sparring.pipeline.networks.device import CPU, constant, place
 
 BackwardFn = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
 """Propagates gradients of outputs to the `grad` of all parameters: autograd, or explicit formulas of a network."""
@@ -128,8 +128,3 @@ class Adam:
                 if parameter in before:
                     values.copy_(before[parameter])
         return grown
-
-
-def place(parameter: nn.Parameter, values: Tensor) -> None:
-    """Replaces a parameter's storage with `values`; references to the parameter stay valid."""
-    parameter.data = values

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparring.pipeline.networks.arrays import Arrays, previous_features
-from sparring.pipeline.networks.device import back, to_arrays
+from sparring.pipeline.networks.device import back, over, to_arrays
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.layers import Layout, Recurrent
 from sparring.pipeline.networks.perceptron import BackwardFn, Perceptron
@@ -141,7 +141,7 @@ class Actor(_EncodedBody):
 
 
 class InferenceActor:
-    """Evaluates a policy of fixed weights often and with few rows, by plain functions.
+    """Evaluates a policy of fixed weights often and with few rows, by plain functions, on the device of the weights.
 
     Args:
         actor: whose weights are copied.
@@ -155,7 +155,8 @@ class InferenceActor:
         self.carried = actor.carried
         self._actions, self._limit = actor.actions, actor.action_limit
         self._remembered = actor.carried - actor.encoder.previous
-        self._encode = actor.encoder.frozen()
+        self._device = actor.device
+        self._encode = actor.encoder.frozen(actor.device)
         body = actor.body
         self._infer = None if isinstance(body, Recurrent) else body.frozen(actor.outputs)
         self._step = body.frozen(actor.outputs) if isinstance(body, Recurrent) else None
@@ -183,9 +184,8 @@ class InferenceActor:
             continuous [B, C] raw samples, discrete [B, D] choices, [B] log-probability of both together.
         """
         if self._infer is not None and not self.carried:
-            return self._sampler.sample(
-                self._infer(self._encode(observations, None)).numpy(), masks, source, deterministic
-            )
+            head = back(self._infer(self._encode(observations, None)))
+            return self._sampler.sample(head, masks, source, deterministic)
         if carried is None:
             carried = np.zeros((len(observations[0]), self.carried), np.float32)
         remembered, before = self._remembered, torch.from_numpy(carried)
@@ -195,9 +195,9 @@ class InferenceActor:
             outputs = self._infer(features)
         else:
             assert self._step is not None
-            outputs, after = self._step(features, before[:, :remembered])
-            carried[:, :remembered] = after.numpy()
-        choices = self._sampler.sample(outputs.numpy(), masks, source, deterministic)
+            outputs, after = self._step(features, over(before[:, :remembered], self._device))
+            carried[:, :remembered] = back(after)
+        choices = self._sampler.sample(back(outputs), masks, source, deterministic)
         if previous is not None:
             carried[:, remembered:] = previous_features(self._actions, *choices[:2], self._limit)
         return choices

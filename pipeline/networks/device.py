@@ -1,12 +1,12 @@
 """This module moves data between arrays, the CPU, and the device that networks are trained on.
 
 Parameters, their optimizer state and, during an update, the whole batch are on the device; a minibatch is selected
-there. All else stays on the CPU: segments, statistics of observations, returns, random numbers, and acting. All
+there. All else stays on the CPU: segments, statistics of observations, returns and random numbers. All
 transfers go through the functions here; one seed gives the same initial weights and the same order on every device.
 Reading from the device waits for all that it computes, so an update reads only before its first and after its last
 minibatch.
 
-    python -m sparring.pipeline.networks.device cuda    # exit status 0, or why it cannot train there, as JSON
+    python -m sparring.pipeline.networks.device cuda KEY    # exit status 0, or why KEY cannot be that, as JSON
 """
 
 import json
@@ -37,8 +37,8 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def usable(name: str | None) -> torch.device:
-    """Returns the device of a name after a test computation on it; the CPU for None.
+def usable(name: str | None, key: str = "torch_settings.device") -> torch.device:
+    """Returns the device of a name, from the setting `key`, after a test computation on it; the CPU for None.
 
     Raises:
         Unsupported: PyTorch cannot use the device on this machine.
@@ -52,9 +52,9 @@ def usable(name: str | None) -> torch.device:
         # The first sentence, without PyTorch's advice on debugging kernels.
         reason = next(iter(str(error).splitlines()), type(error).__name__).partition(". ")[0]
         raise Unsupported(
-            got=f"torch_settings.device {name!r}, which PyTorch {torch.__version__} cannot use here: {reason}",
+            got=f"{key} {name!r}, which PyTorch {torch.__version__} cannot use here: {reason}",
             expected=" or ".join(there),
-            remedy="install a PyTorch that is built for it where the learner runs, or leave torch_settings.device out",
+            remedy=f"install a PyTorch that is built for it where the service runs, or leave {key} out",
         ) from error
     return device
 
@@ -91,6 +91,17 @@ def _constant(value: float, dtype: torch.dtype, device: torch.device, shape: tup
     return torch.full(shape, value, dtype=dtype, device=device)
 
 
+def place(parameter: nn.Parameter, values: Tensor) -> None:
+    """Replaces a parameter's storage with `values`; references to the parameter stay valid."""
+    parameter.data = values
+
+
+def move_parameters(module: nn.Module, device: torch.device) -> None:
+    """Moves the parameters of a module to a device; its buffers stay, because statistics are read on the CPU."""
+    for parameter in module.parameters():
+        place(parameter, parameter.detach().to(device))
+
+
 def back(tensor: Tensor) -> Array:
     """Returns a tensor of any device as an array; one on the CPU shares its memory."""
     array: Array = tensor.cpu().numpy()
@@ -125,7 +136,7 @@ def load_arrays(module: nn.Module, arrays: Mapping[str, Array]) -> None:
 
 if __name__ == "__main__":
     try:
-        usable(sys.argv[1])
+        usable(*sys.argv[1:])
     except Unsupported as error:
         sys.stdout.write(json.dumps([error.got, error.expected, error.remedy]))
         sys.exit(1)

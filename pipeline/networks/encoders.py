@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.layers import EntityEncoder, Recurrent
 from sparring.pipeline.networks.perceptron import HIDDEN_GAINS, ConditionedLayers, Perceptron, initialize_weights
 from sparring.pipeline.networks.settings import NetworkSettings, VisualEncoder, refuse_unsupported
@@ -251,15 +252,19 @@ class Encoder(nn.Module):
             features.append(self.entities([prepared[at] for at in self._entities], torch.cat(features, 1)))
         return torch.cat([*features, *(prepared[at] for at in self._goals)], 1)
 
-    def frozen(self) -> Encode:
-        """Returns `join`, `prepare` and `forward` as one plain function, on a copy of the current weights."""
+    def frozen(self, device: torch.device = CPU) -> Encode:
+        """Returns `join`, `prepare` and `forward` as one plain function, on a copy of the current weights.
+
+        Args:
+            device: of the weights, and of what the function returns.
+        """
         if not self.plain or self.previous:
             encoder = copy.deepcopy(self).requires_grad_(False)
-            return lambda observations, previous: encoder(encoder.prepare(encoder.join(observations), previous))
+            return lambda seen, previous: encoder(over(encoder.prepare(encoder.join(seen), previous), device))
         if self.normalizer is None:
-            return lambda observations, _: torch.from_numpy(np.concatenate(observations, axis=1))
+            return lambda observations, _: over(torch.from_numpy(np.concatenate(observations, axis=1)), device)
         normalize = self.normalizer.frozen()
-        return lambda observations, _: torch.from_numpy(normalize(np.concatenate(observations, axis=1)))
+        return lambda seen, _: over(torch.from_numpy(normalize(np.concatenate(seen, axis=1))), device)
 
     def body(self, settings: NetworkSettings, output_gains: Sequence[float], generator: torch.Generator) -> Body:
         """Returns the body that reads these features, with its outputs; a recurrent one if the settings enable it.

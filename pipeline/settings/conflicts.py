@@ -38,7 +38,7 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     """Yields all contradictions in `settings`."""
     sizes = list(_sizes(settings))
     yield from sizes
-    rules = (_any_behavior, _names, _mode, _sequences, _lessons, _opponents, _players, _services, _hosts)
+    rules = (_any_behavior, _names, _mode, _sequences, _lessons, _opponents, _players, _services, _hosts, _devices)
     for rule in () if sizes else rules:
         yield from rule(settings)
 
@@ -171,6 +171,15 @@ def _lessons(settings: Settings) -> Iterator[Conflict]:
                     f"got measure rating of {criteria.behavior}, which has no self_play; expected a behavior that "
                     "is rated; measure reward or progress, or write self_play below it",
                 )
+
+
+def _devices(settings: Settings) -> Iterator[Conflict]:
+    device = settings.torch_settings.device
+    for name in device if isinstance(device, dict) and settings.unnamed is None else ():
+        if name not in settings.behaviors:
+            remedy = did_you_mean(name, settings.behaviors) or "name a behavior of this file"
+            text = f"got behavior {name!r}; expected one of {', '.join(settings.behaviors)}; {remedy}"
+            yield Conflict((("torch_settings", "device", name),), text)
 
 
 def _opponents(settings: Settings) -> Iterator[Conflict]:

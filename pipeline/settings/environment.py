@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from pydantic import Field, field_validator, model_validator
 
@@ -105,17 +106,31 @@ class CheckpointSettings(SettingsModel):
 
 
 class TorchSettings(SettingsModel):
-    """Configures torch.
+    """Configures torch. Devices are in torch's notation; None is the CPU.
 
     Attributes:
-        device: device of the learners in torch's notation; None for the CPU.
+        device: device of all learners, or by behavior name; a behavior without one has the CPU.
+        acting_device: device that stepping acts on.
     """
 
-    device: str | None = None
+    device: str | dict[str, str] | None = None
+    acting_device: str | None = None
 
-    @field_validator("device")
+    @field_validator("device", "acting_device")
     @classmethod
-    def _known(cls, device: str | None) -> str | None:
-        if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?|mps", device):
-            raise ValueError(f"got {device!r}; expected cpu, cuda, cuda:N or mps; leave it out for the CPU")
+    def _known(cls, device: str | dict[str, str] | None) -> str | dict[str, str] | None:
+        if device == {}:
+            raise ValueError("got no device; expected one, or one for each of some behaviors; leave it out for the CPU")
+        for one in device.values() if isinstance(device, dict) else () if device is None else (device,):
+            if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", one):
+                raise ValueError(f"got {one!r}; expected cpu, cuda, cuda:N or mps; leave it out for the CPU")
         return device
+
+    def of_learner(self, behavior: str) -> str | None:
+        """Returns the device of a behavior's learner."""
+        return self.device.get(behavior) if isinstance(self.device, dict) else self.device
+
+    def beside_cpu(self, behaviors: Iterable[str]) -> list[str]:
+        """Returns the devices but the CPU that the learners of some behaviors and stepping use."""
+        named = {self.acting_device, *map(self.of_learner, behaviors)}
+        return sorted(one for one in named if one not in (None, "cpu"))

@@ -87,20 +87,32 @@ def not_here(settings: Settings) -> list[str]:
 
 
 def no_device(settings: Settings, host: str | None = None) -> Unsupported | None:
-    """Returns why the learners of a machine cannot train on the configured device; None if they can.
+    """Returns why the services of a machine cannot use the configured devices; None if they can.
 
-    A process of its own tries the device, so that the caller neither loads torch nor holds GPU memory.
+    A process of its own tries each device, so that the caller neither loads torch nor holds GPU memory.
 
     Args:
         settings: settings of the run.
         host: this machine; None for the one on which the run is started.
     """
-    device, hosts = settings.torch_settings.device, settings.pipeline.hosts
+    hosts, of_torch = settings.pipeline.hosts, settings.torch_settings
     here = main(hosts) if host is None else host
-    learning = {place(hosts, f"learning-{name}") for name in settings.behaviors or ("*",)}
-    if device in (None, "cpu") or here not in learning:
-        return None
-    command = [sys.executable, "-P", "-m", "sparring.pipeline.networks.device", str(device)]
+    wanted = {
+        of_torch.of_learner(name): "device"
+        for name in settings.behaviors or ("*",)
+        if place(hosts, f"learning-{name}") == here
+    }
+    if here in {place(hosts, f"stepping-{at}") for at in range(settings.pipeline.stepping_processes)}:
+        wanted.setdefault(of_torch.acting_device, "acting_device")
+    for device, key in wanted.items():
+        if device not in (None, "cpu") and (refused := _try_device(f"torch_settings.{key}", str(device))):
+            return refused
+    return None
+
+
+def _try_device(key: str, device: str) -> Unsupported | None:
+    """Returns why a device cannot be used on this machine; None if it can."""
+    command = [sys.executable, "-P", "-m", "sparring.pipeline.networks.device", device, key]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TRIAL_S, check=False)
         if not tried.returncode:
@@ -113,7 +125,7 @@ def no_device(settings: Settings, host: str | None = None) -> Unsupported | None
         last = next(reversed(tried.stderr.strip().splitlines()), "no output")
         what = f"whose test ended with status {tried.returncode}: {last:.200}"
     return Unsupported(
-        got=f"torch_settings.device {device!r}, {what}",
+        got=f"{key} {device!r}, {what}",
         expected="a device that works",
-        remedy="repair it, or leave torch_settings.device out",
+        remedy=f"repair it, or leave {key} out",
     )

@@ -9,7 +9,7 @@ import numpy as np
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import to_environment
-from sparring.pipeline.networks.device import load_arrays
+from sparring.pipeline.networks.device import CPU, Device, load_arrays, move_parameters
 from sparring.pipeline.networks.sampling import Source
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec
@@ -56,13 +56,15 @@ class NetworkPolicy:
         spec: of the behavior.
         settings: of the network.
         source: random source of the sampling.
+        device: that the network is evaluated on.
     """
 
     script: Final = ""
 
-    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, source: Source) -> None:
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, source: Source, device: Device = CPU) -> None:
         self.version = 0
         self._actor = Actor(spec, settings)
+        move_parameters(self._actor, device)
         self._acting = self._actor.frozen()
         self._deterministic = settings.deterministic
         self._limit = settings.action_limit
@@ -98,18 +100,20 @@ class Policies:
     Args:
         settings: by behavior name; behaviors may be added.
         seed: of the sampling; each behavior gets its own random stream.
+        device: that networks are evaluated on.
 
     Attributes:
         current: latest policy by behavior name.
         ghosts: fixed policies by behavior name and number; agents share one copy.
     """
 
-    def __init__(self, settings: Mapping[str, HasNetwork], seed: int) -> None:
+    def __init__(self, settings: Mapping[str, HasNetwork], seed: int, device: Device = CPU) -> None:
         self.current: dict[str, NetworkPolicy] = {}
         self.ghosts: dict[tuple[str, int], NetworkPolicy | ScriptedPolicy] = {}
         self._settings = settings
         self._named = sorted(settings)
         self._seed = seed
+        self._device = device
         self._latest: dict[str, PolicyWeights] = {}
         self._sources: dict[str, Source] = {}
 
@@ -130,7 +134,8 @@ class Policies:
             return
         policy = self.current.get(name)
         if policy is None:
-            policy = self.current[name] = NetworkPolicy(spec, self._settings[name].network_settings, self._source(name))
+            settings, source = self._settings[name].network_settings, self._source(name)
+            policy = self.current[name] = NetworkPolicy(spec, settings, source, self._device)
         if policy.version < weights.version:
             policy.load(weights)
 
@@ -154,7 +159,7 @@ class Policies:
         if weights.network:
             network = NetworkSettings.model_validate_json(weights.network)
             network = network.model_copy(update={"deterministic": own.deterministic})
-        ghost = NetworkPolicy(spec, network, self._source(name))
+        ghost = NetworkPolicy(spec, network, self._source(name), self._device)
         ghost.load(weights)
         self.ghosts[name, weights.version] = ghost
 

@@ -156,14 +156,14 @@ def _cgroup() -> Path:
 
 def _gpu(settings: Settings | None) -> Row:
     found = f"{len(list(Path('/dev').glob('nvidia[0-9]*')))} found"
-    device = None if settings is None else settings.torch_settings.device
-    if settings is None or device in (None, "cpu"):
-        return finding("gpu", f"{found}, not used: learners train on the CPU")
+    wanted = [] if settings is None else settings.torch_settings.beside_cpu(settings.behaviors or ("*",))
+    if settings is None or not wanted:
+        return finding("gpu", f"{found}, not used: learners and stepping use the CPU")
     from sparring.pipeline.settings import no_device
 
     if refused := no_device(settings):
         return finding("gpu", refused.got, refused.expected, refused.remedy)
-    return finding("gpu", f"{found}, torch_settings.device {device} can be used")
+    return finding("gpu", f"{found}, {' and '.join(wanted)} can be used")
 
 
 # ---------------------------------------------------------------- what the configuration names

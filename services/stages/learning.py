@@ -326,7 +326,7 @@ async def run(context: Context) -> None:
     """
     refuse_restart(context)
     name, transport, playing = context.service.partition("-")[2], context.transport, context.run.playing
-    device = await context.compute(partial(usable, context.run.settings.torch_settings.device))
+    device = await context.compute(partial(usable, context.run.settings.torch_settings.of_learner(name)))
     topic = await transport.publisher(context.service)
     policies = await transport.publisher(f"policy-{name}")  # a topic of its own: few readers, large records
     queue = channels.segments_queue(name)

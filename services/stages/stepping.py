@@ -8,6 +8,7 @@ waits for      frames; step allowances and weights for those it has; credit for 
 unblocked by   a frame, a step allowance, new weights, assembly's acknowledgement
 """
 
+from functools import partial
 from typing import Final
 
 import anyio
@@ -20,6 +21,7 @@ from sparring.pipeline.messages.state import BehaviorSpecs, PolicyWeights, Stepp
 from sparring.pipeline.messages.steps import StepBatch
 from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS
 from sparring.pipeline.monitoring.progress import SIMULATORS
+from sparring.pipeline.networks.device import Device, usable
 from sparring.pipeline.queues.interface import Publisher, Sender, Subscription
 from sparring.pipeline.settings.parameters import in_lessons
 from sparring.pipeline.stepping.matches import ghosts_of
@@ -42,7 +44,9 @@ PARTING_S: Final = 2.0
 class Stepping:
     """Stepping connects a stepper with its simulators, its topics and its queue."""
 
-    def __init__(self, context: Context, topic: Publisher, sender: Sender[StepBatch], results: Sender[Results]) -> None:
+    def __init__(
+        self, context: Context, topic: Publisher, sender: Sender[StepBatch], results: Sender[Results], device: Device
+    ) -> None:
         settings = context.run.settings
         self._context = context
         self._topic = topic
@@ -52,7 +56,7 @@ class Stepping:
         self._followed: set[str] = set()  # services whose weights are subscribed
         self._unnamed = _default_behaviors(context.run)
         self._scripts = _scripts(context.run)
-        self.policies = Policies(self._behaviors, seed=context.run.seed)
+        self.policies = Policies(self._behaviors, context.run.seed, device)
         self.stepper = Stepper(
             self.policies.current,
             lockstep=self._lockstep,
@@ -322,13 +326,19 @@ def _warn_of_memory_reset(context: Context) -> None:
 
 
 async def run(context: Context) -> None:
-    """Steps until stopped; then sends Bye to the simulators and the last steps to assembly."""
+    """Steps until stopped; then sends Bye to the simulators and the last steps to assembly.
+
+    Raises:
+        Unsupported: PyTorch cannot use the device for acting on this machine.
+    """
     refuse_restart(context)
     transport = context.transport
     settings = context.run.settings
     topic = await transport.publisher(context.service)
     sender, results = await transport.sender(channels.STEPS), await transport.sender(channels.RESULTS)
-    stepping = Stepping(context, topic, sender, results)
+    acting = settings.torch_settings.acting_device
+    device = await context.compute(partial(usable, acting, "torch_settings.acting_device"))
+    stepping = Stepping(context, topic, sender, results, device)
     _warn_of_memory_reset(context)
     sender.on_receiver(stepping.on_assembly_restarted)
     coordination = await transport.subscribe("coordination")

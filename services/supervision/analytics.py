@@ -43,7 +43,7 @@ def training(settings: Settings, players: int) -> bytes:
             mlagents_envs_version=own,
             python_version=platform.python_version(),
             torch_version=version("torch"),
-            torch_device_type=settings.torch_settings.device or "cpu",
+            torch_device_type=settings.torch_settings.of_learner(next(iter(settings.behaviors), "")) or "cpu",
             num_envs=players,
             num_environment_parameters=len(parameters),
         )

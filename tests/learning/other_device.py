@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparring.pipeline.learning import optimizer
-from sparring.pipeline.learning.signals import novelty
+from sparring.pipeline.networks import device as border
 
 OTHER_DEVICE: Final = torch.device("meta")
 """The only device besides the CPU on which every PyTorch supports autograd."""
@@ -64,7 +64,7 @@ def other_device() -> Iterator[torch.device]:
     """Makes the simulated device available; `READS` counts from 0."""
     READS.clear()
     with pytest.MonkeyPatch.context() as patch, _ForwardingMode():
-        for module in (optimizer, novelty):
+        for module in (optimizer, border):
             patch.setattr(module, "place", _place)
         patch.setattr(torch.nn.modules.rnn, "weakref", SimpleNamespace(ref=lambda one: lambda: one))  # see `_place`
         yield OTHER_DEVICE

@@ -14,11 +14,13 @@ from sparring.pipeline.learning.checkpoints import Checkpoint
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.settings import BehavioralCloningSettings, TrainerSettings
 from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks import device as border
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import CPU, back, over, usable
-from sparring.pipeline.networks.settings import Unsupported
+from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings, Unsupported
 from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.stepping.policies import NetworkPolicy
 from tests.learning.group_helpers import LENGTH, poca_settings, record
 from tests.learning.learning_helpers import algorithm_of
 from tests.learning.other_device import OTHER_DEVICE, READS, other_device
@@ -174,6 +176,34 @@ def test_run_resumes_on_another_device(starts_there: bool, tmp_path: Path) -> No
         for name, array in resumed.checkpoint().optimizer.items():
             np.testing.assert_array_equal(array, checkpoint.optimizer[name])
         assert resumed.weights_sha256 == through.weights_sha256
+
+
+@pytest.mark.parametrize("spec", [PLAIN, RICH], ids=["vectors", "rich"])
+@pytest.mark.parametrize("memory", [None, MemorySettings(memory_size=8, sequence_length=4)], ids=["", "memory"])
+def test_acting_on_another_device_equals_that_on_the_cpu(spec: BehaviorSpec, memory: MemorySettings | None) -> None:
+    network = NetworkSettings(
+        hidden_units=8,
+        normalize=True,
+        vis_encode_type="fully_connected",
+        memory=memory,
+        previous_action=memory is not None,
+    )
+    source = np.random.default_rng(3)
+    seen = tuple(source.random((5, *one.shape)).astype(np.float32) for one in spec.observations)
+    arrays = Actor(spec, network, torch.Generator().manual_seed(5)).arrays()
+
+    def acted(device: torch.device) -> list[np.ndarray]:
+        policy = NetworkPolicy(spec, network, np.random.default_rng(7), device)
+        policy.load(PolicyWeights(behavior="Test", version=1, arrays=arrays))
+        assert {one.device for one in policy._actor.parameters()} == {device}
+        carried = np.zeros((5, policy.carried), np.float32)
+        chosen = [policy.act(seen, None, carried if policy.carried else None) for _ in range(2)]
+        return [carried, *(column for one in chosen for column in (one.continuous, one.discrete, one.log_probs))]
+
+    here = acted(CPU)
+    with other_device() as device:
+        for mine, theirs in zip(here, acted(device), strict=True):
+            np.testing.assert_allclose(theirs, mine, rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- transfers

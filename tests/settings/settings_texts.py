@@ -194,6 +194,7 @@ checkpoint_settings:
   results_dir: runs
 torch_settings:
   device: cpu
+  acting_device: cpu
 debug: true
 simulators:
   - name: goal

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.settings import no_device, parse_settings
 from sparring.services.main import main as sparring
 
@@ -140,7 +141,7 @@ class FakeProbe:
         monkeypatch.setattr(subprocess, "run", self.run)
 
     def run(self, command: list[str], **_: Any) -> Any:
-        self.devices.append(command[-1])
+        self.devices.append(command[-2])
         if self.ended.returncode == 99:
             raise subprocess.TimeoutExpired(command, 1.0)
         return self.ended
@@ -159,6 +160,25 @@ def test_a_device_is_tested_only_on_hosts_with_a_learner(monkeypatch: pytest.Mon
         probe.devices.clear()
         assert no_device(settings, host) is None
         assert len(probe.devices) == tried
+
+
+SEVERAL = """
+behaviors: {Ball: , Goal: , Keeper: }
+torch_settings: {device: {Ball: "cuda:1", Goal: "cuda:2"}, acting_device: cuda}
+pipeline: {port: 5100, hosts: {desk: {address: 10.0.0.1}, rack: {address: 10.0.0.2, services: [learning-Ball]}}}
+"""
+
+
+def test_learners_have_devices_by_name_and_stepping_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = FakeProbe(monkeypatch)
+    settings = parse_settings(SEVERAL, "test").settings
+    assert [settings.torch_settings.of_learner(name) for name in settings.behaviors] == ["cuda:1", "cuda:2", None]
+    for host, tried in ((None, ["cuda:2", "cuda"]), ("rack", ["cuda:1"])):
+        probe.devices.clear()
+        assert no_device(settings, host) is None
+        assert probe.devices == tried
+    with pytest.raises(SettingsError, match=r"got behavior 'Bal'; expected one of Ball, Goal, Keeper; did you mean"):
+        parse_settings(SEVERAL.replace('{Ball: "', '{Bal: "'), "test")
 
 
 @pytest.mark.parametrize(

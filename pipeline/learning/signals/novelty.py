@@ -27,10 +27,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.learning.optimizer import place
 from sparring.pipeline.learning.settings import CuriositySettings, RndSettings
 from sparring.pipeline.learning.signals import Features, RewardNetwork, Steps, blocks, dense, select_rows
-from sparring.pipeline.networks.device import CPU, back, over
+from sparring.pipeline.networks.device import CPU, back, move_parameters, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.perceptron import linear
 from sparring.pipeline.specs import BehaviorSpec, Floats
@@ -163,8 +162,7 @@ class Rnd(_Novelty):
         self._target = Features(spec, plain, 0, generator).requires_grad_(False)
         networks = nn.ModuleDict({"predictor": self._predictor, "target": self._target})
         super().__init__(networks, self._predictor, self._predictor, settings.learning_rate, device)
-        for parameter in self._target.parameters():  # the optimizer does not hold these
-            place(parameter, parameter.detach().to(device))
+        move_parameters(self._target, device)  # the optimizer does not hold these
 
     def learn(self, at_B: Tensor) -> None:
         loss = self._errors(at_B)[0].mean()
