@@ -10,6 +10,7 @@ successor, but still supports all of it.
 
 import io
 import json
+import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -104,6 +105,7 @@ def load_onnx(content: bytes) -> Model:
         ExportError: onnxruntime is not installed, or rejects the model.
     """
     require_packages()
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its import would write a file with an id of the session
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

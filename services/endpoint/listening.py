@@ -42,14 +42,16 @@ class PacedListener(Listener[SocketBytes]):
 
     Args:
         sockets: that are listened on.
+        path: file of a Unix socket, removed at the end; None for other sockets.
 
     Attributes:
         failures: number of connections that could not be accepted.
         cause: of the last failure.
     """
 
-    def __init__(self, *sockets: ListeningSocket) -> None:
+    def __init__(self, *sockets: ListeningSocket, path: Path | None = None) -> None:
         self._sockets = sockets
+        self._path = path
         self.failures = 0
         self.cause = ""
 
@@ -76,6 +78,8 @@ class PacedListener(Listener[SocketBytes]):
     async def aclose(self) -> None:
         for one in self._sockets:
             await one.listener.aclose()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
@@ -93,7 +97,7 @@ async def listen(address: str) -> Listener[SocketBytes]:
         if parts.scheme == "unix":
             path = Path(parts.path)
             refuse_used_path(path)  # anyio replaces the socket of a dead predecessor
-            return PacedListener(ListeningSocket(await anyio.create_unix_listener(path, mode=0o600)))
+            return PacedListener(ListeningSocket(await anyio.create_unix_listener(path, mode=0o600)), path=path)
         several = await anyio.create_tcp_listener(
             local_host=parts.hostname, local_port=parts.port or 0, reuse_port=False
         )

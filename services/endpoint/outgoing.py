@@ -25,6 +25,7 @@ class Outgoing:
 
     Attributes:
         waiting_bytes: bytes that the system has not accepted yet.
+        is_torn: a message was sent in part and given up; nothing can follow it.
     """
 
     def __init__(self, stream: ByteStream, sent: Sent) -> None:
@@ -35,6 +36,7 @@ class Outgoing:
         self._taken = anyio.Event()
         self._direct = stream if isinstance(stream, SocketBytes) else None
         self.waiting_bytes = 0
+        self.is_torn = False
 
     def put(self, data: bytes, received_at: float = 0.0, backpressured_s: float = 0.0) -> None:
         """Sends a message or queues it for `run`, without waiting; a reader of the stream calls `wait_until_below`."""
@@ -67,7 +69,9 @@ class Outgoing:
         """Writes queued messages; must not run beside `run`. Raises as `run`."""
         while self._waiting:
             data, received_at, backpressured_s = self._waiting.popleft()
+            self.is_torn = True
             await self._stream.send(data)
+            self.is_torn = False
             self.waiting_bytes -= len(data)
             self._taken.set()
             self._sent(received_at, backpressured_s)

@@ -114,7 +114,7 @@ class SimulatorPeer:
 
     async def send_fault(self, fault: Fault) -> None:
         """Sends the Fault that ends its conversation."""
-        if self.conversation.state != "closed":
+        if self.conversation.state != "closed" and not self.outgoing.is_torn:
             self.send(fault)
             with anyio.move_on_after(FAULT_TIMEOUT_S, shield=True):
                 await self.outgoing.drain()

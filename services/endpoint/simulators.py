@@ -398,10 +398,14 @@ class Simulators:
 
     async def watch_silence(self) -> None:
         """Disconnects simulators that have been silent for too long."""
+        interval_s, before = self._context.settings.heartbeat_s / 2, self._context.clock()
         while True:
-            await anyio.sleep(self._context.settings.heartbeat_s / 2)
+            await anyio.sleep(interval_s)
             now = self._context.clock()
+            # While this process was paused, what simulators sent waited in their sockets.
+            paused_s, before = max(0.0, now - before - interval_s), now
             for peer in list(self.peers.values()):
+                peer.last_received_at += paused_s
                 if now - peer.last_received_at > self._context.settings.simulator_timeout_s:
                     peer.scope.cancel()
                 elif peer.player is not None and (fault := peer.player.overdue(now)) is not None:

@@ -123,7 +123,8 @@ class Exports:
         if not self._done.is_set() and self._scope is not None:
             left, remedy = [*self._under_way, *self._waiting.values()], f"sparring export {self._directory}"
             self._scope.cancel()
-            self._log.warning("exports_given_up", checkpoints=left, after_s=timeout_s, remedy=remedy)
+            if left:
+                self._log.warning("exports_given_up", checkpoints=left, after_s=timeout_s, remedy=remedy)
 
     async def _export_next(self, processes: ProcessHost) -> None:
         behavior, checkpoint = next(iter(self._waiting.items()))

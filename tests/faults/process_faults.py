@@ -49,7 +49,8 @@ def kill_and_stop(part: str, bench: Bench) -> Outcome:
         trial.under_way()
         trial.kill(part)
         trial.wait(lambda: starts(trial, part) > 1, f"{part} is restarted", LONG_S)
-        wanted = trial.version + trial.random.randrange(1, 5)
+        # One version more than that of the restarted learner, which may have had no checkpoint yet.
+        wanted = trial.version + trial.random.randrange(2, 6)
         trial.wait(lambda: trial.version >= wanted, "training after the fault", LONG_S)
         trial.interrupt()
         status = trial.end()

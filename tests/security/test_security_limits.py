@@ -10,6 +10,8 @@ from typing import Any
 
 import anyio
 import pytest
+import trio
+from trio.testing import MockClock
 
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.codec import to_bytes
@@ -59,6 +61,20 @@ async def test_a_simulator_that_sends_but_does_not_read_is_throttled_and_then_di
         await peer.handshake()
         await peer.send_repeatedly(to_bytes(Ping()) * 50)
         assert server.counter("received_bytes") < 10_000
+        assert len(server.log_lines("simulator_silent")) == 1
+
+
+async def test_a_pause_of_this_process_is_no_silence_of_its_simulators() -> None:
+    """What they sent meanwhile waits in their sockets, and is read only after the pause has been noticed."""
+    async with endpoint(simulator_timeout_s=20.0, heartbeat_s=5.0) as server:
+        peer = server.connect()
+        await peer.handshake()
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, MockClock)
+        clock.jump(60)
+        await anyio.sleep(10)
+        assert not server.log_lines("simulator_silent")
+        await anyio.sleep(15)
         assert len(server.log_lines("simulator_silent")) == 1
 
 

@@ -2,13 +2,15 @@
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
 import pytest
 
+from sparring.pipeline.messages.simulator import Fault
 from sparring.services.endpoint.outgoing import Outgoing
+from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.sockets import SocketBytes
 
 Pair = tuple[SocketBytes, SocketBytes]
@@ -87,3 +89,24 @@ async def test_any_other_stream_is_written_by_the_task() -> None:
         assert outgoing.waiting_bytes == 14
         await outgoing.drain()
         assert await read(theirs, 14) == b"first and last"
+
+
+@pytest.mark.asyncio
+async def test_nothing_follows_a_message_that_was_given_up_in_its_middle() -> None:
+    async with connected() as (ours, theirs):
+        peer = SimulatorPeer(ours)
+        peer.outgoing = Outgoing(ours, lambda *_: None)
+        peer.outgoing.put(bytes(20_000_000))
+        with anyio.move_on_after(0.01):
+            await peer.outgoing.run()
+        assert peer.outgoing.is_torn
+        waiting = peer.outgoing.waiting_bytes
+        await peer.send_fault(Fault(code="timeout", got="", expected="", remedy=""))
+        assert peer.outgoing.waiting_bytes == waiting
+        await ours.aclose()
+        received = bytearray()
+        with suppress(anyio.EndOfStream):
+            while True:
+                received += await theirs.receive()
+        assert len(received) < 20_000_000
+        assert not any(received)

@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,6 +143,13 @@ async def test_the_number_of_a_simulator_that_hung_up_while_it_was_not_read_is_f
             check_number(newcomer, 3, [former], context)
         theirs.close()
         check_number(newcomer, 3, [former], context)
+
+
+async def test_the_file_of_a_unix_socket_is_removed_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    async with await listen(f"unix://{path}"):
+        assert path.is_socket()
+    assert not path.exists()
 
 
 async def test_more_than_the_system_buffers_is_sent_as_the_other_side_reads() -> None:
