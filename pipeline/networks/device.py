@@ -32,9 +32,16 @@ T = TypeVar("T")
 Device = torch.device
 
 
-def use_threads(count: int) -> None:
-    """Sets the number of threads that an operation may use on the CPU."""
-    torch.set_num_threads(count)
+def configure_torch(threads: int, precision: str) -> None:
+    """Sets the number of threads that an operation may use on the CPU, and the precision of products of matrices.
+
+    Args:
+        threads: number of threads.
+        precision: PyTorch's name of it: `highest` is float32; `high` is TF32 and `medium` bfloat16, where a device has
+            fast products of these. Parameters, gradients and the optimizer's state remain float32.
+    """
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
 
 
 def usable(name: str | None, key: str = "torch_settings.device") -> torch.device:

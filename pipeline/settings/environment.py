@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -111,10 +112,12 @@ class TorchSettings(SettingsModel):
     Attributes:
         device: device of all learners, or by behavior name; a behavior without one has the CPU.
         acting_device: device that stepping acts on.
+        matmul_precision: precision within products of matrices, by PyTorch's name; all else is float32.
     """
 
     device: str | dict[str, str] | None = None
     acting_device: str | None = None
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
 
     @field_validator("device", "acting_device")
     @classmethod

@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
         # Its process group is never in the foreground of a terminal, and `stty tostop` would stop it at its first line.
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     if plan.threads:  # only these use torch
-        from sparring.pipeline.networks.device import use_threads
+        from sparring.pipeline.networks.device import configure_torch
 
-        use_threads(plan.threads)
+        configure_torch(plan.threads, prepared.settings.torch_settings.matmul_precision)
     bounds = prepared.settings.pipeline.logs
     logs.configure(directory, prepared.id, plan.name, most_bytes=bounds.most_bytes, kept=bounds.kept)
     incarnation = args.start or own_incarnation(plan.name)

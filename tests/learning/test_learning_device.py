@@ -17,7 +17,7 @@ from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks import device as border
 from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.device import CPU, back, over, usable
+from sparring.pipeline.networks.device import CPU, back, configure_torch, over, usable
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings, Unsupported
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.pipeline.stepping.policies import NetworkPolicy
@@ -262,3 +262,12 @@ def test_unavailable_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         assert refused.value.got.endswith(str(failure).splitlines()[0])
         assert refused.value.expected.startswith("cpu")
         assert "leave torch_settings.device out" in refused.value.remedy
+
+
+def test_threads_and_precision_of_products_reach_pytorch() -> None:
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        configure_torch(2, "medium")
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (2, "medium")
+    finally:
+        configure_torch(threads, precision)

@@ -195,6 +195,7 @@ checkpoint_settings:
 torch_settings:
   device: cpu
   acting_device: cpu
+  matmul_precision: high
 debug: true
 simulators:
   - name: goal
