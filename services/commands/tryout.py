@@ -83,7 +83,7 @@ def _try(trial: "Trial", steps: int) -> int:
         for line in trial.play(steps):
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
-    except SparringError:
+    except (SparringError, BrokenPipeError):  # what has read the output has ended
         raise
     except Exception as error:  # of the environment, which is its author's: its traceback is what helps
         sys.stderr.write(f"{traceback_of(error)}sparring try: {trial.name} failed {trial.moment}\n")

@@ -120,7 +120,7 @@ class Watchdog:
         if isinstance(part.hosted, RemotePart) and not part.hosted.ordered:
             part.started_at = now  # its machine has not joined yet, which has a deadline of its own
             return
-        if part.hosted is None or part.stopping:
+        if part.hosted is None or part.stopping or part.down:
             return
         if topic.heartbeat_age >= now - part.started_at:
             self._check_start(part, now, awake)

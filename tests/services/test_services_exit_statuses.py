@@ -126,12 +126,12 @@ def test_closed_standard_streams_change_no_status(closed: str, name: str, status
     assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == status
 
 
-def test_output_that_nothing_reads_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
-    file = tmp_path / "valid.yaml"
-    file.write_text("behaviors: {Ball: }\n")
+@pytest.mark.parametrize("arguments", [["check", "valid.yaml"], ["try", "goal"]])
+def test_output_that_nothing_reads_ends_a_command_without_a_traceback(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "valid.yaml").write_text("behaviors: {Ball: }\n")
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "sparring", "check", str(file)]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    command = [sys.executable, "-m", "sparring", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

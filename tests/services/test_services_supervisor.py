@@ -355,6 +355,32 @@ async def test_hanging_learner_is_noticed_within_10_seconds(tmp_path: Path, hang
             tasks.cancel_scope.cancel()
 
 
+class HopelessHost(FakeHost):
+    """Starts an assembly that a restart would not mend, and a stepping that takes its time at the end."""
+
+    def _started(self, name: str) -> FakeService:
+        started = super()._started(name)
+        started.hopeless = name == "assembly"
+        return DrawingMonitor() if name == "stepping-0" else started
+
+
+@pytest.mark.anyio
+async def test_service_that_has_ended_for_good_misses_no_heartbeat(tmp_path: Path) -> None:
+    host, hub = HopelessHost({"assembly": "exit status 3"}), MemoryHub()
+    assembly = MemoryTransport(hub, start="assembly.1")
+    async with assembly, MemoryTransport(hub, start="supervisor.1") as transport:
+        await assembly.publisher("assembly")
+        supervisor = supervisor_of(topology_of(tmp_path), host, transport)
+        with structlog.testing.capture_logs() as lines:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.supervise)
+                await anyio.sleep(5)
+                assembly.abandon()
+                host.latest["assembly"].stop()
+    assert [line["part"] for line in lines if line["event"] == "failed"] == ["assembly"]
+    assert not [line for line in lines if line["event"] == "heartbeat_missed" and line["part"] == "assembly"]
+
+
 class FakeExports(Exports):
     """Exports nothing, and records what it is to export."""
 
