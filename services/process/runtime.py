@@ -282,16 +282,19 @@ async def spec_of(context: Context, coordination: Subscription, name: str) -> tu
 
 
 def refuse_restart(context: Context) -> None:
-    """Fails an evaluation in which this service was restarted.
+    """Fails an evaluation in which this service was restarted, or a tournament whose results it held.
 
     Raises:
         ServiceError: it was.
     """
     playing = context.run.playing
-    if playing is not None and playing.episodes and not context.first:
+    if playing is None or context.first:
+        return
+    if playing.episodes or (playing.players and context.service == "coordination"):
+        what, missing = ("a tournament", "results") if playing.players else ("an evaluation", "episodes")
         raise ServiceError(
-            f"got {context.service}, which was restarted during an evaluation; expected one start, because episodes "
-            "are missing; evaluate again"
+            f"got {context.service}, which was restarted during {what}; expected one start, because {missing} "
+            f"are missing; {'start it' if playing.players else 'evaluate'} again"
         )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +149,22 @@ def test_tournament_between_checkpoints_prints_and_saves_its_result(tmp_path: Pa
     table = [json.loads(line) for line in (own / "matches.jsonl").read_text().splitlines()]
     assert {player for line in table for player in line["players"].values()} == players
     assert len({line["match"] for line in table}) == len(table) >= 3 * MATCHES
+
+
+@pytest.mark.slow
+def test_killed_coordination_ends_a_tournament_whose_results_it_held(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path / "duel")
+    command = start(["tournament", str(folder), "--untrained", "--matches", "100000"])
+    with command.stdout as stream:
+        while not [path for path in folder.glob("tournament-*/matches.jsonl") if path.stat().st_size]:
+            assert command.poll() is None
+            time.sleep(0.1)
+        (log,) = folder.glob("tournament-*/logs/supervisor.jsonl")
+        started = [json.loads(line) for line in log.read_text().splitlines()]
+        os.kill(next(one["pid"] for one in started if one.get("part") == "coordination"), signal.SIGKILL)
+        output = stream.read()
+    assert command.wait(HANG_S) == 1, output
+    assert "got coordination, which was restarted during a tournament" in output
 
 
 @pytest.mark.slow
