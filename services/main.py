@@ -33,7 +33,7 @@ COMMANDS: Final = {
 }
 
 
-_UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+_UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EISDIR, errno.ENOTDIR)
 _FORKING: Final = {"train", "evaluate", "tournament"}
 """Commands that start services."""
 _MODULES: Final = {"simulator": "sparring.services.stages.simulator", "try": "sparring.services.commands.tryout"}

@@ -135,3 +135,13 @@ def test_output_that_nothing_reads_ends_a_command_without_a_traceback(tmp_path: 
     done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_folder_in_place_of_a_file_is_named_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "status.json").mkdir()
+    assert main(["status", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("sparring: got [Errno 21] Is a directory")
+    assert str(tmp_path / "status.json") in error
