@@ -1,6 +1,6 @@
 """Simulators' sockets are read and written in callbacks of the event loop: no task is scheduled for a message.
 
-A task between a frame and its answer costs a simulator with few agents a fifth of its time.
+A task between a frame and its answer costs a simulator with few agents a tenth of its time.
 """
 
 import asyncio

@@ -46,7 +46,7 @@ async def connected() -> AsyncIterator[Pair]:
 
 
 async def test_bytes_are_handled_as_they_arrive_and_none_is_lost_between_two_ways_of_reading() -> None:
-    """What arrives while nobody reads stays in the system until the next read, of either kind."""
+    """What arrives between two reads stays in the system until the next one, of either kind."""
     async with connected() as (ours, theirs):
         got: list[bytes] = []
 
