@@ -24,7 +24,7 @@ def _audit() -> None:
     from sparring.pipeline.learning.buffer import SegmentBuffer
     from sparring.pipeline.learning.learner import Learner
 
-    take, update, restore = SegmentBuffer.take, Learner.update, Learner.restore
+    take, update, restore, begin = SegmentBuffer.take, Learner.update, Learner.restore, Learner.__post_init__
     taken: list[Any] = []
 
     def taking(self: Any, *args: Any) -> Any:
@@ -40,9 +40,14 @@ def _audit() -> None:
         restore(self, checkpoint)
         _write(event="restore", version=checkpoint.version)
 
+    def beginning(self: Any) -> None:
+        begin(self)
+        _write(event="start")
+
     SegmentBuffer.take, Learner.update, Learner.restore = taking, updating, restoring  # type: ignore[method-assign,assignment]
-    _write(event="start")
+    Learner.__post_init__ = beginning  # type: ignore[method-assign]
 
 
-if any(word.startswith("learning-") for word in sys.orig_argv):
+# Services are forked from the server, where this module is imported; a learner may also be a process of its own.
+if any(word.startswith("learning-") or word.endswith(".forking") for word in sys.orig_argv):
     _audit()
