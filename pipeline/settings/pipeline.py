@@ -94,7 +94,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         restarts: limits of restarts of failed services.
         torch_threads: torch threads of each process.
         leave_cores_to_learners: services other than learners leave as many CPU cores free as the learners have threads,
-            if any remain (Linux). Learners and simulators may run on all.
+            if any remain (Linux); so do launched simulators, if each has a core then. Learners may run on all.
         stop_timeout_s: seconds for a service to stop in order.
         export: write every checkpoint as ONNX too, in a process of low priority, if the extra `onnx` is installed.
         training_analytics: send Unity players a description of the training, which their package hands to its vendor's

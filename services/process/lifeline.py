@@ -13,6 +13,7 @@ import threading
 from typing import Final
 
 PIPE_VARIABLE: Final = "SPARRING_SUPERVISOR_PIPE"
+CORES_VARIABLE: Final = "SPARRING_CORES"
 
 
 def end_with_supervisor() -> None:

@@ -3,8 +3,8 @@
 It leads a process group, in which the program and its children are: who started the watcher kills that group after its
 end, because a shell does not take its children with it.
 
-`python -m sparring.services.process.watcher CMD ...`; a variable names the pipe of `lifeline.py`. It needs only the
-standard library, so that it stays small.
+`python -m sparring.services.process.watcher CMD ...`; one variable names the pipe of `lifeline.py`, and another the
+cores that the program may run on, as "0,1". It needs only the standard library, so that it stays small.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from sparring.services.process.lifeline import PIPE_VARIABLE, end_with_parent
+from sparring.services.process.lifeline import CORES_VARIABLE, PIPE_VARIABLE, end_with_parent
 
 _GRACE_S = 3.0
 
@@ -24,6 +24,8 @@ _GRACE_S = 3.0
 def main(command: list[str]) -> int:
     """Runs the program; returns its exit status."""
     pipe = int(os.environ.pop(PIPE_VARIABLE))
+    if cores := os.environ.pop(CORES_VARIABLE, ""):
+        os.sched_setaffinity(0, map(int, cores.split(",")))
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     wake_reader, wake_writer = os.pipe()

@@ -29,6 +29,7 @@ from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.pipeline.specs import Array
 from sparring.services.process.hosting import SPARRING, HostedService, ProcessHost, Task
+from sparring.services.process.lifeline import CORES_VARIABLE
 from sparring.services.process.machines import Machine
 from sparring.services.process.runtime import SUPERVISOR, Context
 from sparring.services.supervision.simulators import SimulatorPlan
@@ -85,7 +86,8 @@ class Processes:
     def start_here(self, plan: Plan, incarnation: str, *, first: bool) -> HostedService:
         """Starts a part on this machine, without a fork server; raises as `Host.start`."""
         if isinstance(plan, SimulatorPlan):
-            return self.host.watched(plan.name, plan.command, plan.environment)
+            cores = ",".join(map(str, self.topology.cores.get(plan.name, ())))
+            return self.host.watched(plan.name, plan.command, {**plan.environment, CORES_VARIABLE: cores})
         arguments, environment = self._service(plan, incarnation, first=first)
         return self.host.start(plan.name, [*SPARRING, *arguments], environment)
 

@@ -80,9 +80,10 @@ class Topology:
 
     @property
     def cores(self) -> dict[str, tuple[int, ...]]:
-        """Returns the CPU cores of this machine that a service may run on, by its name; others may run on all."""
-        here = [plan for plan in self.services if self.place(plan.name) == self.host]
-        return cores_beside_learners(self.run.settings, here, usable_cores())
+        """Returns the CPU cores of this machine that a part may run on, by its name; others may run on all."""
+        services = [plan.name for plan in self.services if self.place(plan.name) == self.host]
+        simulators = [plan.name for plan in self.simulators if plan.host == self.host]
+        return cores_beside_learners(self.run.settings, services, simulators, usable_cores())
 
     def with_behaviors(self, names: Sequence[str], ports: Ports) -> Topology:
         """Returns a topology with learners for further behaviors, and all that they need.
@@ -269,14 +270,16 @@ def usable_cores() -> tuple[int, ...]:
 
 
 def cores_beside_learners(
-    settings: Settings, plans: Sequence[ServicePlan], usable: Sequence[int]
+    settings: Settings, services: Sequence[str], simulators: Sequence[str], usable: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the cores of every service but the learners, so that no service takes a core from a learner.
+    """Returns the cores of every part but the learners, so that none takes a core from a learner.
 
-    Simulators may run on all cores. It is empty where the learners have a thread for every core.
+    It is empty where the learners have a thread for every core. Simulators that are more than the cores which are left
+    may run on all cores, because they compute side by side.
     """
-    learners = {plan.name for plan in plans if plan.name.startswith("learning-")}
+    learners = {name for name in services if name.startswith("learning-")}
     rest = tuple(usable[settings.pipeline.torch_threads.learning * len(learners) :])
     if not settings.pipeline.leave_cores_to_learners or not rest:
         return {}
-    return {plan.name: rest for plan in plans if plan.name not in learners}
+    placed = [*services, *simulators] if len(simulators) <= len(rest) else services
+    return {name: rest for name in placed if name not in learners}

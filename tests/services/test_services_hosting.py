@@ -11,7 +11,8 @@ import pytest
 
 from sparring.pipeline.errors import DISK_FULL
 from sparring.services.process.hosting import Process, ProcessHost
-from sparring.services.process.lifeline import PIPE_VARIABLE
+from sparring.services.process.lifeline import CORES_VARIABLE, PIPE_VARIABLE
+from sparring.services.supervision.topology import usable_cores
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
@@ -46,6 +47,15 @@ async def test_process_starts_without_the_file_for_its_errors(tmp_path: Path) ->
 async def test_watched_program_does_not_follow_the_pipe_of_its_watcher(host: ProcessHost) -> None:
     process = host.watched("one", [sys.executable, "-c", f"import os; os.environ['{PIPE_VARIABLE}']"], {})
     assert "KeyError" in await process.wait()
+
+
+@pytest.mark.skipif(not usable_cores(), reason="the system cannot place processes on cores")
+async def test_watched_program_runs_on_its_cores(host: ProcessHost) -> None:
+    """The program does not see the variable, so that processes of its own are placed by nobody."""
+    core = usable_cores()[-1]
+    code = f"import os; assert '{CORES_VARIABLE}' not in os.environ; raise SystemExit(str(os.sched_getaffinity(0)))"
+    process = host.watched("one", [sys.executable, "-c", code], {CORES_VARIABLE: str(core)})
+    assert await process.wait() == f"exit status 1: {{{core}}}"
 
 
 async def test_ending_of_a_watched_simulator_is_its_own(host: ProcessHost) -> None:

@@ -40,21 +40,24 @@ def topology(settings: Settings, folder: Path) -> Topology:
     learning=st.integers(1, 8),
     processes=st.integers(1, 3),
     usable=st.sets(st.integers(0, 127), max_size=40),
+    simulators=st.integers(0, 8),
 )
-def test_services_leave_as_many_cores_to_learners_as_these_have_threads(
-    learning: int, processes: int, usable: set[int]
+def test_all_parts_leave_as_many_cores_to_learners_as_these_have_threads(
+    learning: int, processes: int, usable: set[int], simulators: int
 ) -> None:
-    """Without a free core every service may use all cores; learners always may."""
+    """Without a free core every part may use all cores; learners always may, and simulators where they are too many."""
     settings = settings_of(learning, processes)
     stepping = {f"stepping-{index}": "" for index in range(processes)}
     run = Run(id="r", directory=Path(), settings=settings, seed=0, addresses=stepping, simulators={})
     plans = service_plans(run)
-    found = cores_beside_learners(settings, plans, sorted(usable))
+    launched = [f"simulator-{number}" for number in range(simulators)]
+    found = cores_beside_learners(settings, [plan.name for plan in plans], launched, sorted(usable))
     left = len(usable) - 2 * learning
     if left < 1:
         assert found == {}
         return
-    assert set(found) == {*stepping, "assembly", "coordination", "monitor"}
+    placed = launched if simulators <= left else []
+    assert set(found) == {*stepping, "assembly", "coordination", "monitor", *placed}
     assert all(set(cores) <= usable and len(cores) == left for cores in found.values())
     assert len(set(found.values())) == 1
 
