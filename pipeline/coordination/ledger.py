@@ -282,9 +282,16 @@ class StepLedger:
             if (source.agents or not self.overlap) and room > 0 and 2 * wanted >= share:
                 source.allowance = max(source.allowance, source.produced) + min(room, wanted)
                 source.serial += 1
+        # A flush is due once a whole buffer waits: with one source exactly at this number of its steps.
+        missing = self.buffer_size - (self.open - self.learner.training)
         # An update makes new room; steps produced before its weights arrive would be older than necessary.
         return {
-            name: records.StepAllowance(serial=source.serial, steps=source.allowance, version=self.version)
+            name: records.StepAllowance(
+                serial=source.serial,
+                steps=source.allowance,
+                version=self.version,
+                report=source.produced + max(0, missing // len(living)),
+            )
             for name, source in living.items()
         }
 

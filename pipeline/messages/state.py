@@ -182,6 +182,7 @@ class StepAllowance:
         version: policy version to wait for before using it; 0 for any.
         assignment: serial of the assignment to wait for, too; 0 for any.
         lessons: serial of the lessons to wait for, too; 0 for any.
+        report: cumulative steps after which the source publishes its state at once, because a flush may be due.
     """
 
     serial: int
@@ -189,6 +190,7 @@ class StepAllowance:
     version: int = 0
     assignment: int = 0
     lessons: int = 0
+    report: int = 0
 
 
 @record("allowances")

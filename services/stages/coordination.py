@@ -13,6 +13,7 @@ Results are acknowledged once the ratings that include them are on disk, so that
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -125,7 +126,7 @@ class Coordination:
         for name in self.coordinator.next_flushes():
             self._context.registry.add(f"flushes/{name}")
         for source, granted in self.coordinator.allowances().items():
-            content = {name: (one.serial, one.version, one.assignment, one.lessons) for name, one in granted.items()}
+            content = {name: replace(one, steps=0) for name, one in granted.items()}  # new steps have a new serial
             if self._is_new(source, content):
                 topic = channels.allowances_topic(service_of(source))
                 self._topic.publish(topic, StepAllowances(source=source, behaviors=granted))

@@ -17,13 +17,14 @@ from anyio.abc import TaskGroup
 from sparring.pipeline.coordination.opponents import opponents_of
 from sparring.pipeline.messages import channels
 from sparring.pipeline.messages.matches import MatchupAssignment, Results
-from sparring.pipeline.messages.state import BehaviorSpecs, PolicyWeights, SteppingState
+from sparring.pipeline.messages.state import BehaviorSpecs, PolicyWeights, ProducedSteps, SteppingState
 from sparring.pipeline.messages.steps import StepBatch
 from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS
 from sparring.pipeline.monitoring.progress import SIMULATORS
 from sparring.pipeline.networks.device import Device, usable
 from sparring.pipeline.queues.interface import Publisher, Sender, Subscription
 from sparring.pipeline.settings.parameters import in_lessons
+from sparring.pipeline.stepping.agents import Behavior
 from sparring.pipeline.stepping.matches import ghosts_of
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.policies import Policies
@@ -35,7 +36,7 @@ from sparring.services.endpoint.listening import allow_descriptors
 from sparring.services.endpoint.registration import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.simulators import Simulators
 from sparring.services.process.runtime import Context, Run, follow, follow_growth, publish_metrics, refuse_restart
-from sparring.services.stages.outboxes import MatchOutbox, StepOutbox, share_of_update
+from sparring.services.stages.outboxes import MatchOutbox, StepOutbox
 
 PARTING_S: Final = 2.0
 """Seconds that the end of a run waits for the Byes of simulators."""
@@ -84,7 +85,7 @@ class Stepping:
             unnamed=self._unnamed,
         )
         self.simulators = Simulators(self.stepper, server)
-        self._published: dict[str, tuple[int, bool]] = {}  # by behavior, steps and whether it had agents
+        self._published: dict[str, ProducedSteps] = {}  # by behavior
         self._published_specs: tuple[int, dict[str, tuple[int, ...]], int] = (0, {}, 0)  # and teams, described ones
         self.outbox = StepOutbox(context, self.stepper, sender, self._behaviors, self.on_arrival)
         self.match_outbox = MatchOutbox(context, self.stepper.matches, results)
@@ -212,16 +213,20 @@ class Stepping:
 
         Also before the first steps of a simulator's process: its later Hello counts them, where this process dies.
         """
-        if self.stepper.processes.has_news(self.stepper.connections.values()):
+        has_news = self.stepper.processes.has_news(self.stepper.connections.values())
+        if has_news or any(self._is_due(one, self._published.get(one.name)) for one in self.stepper.behaviors.values()):
             self.publish()
-            return
-        for name, behavior in self.stepper.behaviors.items():
-            steps, populated = self._published.get(name, (-1, None))
-            new = behavior.produced + behavior.ghosts - steps
-            quantum = 2**62 if self._lockstep else share_of_update(self._behaviors[name])
-            if new >= quantum or (new > 0 and behavior.remaining <= 0) or populated is not (behavior.table.taken > 0):
-                self.publish()
-                return
+
+    def _is_due(self, behavior: Behavior, last: ProducedSteps | None) -> bool:
+        """Returns whether coordination needs to know how far a behavior is; `last` is what was published of it."""
+        if last is None or (last.agents > 0) is not (behavior.table.taken > 0):
+            return True
+        new = behavior.produced + behavior.ghosts - last.steps - last.ghosts
+        if self._lockstep or new <= 0 or behavior.remaining <= 0:
+            return new > 0 and behavior.remaining <= 0
+        # Processes that share a budget get new allowances of it before they have used up the last one.
+        most = self._behaviors[behavior.name].hyperparameters.buffer_size // (4 * len(self._context.run.stepping))
+        return new >= most or last.steps < behavior.allowance.report <= behavior.produced
 
     def publish(self, *, final: bool = False) -> None:
         """Publishes the state; a final one is the last."""
@@ -231,7 +236,7 @@ class Stepping:
             self._published_specs = content
             specs = {name: behavior.spec for name, behavior in self.stepper.behaviors.items()}
             self._topic.publish(channels.SPECS, BehaviorSpecs(behaviors=specs, teams=teams, described=dict(described)))
-        self._published = {name: (one.steps + one.ghosts, one.agents > 0) for name, one in behaviors.items()}
+        self._published = behaviors
         state = SteppingState(
             source=self._context.start,
             behaviors=behaviors,
