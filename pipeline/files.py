@@ -13,8 +13,12 @@ Json = Any
 def put(file: BinaryIO, data: bytes) -> None:
     """Writes to a file of a run; all durable data is written here, so that a test can simulate a full disk."""
     left = memoryview(data)
-    while left:  # an unbuffered file may accept a part only
-        left = left[file.write(left) :]
+    try:
+        while left:  # an unbuffered file may accept a part only
+            left = left[file.write(left) :]
+    except OSError as error:
+        error.filename = file.name  # the system does not say which file
+        raise
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:

@@ -60,6 +60,12 @@ def test_put_writes_the_rest_after_a_partial_write() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file of Linux")
+def test_error_of_a_full_disk_names_the_file() -> None:
+    with Path("/dev/full").open("wb", buffering=0) as file, pytest.raises(OSError, match="'/dev/full'"):
+        files.put(file, b"data")
+
+
 def test_who_may_read_a_new_file_is_what_the_user_has_chosen_except_for_secrets(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

@@ -142,7 +142,7 @@ class Exports:
             self._log.warning("export_failed", behavior=behavior, checkpoint=checkpoint, status=status, cause=last_line)
 
     async def _export(self, processes: ProcessHost, behavior: str, checkpoint: str) -> tuple[int, str]:
-        """Returns the exit status of the child, -1 where it cannot be started, and the last line that it wrote."""
+        """Returns the exit status of the child, -1 where it cannot be started, and its last line, or how it ended."""
         arguments = ["export", str(self._directory), "--prune"]
         arguments += [f"--behavior={behavior}", f"--checkpoint={Path(checkpoint).name}"]
         try:
@@ -153,12 +153,12 @@ class Exports:
             if os.name == "posix" and not self._ending.is_set():  # nothing waits for it yet
                 with suppress(ProcessLookupError, PermissionError):
                     os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
-            await child.wait()
+            ending = await child.wait()
         finally:
             child.kill()
             with anyio.CancelScope(shield=True):
                 await child.wait()
-        return child.process.wait(), child.last_line()
+        return child.process.wait(), child.last_line() or ending
 
     def _skip(self, behavior: str, checkpoint: str, why: str) -> None:
         self._skipped += 1
