@@ -16,11 +16,11 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import anyio
 
-from sparring.pipeline.messages.channels import Queue
+from sparring.pipeline.messages.channels import Queue, Topic
 from sparring.pipeline.queues.ends import End, EndLink
 from sparring.pipeline.queues.receiving_end import Delivery, Receiver
 from sparring.pipeline.queues.sending import Sender
@@ -117,13 +117,15 @@ class Transport(ABC):
         self._open(end, await self._listen(end))
         return end
 
-    async def subscribe(self, service: str, pace: float = 0.0) -> Subscription:
-        """Opens a subscription to `service`'s topics, which receives updates at most every `pace` seconds.
+    async def subscribe(self, service: str, *topics: Topic[Any], pace: float = 0.0) -> Subscription:
+        """Opens a subscription to these topics of `service`, or to all, with updates at most every `pace` seconds.
 
         Raises:
             QueueError: the topics cannot be connected to.
         """
-        end = Subscription(f"topic:{service}", self._id(), self._timing, self._clock, pace)
+        end = Subscription(
+            f"topic:{service}", self._id(), self._timing, self._clock, pace, tuple(topic.key for topic in topics)
+        )
         self._open(end, self._connect(end))
         return end
 

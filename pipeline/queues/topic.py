@@ -5,7 +5,7 @@ reports the last revision it has (`SubscriberStatus`): at its start, after each 
 pushes newer records in the order of their revisions, and nothing more to that subscriber until it has confirmed them
 all: a slow subscriber costs at most one copy of each key, and skips records that were replaced meanwhile. Each update
 names the one it follows, so that a subscriber accepts none after a gap; an update that two pings have not confirmed is
-sent again.
+sent again. A subscriber that names its topics gets no others.
 """
 
 import math
@@ -34,6 +34,7 @@ class Subscriber:
         missed: number of pings that did not confirm the last push.
         echo: serial of its latest status.
         answer: it waits for an answer.
+        keys: of the topics that it reads; none for all.
     """
 
     last_seen_at: float
@@ -42,6 +43,7 @@ class Subscriber:
     missed: int = 0
     echo: int = 0
     answer: bool = False
+    keys: tuple[str, ...] = ()
 
 
 class Publisher(End):
@@ -79,7 +81,8 @@ class Publisher(End):
         self._revision += 1
         self._latest.pop(topic.key, None)
         self._latest[topic.key] = self._revision, payload
-        self._ready.update(self._subscribers)
+        readers = self._subscribers.items()
+        self._ready.update((route, one) for route, one in readers if not one.keys or topic.key in one.keys)
         self.settle()
 
     def received(self, message: Message, route: Hashable) -> None:
@@ -95,7 +98,7 @@ class Publisher(End):
         if message.serial <= subscriber.echo:
             return
         subscriber.last_seen_at = now
-        subscriber.echo = message.serial
+        subscriber.echo, subscriber.keys = message.serial, message.keys
         subscriber.has = message.revision if message.publisher == self.id else 0
         subscriber.answer |= message.answer
         if subscriber.has < subscriber.sent:
@@ -132,7 +135,7 @@ class Publisher(End):
         """Returns the updates that are newer than the last one sent."""
         pushed: list[tuple[Hashable, TopicUpdate]] = []
         for key, (revision, payload) in self._latest.items():
-            if revision > subscriber.sent:
+            if revision > subscriber.sent and (not subscriber.keys or key in subscriber.keys):
                 update = TopicUpdate(self.id, subscriber.echo, subscriber.sent, revision, key, payload)
                 pushed.append((route, update))
                 subscriber.sent, subscriber.missed = revision, 0
@@ -149,16 +152,26 @@ class Subscription(End):
         clock: gives rising seconds.
         pace: seconds from an update to its confirmation, which permits the next one: 0 for no delay, more for a
             reader that looks only now and then.
+        keys: of the topics that it receives; none for all.
 
     Attributes:
         records: the latest record of each key.
     """
 
-    def __init__(self, name: str, end_id: str, timing: Timing, clock: Callable[[], float], pace: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        end_id: str,
+        timing: Timing,
+        clock: Callable[[], float],
+        pace: float = 0.0,
+        keys: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(name, end_id, clock)
         self.records: dict[str, Value] = {}
         self._timing = timing
         self._pace = pace
+        self._keys = keys
         self._publisher = ""  # id of the end that publishes
         self._last_seen_at = -math.inf
         self._revision = 0
@@ -239,7 +252,9 @@ class Subscription(End):
         self._serial += 1
         if ping:
             self._pinged_at = now
-        status = SubscriberStatus(serial=self._serial, publisher=self._publisher, revision=self._revision, answer=ping)
+        status = SubscriberStatus(
+            serial=self._serial, publisher=self._publisher, revision=self._revision, answer=ping, keys=self._keys
+        )
         return [(None, status)]
 
     def last_messages(self) -> list[tuple[None, SubscriberStatus]]:

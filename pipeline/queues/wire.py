@@ -228,6 +228,7 @@ class SubscriberStatus:
         publisher: id of the publisher that sent to it last, "" for none.
         revision: it has all updates of that publisher up to this revision.
         answer: the status is a ping, which the publisher must answer.
+        keys: of the topics that it reads; none for all of them.
         leaving: the subscriber closes.
     """
 
@@ -235,6 +236,7 @@ class SubscriberStatus:
     publisher: str
     revision: int
     answer: bool
+    keys: tuple[str, ...] = ()
     leaving: bool = False
 
 

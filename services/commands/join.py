@@ -197,7 +197,7 @@ class HostSession:
             executor = OrderExecutor(self._session, self._start, partial(topic.publish, HOST_STATE), tasks)
             for name in (f"learning-{behavior}" for behavior in self._topology.run.learners):
                 if self._topology.place(name) == self._topology.host:
-                    self._learners[name] = await transport.subscribe(name, _TOPIC_PACE_S)
+                    self._learners[name] = await transport.subscribe(name, pace=_TOPIC_PACE_S)
             tasks.start_soon(self._exports.run)
             status = await self.follow(supervisor, executor)
             if status is not None:

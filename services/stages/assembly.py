@@ -234,7 +234,7 @@ async def run(context: Context) -> None:
     transport = context.transport
     topic = await transport.publisher(context.service)
     receiver = await transport.receiver(STEPS, context.run.capacity(STEPS.name))
-    coordination = await transport.subscribe("coordination")
+    coordination = await transport.subscribe("coordination", FLUSHES)
     assembly = Assembly(context, topic)
     for name in context.run.learners:
         await assembly.open(name)

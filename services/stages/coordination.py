@@ -321,9 +321,11 @@ async def run(context: Context) -> None:
     """Coordinates until stopped; then saves the step counts."""
     topic, playing = await context.transport.publisher(context.service), context.run.playing
     coordination = await open_coordination(context, topic)
-    stepping = [await context.transport.subscribe(name) for name in context.run.stepping]
-    assembly = await context.transport.subscribe("assembly")
-    results = await context.transport.receiver(channels.RESULTS, context.run.capacity(channels.RESULTS.name))
+    transport = context.transport
+    states = (channels.SPECS, channels.STEPPING_STATE)
+    stepping = [await transport.subscribe(name, *states) for name in context.run.stepping]
+    assembly = await transport.subscribe("assembly", channels.ASSEMBLY_STATE)
+    results = await transport.receiver(channels.RESULTS, context.run.capacity(channels.RESULTS.name))
 
     def refresh() -> None:
         coordination.refresh()
@@ -331,9 +333,10 @@ async def run(context: Context) -> None:
 
     async def follow_learners(names: Iterable[str]) -> None:
         for name in names:
-            tasks.start_soon(follow, await context.transport.subscribe(f"learning-{name}"), coordination.on_learner)
+            learner = await transport.subscribe(f"learning-{name}", channels.LEARNER_STATE, channels.EPISODES)
+            tasks.start_soon(follow, learner, coordination.on_learner)
             if name in context.run.self_play and playing is None:
-                tasks.start_soon(follow, await context.transport.subscribe(f"policy-{name}"), coordination.on_weights)
+                tasks.start_soon(follow, await transport.subscribe(f"policy-{name}"), coordination.on_weights)
 
     async def grow(names: Sequence[str]) -> None:
         add_behaviors(coordination.coordinator, context, names)

@@ -331,7 +331,8 @@ async def run(context: Context) -> None:
     policies = await transport.publisher(f"policy-{name}")  # a topic of its own: few readers, large records
     queue = channels.segments_queue(name)
     receiver = await transport.receiver(queue, context.run.capacity(queue.name))
-    links = LearnerLinks(name, topic, policies, receiver, await transport.subscribe("coordination"))
+    coordination = await transport.subscribe("coordination", channels.RUN, channels.ASSIGNMENT)
+    links = LearnerLinks(name, topic, policies, receiver, coordination)
     stage: Learning | CheckpointPlayer | None = None
 
     def refresh() -> None:

@@ -346,7 +346,8 @@ async def run(context: Context) -> None:
     stepping = Stepping(context, topic, sender, results, device)
     _warn_of_memory_reset(context)
     sender.on_receiver(stepping.on_assembly_restarted)
-    coordination = await transport.subscribe("coordination")
+    allowances = channels.allowances_topic(context.service)
+    coordination = await transport.subscribe("coordination", allowances, channels.ASSIGNMENT, channels.LESSONS)
     address = context.run.addresses[context.service]
     required = credentials(address, context.run.keys, settings.pipeline.credentials, encrypt=settings.pipeline.encrypt)
     simulators = stepping.simulators

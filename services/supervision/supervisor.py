@@ -131,7 +131,7 @@ class Supervisor:
             active.keep(tasks, plan)
 
     async def _add_services(self, tasks: TaskGroup, plans: Sequence[ServicePlan]) -> None:
-        topics = {plan.name: await self._transport.subscribe(plan.name, TOPIC_PACE_S) for plan in plans}
+        topics = {plan.name: await self._transport.subscribe(plan.name, pace=TOPIC_PACE_S) for plan in plans}
         if not self.active.over.is_set():
             self.active.topics |= topics
             for plan in plans:

@@ -60,7 +60,7 @@ class FakeTransport:
         self.subscriptions: dict[str, FakeSubscription] = {}
         self.published: list[tuple[str, Any]] = []
 
-    async def subscribe(self, service: str, pace: float = 0.0) -> FakeSubscription:
+    async def subscribe(self, service: str, *_topics: object, pace: float = 0.0) -> FakeSubscription:
         subscription = self.subscriptions.setdefault(service, FakeSubscription())
         if subscription.records:  # a new subscriber gets what is there
             subscription._news.set()

@@ -40,7 +40,7 @@ async def test_the_final_updates_of_a_topic_arrive(topic_world: World, pace: flo
     """A record published just before closing reaches every subscriber, whatever its pace."""
     with anyio.fail_after(30):
         async with topic_world.transport("stepping-0.1") as ours, topic_world.transport("reader.1") as theirs:
-            publisher, subscription = await ours.publisher(PUBLISHER), await theirs.subscribe(PUBLISHER, pace)
+            publisher, subscription = await ours.publisher(PUBLISHER), await theirs.subscribe(PUBLISHER, pace=pace)
             publisher.publish(topic("a"), Ping(number=0))
             await subscription.changed()
             for number in range(1, 50):
