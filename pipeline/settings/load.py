@@ -61,7 +61,7 @@ def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> 
     root = parse(text, file)
     if unnested := _unnested(root):
         raise refuse(file, unnested)
-    defaults, notices = normalise(root, overrides or Overrides())
+    defaults, notices = normalise(root, overrides or {})
     wrong = validate_defaults(defaults) if defaults else []
     alone = defaults is not None and root.mapping["behaviors"].value == {}
     if defaults is not None and (alone or not wrong):  # otherwise a behavior may add what is missing

@@ -1,7 +1,7 @@
 """Brings a document into the one form that the models know, and every entry keeps its line."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from sparring.pipeline.files import Json
@@ -16,31 +16,13 @@ OPTIONS: Final[Mapping[str, str]] = {"env_path": "--env", "device": "--torch-dev
 _LESSON_KEYS: Final = frozenset({"name", "completion_criteria", "value"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Overrides:
-    """What a command line says instead of the file; None leaves the file's word.
+Overrides = Mapping[str, Json]
+"""What a command line says instead of the file, by dotted key; None leaves the file's word.
 
-    Attributes:
-        max_steps: of every behavior.
-        seed: of the run.
-        run_id: name of the run.
-        results_dir: folder that holds the runs.
-        resume: go on with the run of this id.
-        force: replace the run of this id.
-        inference: act without learning.
-        deterministic: of every behavior's network_settings.
-        sections: further keys by section; the option of a key has its name, unless `OPTIONS` has another.
-    """
-
-    max_steps: int | None = None
-    seed: int | None = None
-    run_id: str | None = None
-    results_dir: str | None = None
-    resume: bool | None = None
-    force: bool | None = None
-    inference: bool | None = None
-    deterministic: bool | None = None
-    sections: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+`behaviors.*` stands for every behavior, `default_settings` included: `behaviors.*.network_settings.deterministic`.
+"""
+_RESUME: Final = "checkpoint_settings.resume"
+_FORCE: Final = "checkpoint_settings.force"
 
 
 def option(key: str) -> str:
@@ -141,33 +123,15 @@ def _name_lessons(parameter: Entry) -> None:
             lessons[number] = replace(body, value={"name": implied(name, body.place), **body.value})
 
 
-def _override(root: Entry, behaviors: Iterable[Entry], overrides: Overrides) -> None:
-    for behavior in behaviors:
-        _set(behavior, "max_steps", overrides.max_steps)
-        _set_in(behavior, "network_settings", "deterministic", overrides.deterministic)
-    resume, force = overrides.resume, overrides.force
-    checkpoints = {
-        "run_id": overrides.run_id,
-        "results_dir": overrides.results_dir,
-        "resume": False if force and resume is None else resume,
-        "force": False if resume and force is None else force,
-        "inference": overrides.inference,
-    }
-    own: dict[str, Mapping[str, Json]] = {"env_settings": {"seed": overrides.seed}, "checkpoint_settings": checkpoints}
-    for section, values in [*own.items(), *overrides.sections.items()]:
-        for key, value in values.items():
-            _set_in(root, section, key, value)
-
-
-def _set_in(root: Entry, section: str, key: str, value: Json) -> None:
-    if value is not None:
-        _set(root.mapping.setdefault(section, implied({}, _on_command_line(key))), key, value)
-
-
-def _set(entry: Entry, key: str, value: Json) -> None:
-    if value is not None:
-        entry.mapping[key] = implied(value, _on_command_line(key))
-
-
-def _on_command_line(key: str) -> Place:
-    return Place(COMMAND_LINE, None, (option(key),))
+def _override(root: Entry, behaviors: Sequence[Entry], overrides: Overrides) -> None:
+    said = {path: value for path, value in overrides.items() if value is not None}
+    if said.get(_RESUME) or said.get(_FORCE):
+        said = {_RESUME: False, _FORCE: False} | said  # one of the two replaces the other in the file
+    for path, value in said.items():
+        *sections, key = path.split(".")
+        place = Place(COMMAND_LINE, None, (option(key),))
+        of_behaviors = sections[:2] == ["behaviors", "*"]
+        for entry in behaviors if of_behaviors else [root]:
+            for section in sections[2:] if of_behaviors else sections:
+                entry = entry.mapping.setdefault(section, implied({}, place))
+            entry.mapping[key] = implied(value, place)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from sparring.pipeline.settings import Overrides, Settings, not_here, parse_settings, started_by_hand, without_effect
+from sparring.pipeline.settings import Settings, not_here, parse_settings, started_by_hand, without_effect
 from sparring.services.process.runtime import Playback
 from sparring.services.stages.playing import spec_timeout
 from sparring.services.supervision.launch import trained_settings
@@ -42,7 +42,7 @@ TEXTS = {
 
 
 def settings_of(text: str) -> Settings:
-    return parse_settings(text, "run.yaml", Overrides(seed=7, run_id="r")).settings
+    return parse_settings(text, "run.yaml", {"env_settings.seed": 7, "checkpoint_settings.run_id": "r"}).settings
 
 
 def fields_set(value: Any) -> Any:
