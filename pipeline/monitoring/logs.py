@@ -31,8 +31,8 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 from sparring.pipeline.files import Json
 
 MASK: Final = "***"
-_SECRETS: Final = ("credential", "token", "secret", "key", "password")
-_DEEP: Final = 6
+_SECRET: Final = re.compile(r"(.*_)?(credential|token|secret|key|password)", re.IGNORECASE | re.DOTALL)
+_DEEP: Final = 7
 _WAITING_LINES: Final = 10_000
 _CLOSE_S: Final = 2.0
 """The time for waiting lines at the end of a process."""
@@ -221,18 +221,15 @@ def file_name(name: str) -> str:
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Masks the values of keys named credential, token, secret, key or password, or ending in "_" and one of these."""
-    return {name: MASK if _is_secret(name) else _cleaned(value, _DEEP) for name, value in event.items()}
-
-
-def _is_secret(name: object) -> bool:
-    text = str(name).lower()
-    return text in _SECRETS or text.endswith(tuple(f"_{secret}" for secret in _SECRETS))
+    cleaned: EventDict = _cleaned(event, _DEEP)
+    return cleaned
 
 
 def _cleaned(value: Json, deep: int) -> Json:
     """Returns `value` without secrets, and with NaN and infinity, which JSON cannot represent, as text."""
     if isinstance(value, dict) and deep:
-        return {name: MASK if _is_secret(name) else _cleaned(inner, deep - 1) for name, inner in value.items()}
+        known = {name: MASK if _SECRET.fullmatch(str(name)) else inner for name, inner in value.items()}
+        return {name: _cleaned(inner, deep - 1) for name, inner in known.items()}
     if isinstance(value, (list, tuple)) and deep:
         return [_cleaned(inner, deep - 1) for inner in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -98,10 +98,10 @@ class Registry:
 
     def observe(self, name: str, value: float) -> None:
         """Counts one value in histogram `name`, which must be registered."""
-        if not math.isfinite(value):
+        if math.isfinite(value):
+            self._histograms[name].observe(value)
+        else:
             self._counters[NOT_FINITE] += 1
-            return
-        self._histograms[name].observe(value)
 
     def observe_many(self, name: str, values: ArrayLike) -> None:
         """Counts all values of an array of any shape in histogram `name`, which must be registered."""
@@ -222,11 +222,9 @@ def highest(histogram: Histogram) -> float | None:
 
 
 def quantile(histogram: Histogram, q: float) -> float | None:
-    """Estimates the value that a fraction `q` of all values does not exceed; returns None if there are none.
+    """Returns the bound of the first bucket up to which a fraction `q` of all values lies, None if there are none.
 
-    Its bucket is known exactly; values within a bucket are assumed to be spread evenly. The first bucket
-    is assumed to start at 0, or at its bound if that is not positive. Above the last bound, that bound is
-    returned.
+    Above the last bound, that bound is returned.
 
     Args:
         histogram: histogram of the values.
@@ -235,15 +233,9 @@ def quantile(histogram: Histogram, q: float) -> float | None:
     values = count(histogram)
     if not values:
         return None
-    target = q * values
-    rank = max(1, math.ceil(target - 1e-9))
-    reached = list(accumulate(histogram.counts))
-    index = bisect_left(reached, rank)
-    if index == len(histogram.bounds):
-        return histogram.bounds[-1]
-    number, upper = histogram.counts[index], histogram.bounds[index]
-    lower = histogram.bounds[index - 1] if index else min(0.0, upper)
-    return lower + (upper - lower) * min(1.0, max(0.0, (target - reached[index] + number) / number))
+    rank = max(1, math.ceil(q * values - 1e-9))
+    index = bisect_left(list(accumulate(histogram.counts)), rank)
+    return histogram.bounds[min(index, len(histogram.bounds) - 1)]
 
 
 def added(one: Histogram, other: Histogram) -> Histogram:
