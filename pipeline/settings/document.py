@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -172,8 +172,8 @@ class _Builder:
         kind = node.tag.removeprefix(_TAG)
         text = repr(node.value) if kind == "str" else node.value or "nothing"
         try:
-            value = _read(kind, node.value)
-        except ValueError:
+            value = _READ[kind](node.value)
+        except (KeyError, ValueError):
             expected = "a scalar that YAML itself defines, whole numbers up to 2^53"
             problem = f"got {node.value!r} ({node.tag}); expected {expected}; correct the value"
             self.problems.append(Problem(place, problem))
@@ -189,21 +189,21 @@ def _kind(node: yaml.Node) -> str:
     return "a scalar"
 
 
-def _read(kind: str, text: str) -> str | bool | int | float | None:
-    if kind == "str":
-        return text
-    if kind == "null":
-        return None
-    if kind == "bool":
-        return text.lower() in ("yes", "true", "on")
-    if kind == "int":
-        value = int(text, 16) if "x" in text.lower() else int(text)
-        if abs(value) > LARGEST_INTEGER:
-            raise ValueError(text)
-        return value
-    if kind == "float":
-        return float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
-    raise ValueError(kind)
+def _whole(text: str) -> int:
+    value = int(text, 16 if "x" in text.lower() else 10)
+    if abs(value) > LARGEST_INTEGER:
+        raise ValueError(text)
+    return value
+
+
+_READ: Final[Mapping[str, Callable[[str], str | bool | float | None]]] = {
+    "str": str,
+    "null": lambda _: None,
+    "bool": lambda text: text.lower() in ("yes", "true", "on"),
+    "int": _whole,
+    "float": lambda text: float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan")),
+}
+"""What reads a scalar of each kind."""
 
 
 def _is_option(place: Place) -> bool:

@@ -1,4 +1,4 @@
-"""Defines all settings of a run: `load` returns them and every service starts with them."""
+"""Defines all settings of a run: `read` returns them and every service starts with them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import Field
 from sparring.pipeline.coordination.settings import Mode, SelfPlaySettings, SettingsModel
 from sparring.pipeline.files import Json
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.settings.environment import (
+from sparring.pipeline.settings.parameters import EnvironmentParameter
+from sparring.pipeline.settings.sections import (
     CheckpointSettings,
     EngineSettings,
     EnvironmentSettings,
+    PipelineSettings,
     TorchSettings,
 )
-from sparring.pipeline.settings.parameters import EnvironmentParameter
-from sparring.pipeline.settings.pipeline import PipelineSettings
 from sparring.pipeline.settings.simulators import Option, SimulatorSettings
 
 
@@ -36,7 +36,7 @@ class BehaviorSettings(TrainerSettings):
 class Settings(SettingsModel):
     """Holds a whole configuration file, with its `default_settings` merged into each behavior.
 
-    Its keys are valid one by one; `load` also refuses what contradicts itself (`conflicts`).
+    Its keys are valid one by one; `read` also refuses what contradicts itself (`conflicts`).
 
     Attributes:
         behaviors: settings by behavior name.

@@ -59,12 +59,9 @@ def without_effect(settings: Settings) -> list[str]:
 
 def started_by_hand(settings: Settings) -> list[str]:
     """Returns the games that a person has to start, one line for each."""
-    lines = []
-    for one in settings.launched:
-        known = _BY_HAND.get(one.name or "")
-        if known is not None and "path" not in one.options:
-            lines.append(f"waits for {known[0]} (port {one.options.get('port', known[1])})")
-    return lines
+    waiting = [one for one in settings.launched if one.name in _BY_HAND and "path" not in one.options]
+    games = [(*_BY_HAND[str(one.name)], one.options) for one in waiting]
+    return [f"waits for {game} (port {options.get('port', port)})" for game, port, options in games]
 
 
 def not_here(settings: Settings) -> list[str]:

@@ -17,7 +17,7 @@ from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
 from sparring.pipeline.settings import Settings, no_device, not_here, read, without_effect
-from sparring.pipeline.settings.normal import option
+from sparring.pipeline.settings.load import option
 from sparring.services.commands.check import unreadable
 from sparring.services.commands.players import check_networks, copy_initial, write_opponents
 from sparring.services.commands.runs import add_in_process, add_insecure, finished

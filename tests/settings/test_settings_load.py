@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.settings import Settings, load, read, without_effect
+from sparring.pipeline.settings import Settings, read, without_effect
 from sparring.pipeline.settings.parameters import Curriculum, MultiRangeUniformSampler, UniformSampler
 from tests.settings.settings_texts import loaded, only_problem, problems
 
@@ -284,7 +284,7 @@ def test_an_invalid_override_is_reported_as_part_of_the_command_line() -> None:
 def test_a_file_is_read_as_utf_8_with_or_without_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "ball.yaml"
     path.write_text("behaviors: {球: }", encoding="utf-8-sig")
-    assert list(load(path).behaviors) == ["球"]
+    assert list(read(path).settings.behaviors) == ["球"]
     assert read(str(path)).notices == ()
 
 
@@ -294,12 +294,12 @@ def test_an_unreadable_file_raises_a_settings_error_with_its_name(tmp_path: Path
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(SettingsError, match=r"got .*ball\.yaml.*expected"):
-        load(path)
+        read(path)
 
 
 def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="expected a configuration file"):
-        load(tmp_path)
+        read(tmp_path)
 
 
 def test_settings_without_effect_are_listed() -> None:
