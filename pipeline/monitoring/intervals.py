@@ -194,7 +194,7 @@ class Intervals:
             lag=_rows(lag) if lag else {},
             means=_statistics(means, gauges),
             gauges={name: value for name, value in gauges.items() if not name.startswith(_NO_GAUGES)},
-            simulators=_simulator_statistics(means, counters, gauges),
+            simulators=_simulator_statistics(means, numbers),
             open_episodes=int(gauges.get("episodes_open", 0)),
             oldest=int(gauges.get("episode_oldest", 0)),
             step_counts=step_counts(gauges),
@@ -231,12 +231,10 @@ def _statistics(means: Mapping[str, float], gauges: Mapping[str, float]) -> dict
     return found | {LESSON_NUMBER + name.removeprefix(LESSON): value for name, value in lessons.items()}
 
 
-def _simulator_statistics(
-    means: Mapping[str, float], counters: Mapping[str, float], gauges: Mapping[str, float]
-) -> dict[str, float]:
+def _simulator_statistics(means: Mapping[str, float], numbers: Numbers) -> dict[str, float]:
     """Returns the simulators' own statistics: means and sums over the interval, and latest values."""
-    sums = {name.removesuffix(".total"): value for name, value in counters.items() if name.endswith(".total")}
-    found = {**gauges, **sums, **means}
+    sums = {name.removesuffix(".total"): value for name, value in numbers.counters.items() if name.endswith(".total")}
+    found = {**numbers.gauges, **sums, **means}
     return {name.removeprefix(SIMULATOR): value for name, value in found.items() if name.startswith(SIMULATOR)}
 
 

@@ -18,11 +18,9 @@ import os
 import queue
 import re
 import threading
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 from urllib.parse import quote
 
 import structlog
@@ -45,8 +43,6 @@ def configure(
     service: str,
     console: bool = False,
     *,
-    stream: TextIO | None = None,
-    wall_clock: Callable[[], float] = time.time,
     most_bytes: int = 16 * 2**20,
     kept: int = 3,
 ) -> Path:
@@ -56,9 +52,7 @@ def configure(
         run_dir: folder of the run; `logs/` is created in it.
         run_id: written into every line.
         service: name such as "learning-Ball", written into every line; names the file.
-        console: whether warnings, errors and notices also go to `stream`.
-        stream: console stream, standard error by default.
-        wall_clock: gives seconds since the epoch.
+        console: whether warnings, errors and notices also go to standard error.
         most_bytes: size beyond which a file is rotated to FILE.1, FILE.2 and so on.
         kept: number of rotated files that are kept; 0 for no bound.
 
@@ -68,13 +62,13 @@ def configure(
     close()
     path = run_dir / "logs" / f"{file_name(service)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    common = _common(run_id, service, wall_clock)
+    processors = _processors(run_id, service)
     file = logging.handlers.RotatingFileHandler(path, maxBytes=most_bytes, backupCount=kept, encoding="utf-8")
-    _install(LineWriter(file), common, structlog.processors.JSONRenderer(default=_readable))
+    _install(LineWriter(file), [*processors, structlog.processors.JSONRenderer(default=_readable)])
     if console:
-        terminal = LineWriter(Terminal(2) if stream is None else logging.StreamHandler(stream))
+        terminal = LineWriter(Terminal(2))
         terminal.addFilter(_matters)
-        _install(terminal, common, _line)
+        _install(terminal, [*processors, _line])
     logging.getLogger().setLevel(logging.INFO)
     logging.captureWarnings(True)
     structlog.configure(
@@ -235,11 +229,11 @@ def _cleaned(value: Json, deep: int) -> Json:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[Processor]:
+def _processors(run_id: str, service: str) -> list[Processor]:
     """Returns the processors of every event, the standard library's included, before it is rendered."""
 
     def identify(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        timestamp = datetime.fromtimestamp(wall_clock(), UTC).isoformat(timespec="milliseconds")
+        timestamp = datetime.fromtimestamp(event["_record"].created, UTC).isoformat(timespec="milliseconds")
         first = {"timestamp": timestamp, "level": event["level"], "event": event["event"]}
         return {**first, "run_id": run_id, "service": service, **event}
 
@@ -249,16 +243,14 @@ def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[
         identify,
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        mask_secrets,
     ]
 
 
-def _install(handler: logging.Handler, common: list[Processor], renderer: Processor) -> None:
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
-            processors=[*common, structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask_secrets, renderer],
-        )
-    )
+def _install(handler: logging.Handler, processors: list[Processor]) -> None:
+    foreign: list[Processor] = [structlog.stdlib.ExtraAdder()]
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=processors, foreign_pre_chain=foreign))
     logging.getLogger().addHandler(handler)
     _HANDLERS.append(handler)
 

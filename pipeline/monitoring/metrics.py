@@ -43,11 +43,6 @@ LARGEST: Final = 1e150
 """Magnitude below which numbers are added: their squares and the sums of many are still finite."""
 
 
-def scoped(name: str, behavior: str = "") -> str:
-    """Returns `name/behavior`, or `name` alone if no behavior is given."""
-    return f"{name}/{behavior}" if behavior else name
-
-
 class Registry:
     """Collects the numbers of one incarnation of a service.
 
@@ -110,9 +105,9 @@ class Registry:
     def observe_moments(self, name: str, values: ArrayLike, behavior: str = "") -> None:
         """Adds all values of an array to `name.sum`, `name.sumsq` and `name.count`, for mean and spread."""
         finite = self._summable(values)
-        self._counters[scoped(f"{name}.sum", behavior)] += float(finite.sum())
-        self._counters[scoped(f"{name}.sumsq", behavior)] += float(np.square(finite).sum())
-        self._counters[scoped(f"{name}.count", behavior)] += finite.size
+        end = f"/{behavior}" if behavior else ""
+        for moment, value in (("sum", finite.sum()), ("sumsq", np.square(finite).sum()), ("count", finite.size)):
+            self._counters[f"{name}.{moment}{end}"] += float(value)
 
     def queue(self, name: str, *, messages: int, steps: int, capacity: int, waits: int, waited_s: float) -> None:
         """Publishes the contents of a queue end.
@@ -148,7 +143,10 @@ class Registry:
             time_s=time_s,
             counters=_finite(self._counters),
             gauges=_finite(self._gauges),
-            histograms={name: buckets.snapshot() for name, buckets in dict(self._histograms).items()},
+            histograms={
+                name: Histogram(bounds=one.bounds, counts=tuple(one.counts), total=one.total)
+                for name, one in self._histograms.copy().items()
+            },
             waiting_for=waiting_for,
             waits=waits,
         )
@@ -165,13 +163,12 @@ class Registry:
 class _Buckets:
     """Holds the buckets of a histogram that is being filled."""
 
-    __slots__ = ("bounds", "counts", "edges", "total")
+    __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(float(bound) for bound in bounds)
         if not self.bounds or any(low >= high for low, high in zip(self.bounds, self.bounds[1:], strict=False)):
             raise ValueError(f"got bounds {self.bounds}; expected at least one, each above the one before")
-        self.edges = np.array(self.bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
@@ -180,12 +177,9 @@ class _Buckets:
         self.total += value
 
     def observe_many(self, values: NDArray[np.float64]) -> None:
-        added = np.bincount(np.searchsorted(self.edges, values), minlength=len(self.counts))
+        added = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
         self.counts = [old + new for old, new in zip(self.counts, added.tolist(), strict=True)]
         self.total += float(values.sum())
-
-    def snapshot(self) -> Histogram:
-        return Histogram(bounds=self.bounds, counts=tuple(self.counts), total=float(self.total))
 
 
 def _finite(values: dict[str, float]) -> dict[str, float]:
