@@ -114,13 +114,11 @@ class Display:
     """Shows lines, and on a terminal the progress of all behaviors in one further line, until the next one.
 
     Args:
-        handler: writes lines to the console, and may drop them.
-        is_terminal: whether the handler's console shows progress.
+        handler: writes lines to the console, and may drop them; shows progress where it can be removed again.
     """
 
-    def __init__(self, handler: logging.Handler, *, is_terminal: bool) -> None:
+    def __init__(self, handler: logging.Handler) -> None:
         self._handler = handler
-        self._is_terminal = is_terminal
 
     def line(self, text: str) -> None:
         """Shows one line permanently."""
@@ -128,8 +126,7 @@ class Display:
 
     def progress(self, behaviors: Sequence[str]) -> None:
         """Shows the progress of each behavior on a terminal."""
-        if self._is_terminal:
-            self._emit(PROGRESS, "   ".join(behaviors))
+        self._emit(PROGRESS, "   ".join(behaviors))
 
     def close(self) -> None:
         """Removes the progress; lines stay."""

@@ -17,11 +17,10 @@ Record = Mapping[str, Json]
 Curves = dict[str, list[Record]]
 
 
-REWARD: Final = "Cumulative reward"
 PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Rating": {"Self-play/ELO": "", "Self-play/Mu": "", "Self-play/Opponents ELO": ": opponents"},
     "Win rate": {"Self-play/Win Rate": ""},
-    REWARD: {"reward": "", "group_reward": ": group"},
+    "Cumulative reward": {"reward": "", "group_reward": ": group"},
     "Reward per step": {REWARD_PER_STEP: ""},
     "Episode length (steps)": {"episode_length": ""},
     "Policy entropy": {"Policy/Entropy": ""},
@@ -81,8 +80,6 @@ def picture(curves: Curves, title: str) -> bytes:
         axes.grid(alpha=0.3)
         axes.set_prop_cycle(cycler(linestyle=("-", "--", ":")) * cycler(color=_COLORS))
         _plot(axes, points)
-        if name == REWARD:
-            _shade(axes, curves)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=100)
     return stream.getvalue()
@@ -114,17 +111,6 @@ def _plot(axes: Axes, points: Mapping[str, list[tuple[int, float]]]) -> None:
         axes.plot(*zip(*values, strict=True), label=label.lstrip("_") or label, marker=marker)
     for text in axes.legend(fontsize="small").get_texts():
         text.set_parse_math(False)
-
-
-def _shade(axes: Axes, curves: Curves) -> None:
-    """Shades one standard deviation around the reward of each behavior."""
-    drawn = {curve.get_label(): curve.get_color() for curve in axes.get_lines()}
-    for behavior, line in curves.items():
-        known = [record for record in line if record["reward"] is not None]
-        spreads = [(record["reward"], record["reward_deviation"] or 0.0) for record in known]
-        low, high = [mean - spread for mean, spread in spreads], [mean + spread for mean, spread in spreads]
-        color = drawn.get(behavior.lstrip("_") or behavior)
-        axes.fill_between([record["step"] for record in known], low, high, alpha=0.15, color=color)
 
 
 _COLORS: Final = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#717581", "#92dadd")

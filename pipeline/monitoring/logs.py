@@ -150,25 +150,24 @@ class Terminal(logging.Handler):
 
     Args:
         descriptor: of standard output or standard error.
-
-    Attributes:
-        is_terminal: whether it is a terminal.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self.is_terminal = os.isatty(descriptor)
+        self._is_terminal = os.isatty(descriptor)
 
     def createLock(self) -> None:  # noqa: N802 (the name of the standard library)
         self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line, or progress, which the terminal cuts off at its edge and has no end."""
+        """Writes a line, or on a terminal progress, which the terminal cuts off at its edge and has no end."""
+        if record.levelno == PROGRESS and not self._is_terminal:
+            return
         text = self.format(record)
         text = f"{_CUT_OFF}{text}{_FOLD}" if record.levelno == PROGRESS else f"{text}\n"
         try:
-            content = memoryview(f"{_REMOVE if self.is_terminal else ''}{text}".encode(errors="backslashreplace"))
+            content = memoryview(f"{_REMOVE if self._is_terminal else ''}{text}".encode(errors="backslashreplace"))
             while content:
                 content = content[os.write(self._descriptor, content) :]
         except OSError:

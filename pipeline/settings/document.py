@@ -126,10 +126,7 @@ class _Builder:
         self._count += 1
         place = Place(self._file, line, path)
         if len(path) > DEEPEST or self._count > MOST_ENTRIES:
-            if self._count <= MOST_ENTRIES + 1:
-                self._refuse(line, path[:3], _TOO_DEEP)
-                self._count = MOST_ENTRIES + 2
-            return Entry(value=None, place=place, text="nothing")
+            raise refuse(self._file, [Problem(Place(self._file, line, path[:3]), _TOO_DEEP)])
         if not isinstance(node, yaml.ScalarNode) and node.tag not in (_TAG + "map", _TAG + "seq"):
             self._refuse(line, path, f"got {_kind(node)} tagged {node.tag}; expected one without a tag; remove the tag")
         if isinstance(node, yaml.MappingNode):

@@ -62,8 +62,7 @@ async def run(context: Context, display: Display | None = None) -> None:
     """
     subscriptions: dict[str, Subscription] = {}
     if display is None:
-        terminal = logs.Terminal(1)
-        display = Display(logs.LineWriter(terminal), is_terminal=terminal.is_terminal)
+        display = Display(logs.LineWriter(logs.Terminal(1)))
     try:
         state = MonitorState(context, subscriptions, display)
         topic = await context.transport.publisher(context.service)
