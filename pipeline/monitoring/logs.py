@@ -38,13 +38,7 @@ _HANDLERS: list[logging.Handler] = []
 
 
 def configure(
-    run_dir: Path,
-    run_id: str,
-    service: str,
-    console: bool = False,
-    *,
-    most_bytes: int = 16 * 2**20,
-    kept: int = 3,
+    run_dir: Path, run_id: str, service: str, console: bool = False, *, most_bytes: int = 16 * 2**20, kept: int = 3
 ) -> Path:
     """Sends the logs of this process to the run's folder; a second call replaces the first.
 

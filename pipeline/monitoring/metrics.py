@@ -10,15 +10,14 @@ difference of the last.
 """
 
 import math
-import os
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 from numpy.typing import ArrayLike, NDArray
 
 from sparring.pipeline.messages.metrics import Histogram, Metrics, Wait
@@ -188,11 +187,8 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
 
 
 def resident_bytes() -> int:
-    """Returns the physical memory of this process in bytes, 0 if the system does not report it."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
+    """Returns the physical memory of this process in bytes."""
+    return psutil.Process().memory_info().rss
 
 
 # ---------------------------------------------------------------- reading histograms
