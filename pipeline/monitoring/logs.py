@@ -34,7 +34,6 @@ _DEEP: Final = 7
 _WAITING_LINES: Final = 10_000
 _CLOSE_S: Final = 2.0
 """The time for waiting lines at the end of a process."""
-_HANDLERS: list[logging.Handler] = []
 
 
 def configure(
@@ -185,13 +184,13 @@ def get(**bound: str | int) -> FilteringBoundLogger:
 def close() -> None:
     """Flushes and closes the handlers that `configure` opened."""
     root = logging.getLogger()
-    for handler in _HANDLERS:
+    opened = [handler for handler in root.handlers if isinstance(handler, LineWriter)]
+    for handler in opened:
         root.removeHandler(handler)
         handler.close()
-    if _HANDLERS:
+    if opened:
         logging.captureWarnings(False)
         structlog.reset_defaults()
-    _HANDLERS.clear()
 
 
 def file_name(name: str) -> str:
@@ -245,7 +244,6 @@ def _install(handler: logging.Handler, processors: list[Processor]) -> None:
     foreign: list[Processor] = [structlog.stdlib.ExtraAdder()]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=processors, foreign_pre_chain=foreign))
     logging.getLogger().addHandler(handler)
-    _HANDLERS.append(handler)
 
 
 def _matters(record: logging.LogRecord) -> bool:

@@ -119,7 +119,8 @@ def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> N
     tls = directory / "tls"
     tls.mkdir(mode=0o700)
     _write(directory / KEY_FILE, f"{new_secret()}\n".encode())
-    signer = _authority()
+    alone = x509.BasicConstraints(ca=True, path_length=0)  # it signs no further authority
+    signer = _issued(None, "sparring keys", alone, _usage("key_cert_sign", "crl_sign"))
     _write_identity(tls, "authority", signer)
     _write_identity(tls, "server", _signed(signer, "server", ExtendedKeyUsageOID.SERVER_AUTH, hosts))
     _write_clients(tls, simulators, signer)
@@ -180,12 +181,6 @@ def _check_hosts(hosts: Sequence[str]) -> None:
                 f"got the host {host!r}; expected a name or an address at which simulators connect; "
                 "write it without a port"
             )
-
-
-def _authority() -> Identity:
-    """Makes an authority, which signs the other certificates but no further authority."""
-    constraints = x509.BasicConstraints(ca=True, path_length=0)
-    return _issued(None, "sparring keys", constraints, _usage("key_cert_sign", "crl_sign"))
 
 
 def _signed(signer: Identity, name: str, purpose: x509.ObjectIdentifier, hosts: Sequence[str]) -> Identity:

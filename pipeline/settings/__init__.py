@@ -4,15 +4,12 @@
 validate, `conflicts` finds contradictions, and `explain` words the errors.
 """
 
-from sparring.pipeline.settings.load import LoadedSettings, Overrides, parse_settings, read
-from sparring.pipeline.settings.model import BehaviorSettings, Settings
+from sparring.pipeline.settings.load import parse_settings, read
+from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.settings.simulators import SimulatorSettings
 from sparring.pipeline.settings.support import no_device, not_here, started_by_hand, without_effect
 
 __all__ = [
-    "BehaviorSettings",
-    "LoadedSettings",
-    "Overrides",
     "Settings",
     "SimulatorSettings",
     "no_device",

@@ -14,8 +14,6 @@ from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.settings.problems import Place, Problem, refuse
 
 COMMAND_LINE: Final = "command line"
-_OLD_RATIO: Final = "play_against_current_self_ratio"
-_RATIO: Final = "play_against_latest_model_ratio"
 OPTIONS: Final[Mapping[str, str]] = {"env_path": "--env", "device": "--torch-device", "export": "--no-export"}
 """Options whose keys have other names."""
 _LESSON_KEYS: Final = frozenset({"name", "completion_criteria", "value"})
@@ -155,9 +153,8 @@ def _section(top: dict[str, Entry], name: str) -> dict[str, Entry]:
 def _old_names(behavior: Entry) -> Iterator[Problem]:
     """Renames what has another name now; says so, and what of the rest is an old name."""
     self_play = _section(behavior.mapping, "self_play")
-    if _OLD_RATIO in self_play and _RATIO not in self_play:
-        old = self_play[_RATIO] = self_play.pop(_OLD_RATIO)
-        yield Problem(old.place, f"accepted as the old name of {_RATIO}")
+    ratios = "play_against_current_self_ratio", "play_against_latest_model_ratio"
+    yield from _renamed(self_play, *ratios, "the old name")
     for signal in _section(behavior.mapping, "reward_signals").values():
         size = signal.child("encoding_size")
         if size is None or size.value is None:

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from sparring.pipeline.learning.settings import Hyperparameters
-from sparring.pipeline.settings import BehaviorSettings, Settings, parse_settings
+from sparring.pipeline.settings import Settings, parse_settings
+from sparring.pipeline.settings.model import BehaviorSettings
 from tests.settings.settings_texts import loaded, problems
 
 KEYS = ("learning_rate_schedule", "beta_schedule", "epsilon_schedule")
