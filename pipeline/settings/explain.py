@@ -11,9 +11,8 @@ from pydantic_core import ErrorDetails
 
 from sparring.pipeline.files import Json
 from sparring.pipeline.settings.conflicts import Conflict, conflicts
-from sparring.pipeline.settings.document import Entry
+from sparring.pipeline.settings.document import Entry, Path, Problem, did_you_mean
 from sparring.pipeline.settings.model import Settings
-from sparring.pipeline.settings.problems import Path, Problem, did_you_mean
 
 _RANGE: Final = "write a value within that range"
 _NUMBER: Final = "write a plain one"
@@ -152,7 +151,7 @@ def _refused(entry: Entry, path: Path, text: str) -> _Finding:
 
 def _unknown_key(path: Path) -> str:
     key, siblings = str(path[-1]), known_keys(path[:-1])
-    elsewhere = [section for section in sections_of(key) if section]
+    elsewhere = [section for section, name in all_keys() if section and name == key]
     remedy = did_you_mean(key, siblings)
     if elsewhere:
         remedy = (
@@ -207,12 +206,6 @@ def _is_at(path: Path, section: str) -> bool:
     return len(path) == len(steps) and all(
         step == "[]" if isinstance(key, int) else step in (key, "*") for key, step in zip(path, steps, strict=True)
     )
-
-
-@cache
-def sections_of(key: str) -> tuple[str, ...]:
-    """Returns the sections, dotted, that have a key of this name; none if no model has it."""
-    return tuple(dict.fromkeys(section for section, name in all_keys() if name == key))
 
 
 @cache

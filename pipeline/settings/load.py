@@ -8,10 +8,9 @@ from typing import Final
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json
 from sparring.pipeline.settings.conflicts import ignored
-from sparring.pipeline.settings.document import MOST_BYTES, Entry, implied, parse
+from sparring.pipeline.settings.document import MOST_BYTES, Entry, Place, Problem, implied, parse, refuse
 from sparring.pipeline.settings.explain import located, validate
 from sparring.pipeline.settings.model import Settings
-from sparring.pipeline.settings.problems import Place, Problem, refuse
 
 COMMAND_LINE: Final = "command line"
 OPTIONS: Final[Mapping[str, str]] = {"env_path": "--env", "device": "--torch-device", "export": "--no-export"}

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sparring.pipeline.coordination.settings import SettingsModel
 from sparring.pipeline.games.registry import NAMES, option_types, required_options
-from sparring.pipeline.settings.problems import did_you_mean
+from sparring.pipeline.settings.document import did_you_mean
 
 Option = bool | int | float | str
 
