@@ -154,12 +154,9 @@ def install_command(extra: str = "") -> str:
     """Returns the command that installs the libraries of an extra, or the required ones, with their version bounds."""
     from importlib import metadata  # which takes a tenth of a second, in every process of a run
 
-    libraries = []
-    for requirement in metadata.requires("sparring") or ():
-        library, _, marker = requirement.partition(";")
-        if f'extra == "{extra}"' in marker if extra else not marker:
-            libraries.append(library.strip())
-    return "pip install " + " ".join(map(repr, libraries))
+    parts = [requirement.partition(";") for requirement in metadata.requires("sparring") or ()]
+    wanted = [library for library, _, of in parts if (f'extra == "{extra}"' in of if extra else not of)]
+    return "pip install " + " ".join(repr(library.strip()) for library in wanted)
 
 
 def too_large(got: str, limit: int | str, key: str, remedy: str) -> RemoteProtocolError:

@@ -48,18 +48,6 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True, mode: int
         sync_folder(path.parent)
 
 
-def write_through(path: Path, data: bytes) -> None:
-    """Writes a file whose folder is not published yet, and waits for the disk.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written; a part of the file may exist.
-    """
-    with path.open("wb") as file:
-        put(file, data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def append(path: Path, data: bytes) -> int:
     """Appends all of `data` or, unless the process dies, nothing; returns the size of the file.
 

@@ -31,7 +31,7 @@ _TAKEN = frozenset({"checkpoints", "initial", "logs", "players", "run_logs", "sn
 """Folders of a run beside those of its behaviors."""
 _FILES = (".json", ".jsonl", ".png", ".prom", ".yaml")
 """Suffixes of the files of a run."""
-_RANKS: dict[str, tuple[int, ...]] = {"vector": (1,), "image": (3,), "entities": (2,), "goal": (1,)}
+_RANKS: dict[str, int] = {"vector": 1, "image": 3, "entities": 2, "goal": 1}
 
 
 class SpecError(ExplainedError):
@@ -56,17 +56,11 @@ class ObservationSpec:
     kind: ObservationKind = "vector"
 
     def __post_init__(self) -> None:
-        if self.kind not in _RANKS or len(self.shape) not in _RANKS[self.kind]:
+        if len(self.shape) != _RANKS.get(self.kind) or min(self.shape) < 1:
             raise SpecError(
                 got=f"observation {self.name!r} of kind {self.kind!r} with shape {self.shape}",
-                expected=f"one of {_RANKS} (kind: number of dimensions)",
-                remedy="correct the observation's kind or shape in the simulator",
-            )
-        if any(size < 1 for size in self.shape):
-            raise SpecError(
-                got=f"observation {self.name!r} with shape {self.shape}",
-                expected="every size at least 1",
-                remedy="leave out an observation that holds nothing",
+                expected=f"one of {_RANKS} (kind: number of dimensions), every size at least 1",
+                remedy="correct the kind or shape in the simulator, or leave out an observation that holds nothing",
             )
         if self.dtype not in ("float32", "uint8") or (self.dtype == "uint8" and self.kind != "image"):
             raise SpecError(

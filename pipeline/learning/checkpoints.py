@@ -27,7 +27,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from sparring.pipeline.errors import CheckpointError
-from sparring.pipeline.files import Json, sync_folder, write_atomically, write_through
+from sparring.pipeline.files import Json, sync_folder, write_atomically
 from sparring.pipeline.networks.arrays import Arrays, non_finite
 
 FORMAT: Final = 1
@@ -171,8 +171,7 @@ class CheckpointFolder:
         partial.mkdir()
         try:
             for file, content in _files(checkpoint).items():
-                write_through(partial / file, content)
-            sync_folder(partial)
+                write_atomically(partial / file, content)
             partial.rename(final)
         except OSError:  # if the disk is full, a partial checkpoint takes the space of a whole one
             shutil.rmtree(partial, ignore_errors=True)

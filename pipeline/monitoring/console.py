@@ -66,8 +66,7 @@ def meanwhile(interval: Interval, stuck: Sequence[str]) -> str:
     learned = f"+{interval.trained:,} trained and " if interval.training else ""
     moved = f"{learned}+{interval.produced:,} produced in {interval.seconds:.0f} s"
     parts = [interval.behavior, f"step {interval.step:,}{goal}", moved, _reward(interval), _open(interval)]
-    moving = interval.trained if interval.training else interval.produced
-    return "  ".join(parts if moving else [*parts, *stuck])
+    return "  ".join(parts if interval.steps_per_s else [*parts, *stuck])
 
 
 def _reward(interval: Interval) -> str:
@@ -100,27 +99,22 @@ def rate(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Formats a time with its two largest units: 39 s, 5 min 10 s, 3 h 20 min, 2 d 4 h."""
-    units = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")]
-    large = next(place for place, (unit, _) in enumerate(units) if seconds >= unit or unit == 1)
-    parts: list[str] = []
     rest = round(seconds)
-    for unit, name in units[large : large + 2]:
-        number, rest = divmod(rest, unit)
-        parts += [f"{number} {name}"] if number or not parts else []
-    return " ".join(parts)
+    units = {"d": rest // 86_400, "h": rest // 3_600 % 24, "min": rest // 60 % 60, "s": rest % 60}
+    large = next((place for place, number in enumerate(units.values()) if number), 0)
+    shown = [f"{number} {name}" for name, number in [*units.items()][large : large + 2] if number]
+    return " ".join(shown) or "0 s"
 
 
 class Display:
     """Shows lines, and on a terminal the progress of all behaviors in one further line, until the next one.
 
     Args:
-        handler: writes lines to the console, and may drop them.
-        is_terminal: whether the handler's console shows progress.
+        handler: writes lines to the console, and may drop them; shows progress where it can be removed again.
     """
 
-    def __init__(self, handler: logging.Handler, *, is_terminal: bool) -> None:
+    def __init__(self, handler: logging.Handler) -> None:
         self._handler = handler
-        self._is_terminal = is_terminal
 
     def line(self, text: str) -> None:
         """Shows one line permanently."""
@@ -128,8 +122,7 @@ class Display:
 
     def progress(self, behaviors: Sequence[str]) -> None:
         """Shows the progress of each behavior on a terminal."""
-        if self._is_terminal:
-            self._emit(PROGRESS, "   ".join(behaviors))
+        self._emit(PROGRESS, "   ".join(behaviors))
 
     def close(self) -> None:
         """Removes the progress; lines stay."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from sparring.pipeline.files import Json
@@ -17,38 +17,25 @@ Record = Mapping[str, Json]
 Curves = dict[str, list[Record]]
 
 
-def _means(*prefixes: str, names: Sequence[str] = ()) -> Callable[[Record], dict[str, float]]:
-    """Returns a function that selects the means of a record whose names begin with one of `prefixes`.
-
-    With `names`, it selects those whose names are the prefixes, and calls them by these.
-    """
-    if names:
-        chosen = dict(zip(prefixes, names, strict=True))
-        return lambda record: {chosen[name]: value for name, value in record["means"].items() if name in chosen}
-    return lambda record: {
-        f": {name.partition('/')[2]}": value
-        for name, value in sorted(record["means"].items())
-        if name.startswith(prefixes)
-    }
-
-
-REWARD: Final = "Cumulative reward"
-PANELS: Final[Mapping[str, Callable[[Record], Mapping[str, float | None]]]] = {
-    "Rating": _means("Self-play/ELO", "Self-play/Mu", "Self-play/Opponents ELO", names=("", "", ": opponents")),
-    "Win rate": _means("Self-play/Win Rate", names=("",)),
-    REWARD: lambda record: {"": record["reward"], ": group": record["group_reward"]},
-    "Reward per step": _means(REWARD_PER_STEP, names=("",)),
-    "Episode length (steps)": lambda record: {"": record["episode_length"]},
-    "Policy entropy": _means("Policy/Entropy", names=("",)),
-    "Losses": _means("Losses/"),
-    "Change of policy by an update": _means("Update/Approximate KL", "Update/Clip Fraction"),
-    "Fit of values, weights of stale steps": _means(
-        "Update/Explained Variance", "Update/Effective Sample Size", "Update/Stale Weight"
-    ),
-    "Policy lag (versions)": lambda record: {": mean": record["lag_mean"], ": max": record["lag_max"]},
-    "Speed (steps/s)": lambda record: {"": record["steps_per_s"]},
+PANELS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Rating": {"Self-play/ELO": "", "Self-play/Mu": "", "Self-play/Opponents ELO": ": opponents"},
+    "Win rate": {"Self-play/Win Rate": ""},
+    "Cumulative reward": {"reward": "", "group_reward": ": group"},
+    "Reward per step": {REWARD_PER_STEP: ""},
+    "Episode length (steps)": {"episode_length": ""},
+    "Policy entropy": {"Policy/Entropy": ""},
+    "Losses": {"Losses/": ": "},
+    "Change of policy by an update": {f"Update/{name}": f": {name}" for name in ("Approximate KL", "Clip Fraction")},
+    "Fit of values, weights of stale steps": {
+        f"Update/{name}": f": {name}" for name in ("Explained Variance", "Effective Sample Size", "Stale Weight")
+    },
+    "Policy lag (versions)": {"lag_mean": ": mean", "lag_max": ": max"},
+    "Speed (steps/s)": {"steps_per_s": ""},
 }
-"""The values of an interval that each panel shows, None for an unknown one, by what follows the behavior's name."""
+"""The values and means of an interval that each panel shows, with what follows the behavior's name there.
+
+A name that ends in "/" is the beginning of names, of which the rest follows too.
+"""
 
 
 def lineages(records: Iterable[Record]) -> Curves:
@@ -93,8 +80,6 @@ def picture(curves: Curves, title: str) -> bytes:
         axes.grid(alpha=0.3)
         axes.set_prop_cycle(cycler(linestyle=("-", "--", ":")) * cycler(color=_COLORS))
         _plot(axes, points)
-        if name == REWARD:
-            _shade(axes, curves)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=100)
     return stream.getvalue()
@@ -105,11 +90,19 @@ def _points(curves: Curves, panel: str) -> dict[str, list[tuple[int, float]]]:
     points: dict[str, list[tuple[int, float]]] = {}
     for behavior, line in sorted(curves.items()):
         for record in line:
-            for label, value in PANELS[panel](record).items():
-                if value is not None:
-                    name = behavior + label if len(curves) > 1 else label.removeprefix(": ") or behavior
-                    points.setdefault(name, []).append((record["step"], value))
+            for label, value in _shown(record, panel):
+                name = behavior + label if len(curves) > 1 else label.removeprefix(": ") or behavior
+                points.setdefault(name, []).append((record["step"], value))
     return points
+
+
+def _shown(record: Record, panel: str) -> Iterator[tuple[str, float]]:
+    """Yields the known values that a panel shows of an interval, each after its label."""
+    values = {**record, **record["means"]}
+    for key, label in PANELS[panel].items():
+        for name in sorted(name for name in values if name.startswith(key)) if key.endswith("/") else [key]:
+            if values.get(name) is not None:
+                yield label + name.removeprefix(key), values[name]
 
 
 def _plot(axes: Axes, points: Mapping[str, list[tuple[int, float]]]) -> None:
@@ -118,17 +111,6 @@ def _plot(axes: Axes, points: Mapping[str, list[tuple[int, float]]]) -> None:
         axes.plot(*zip(*values, strict=True), label=label.lstrip("_") or label, marker=marker)
     for text in axes.legend(fontsize="small").get_texts():
         text.set_parse_math(False)
-
-
-def _shade(axes: Axes, curves: Curves) -> None:
-    """Shades one standard deviation around the reward of each behavior."""
-    drawn = {curve.get_label(): curve.get_color() for curve in axes.get_lines()}
-    for behavior, line in curves.items():
-        known = [record for record in line if record["reward"] is not None]
-        spreads = [(record["reward"], record["reward_deviation"] or 0.0) for record in known]
-        low, high = [mean - spread for mean, spread in spreads], [mean + spread for mean, spread in spreads]
-        color = drawn.get(behavior.lstrip("_") or behavior)
-        axes.fill_between([record["step"] for record in known], low, high, alpha=0.15, color=color)
 
 
 _COLORS: Final = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#717581", "#92dadd")

@@ -21,9 +21,6 @@ def scalars(interval: Interval) -> dict[str, float]:
     unless it has the name of a built-in one.
     """
     found: dict[str, float | None] = {
-        "Environment/Cumulative Reward": interval.reward,
-        "Environment/Episode Length": interval.episode_length,
-        "Environment/Group Cumulative Reward": interval.group_reward,
         "Policy/Extrinsic Reward": interval.reward,
         "Is Training": float(interval.trained > 0),
         f"{PIPELINE}/Steps per Second": interval.steps_per_s,

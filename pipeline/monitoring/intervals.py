@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 from sparring.pipeline.files import Json
-from sparring.pipeline.messages.metrics import Histogram
 from sparring.pipeline.monitoring.metrics import SIMULATOR, highest, mean
 from sparring.pipeline.monitoring.overview import STEP_COUNTS, Numbers, Overview
 from sparring.pipeline.monitoring.progress import IDLE
@@ -68,7 +67,6 @@ class Interval:
         episode_length: mean length of these episodes in steps.
         group_reward: mean return of the groups that ended.
         lag_mean: mean policy lag of the rows trained, `lag_max` the highest.
-        lag: rows trained by policy lag, the last entry for all higher lags.
         means: mean of every published statistic, by its name.
         gauges: present values, by name.
         simulators: simulators' own statistics by name: means and sums over the interval, or latest values.
@@ -92,7 +90,6 @@ class Interval:
     group_reward: float | None
     lag_mean: float | None
     lag_max: float | None
-    lag: Mapping[str, int] = field(default_factory=dict)
     means: Mapping[str, float] = field(default_factory=dict)
     gauges: Mapping[str, float] = field(default_factory=dict)
     simulators: Mapping[str, float] = field(default_factory=dict)
@@ -191,10 +188,9 @@ class Intervals:
             group_reward=numbers.mean("group_return"),
             lag_mean=mean(lag) if lag else None,
             lag_max=highest(lag) if lag else None,
-            lag=_rows(lag) if lag else {},
             means=_statistics(means, gauges),
             gauges={name: value for name, value in gauges.items() if not name.startswith(_NO_GAUGES)},
-            simulators=_simulator_statistics(means, counters, gauges),
+            simulators=_simulator_statistics(means, numbers),
             open_episodes=int(gauges.get("episodes_open", 0)),
             oldest=int(gauges.get("episode_oldest", 0)),
             step_counts=step_counts(gauges),
@@ -231,12 +227,10 @@ def _statistics(means: Mapping[str, float], gauges: Mapping[str, float]) -> dict
     return found | {LESSON_NUMBER + name.removeprefix(LESSON): value for name, value in lessons.items()}
 
 
-def _simulator_statistics(
-    means: Mapping[str, float], counters: Mapping[str, float], gauges: Mapping[str, float]
-) -> dict[str, float]:
+def _simulator_statistics(means: Mapping[str, float], numbers: Numbers) -> dict[str, float]:
     """Returns the simulators' own statistics: means and sums over the interval, and latest values."""
-    sums = {name.removesuffix(".total"): value for name, value in counters.items() if name.endswith(".total")}
-    found = {**gauges, **sums, **means}
+    sums = {name.removesuffix(".total"): value for name, value in numbers.counters.items() if name.endswith(".total")}
+    found = {**numbers.gauges, **sums, **means}
     return {name.removeprefix(SIMULATOR): value for name, value in found.items() if name.startswith(SIMULATOR)}
 
 
@@ -244,11 +238,6 @@ def lessons(interval: Interval) -> dict[str, int]:
     """Returns the number of the present lesson of each parameter that the behavior is measured for."""
     numbers = {name: value for name, value in interval.means.items() if name.startswith(LESSON_NUMBER)}
     return {name.removeprefix(LESSON_NUMBER): int(value) for name, value in numbers.items()}
-
-
-def _rows(lag: Histogram) -> dict[str, int]:
-    labels = [*(f"{bound:g}" for bound in lag.bounds), f">{lag.bounds[-1]:g}"]
-    return {label: rows for label, rows in zip(labels, lag.counts, strict=True) if rows}
 
 
 class Pace:

@@ -18,11 +18,9 @@ import os
 import queue
 import re
 import threading
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 from urllib.parse import quote
 
 import structlog
@@ -31,24 +29,15 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 from sparring.pipeline.files import Json
 
 MASK: Final = "***"
-_SECRETS: Final = ("credential", "token", "secret", "key", "password")
-_DEEP: Final = 6
+_SECRET: Final = re.compile(r"(.*_)?(credential|token|secret|key|password)", re.IGNORECASE | re.DOTALL)
+_DEEP: Final = 7
 _WAITING_LINES: Final = 10_000
 _CLOSE_S: Final = 2.0
 """The time for waiting lines at the end of a process."""
-_HANDLERS: list[logging.Handler] = []
 
 
 def configure(
-    run_dir: Path,
-    run_id: str,
-    service: str,
-    console: bool = False,
-    *,
-    stream: TextIO | None = None,
-    wall_clock: Callable[[], float] = time.time,
-    most_bytes: int = 16 * 2**20,
-    kept: int = 3,
+    run_dir: Path, run_id: str, service: str, console: bool = False, *, most_bytes: int = 16 * 2**20, kept: int = 3
 ) -> Path:
     """Sends the logs of this process to the run's folder; a second call replaces the first.
 
@@ -56,9 +45,7 @@ def configure(
         run_dir: folder of the run; `logs/` is created in it.
         run_id: written into every line.
         service: name such as "learning-Ball", written into every line; names the file.
-        console: whether warnings, errors and notices also go to `stream`.
-        stream: console stream, standard error by default.
-        wall_clock: gives seconds since the epoch.
+        console: whether warnings, errors and notices also go to standard error.
         most_bytes: size beyond which a file is rotated to FILE.1, FILE.2 and so on.
         kept: number of rotated files that are kept; 0 for no bound.
 
@@ -68,13 +55,13 @@ def configure(
     close()
     path = run_dir / "logs" / f"{file_name(service)}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    common = _common(run_id, service, wall_clock)
+    processors = _processors(run_id, service)
     file = logging.handlers.RotatingFileHandler(path, maxBytes=most_bytes, backupCount=kept, encoding="utf-8")
-    _install(LineWriter(file), common, structlog.processors.JSONRenderer(default=_readable))
+    _install(LineWriter(file), [*processors, structlog.processors.JSONRenderer(default=_readable)])
     if console:
-        terminal = LineWriter(Terminal(2) if stream is None else logging.StreamHandler(stream))
+        terminal = LineWriter(Terminal(2))
         terminal.addFilter(_matters)
-        _install(terminal, common, _line)
+        _install(terminal, [*processors, _line])
     logging.getLogger().setLevel(logging.INFO)
     logging.captureWarnings(True)
     structlog.configure(
@@ -156,25 +143,24 @@ class Terminal(logging.Handler):
 
     Args:
         descriptor: of standard output or standard error.
-
-    Attributes:
-        is_terminal: whether it is a terminal.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self.is_terminal = os.isatty(descriptor)
+        self._is_terminal = os.isatty(descriptor)
 
     def createLock(self) -> None:  # noqa: N802 (the name of the standard library)
         self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line, or progress, which the terminal cuts off at its edge and has no end."""
+        """Writes a line, or on a terminal progress, which the terminal cuts off at its edge and has no end."""
+        if record.levelno == PROGRESS and not self._is_terminal:
+            return
         text = self.format(record)
         text = f"{_CUT_OFF}{text}{_FOLD}" if record.levelno == PROGRESS else f"{text}\n"
         try:
-            content = memoryview(f"{_REMOVE if self.is_terminal else ''}{text}".encode(errors="backslashreplace"))
+            content = memoryview(f"{_REMOVE if self._is_terminal else ''}{text}".encode(errors="backslashreplace"))
             while content:
                 content = content[os.write(self._descriptor, content) :]
         except OSError:
@@ -198,13 +184,13 @@ def get(**bound: str | int) -> FilteringBoundLogger:
 def close() -> None:
     """Flushes and closes the handlers that `configure` opened."""
     root = logging.getLogger()
-    for handler in _HANDLERS:
+    opened = [handler for handler in root.handlers if isinstance(handler, LineWriter)]
+    for handler in opened:
         root.removeHandler(handler)
         handler.close()
-    if _HANDLERS:
+    if opened:
         logging.captureWarnings(False)
         structlog.reset_defaults()
-    _HANDLERS.clear()
 
 
 def file_name(name: str) -> str:
@@ -221,28 +207,25 @@ def file_name(name: str) -> str:
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Masks the values of keys named credential, token, secret, key or password, or ending in "_" and one of these."""
-    return {name: MASK if _is_secret(name) else _cleaned(value, _DEEP) for name, value in event.items()}
-
-
-def _is_secret(name: object) -> bool:
-    text = str(name).lower()
-    return text in _SECRETS or text.endswith(tuple(f"_{secret}" for secret in _SECRETS))
+    cleaned: EventDict = _cleaned(event, _DEEP)
+    return cleaned
 
 
 def _cleaned(value: Json, deep: int) -> Json:
     """Returns `value` without secrets, and with NaN and infinity, which JSON cannot represent, as text."""
     if isinstance(value, dict) and deep:
-        return {name: MASK if _is_secret(name) else _cleaned(inner, deep - 1) for name, inner in value.items()}
+        known = {name: MASK if _SECRET.fullmatch(str(name)) else inner for name, inner in value.items()}
+        return {name: _cleaned(inner, deep - 1) for name, inner in known.items()}
     if isinstance(value, (list, tuple)) and deep:
         return [_cleaned(inner, deep - 1) for inner in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[Processor]:
+def _processors(run_id: str, service: str) -> list[Processor]:
     """Returns the processors of every event, the standard library's included, before it is rendered."""
 
     def identify(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        timestamp = datetime.fromtimestamp(wall_clock(), UTC).isoformat(timespec="milliseconds")
+        timestamp = datetime.fromtimestamp(event["_record"].created, UTC).isoformat(timespec="milliseconds")
         first = {"timestamp": timestamp, "level": event["level"], "event": event["event"]}
         return {**first, "run_id": run_id, "service": service, **event}
 
@@ -252,18 +235,15 @@ def _common(run_id: str, service: str, wall_clock: Callable[[], float]) -> list[
         identify,
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        mask_secrets,
     ]
 
 
-def _install(handler: logging.Handler, common: list[Processor], renderer: Processor) -> None:
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
-            processors=[*common, structlog.stdlib.ProcessorFormatter.remove_processors_meta, mask_secrets, renderer],
-        )
-    )
+def _install(handler: logging.Handler, processors: list[Processor]) -> None:
+    foreign: list[Processor] = [structlog.stdlib.ExtraAdder()]
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=processors, foreign_pre_chain=foreign))
     logging.getLogger().addHandler(handler)
-    _HANDLERS.append(handler)
 
 
 def _matters(record: logging.LogRecord) -> bool:

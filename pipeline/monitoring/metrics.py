@@ -10,15 +10,14 @@ difference of the last.
 """
 
 import math
-import os
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 from numpy.typing import ArrayLike, NDArray
 
 from sparring.pipeline.messages.metrics import Histogram, Metrics, Wait
@@ -41,11 +40,6 @@ sum; a gauge is the latest value."""
 
 LARGEST: Final = 1e150
 """Magnitude below which numbers are added: their squares and the sums of many are still finite."""
-
-
-def scoped(name: str, behavior: str = "") -> str:
-    """Returns `name/behavior`, or `name` alone if no behavior is given."""
-    return f"{name}/{behavior}" if behavior else name
 
 
 class Registry:
@@ -98,10 +92,10 @@ class Registry:
 
     def observe(self, name: str, value: float) -> None:
         """Counts one value in histogram `name`, which must be registered."""
-        if not math.isfinite(value):
+        if math.isfinite(value):
+            self._histograms[name].observe(value)
+        else:
             self._counters[NOT_FINITE] += 1
-            return
-        self._histograms[name].observe(value)
 
     def observe_many(self, name: str, values: ArrayLike) -> None:
         """Counts all values of an array of any shape in histogram `name`, which must be registered."""
@@ -110,9 +104,9 @@ class Registry:
     def observe_moments(self, name: str, values: ArrayLike, behavior: str = "") -> None:
         """Adds all values of an array to `name.sum`, `name.sumsq` and `name.count`, for mean and spread."""
         finite = self._summable(values)
-        self._counters[scoped(f"{name}.sum", behavior)] += float(finite.sum())
-        self._counters[scoped(f"{name}.sumsq", behavior)] += float(np.square(finite).sum())
-        self._counters[scoped(f"{name}.count", behavior)] += finite.size
+        end = f"/{behavior}" if behavior else ""
+        for moment, value in (("sum", finite.sum()), ("sumsq", np.square(finite).sum()), ("count", finite.size)):
+            self._counters[f"{name}.{moment}{end}"] += float(value)
 
     def queue(self, name: str, *, messages: int, steps: int, capacity: int, waits: int, waited_s: float) -> None:
         """Publishes the contents of a queue end.
@@ -148,7 +142,10 @@ class Registry:
             time_s=time_s,
             counters=_finite(self._counters),
             gauges=_finite(self._gauges),
-            histograms={name: buckets.snapshot() for name, buckets in dict(self._histograms).items()},
+            histograms={
+                name: Histogram(bounds=one.bounds, counts=tuple(one.counts), total=one.total)
+                for name, one in self._histograms.copy().items()
+            },
             waiting_for=waiting_for,
             waits=waits,
         )
@@ -165,13 +162,12 @@ class Registry:
 class _Buckets:
     """Holds the buckets of a histogram that is being filled."""
 
-    __slots__ = ("bounds", "counts", "edges", "total")
+    __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(float(bound) for bound in bounds)
         if not self.bounds or any(low >= high for low, high in zip(self.bounds, self.bounds[1:], strict=False)):
             raise ValueError(f"got bounds {self.bounds}; expected at least one, each above the one before")
-        self.edges = np.array(self.bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
@@ -180,12 +176,9 @@ class _Buckets:
         self.total += value
 
     def observe_many(self, values: NDArray[np.float64]) -> None:
-        added = np.bincount(np.searchsorted(self.edges, values), minlength=len(self.counts))
+        added = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
         self.counts = [old + new for old, new in zip(self.counts, added.tolist(), strict=True)]
         self.total += float(values.sum())
-
-    def snapshot(self) -> Histogram:
-        return Histogram(bounds=self.bounds, counts=tuple(self.counts), total=float(self.total))
 
 
 def _finite(values: dict[str, float]) -> dict[str, float]:
@@ -194,11 +187,8 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
 
 
 def resident_bytes() -> int:
-    """Returns the physical memory of this process in bytes, 0 if the system does not report it."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
+    """Returns the physical memory of this process in bytes."""
+    return psutil.Process().memory_info().rss
 
 
 # ---------------------------------------------------------------- reading histograms
@@ -222,11 +212,9 @@ def highest(histogram: Histogram) -> float | None:
 
 
 def quantile(histogram: Histogram, q: float) -> float | None:
-    """Estimates the value that a fraction `q` of all values does not exceed; returns None if there are none.
+    """Returns the bound of the first bucket up to which a fraction `q` of all values lies, None if there are none.
 
-    Its bucket is known exactly; values within a bucket are assumed to be spread evenly. The first bucket
-    is assumed to start at 0, or at its bound if that is not positive. Above the last bound, that bound is
-    returned.
+    Above the last bound, that bound is returned.
 
     Args:
         histogram: histogram of the values.
@@ -235,15 +223,9 @@ def quantile(histogram: Histogram, q: float) -> float | None:
     values = count(histogram)
     if not values:
         return None
-    target = q * values
-    rank = max(1, math.ceil(target - 1e-9))
-    reached = list(accumulate(histogram.counts))
-    index = bisect_left(reached, rank)
-    if index == len(histogram.bounds):
-        return histogram.bounds[-1]
-    number, upper = histogram.counts[index], histogram.bounds[index]
-    lower = histogram.bounds[index - 1] if index else min(0.0, upper)
-    return lower + (upper - lower) * min(1.0, max(0.0, (target - reached[index] + number) / number))
+    rank = max(1, math.ceil(q * values - 1e-9))
+    index = bisect_left(list(accumulate(histogram.counts)), rank)
+    return histogram.bounds[min(index, len(histogram.bounds) - 1)]
 
 
 def added(one: Histogram, other: Histogram) -> Histogram:

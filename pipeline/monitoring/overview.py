@@ -84,38 +84,40 @@ def combined(parts: Iterable[Numbers | Metrics]) -> Numbers:
     return total
 
 
+_NOTHING: Final = Metrics(service="", start="", sequence=0, time_s=0.0)
+
+
 @dataclass(slots=True)
 class Totals:
     """Adds the numbers of one service over all its incarnations: counters and histograms never fall.
 
     Attributes:
         closed: earlier incarnations, whose sums are `past`.
-        latest: newest record of the present incarnation.
+        latest: newest record of the present incarnation; its `start` is "" before the first record.
     """
 
     closed: list[str] = field(default_factory=list)
     past: Numbers = field(default_factory=Numbers)
-    latest: Metrics | None = None
+    latest: Metrics = _NOTHING
 
     @property
     def starts(self) -> int:
         """Returns the number of incarnations seen so far."""
-        return len(self.closed) + (self.latest is not None)
+        return len(self.closed) + bool(self.latest.start)
 
     @property
     def numbers(self) -> Numbers:
         """Returns the counters and histograms of all incarnations, and the gauges of the present one."""
-        return combined([self.past] if self.latest is None else [self.past, self.latest])
+        return combined([self.past, self.latest])
 
     def update(self, metrics: Metrics) -> bool:
         """Adds a record; returns False if it is not newer than the known one."""
-        latest = self.latest
-        is_successor = latest is not None and latest.start != metrics.start
-        if metrics.start in self.closed or (latest and not is_successor and latest.sequence >= metrics.sequence):
+        known, same = self.latest, metrics.start == self.latest.start
+        if metrics.start in self.closed or (same and metrics.sequence <= known.sequence):
             return False
-        if latest and is_successor:
+        if known.start and not same:
             self.past = replace(self.numbers, gauges={})
-            self.closed = [*self.closed, latest.start][-_INCARNATIONS_KEPT:]
+            self.closed = [*self.closed, known.start][-_INCARNATIONS_KEPT:]
         self.latest = metrics
         return True
 

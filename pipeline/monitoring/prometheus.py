@@ -20,18 +20,16 @@ def text(run_id: str, services: Mapping[str, Totals], behaviors: Iterable[str], 
         stalled: roots of the present stalls.
     """
     families: dict[tuple[str, str], list[str]] = {}
-    known = sorted(behaviors)
-    for service, totals in sorted(services.items()):
-        for kind, name, suffix, more, value in _samples(totals.numbers):
-            behavior = next((one for one in known if name.endswith(f"/{one}")), "")
-            labels = {"run": run_id, "service": service} | ({"behavior": behavior} if behavior else {})
-            base = _NOT_ALLOWED.sub("_", name.removesuffix(f"/{behavior}")).strip("_").lower()
-            family = f"sparring_{base}_total" if kind == "counter" else f"sparring_{base}"
-            sample = _sample(f"sparring_{base}{suffix}", labels | more, value)
-            families.setdefault((family, kind), []).append(sample)
-    for root in stalled:
-        stall = _sample("sparring_stalled", {"run": run_id, "root": root}, 1.0)
-        families.setdefault(("sparring_stalled", "gauge"), []).append(stall)
+    known, by_service = sorted(behaviors), sorted(services.items())
+    found = [({"service": service}, *one) for service, totals in by_service for one in _samples(totals.numbers)]
+    found += [({"root": root}, "gauge", "stalled", "", {}, 1.0) for root in stalled]
+    for own, kind, name, suffix, more, value in found:
+        behavior = next((one for one in known if name.endswith(f"/{one}")), "")
+        labels = {"run": run_id} | own | ({"behavior": behavior} if behavior else {}) | more
+        base = "sparring_" + _NOT_ALLOWED.sub("_", name.removesuffix(f"/{behavior}")).strip("_").lower()
+        inside = ",".join(f'{label}="{_escaped(word)}"' for label, word in labels.items())
+        family = f"{base}_total" if kind == "counter" else base
+        families.setdefault((family, kind), []).append(f"{base}{suffix}{{{inside}}} {value!r}")
     lines = [line for (name, kind), samples in families.items() for line in (f"# TYPE {name} {kind}", *samples)]
     return "\n".join(lines) + "\n"
 
@@ -50,9 +48,5 @@ def _samples(numbers: Numbers) -> Iterator[tuple[str, str, str, dict[str, str], 
         yield "histogram", name, "_count", {}, count(histogram)
 
 
-def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    escaped = {
-        label: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for label, text in labels.items()
-    }
-    inside = ",".join(f'{label}="{text}"' for label, text in escaped.items())
-    return f"{name}{{{inside}}} {value!r}"
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

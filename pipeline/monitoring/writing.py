@@ -1,6 +1,8 @@
 """Handles a full disk: failed writes are logged and counted, and essential ones repeated up to a time limit."""
 
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import anyio
@@ -19,10 +21,11 @@ _RETRY_S: Final = 0.5
 _LOG_S: Final = 30.0
 
 
+@dataclass(slots=True)
 class Writing:
     """Counts and logs failed writes of a service, and repeats the essential ones.
 
-    Args:
+    Attributes:
         registry: numbers of the service.
         log: logger of the service.
         clock: gives rising seconds.
@@ -30,28 +33,20 @@ class Writing:
         progress: tracker of the service, which records waits for disk space.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        log: FilteringBoundLogger,
-        clock: Callable[[], float],
-        limit_s: float,
-        progress: ProgressTracker,
-    ) -> None:
-        self._registry = registry
-        self._log = log
-        self._clock = clock
-        self._limit_s = limit_s
-        self._progress = progress
-        self._logged_at: float | None = None
+    registry: Registry
+    log: FilteringBoundLogger
+    clock: Callable[[], float]
+    limit_s: float
+    progress: ProgressTracker
+    _logged_at: float = field(default=-math.inf, init=False)
 
     def failed(self, error: OSError, what: str) -> None:
         """Counts a failed write, and logs it at a limited rate."""
-        self._registry.add(COUNTER)
-        now = self._clock()
-        if self._logged_at is None or now - self._logged_at >= _LOG_S:
+        self.registry.add(COUNTER)
+        now = self.clock()
+        if now - self._logged_at >= _LOG_S:
             self._logged_at = now
-            self._log.warning("not_written", what=what, error=str(error), notice=True)
+            self.log.warning("not_written", what=what, error=str(error), notice=True)
 
     async def until_done(self, write: Callable[[], Awaitable[T]], what: str, limit_s: float | None = None) -> T:
         """Writes, and repeats that while it fails.
@@ -64,22 +59,22 @@ class Writing:
         Raises:
             DiskFull: the write failed for too long.
         """
-        began, limit_s = self._clock(), self._limit_s if limit_s is None else limit_s
+        began, limit_s = self.clock(), self.limit_s if limit_s is None else limit_s
         waited = False
         while True:
             try:
                 done = await write()
             except OSError as error:
                 self.failed(error, what)
-                self._progress.waits(ALL, "room", DISK, text=f"room on the disk for {what}")
+                self.progress.waits(ALL, "room", DISK, text=f"room on the disk for {what}")
                 waited = True
-                if self._clock() - began >= limit_s:
+                if self.clock() - began >= limit_s:
                     raise DiskFull(
                         f"got {error} for {limit_s:g} s; expected to write {what}, without which the run cannot "
                         "continue; free disk space, then continue with --resume"
                     ) from error
             else:
                 if waited:
-                    self._progress.works()
+                    self.progress.works()
                 return done
             await anyio.sleep(_RETRY_S)

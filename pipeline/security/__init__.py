@@ -25,6 +25,7 @@ KEY_FILE: Final = "services.key"
 """File with the CURVE key that all services of a run share, in a folder of keys or in that of the run."""
 
 _KEY: Final = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
+_TOKEN: Final = re.compile(r".{32,}", re.DOTALL)
 
 
 def secret_key(directory: Path) -> str:
@@ -33,11 +34,7 @@ def secret_key(directory: Path) -> str:
     Raises:
         SettingsError: the file is missing, holds no key, or is readable by others.
     """
-    path = directory / KEY_FILE
-    text = read_text(path, secret=True).strip()
-    if not _KEY.fullmatch(text):
-        raise _no_key(path, "a CURVE key of 40 characters")
-    return text
+    return _secret(directory / KEY_FILE, _KEY, "a CURVE key of 40 characters")
 
 
 def allowed(directory: Path) -> frozenset[str]:
@@ -67,10 +64,13 @@ def allowed(directory: Path) -> frozenset[str]:
 
 def token(directory: Path) -> str:
     """Returns the token of simulators without a certificate. Raises as `secret_key`."""
-    path = directory / "token"
+    return _secret(directory / "token", _TOKEN, "a token of at least 32 characters")
+
+
+def _secret(path: Path, form: re.Pattern[str], expected: str) -> str:
     text = read_text(path, secret=True).strip()
-    if len(text) < 32 or not text.isascii():
-        raise _no_key(path, "a token of at least 32 characters")
+    if not form.fullmatch(text):
+        raise _no_key(path, expected)
     return text
 
 

@@ -4,6 +4,7 @@ Certificates of simulators and their endpoint are signed by the folder's authori
 """
 
 import datetime as dt
+import inspect
 import ipaddress
 import re
 import secrets
@@ -39,17 +40,7 @@ _write: Final = partial(write_atomically, mode=0o600)
 _SKEW: Final = dt.timedelta(days=1)
 """Certificates are valid from a day before their making, because clocks of machines differ."""
 
-_USAGES: Final = (
-    "digital_signature",
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "key_cert_sign",
-    "crl_sign",
-    "encipher_only",
-    "decipher_only",
-)
+_USAGES: Final = tuple(inspect.signature(x509.KeyUsage).parameters)
 """Uses of a key that a certificate allows or forbids (RFC 5280, 4.2.1.3)."""
 
 
@@ -120,15 +111,16 @@ def add(directory: Path, simulators: Sequence[str]) -> None:
 def numbered(count: int, directory: Path | None = None) -> list[str]:
     """Returns `count` names, "simulator-0" and up, that the folder does not use."""
     used = set() if directory is None else {path.stem for path in (directory / "tls").glob("*.pem")}
-    free = (name for number in range(count + len(used)) if (name := f"simulator-{number}") not in used)
-    return [name for _, name in zip(range(count), free, strict=False)]
+    names = (f"simulator-{number}" for number in range(count + len(used)))
+    return [name for name in names if name not in used][:count]
 
 
 def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> None:
     tls = directory / "tls"
     tls.mkdir(mode=0o700)
     _write(directory / KEY_FILE, f"{new_secret()}\n".encode())
-    signer = _authority()
+    alone = x509.BasicConstraints(ca=True, path_length=0)  # it signs no further authority
+    signer = _issued(None, "sparring keys", alone, _usage("key_cert_sign", "crl_sign"))
     _write_identity(tls, "authority", signer)
     _write_identity(tls, "server", _signed(signer, "server", ExtendedKeyUsageOID.SERVER_AUTH, hosts))
     _write_clients(tls, simulators, signer)
@@ -191,29 +183,20 @@ def _check_hosts(hosts: Sequence[str]) -> None:
             )
 
 
-def _authority() -> Identity:
-    """Makes an authority, which signs the other certificates but no further authority."""
-    usage = _usage("key_cert_sign", "crl_sign")
-    return _issued(None, "sparring keys", [x509.BasicConstraints(ca=True, path_length=0), usage], [])
-
-
 def _signed(signer: Identity, name: str, purpose: x509.ObjectIdentifier, hosts: Sequence[str]) -> Identity:
     """Makes an identity for one purpose, valid under the names and addresses of `hosts`."""
     return _issued(
         signer,
         name,
-        [x509.BasicConstraints(ca=False, path_length=None), _usage("digital_signature")],
-        [
-            x509.ExtendedKeyUsage([purpose]),
-            x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)]),
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key()),
-        ],
+        x509.BasicConstraints(ca=False, path_length=None),
+        _usage("digital_signature"),
+        x509.ExtendedKeyUsage([purpose]),
+        x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key()),
     )
 
 
-def _issued(
-    signer: Identity | None, name: str, critical: Sequence[x509.ExtensionType], others: Sequence[x509.ExtensionType]
-) -> Identity:
+def _issued(signer: Identity | None, name: str, *extensions: x509.ExtensionType) -> Identity:
     """Makes a key and its certificate, signed by `signer` or, without one, by itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -228,8 +211,9 @@ def _issued(
         .not_valid_after(now + LIFETIME)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
-    for extension in (*critical, *others):
-        builder = builder.add_extension(extension, critical=extension in critical)
+    for extension in extensions:
+        critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
+        builder = builder.add_extension(extension, critical=critical)
     return Identity(certificate=builder.sign(key if signer is None else signer.key, hashes.SHA256()), key=key)
 
 

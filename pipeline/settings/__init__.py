@@ -1,22 +1,17 @@
 """Combines the settings of a run, whose parts are beside the code that they configure.
 
-`load` reads a YAML file in ML-Agents' terms and ours; `document` knows the lines, `normal` merges and renames, the
-models validate, `conflicts` finds contradictions, and `explain` words the errors.
+`load` reads a YAML file in ML-Agents' terms and ours, merges and renames; `document` knows the lines, the models
+validate, `conflicts` finds contradictions, and `explain` words the errors.
 """
 
-from sparring.pipeline.settings.load import LoadedSettings, load, parse_settings, read
-from sparring.pipeline.settings.model import BehaviorSettings, Settings
-from sparring.pipeline.settings.normal import Overrides
+from sparring.pipeline.settings.load import parse_settings, read
+from sparring.pipeline.settings.model import Settings
 from sparring.pipeline.settings.simulators import SimulatorSettings
 from sparring.pipeline.settings.support import no_device, not_here, started_by_hand, without_effect
 
 __all__ = [
-    "BehaviorSettings",
-    "LoadedSettings",
-    "Overrides",
     "Settings",
     "SimulatorSettings",
-    "load",
     "no_device",
     "not_here",
     "parse_settings",

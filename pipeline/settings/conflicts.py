@@ -7,10 +7,10 @@ from typing import Final
 
 from sparring.pipeline.learning.settings import IntrinsicSettings
 from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.settings.document import Path, did_you_mean
 from sparring.pipeline.settings.hosts import MOVABLE
 from sparring.pipeline.settings.model import BehaviorSettings, Settings
 from sparring.pipeline.settings.parameters import Curriculum
-from sparring.pipeline.settings.problems import Path, did_you_mean
 from sparring.pipeline.specs import names_a_folder
 
 _MOST_PROCESSES: Final = 4096

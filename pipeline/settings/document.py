@@ -1,16 +1,17 @@
-"""Reads YAML as a tree of entries, each with its place in the file."""
+"""Reads YAML as a tree of entries, each with its place in the file, and describes problems with theirs."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import yaml
 
+from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json
-from sparring.pipeline.settings.problems import Path, Place, Problem, refuse
 
 MOST_BYTES: Final = 2**20
 MOST_ENTRIES: Final = 100_000
@@ -22,6 +23,67 @@ _TOO_DEEP: Final = (
     f"got a document nested deeper than {DEEPEST} levels, larger than {MOST_ENTRIES} entries, or one that "
     "contains itself; expected a configuration; remove the anchors or brackets that expand it"
 )
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Describes where something was written.
+
+    Attributes:
+        file: path of the file, or `command line`.
+        line: counted from 1; None on a command line.
+        path: keys and list indices that lead to it.
+    """
+
+    file: str
+    line: int | None
+    path: Path = ()
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{where}: {dotted(self.path)}" if self.path else where
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Describes one thing to correct.
+
+    Attributes:
+        text: got, expected, remedy.
+        alone: the key is wrong by itself, whatever other keys are written.
+    """
+
+    place: Place
+    text: str
+    alone: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}"
+
+
+def refuse(file: str, problems: Iterable[Problem]) -> SettingsError:
+    """Returns one error with all `problems`, each once, in the order of the lines."""
+    ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.place.line or 0)
+    count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
+    return SettingsError("\n".join([f"{count} in {file}", *map(str, ordered)]))
+
+
+def dotted(path: Path) -> str:
+    """Returns a path in its written form: `behaviors.Ball.max_steps`, `simulators[0].count`."""
+    text = ""
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}"
+    return text.removeprefix(".")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """Returns a question with the most similar of the `known` words; None if none is similar."""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean {nearest[0]}?" if nearest else None
+
+
+# ---------------------------------------------------------------- reading
 
 
 @dataclass(kw_only=True, slots=True)
@@ -126,10 +188,7 @@ class _Builder:
         self._count += 1
         place = Place(self._file, line, path)
         if len(path) > DEEPEST or self._count > MOST_ENTRIES:
-            if self._count <= MOST_ENTRIES + 1:
-                self._refuse(line, path[:3], _TOO_DEEP)
-                self._count = MOST_ENTRIES + 2
-            return Entry(value=None, place=place, text="nothing")
+            raise refuse(self._file, [Problem(Place(self._file, line, path[:3]), _TOO_DEEP)])
         if not isinstance(node, yaml.ScalarNode) and node.tag not in (_TAG + "map", _TAG + "seq"):
             self._refuse(line, path, f"got {_kind(node)} tagged {node.tag}; expected one without a tag; remove the tag")
         if isinstance(node, yaml.MappingNode):
@@ -172,8 +231,8 @@ class _Builder:
         kind = node.tag.removeprefix(_TAG)
         text = repr(node.value) if kind == "str" else node.value or "nothing"
         try:
-            value = _read(kind, node.value)
-        except ValueError:
+            value = _READ[kind](node.value)
+        except (KeyError, ValueError):
             expected = "a scalar that YAML itself defines, whole numbers up to 2^53"
             problem = f"got {node.value!r} ({node.tag}); expected {expected}; correct the value"
             self.problems.append(Problem(place, problem))
@@ -189,21 +248,21 @@ def _kind(node: yaml.Node) -> str:
     return "a scalar"
 
 
-def _read(kind: str, text: str) -> str | bool | int | float | None:
-    if kind == "str":
-        return text
-    if kind == "null":
-        return None
-    if kind == "bool":
-        return text.lower() in ("yes", "true", "on")
-    if kind == "int":
-        value = int(text, 16) if "x" in text.lower() else int(text)
-        if abs(value) > LARGEST_INTEGER:
-            raise ValueError(text)
-        return value
-    if kind == "float":
-        return float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
-    raise ValueError(kind)
+def _whole(text: str) -> int:
+    value = int(text, 16 if "x" in text.lower() else 10)
+    if abs(value) > LARGEST_INTEGER:
+        raise ValueError(text)
+    return value
+
+
+_READ: Final[Mapping[str, Callable[[str], str | bool | float | None]]] = {
+    "str": str,
+    "null": lambda _: None,
+    "bool": lambda text: text.lower() in ("yes", "true", "on"),
+    "int": _whole,
+    "float": lambda text: float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan")),
+}
+"""What reads a scalar of each kind."""
 
 
 def _is_option(place: Place) -> bool:

@@ -3,18 +3,16 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final
+from functools import cache, partial
+from typing import Annotated, Final, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from sparring.pipeline.files import Json
 from sparring.pipeline.settings.conflicts import Conflict, conflicts
-from sparring.pipeline.settings.document import Entry, implied
-from sparring.pipeline.settings.known import known_keys, sections_of
+from sparring.pipeline.settings.document import Entry, Path, Problem, did_you_mean
 from sparring.pipeline.settings.model import Settings
-from sparring.pipeline.settings.problems import Path, Problem, did_you_mean
 
 _RANGE: Final = "write a value within that range"
 _NUMBER: Final = "write a plain one"
@@ -72,11 +70,6 @@ def validate(root: Entry) -> tuple[Settings | None, list[Problem]]:
         if not blamed:
             return None, problems
         removed += blamed
-
-
-def validate_defaults(defaults: Entry) -> list[Problem]:
-    """Returns the problems of `default_settings` alone, even if every behavior overrides or completes them."""
-    return validate(implied({"behaviors": {"default_settings": defaults}}, defaults.place))[1]
 
 
 def located(root: Entry, conflict: Conflict) -> Problem:
@@ -158,7 +151,7 @@ def _refused(entry: Entry, path: Path, text: str) -> _Finding:
 
 def _unknown_key(path: Path) -> str:
     key, siblings = str(path[-1]), known_keys(path[:-1])
-    elsewhere = [section for section in sections_of(key) if section]
+    elsewhere = [section for section, name in all_keys() if section and name == key]
     remedy = did_you_mean(key, siblings)
     if elsewhere:
         remedy = (
@@ -196,3 +189,47 @@ def _without(entry: Entry, removed: frozenset[Path], path: Path = ()) -> Json:
         inner = ((key, item, (*path, key)) for key, item in entry.mapping.items())
         return {key: _without(item, removed, way) for key, item, way in inner if way not in removed}
     return entry.value
+
+
+# ---------------------------------------------------------------- known keys
+
+
+def known_keys(path: Path) -> list[str]:
+    """Returns the valid keys of the mapping at `path`; none if any key is valid."""
+    if path[:1] == ("default_settings",):  # whose keys are those of a behavior
+        path = ("behaviors", "", *path[1:])
+    return list(dict.fromkeys(key for section, key in all_keys() if _is_at(path, section)))
+
+
+def _is_at(path: Path, section: str) -> bool:
+    steps = section.replace("[]", ".[]").split(".") if section else []
+    return len(path) == len(steps) and all(
+        step == "[]" if isinstance(key, int) else step in (key, "*") for key, step in zip(path, steps, strict=True)
+    )
+
+
+@cache
+def all_keys() -> tuple[tuple[str, str], ...]:
+    """Returns every (section, key) of a configuration, with `*` for a free name and `[]` for a number."""
+    keys = ((section, key) for section, model in models() for key in model.model_fields)
+    return tuple(dict.fromkeys(keys))
+
+
+@cache
+def models() -> tuple[tuple[str, type[BaseModel]], ...]:
+    """Returns every section of a configuration with its model; once for each model that it may have."""
+    return tuple(_sections(Settings, ""))
+
+
+def _sections(annotation: object, section: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yields the sections below a value with this annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield section, annotation
+        for key, info in annotation.model_fields.items():
+            if key != "default_settings":
+                yield from _sections(info.annotation, f"{section}.{key}".removeprefix("."))
+        return
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    end = ".*" if origin is dict else "[]" if origin is tuple else ""
+    for argument in arguments[:1] if origin is Annotated else arguments:
+        yield from _sections(argument, section + end)

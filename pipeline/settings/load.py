@@ -1,18 +1,30 @@
 """Reads a configuration file, with the overrides of the command line, as one `Settings`."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Final
 
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.files import Json
 from sparring.pipeline.settings.conflicts import ignored
-from sparring.pipeline.settings.document import MOST_BYTES, Entry, parse
-from sparring.pipeline.settings.explain import located, validate, validate_defaults
+from sparring.pipeline.settings.document import MOST_BYTES, Entry, Place, Problem, implied, parse, refuse
+from sparring.pipeline.settings.explain import located, validate
 from sparring.pipeline.settings.model import Settings
-from sparring.pipeline.settings.normal import Overrides, normalise
-from sparring.pipeline.settings.problems import Problem, refuse
 
+COMMAND_LINE: Final = "command line"
+OPTIONS: Final[Mapping[str, str]] = {"env_path": "--env", "device": "--torch-device", "export": "--no-export"}
+"""Options whose keys have other names."""
+_LESSON_KEYS: Final = frozenset({"name", "completion_criteria", "value"})
 _TRAINER_KEYS: Final = frozenset({"trainer_type", "hyperparameters", "network_settings", "reward_signals", "max_steps"})
+
+Overrides = Mapping[str, Json]
+"""What a command line says instead of the file, by dotted key; None leaves the file's word.
+
+`behaviors.*` stands for every behavior, `default_settings` included: `behaviors.*.network_settings.deterministic`.
+"""
+_RESUME: Final = "checkpoint_settings.resume"
+_FORCE: Final = "checkpoint_settings.force"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +40,8 @@ class LoadedSettings:
     notices: tuple[str, ...] = ()
 
 
-def load(path: FilePath | str, overrides: Overrides | None = None) -> Settings:
-    """Reads the settings in a YAML file.
+def read(path: FilePath | str, overrides: Overrides | None = None) -> LoadedSettings:
+    """Reads the settings in a YAML file, with notices of accepted old names and ignored keys.
 
     Args:
         path: the file.
@@ -38,11 +50,6 @@ def load(path: FilePath | str, overrides: Overrides | None = None) -> Settings:
     Raises:
         SettingsError: lists every problem with line, key and remedy.
     """
-    return read(path, overrides).settings
-
-
-def read(path: FilePath | str, overrides: Overrides | None = None) -> LoadedSettings:
-    """Does as `load`, and returns notices of accepted old names and ignored keys."""
     loaded = parse_settings(_text(FilePath(path)), str(path), overrides)
     folder, pipeline = FilePath(path).absolute().parent, loaded.settings.pipeline
     python_path = tuple(dict.fromkeys(str(folder / one) for one in (".", *pipeline.python_path)))
@@ -61,11 +68,12 @@ def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> 
     root = parse(text, file)
     if unnested := _unnested(root):
         raise refuse(file, unnested)
-    defaults, notices = normalise(root, overrides or Overrides())
-    wrong = validate_defaults(defaults) if defaults else []
-    alone = defaults is not None and root.mapping["behaviors"].value == {}
-    if defaults is not None and (alone or not wrong):  # otherwise a behavior may add what is missing
-        root.mapping["default_settings"], wrong = defaults, []
+    defaults, notices = normalise(root, overrides or {})
+    wrong: list[Problem] = []  # with `default_settings` alone, even if every behavior overrides or completes them
+    if defaults is not None:
+        wrong = validate(implied({"behaviors": {"default_settings": defaults}}, defaults.place))[1]
+        if not wrong or root.mapping["behaviors"].value == {}:  # otherwise a behavior may add what is missing
+            root.mapping["default_settings"], wrong = defaults, []
     settings, problems = validate(root)
     problems += [problem for problem in wrong if problem.alone]
     if settings is None or problems:
@@ -100,3 +108,117 @@ def _unnested(root: Entry) -> list[Problem]:
         for name, entry in top.items()
         if "behaviors" not in top and name != "default_settings" and _TRAINER_KEYS & entry.mapping.keys()
     ]
+
+
+# ---------------------------------------------------------------- the one form that the models know
+
+
+def option(key: str) -> str:
+    """Returns the option of a key, which has the name that `mlagents-learn` gives it."""
+    return OPTIONS.get(key) or "--" + key.replace("_", "-")
+
+
+def normalise(root: Entry, overrides: Overrides) -> tuple[Entry | None, list[Problem]]:
+    """Changes a document in place: old names, merged defaults, named lessons, overrides.
+
+    Returns:
+        The `default_settings`, taken out and merged, and notices of old names that were accepted.
+    """
+    top = root.mapping
+    for name in [name for name, entry in top.items() if entry.value is None]:
+        del top[name]  # a section whose lines are all commented out
+    defaults = top.pop("default_settings", None)
+    behaviors = _section(top, "behaviors")
+    notices = [notice for entry in (defaults, *behaviors.values()) if entry for notice in _old_names(entry)]
+    notices += _renamed(_section(top, "checkpoint_settings"), "load_model", "resume", "the old name")
+    notices += _renamed(_section(top, "pipeline"), "stall_timeout", "stall_timeout_s", "another name")
+    if defaults is not None:
+        _complete(defaults)
+    for name, behavior in behaviors.items():
+        own = replace(behavior, value={}) if behavior.value is None else behavior
+        behaviors[name] = own if defaults is None else _merged(defaults, own)
+    for parameter in _section(top, "environment_parameters").values():
+        _name_lessons(parameter)
+    if defaults is not None:
+        top.setdefault("behaviors", replace(defaults, value={}, text="nothing"))
+    _override(root, [entry for entry in (defaults, *behaviors.values()) if entry], overrides)
+    return defaults, notices
+
+
+def _section(top: dict[str, Entry], name: str) -> dict[str, Entry]:
+    return top[name].mapping if name in top else {}
+
+
+def _old_names(behavior: Entry) -> Iterator[Problem]:
+    """Renames what has another name now; says so, and what of the rest is an old name."""
+    self_play = _section(behavior.mapping, "self_play")
+    ratios = "play_against_current_self_ratio", "play_against_latest_model_ratio"
+    yield from _renamed(self_play, *ratios, "the old name")
+    for signal in _section(behavior.mapping, "reward_signals").values():
+        size = signal.child("encoding_size")
+        if size is None or size.value is None:
+            continue
+        if "network_settings" in signal.mapping:
+            yield Problem(size.place, "has no effect beside network_settings; write hidden_units there")
+            continue
+        units = signal.mapping.pop("encoding_size")
+        signal.mapping["network_settings"] = implied({"hidden_units": units}, size.place)
+        yield Problem(size.place, "accepted as the old name of network_settings.hidden_units")
+    if (framework := behavior.mapping.pop("framework", None)) is not None:
+        yield Problem(framework.place, "has no effect: there is one framework, torch")
+
+
+def _renamed(section: dict[str, Entry], name: str, now: str, kind: str) -> Iterator[Problem]:
+    if name in section and now not in section:
+        other = section[now] = section.pop(name)
+        yield Problem(other.place, f"accepted as {kind} of {now}")
+
+
+def _complete(defaults: Entry) -> None:
+    """Writes into `default_settings` what follows from other keys of theirs, or is there unless it is written.
+
+    ML-Agents fills them in before a behavior adds to them, so that what follows there follows for every behavior.
+    """
+    defaults.mapping.setdefault("reward_signals", implied({"extrinsic": {}}, defaults.place))
+    hyperparameters = defaults.mapping.setdefault("hyperparameters", implied({}, defaults.place))
+    schedule = hyperparameters.child("learning_rate_schedule") or implied("linear", hyperparameters.place)
+    for name in ("beta_schedule", "epsilon_schedule"):
+        hyperparameters.mapping.setdefault(name, schedule)
+    self_play = _section(defaults.mapping, "self_play")
+    save_steps = self_play.get("save_steps")
+    if save_steps is not None and type(save_steps.value) is int and save_steps.value > 0:
+        self_play.setdefault("team_change", implied(5 * save_steps.value, save_steps.place))
+
+
+def _merged(defaults: Entry, own: Entry) -> Entry:
+    """`own` with what only `defaults` say, mapping by mapping."""
+    if not isinstance(defaults.value, dict) or not isinstance(own.value, dict):
+        return own
+    both = {
+        key: _merged(defaults.value[key], entry) if key in defaults.value else entry for key, entry in own.value.items()
+    }
+    return replace(own, value={**defaults.value, **both})
+
+
+def _name_lessons(parameter: Entry) -> None:
+    """Rewrites a lesson `NAME: {...}` as `{name: NAME, ...}`."""
+    curriculum = parameter.child("curriculum")
+    lessons = curriculum.items if curriculum else []
+    for number, lesson in enumerate(lessons):
+        name, body = next(iter(lesson.mapping.items()), ("", lesson))
+        if len(lesson.mapping) == 1 and name not in _LESSON_KEYS and isinstance(body.value, dict):
+            lessons[number] = replace(body, value={"name": implied(name, body.place), **body.value})
+
+
+def _override(root: Entry, behaviors: Sequence[Entry], overrides: Overrides) -> None:
+    said = {path: value for path, value in overrides.items() if value is not None}
+    if said.get(_RESUME) or said.get(_FORCE):
+        said = {_RESUME: False, _FORCE: False} | said  # one of the two replaces the other in the file
+    for path, value in said.items():
+        *sections, key = path.split(".")
+        place = Place(COMMAND_LINE, None, (option(key),))
+        of_behaviors = sections[:2] == ["behaviors", "*"]
+        for entry in behaviors if of_behaviors else [root]:
+            for section in sections[2:] if of_behaviors else sections:
+                entry = entry.mapping.setdefault(section, implied({}, place))
+            entry.mapping[key] = implied(value, place)

@@ -1,24 +1,276 @@
-"""Defines all settings of a run: `load` returns them and every service starts with them."""
+"""Defines all settings of a run: `read` returns them and every service starts with them."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from sparring.pipeline.coordination.settings import Mode, SelfPlaySettings, SettingsModel
+from sparring.pipeline.coordination.settings import CoordinationSettings, Mode, SelfPlaySettings, SettingsModel
 from sparring.pipeline.files import Json
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.settings.environment import (
-    CheckpointSettings,
-    EngineSettings,
-    EnvironmentSettings,
-    TorchSettings,
-)
+from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.settings.parameters import EnvironmentParameter
-from sparring.pipeline.settings.pipeline import PipelineSettings
 from sparring.pipeline.settings.simulators import Option, SimulatorSettings
+from sparring.pipeline.stepping.settings import SteppingSettings
+
+# ---------------------------------------------------------------- sections, ML-Agents' with its keys and defaults
+
+
+class EnvironmentSettings(SettingsModel):
+    """Configures Unity players; `seed` is the seed of the run.
+
+    Attributes:
+        env_path: path of the Unity player's build.
+        env_args: arguments of the player.
+        base_port: port of the first player.
+        num_envs: number of players.
+        num_areas: number of training areas in each player.
+        seed: seed of the run; -1 chooses a random one at the start.
+        timeout_wait: seconds to wait for a player.
+        max_lifetime_restarts: restarts of a player in all; -1 for no limit.
+        restarts_rate_limit_n: restarts within the period; -1 for no limit.
+        restarts_rate_limit_period_s: period in seconds.
+    """
+
+    env_path: str | None = None
+    env_args: tuple[str, ...] | None = None
+    base_port: int = Field(default=5005, ge=1, le=65_535)
+    num_envs: int = Field(default=1, ge=1)
+    num_areas: int = Field(default=1, ge=1)
+    seed: int = Field(default=-1, ge=-1, lt=2**31)
+    timeout_wait: int = Field(default=60, ge=1)
+    max_lifetime_restarts: int = Field(default=10, ge=-1)
+    restarts_rate_limit_n: int = Field(default=1, ge=-1)
+    restarts_rate_limit_period_s: int = Field(default=60, ge=1)
+
+
+class EngineSettings(SettingsModel):
+    """Configures how Unity players render and how fast their time runs.
+
+    Attributes:
+        width: width of the window, in pixels.
+        height: height of the window, in pixels.
+        quality_level: quality of rendering.
+        time_scale: factor of the game's clock.
+        target_frame_rate: frames per second; -1 for as many as possible.
+        capture_frame_rate: frames per second of simulated time.
+        no_graphics: run without rendering.
+        no_graphics_monitor: the first player renders, the others do not.
+    """
+
+    width: int = Field(default=84, ge=1)
+    height: int = Field(default=84, ge=1)
+    quality_level: int = Field(default=5, ge=0)
+    time_scale: float = Field(default=20.0, gt=0)
+    target_frame_rate: int = Field(default=-1, ge=-1)
+    capture_frame_rate: int = Field(default=60, ge=0)
+    no_graphics: bool = False
+    no_graphics_monitor: bool = False
+
+
+class CheckpointSettings(SettingsModel):
+    """Configures the folder of a run and its initial weights.
+
+    Attributes:
+        run_id: name of the run and of its folder; None chooses one.
+        initialize_from: run whose weights are the initial ones.
+        load_model: old name of `resume`.
+        resume: continue the run with this id.
+        force: replace the run with this id.
+        train_model: no effect, as in ML-Agents.
+        inference: act without learning.
+        results_dir: folder of the runs.
+    """
+
+    run_id: str | None = None
+    initialize_from: str | None = Field(default=None, min_length=1)
+    load_model: bool = False
+    resume: bool = False
+    force: bool = False
+    train_model: bool = False
+    inference: bool = False
+    results_dir: str = Field(default="results", min_length=1)
+
+    @field_validator("run_id")
+    @classmethod
+    def _folder_name(cls, run_id: str | None) -> str | None:
+        if run_id is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}", run_id):
+            raise ValueError(
+                f"got {run_id!r}; expected the name of a folder: at most 100 letters, digits, '_', '-', '.'; "
+                "choose another run_id, and results_dir for the place"
+            )
+        return run_id
+
+    @model_validator(mode="after")
+    def _resume_or_replace(self) -> CheckpointSettings:
+        if (self.resume or self.load_model) and self.force:
+            raise ValueError(
+                "got resume and force together; expected one of them; "
+                "resume continues the run, force deletes it and starts again"
+            )
+        return self
+
+
+class TorchSettings(SettingsModel):
+    """Configures torch. Devices are in torch's notation; None is the CPU.
+
+    Attributes:
+        device: device of all learners, or by behavior name; a behavior without one has the CPU.
+        acting_device: device that stepping acts on.
+        matmul_precision: precision within products of matrices, by PyTorch's name; all else is float32.
+    """
+
+    device: str | dict[str, str] | None = None
+    acting_device: str | None = None
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+
+    @field_validator("device", "acting_device")
+    @classmethod
+    def _known(cls, device: str | dict[str, str] | None) -> str | dict[str, str] | None:
+        if device == {}:
+            raise ValueError("got no device; expected one, or one for each of some behaviors; leave it out for the CPU")
+        for one in device.values() if isinstance(device, dict) else () if device is None else (device,):
+            if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", one):
+                raise ValueError(f"got {one!r}; expected cpu, cuda, cuda:N or mps; leave it out for the CPU")
+        return device
+
+    def of_learner(self, behavior: str) -> str | None:
+        """Returns the device of a behavior's learner."""
+        return self.device.get(behavior) if isinstance(self.device, dict) else self.device
+
+    def beside_cpu(self, behaviors: Iterable[str]) -> list[str]:
+        """Returns the devices but the CPU that the learners of some behaviors and stepping use."""
+        named = {self.acting_device, *map(self.of_learner, behaviors)}
+        return sorted(one for one in named if one not in (None, "cpu"))
+
+
+class CapacitySettings(SettingsModel):
+    """Limits the messages in each kind of queue, from all senders together.
+
+    Attributes:
+        step_batches: queue from stepping to assembly.
+        segments: queue from assembly to coordination, and those from coordination to learners.
+    """
+
+    step_batches: int = Field(default=64, ge=2)
+    segments: int = Field(default=64, ge=2)
+
+
+class RestartSettings(SettingsModel):
+    """Limits the failures of a service before the run stops.
+
+    Attributes:
+        budget: restarts of one service within `period_s`.
+        period_s: seconds in which restarts are counted.
+        backoff_s: seconds before the first restart; doubled for each further one.
+        backoff_max_s: most seconds before a restart.
+    """
+
+    budget: int = Field(default=10, ge=0)
+    period_s: float = Field(default=600.0, gt=0)
+    backoff_s: float = Field(default=0.5, ge=0)
+    backoff_max_s: float = Field(default=30.0, ge=0)
+
+
+class StallSettings(SettingsModel):
+    """Limits the stalls of a run before it is ended.
+
+    Attributes:
+        budget: stalls within `period_s`.
+        period_s: seconds in which stalls are counted.
+    """
+
+    budget: int = Field(default=3, ge=0)
+    period_s: float = Field(default=3600.0, gt=0)
+
+
+class LogSettings(SettingsModel):
+    """Limits the files that grow with a run: each may hold `size_mb` times `kept + 1`.
+
+    Attributes:
+        size_mb: megabytes (10^6 bytes) at which a file is rotated to FILE.1, FILE.2 and so on.
+        kept: number of rotated files to keep.
+    """
+
+    size_mb: float = Field(default=16.0, gt=0)
+    kept: int = Field(default=3, ge=1)
+
+    @property
+    def most_bytes(self) -> int:
+        """Returns `size_mb` in bytes."""
+        return round(self.size_mb * 1e6)
+
+
+class ThreadSettings(SettingsModel):
+    """Configures the torch threads of each process.
+
+    Attributes:
+        learning: threads of each learner.
+        stepping: threads of each stepping process.
+    """
+
+    learning: int = Field(default=1, ge=1)
+    stepping: int = Field(default=1, ge=1)
+
+
+class PipelineSettings(SteppingSettings, CoordinationSettings):
+    """Configures the services of a run, with the keys of stepping and coordination.
+
+    Attributes:
+        transport: connections between services: Unix sockets (`ipc`), loopback (`tcp`), or the platform's best.
+        recovery_interval: seconds between a learner's recovery checkpoints.
+        capacities: capacities of the queues.
+        stall_timeout_s: seconds without progress after which a stall is reported; `stall_timeout` is another name.
+        stalls: limits of stalls.
+        logs: limits of logs, of simulators' output, of `services.jsonl` and `metrics.jsonl`.
+        restarts: limits of restarts of failed services.
+        torch_threads: torch threads of each process.
+        leave_cores_to_learners: services other than learners leave as many CPU cores free as the learners have threads,
+            if any remain (Linux); so do launched simulators, if each has a core then. Learners may run on all.
+        stop_timeout_s: seconds for a service to stop in order.
+        export: write every checkpoint as ONNX too, in a process of low priority, if the extra `onnx` is installed.
+        training_analytics: send Unity players a description of the training, which their package hands to its vendor's
+            analytics.
+        hosts: machines of the run by name, the one on which it is started first; empty for this one only.
+        port: first of the ports for connections between machines.
+        host_timeout_s: seconds for which a machine may be unreachable before the run ends.
+        python_path: folders with Gymnasium and PettingZoo environments, searched after that of the configuration file;
+            relative paths are relative to it.
+        keys: folder made by `sparring keys`; `$SPARRING_KEYS` wins. Required to listen beyond loopback.
+    """
+
+    transport: Literal["auto", "ipc", "tcp"] = "auto"
+    recovery_interval: float = Field(default=30.0, gt=0)
+    capacities: CapacitySettings = CapacitySettings()
+    stall_timeout_s: float = Field(default=300.0, gt=0)
+    stalls: StallSettings = StallSettings()
+    logs: LogSettings = LogSettings()
+    restarts: RestartSettings = RestartSettings()
+    torch_threads: ThreadSettings = ThreadSettings()
+    leave_cores_to_learners: bool = True
+    stop_timeout_s: float = Field(default=20.0, gt=0)
+    export: bool = True
+    training_analytics: bool = False
+    hosts: dict[str, HostSettings] = Field(default={})
+    port: int = Field(default=5100, ge=1024, le=65_000)
+    host_timeout_s: float = Field(default=600.0, gt=0)
+    keys: str | None = Field(default=None, min_length=1)
+    python_path: tuple[str, ...] = ()
+
+    @field_validator("hosts")
+    @classmethod
+    def _named(cls, hosts: dict[str, HostSettings]) -> dict[str, HostSettings]:
+        for name in hosts:  # a part of a topic's name
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
+                raise ValueError(f"got the host {name!r}; expected a name of letters, digits, - and _; choose another")
+        return hosts
+
+
+# ---------------------------------------------------------------- the whole
 
 
 class BehaviorSettings(TrainerSettings):
@@ -36,7 +288,7 @@ class BehaviorSettings(TrainerSettings):
 class Settings(SettingsModel):
     """Holds a whole configuration file, with its `default_settings` merged into each behavior.
 
-    Its keys are valid one by one; `load` also refuses what contradicts itself (`conflicts`).
+    Its keys are valid one by one; `read` also refuses what contradicts itself (`conflicts`).
 
     Attributes:
         behaviors: settings by behavior name.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from sparring.pipeline.coordination import lessons
@@ -19,28 +20,23 @@ from sparring.pipeline.files import Json
 from sparring.pipeline.messages import simulator
 
 
-class ConstantParameters(SettingsModel):
-    """Holds the value of a constant, which ML-Agents may write as a plain number.
+class SamplerParameters(SettingsModel):
+    """Holds what all samplers share.
 
     Attributes:
-        seed: no effect.
+        seed: seed in the first simulator, the others count up; -1 takes it from the run's. A constant ignores it.
     """
+
+    seed: int = Field(default=-1, ge=-1, lt=2**31)
+
+
+class ConstantParameters(SamplerParameters):
+    """Holds the value of a constant, which ML-Agents may write as a plain number."""
 
     value: float = 0.0
-    seed: int = Field(default=-1, ge=-1, lt=2**31)
 
 
-class RandomParameters(SettingsModel):
-    """Holds what all random samplers share.
-
-    Attributes:
-        seed: seed in the first simulator, the others count up; -1 takes it from the run's.
-    """
-
-    seed: int = Field(default=-1, ge=-1, lt=2**31)
-
-
-class UniformParameters(RandomParameters):
+class UniformParameters(SamplerParameters):
     """Describes a range with equal density."""
 
     min_value: float = 0.0
@@ -56,7 +52,7 @@ class UniformParameters(RandomParameters):
         return self
 
 
-class GaussianParameters(RandomParameters):
+class GaussianParameters(SamplerParameters):
     """Describes a normal distribution.
 
     Attributes:
@@ -67,7 +63,7 @@ class GaussianParameters(RandomParameters):
     st_dev: float = Field(default=1.0, ge=0)
 
 
-class MultiRangeUniformParameters(RandomParameters):
+class MultiRangeUniformParameters(SamplerParameters):
     """Describes several ranges, sampled in proportion to their widths.
 
     Attributes:
@@ -100,22 +96,12 @@ class UniformSampler(SettingsModel):
     sampler_type: Literal["uniform"]
     sampler_parameters: UniformParameters = UniformParameters()
 
-    @property
-    def values(self) -> tuple[float, ...]:
-        """Returns lower and upper bound."""
-        return self.sampler_parameters.min_value, self.sampler_parameters.max_value
-
 
 class GaussianSampler(SettingsModel):
     """Samples a normal distribution."""
 
     sampler_type: Literal["gaussian"]
     sampler_parameters: GaussianParameters = GaussianParameters()
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """Returns mean and standard deviation."""
-        return self.sampler_parameters.mean, self.sampler_parameters.st_dev
 
 
 class MultiRangeUniformSampler(SettingsModel):
@@ -124,14 +110,10 @@ class MultiRangeUniformSampler(SettingsModel):
     sampler_type: Literal["multirangeuniform"]
     sampler_parameters: MultiRangeUniformParameters = MultiRangeUniformParameters()
 
-    @property
-    def values(self) -> tuple[float, ...]:
-        """Returns lower and upper bound of each range, one after the other."""
-        return tuple(value for interval in self.sampler_parameters.intervals for value in interval)
 
-
-RandomSampler = UniformSampler | GaussianSampler | MultiRangeUniformSampler
-Sampler = Annotated[ConstantSampler | RandomSampler, Field(discriminator="sampler_type")]
+Sampler = Annotated[
+    ConstantSampler | UniformSampler | GaussianSampler | MultiRangeUniformSampler, Field(discriminator="sampler_type")
+]
 
 
 def _lesson_kind(value: Json | BaseModel) -> str:
@@ -205,18 +187,16 @@ def curricula(parameters: Mapping[str, EnvironmentParameter]) -> dict[str, tuple
 
 
 def _value(value: float | Sampler) -> float | simulator.Sampler:
-    number = _number(value)
-    if isinstance(number, float):
-        return number
-    return simulator.Sampler(kind=number.sampler_type, values=number.values, seed=number.sampler_parameters.seed)
-
-
-def _number(value: float | Sampler) -> float | RandomSampler:
-    """Returns a constant as a number, and other samplers unchanged."""
-    return value.sampler_parameters.value if isinstance(value, ConstantSampler) else value
+    if isinstance(value, float):
+        return value
+    if isinstance(value, ConstantSampler):
+        return value.sampler_parameters.value
+    numbers = value.sampler_parameters.model_dump(exclude={"seed"}).values()  # in the order of a simulator's sampler
+    values = tuple(np.ravel([*numbers]).tolist())
+    return simulator.Sampler(kind=value.sampler_type, values=values, seed=value.sampler_parameters.seed)
 
 
 def _lesson(lesson: LessonSettings) -> lessons.Lesson:
-    value = _number(lesson.value)
-    shown = f"{value:g}" if isinstance(value, float) else f"{value.sampler_type}{value.values}"
+    value = _value(lesson.value)
+    shown = f"{value:g}" if isinstance(value, float) else f"{value.kind}{value.values}"
     return lessons.Lesson(name=lesson.name, value=shown, criterion=lesson.completion_criteria)

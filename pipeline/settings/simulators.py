@@ -11,11 +11,11 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sparring.pipeline.coordination.settings import SettingsModel
 from sparring.pipeline.games.registry import NAMES, option_types, required_options
-from sparring.pipeline.settings.problems import did_you_mean
+from sparring.pipeline.settings.document import did_you_mean
 
 Option = bool | int | float | str
 
-PLACEHOLDERS: Final = ("address", "number", "seed")
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 _TYPE_NAMES: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -90,8 +90,8 @@ class SimulatorSettings(SettingsModel):
     @classmethod
     def _known_placeholders(cls, command: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for argument in command or ():
-            for word in re.findall(r"\{(\w+)\}", argument):
-                if word not in PLACEHOLDERS:
+            for word in _PLACEHOLDER.findall(argument):
+                if word not in ("address", "number", "seed"):
                     raise ValueError(
                         f"got {{{word}}} in {argument!r}; "
                         "expected only {address}, {number} and {seed} in braces; correct the placeholder"
@@ -127,6 +127,5 @@ class SimulatorSettings(SettingsModel):
             number: number of this process in the run, from 0.
             seed: seed of its random source.
         """
-        values = {"{address}": address, "{number}": str(number), "{seed}": str(seed)}
-        pattern = re.compile("|".join(map(re.escape, values)))
-        return [pattern.sub(lambda found: values[found[0]], argument) for argument in self.command or ()]
+        values = {"address": address, "number": str(number), "seed": str(seed)}
+        return [_PLACEHOLDER.sub(lambda found: values[found[1]], argument) for argument in self.command or ()]

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Final
 
 from sparring.pipeline.bridges.unity.build import find_build
@@ -21,50 +22,43 @@ _TRIAL_S: Final = 120.0
 """The first use of a GPU may take a minute."""
 
 
-def without_effect(settings: Settings) -> list[str]:
-    """Returns the written keys that have no effect here, one line for each."""
-    lines = []
+def without_effect(settings: Settings) -> Iterator[str]:
+    """Yields the written keys that have no effect here, one line for each."""
     if not any(simulator.name == "unity" for simulator in settings.launched):
         if settings.engine_settings.model_fields_set:
-            lines.append("engine_settings: belong to Unity players")
+            yield "engine_settings: belong to Unity players"
         if ignored := sorted(settings.env_settings.model_fields_set - {"seed", "env_path"}):
-            lines.append(f"env_settings.{', '.join(ignored)}: belong to Unity players; see simulators and pipeline")
+            yield f"env_settings.{', '.join(ignored)}: belong to Unity players; see simulators and pipeline"
     if settings.debug:
-        lines.append("debug: the files in logs/ always hold everything")
+        yield "debug: the files in logs/ always hold everything"
     for section, behavior in settings.sections.items():
         parameters = behavior.hyperparameters
         if behavior.max_steps < parameters.buffer_size:
-            lines.append(
+            yield (
                 f"{section}.max_steps {behavior.max_steps}: "
                 f"the run ends after the first update, which trains buffer_size {parameters.buffer_size} steps"
             )
         if behavior.time_horizon > parameters.buffer_size:
-            lines.append(
+            yield (
                 f"{section}.time_horizon {behavior.time_horizon}: "
                 f"segments are flushed when buffer_size {parameters.buffer_size} is reached"
             )
         extrinsic = behavior.reward_signals.extrinsic
         if extrinsic is not None and extrinsic.network_settings != NetworkSettings():  # ML-Agents writes the defaults
-            lines.append(
-                f"{section}.reward_signals.extrinsic.network_settings: the simulator's reward needs no network"
-            )
+            yield (f"{section}.reward_signals.extrinsic.network_settings: the simulator's reward needs no network")
         memory = behavior.network_settings.memory
         if memory is not None and memory.sequence_length > behavior.time_horizon:
-            lines.append(
+            yield (
                 f"{section}.network_settings.memory.sequence_length {memory.sequence_length}: "
                 f"sequences end with their segment, after time_horizon {behavior.time_horizon}"
             )
-    return lines
 
 
 def started_by_hand(settings: Settings) -> list[str]:
     """Returns the games that a person has to start, one line for each."""
-    lines = []
-    for one in settings.launched:
-        known = _BY_HAND.get(one.name or "")
-        if known is not None and "path" not in one.options:
-            lines.append(f"waits for {known[0]} (port {one.options.get('port', known[1])})")
-    return lines
+    waiting = [one for one in settings.launched if one.name in _BY_HAND and "path" not in one.options]
+    games = [(*_BY_HAND[str(one.name)], one.options) for one in waiting]
+    return [f"waits for {game} (port {options.get('port', port)})" for game, port, options in games]
 
 
 def not_here(settings: Settings) -> list[str]:

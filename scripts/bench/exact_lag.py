@@ -27,8 +27,8 @@ from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, one_b
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Step
 from sparring.pipeline.messages.state import PolicyWeights, StepAllowance
-from sparring.pipeline.settings import BehaviorSettings
 from sparring.pipeline.settings.load import parse_settings
+from sparring.pipeline.settings.model import BehaviorSettings
 from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.policies import Policies

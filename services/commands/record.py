@@ -51,7 +51,7 @@ from sparring.pipeline.messages.simulator import (
 from sparring.pipeline.messages.state import StepAllowance
 from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.networks.settings import NetworkSettings
-from sparring.pipeline.settings import Overrides, Settings, not_here, read
+from sparring.pipeline.settings import Settings, not_here, read
 from sparring.pipeline.settings.parameters import in_lessons
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec, read_spec
 from sparring.pipeline.stepping.acting import Policy
@@ -129,7 +129,7 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
         raise SettingsError("got --deterministic without --policy; expected both or neither; leave it out")
     if args.policy is not None and not args.policy.exists():
         raise SettingsError(f"got --policy {args.policy}, which is not there; expected a checkpoint or run; correct it")
-    loaded = read(args.config, Overrides(seed=args.seed))
+    loaded = read(args.config, {"env_settings.seed": args.seed})
     sys.stderr.writelines(f"sparring: {notice}\n" for notice in loaded.notices)
     if missing := not_here(loaded.settings):
         raise SettingsError("got " + "; ".join(missing))

@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +16,8 @@ from sparring.pipeline.errors import ServiceError, SettingsError
 from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
-from sparring.pipeline.settings import Overrides, Settings, no_device, not_here, read, without_effect
-from sparring.pipeline.settings.normal import option
+from sparring.pipeline.settings import Settings, no_device, not_here, read, without_effect
+from sparring.pipeline.settings.load import option
 from sparring.services.commands.check import unreadable
 from sparring.services.commands.players import check_networks, copy_initial, write_opponents
 from sparring.services.commands.runs import add_in_process, add_insecure, finished
@@ -38,15 +37,19 @@ def whole_number(text: str) -> int:
 Option = tuple[str, Callable[[str], Json] | bool, str]
 
 _RUN: Final[Sequence[Option]] = (
-    ("run_id", str, "name of the run (default: the configuration's name and the time)"),
-    ("results_dir", str, "where runs are kept (default: results)"),
-    ("seed", int, "seed of the run (default: random, and logged)"),
-    ("max_steps", whole_number, "end every behavior after so many trained steps"),
-    ("inference", True, "play the checkpoints of --run-id, learn nothing"),
-    ("deterministic", True, "act by the most likely action"),
+    ("checkpoint_settings.run_id", str, "name of the run (default: the configuration's name and the time)"),
+    ("checkpoint_settings.results_dir", str, "where runs are kept (default: results)"),
+    ("env_settings.seed", int, "seed of the run (default: random, and logged)"),
+    ("behaviors.*.max_steps", whole_number, "end every behavior after so many trained steps"),
+    ("checkpoint_settings.inference", True, "play the checkpoints of --run-id, learn nothing"),
+    ("behaviors.*.network_settings.deterministic", True, "act by the most likely action"),
     ("checkpoint_settings.initialize_from", str, "start with the weights of another run"),
     ("torch_settings.device", str, "what learners train on: cpu, cuda, cuda:N, mps (default: cpu)"),
     ("pipeline.export", False, "write no ONNX beside the checkpoints"),
+)
+_AGAIN: Final[Sequence[Option]] = (
+    ("checkpoint_settings.resume", True, "continue the run in its folder"),
+    ("checkpoint_settings.force", True, "replace the run in its folder"),
 )
 _PLAYERS: Final[Sequence[Option]] = (
     ("env_settings.env_path", str, "build to launch (without one: wait for the editor's Play)"),
@@ -66,7 +69,7 @@ _PLAYERS: Final[Sequence[Option]] = (
     ("engine_settings.target_frame_rate", int, "frames per second, -1: as many as possible"),
     ("engine_settings.capture_frame_rate", int, "frames per second of the game's clock"),
 )
-"""Options in place of a setting: the field of `Overrides` or SECTION.KEY; the type, or what the flag sets; the help."""
+"""Options in place of a setting: the key of `Overrides`; the type, or what the flag sets; the help."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,9 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="without effect: logs/ hold everything anyway")
     add_in_process(parser)
     add_insecure(parser)
-    again = parser.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", default=None, help="continue the run in its folder")
-    again.add_argument("--force", action="store_true", default=None, help="replace the run in its folder")
+    _add_overrides(parser.add_mutually_exclusive_group(), _AGAIN)
     players = parser.add_argument_group("Unity players", "with the names that mlagents-learn uses")
     _add_overrides(players, _PLAYERS)
     given = "all that follows is for the build"
@@ -177,7 +178,7 @@ def _with_known(settings: Settings, former: Run | None) -> tuple[Settings, tuple
 def _infer(args: argparse.Namespace, settings: Settings, notes: list[str]) -> Status:
     """Plays the newest checkpoints of a run until the user stops it."""
     kept = settings.checkpoint_settings
-    if kept.run_id is None or kept.force or args.max_steps is not None:
+    if kept.run_id is None or kept.force or vars(args)["behaviors.*.max_steps"] is not None:
         how = "with --force" if kept.force else "with --max-steps" if kept.run_id is not None else "without --run-id"
         raise SettingsError(
             f"got --inference {how}; expected the run whose checkpoints are to be played; "
@@ -201,14 +202,8 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: list[str]) -> St
     )[0]
 
 
-def _overrides(args: argparse.Namespace) -> Overrides:
-    sections: dict[str, dict[str, Json]] = {}
-    for path, value in vars(args).items():
-        section, dot, key = path.partition(".")
-        if dot:
-            sections.setdefault(section, {})[key] = value
-    named = {field.name: vars(args)[field.name] for field in fields(Overrides) if field.name in args}
-    return Overrides(**named, sections=sections)
+def _overrides(args: argparse.Namespace) -> dict[str, Json]:
+    return {path: value for path, value in vars(args).items() if "." in path}
 
 
 def _refuse(settings: Settings, *, insecure: bool, in_process: bool) -> None:
@@ -274,4 +269,7 @@ def going_on(args: argparse.Namespace, run_id: str) -> str:
     return shlex.join(words)
 
 
-_NOT_AGAIN: Final = {"command", "handler", "config", "run_id", "resume", "force", "checkpoint_settings.initialize_from"}
+_NOT_AGAIN: Final = {
+    *("command", "handler", "config"),
+    *(f"checkpoint_settings.{key}" for key in ("run_id", "resume", "force", "initialize_from")),
+}

@@ -25,13 +25,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparring.pipeline.files import Json
 from sparring.pipeline.messages.channels import METRICS
-from sparring.pipeline.monitoring import console, events, logs, prometheus, status
+from sparring.pipeline.monitoring import console, events, logs, prometheus
 from sparring.pipeline.monitoring.console import Display
 from sparring.pipeline.monitoring.files import RunFiles, to_json
 from sparring.pipeline.monitoring.intervals import Interval, Intervals, IntervalStart, Pace
 from sparring.pipeline.monitoring.overview import Overview, Totals
 from sparring.pipeline.monitoring.stalls import Stall, Stalls
-from sparring.pipeline.monitoring.summary import summarize_behavior
+from sparring.pipeline.monitoring.summary import CounterWindows, behavior_entry, service_entry, summarize_behavior
 from sparring.pipeline.queues.interface import Subscription
 from sparring.services.process.runtime import Context, follow, follow_growth, publish_metrics
 
@@ -62,8 +62,7 @@ async def run(context: Context, display: Display | None = None) -> None:
     """
     subscriptions: dict[str, Subscription] = {}
     if display is None:
-        terminal = logs.Terminal(1)
-        display = Display(logs.LineWriter(terminal), is_terminal=terminal.is_terminal)
+        display = Display(logs.LineWriter(logs.Terminal(1)))
     try:
         state = MonitorState(context, subscriptions, display)
         topic = await context.transport.publisher(context.service)
@@ -125,7 +124,7 @@ class MonitorState:
         self._overview = Overview(training=run.playing is None)
         self._intervals = Intervals(self._overview, {}, {})
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
-        self._windows = status.CounterWindows()
+        self._windows = CounterWindows()
         self._service_lines: dict[str, dict[str, Json]] = {}
         self._service_lines_due_s = context.clock() + SERVICE_LINES_S
         self._arrived_s: dict[str, float] = {}
@@ -216,7 +215,7 @@ class MonitorState:
         found = []
         for service, subscription in self._subscriptions.items():
             latest, age_s = self._overview.services[service].latest, subscription.heartbeat_age
-            if latest is None:
+            if not latest.start:
                 found.append(f"{service} has not reported yet")
             elif age_s > SILENT_S:
                 found.append(f"{service} is silent")
@@ -253,13 +252,13 @@ class MonitorState:
         heartbeat_age_s = subscription.heartbeat_age if subscription else float("inf")
         age_s = clock_s - self._arrived_s.get(service, float("-inf"))
         line = self._service_lines.get(service)
-        return status.service_entry(self._overview.services[service], line, heartbeat_age_s, age_s)
+        return service_entry(self._overview.services[service], line, heartbeat_age_s, age_s)
 
     def _behavior(self, behavior: str, time_s: float) -> dict[str, Json]:
         pace, now = self._paces[behavior], self._intervals.peek(behavior, time_s)
         results = summarize_behavior(self._overview, behavior, pace.mean(self._overview.trained(behavior)))
         self._progress[behavior] = console.progress(now, results.steps_per_s)
-        return status.behavior_entry(now, self._last.get(behavior), results, pace.recent)
+        return behavior_entry(now, self._last.get(behavior), results, pace.recent)
 
     def _restore(self) -> float:
         """Continues from the sums of an earlier incarnation; returns the seconds without a monitor since it died.

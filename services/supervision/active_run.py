@@ -12,7 +12,7 @@ from structlog.typing import FilteringBoundLogger
 from sparring.pipeline.messages.channels import STEPPING_STATE, Topic
 from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.queues.interface import Subscription
-from sparring.pipeline.settings.pipeline import PipelineSettings
+from sparring.pipeline.settings.model import PipelineSettings
 from sparring.services.process.hosting import HostedService, Process
 from sparring.services.supervision.hosts import Host, Plan
 from sparring.services.supervision.simulators import Restarts, SimulatorPlan

@@ -6,7 +6,7 @@ import json
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
 from sparring.pipeline.messages.channels import LEARNER_STATE, RUN
-from sparring.pipeline.monitoring.summary import UNKNOWN, BehaviorSummary, CheckpointSummary, from_status, summary
+from sparring.pipeline.monitoring.summary import BehaviorSummary, from_status, summary
 from sparring.services.supervision.active_run import ActiveRun
 
 
@@ -15,14 +15,13 @@ def write_summary(active: ActiveRun, wall_s: float) -> None:
     run, path = active.topology.run, active.topology.run.directory / "summary.json"
     monitored, counted = _monitored(active), active.latest("coordination", RUN)
     names = {*monitored} | ({name for name, one in counted.step_counts.items() if one.produced} if counted else set())
-    behaviors = {name: _with_final_counts(active, name, monitored.get(name, UNKNOWN)) for name in sorted(names)}
+    counts = {name: _with_final_counts(active, name, monitored.get(name, BehaviorSummary())) for name in sorted(names)}
     content = summary(
         run_id=run.id,
         status=active.status,
         wall_s=wall_s,
         error=active.error,
-        behaviors=behaviors,
-        kept={name: _kept(active, name) for name in behaviors},
+        behaviors={name: _with_checkpoint(active, name, one) for name, one in counts.items()},
     )
     try:
         write_atomically(path, json.dumps(content, indent=2).encode())
@@ -32,8 +31,8 @@ def write_summary(active: ActiveRun, wall_s: float) -> None:
     active.log.info("run_ended", status=active.status, summary=str(path), wall_s=round(wall_s, 1), notice=True)
 
 
-def _kept(active: ActiveRun, name: str) -> CheckpointSummary:
-    """Returns what a resumed run continues from; it logs the steps whose training is not in it."""
+def _with_checkpoint(active: ActiveRun, name: str, counted: BehaviorSummary) -> BehaviorSummary:
+    """Adds what a resumed run continues from; it logs the steps whose training is not in it."""
     topology, run = active.topology, active.latest("coordination", RUN)
     rated = {} if run is None else run.ratings
     state = active.latest(f"learning-{name}", LEARNER_STATE)
@@ -50,7 +49,8 @@ def _kept(active: ActiveRun, name: str) -> CheckpointSummary:
             active.log.warning("training_lost", behavior=name, steps=lost, newest=checkpoint, notice=True)
     else:
         checkpoint, saved = f"{host}:{topology.run.id}/{named}" if named else None, bool(named)
-    return CheckpointSummary(
+    return dataclasses.replace(
+        counted,
         checkpoint=checkpoint,
         weights_sha256=(state.weights_sha256 or None) if state is not None and saved else None,
         self_play=dataclasses.asdict(rated[name]) if name in rated else None,

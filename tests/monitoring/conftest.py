@@ -11,6 +11,12 @@ import pytest
 from sparring.pipeline.monitoring.intervals import Interval
 from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, FakeTransport
 
+RESULTS = {
+    "reward": "Environment/Cumulative Reward",
+    "episode_length": "Environment/Episode Length",
+    "group_reward": "Environment/Group Cumulative Reward",
+}
+
 
 @pytest.fixture
 def transport() -> FakeTransport:
@@ -31,7 +37,9 @@ def make_interval() -> Callable[..., Interval]:
             "reward_deviation": 12.1, "episode_length": 99.5, "group_reward": None, "lag_mean": 1.0, "lag_max": 1.0,
             "means": {"Policy/Entropy": 1.42}, "open_episodes": 64, "oldest": 812,
         }  # fmt: skip
-        return Interval(**{**values, **changes})
+        values = {**values, **changes}
+        means = {name: values[key] for key, name in RESULTS.items() if values[key] is not None}
+        return Interval(**{**values, "means": means | values["means"]})
 
     return make
 

@@ -17,6 +17,7 @@ import structlog
 
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.monitoring.console import Display
+from sparring.pipeline.monitoring.logs import PROGRESS
 from sparring.pipeline.monitoring.metrics import LAG_BOUNDS, LATENCY_BOUNDS, Registry
 from sparring.pipeline.monitoring.overview import Overview
 from sparring.pipeline.settings import parse_settings
@@ -170,7 +171,7 @@ def monitor_context(folder: Path, transport: Any = None, *, training: bool = Tru
 def read_once(run: FakeRun, folder: Path) -> None:
     """Writes the files of a live run, of which a monitor has read the present numbers."""
     context = replace(monitor_context(folder), clock=lambda: 1.0, wall_clock=lambda: EPOCH_S)
-    watch = MonitorState(context, {}, Display(logging.NullHandler(), is_terminal=False))
+    watch = MonitorState(context, {}, Display(logging.NullHandler()))
     for record in run.records():
         subscription = FakeSubscription()
         subscription.publish(record)
@@ -190,7 +191,9 @@ class MonitorRun:
 
     async def run(self) -> None:
         with self.killed:
-            await monitor.run(self.context, Display(logging.StreamHandler(self.out), is_terminal=False))
+            handler = logging.StreamHandler(self.out)
+            handler.addFilter(lambda record: record.levelno > PROGRESS)
+            await monitor.run(self.context, Display(handler))
 
     def kill(self) -> None:
         """Ends the monitor at once, without a final report."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import threading
@@ -19,15 +18,20 @@ from hypothesis import strategies as st
 from sparring.pipeline.monitoring import logs
 
 
-@pytest.fixture
-def stream() -> io.StringIO:
-    return io.StringIO()
+class Early(logging.LogRecord):
+    """A record of half a second after the epoch."""
+
+    def __init__(self, *args: Any, **details: Any) -> None:
+        super().__init__(*args, **details)
+        self.created = 0.5
 
 
 @pytest.fixture
-def path(folder: Path, stream: io.StringIO) -> Iterator[Path]:
-    yield logs.configure(folder, "run-1", "learning-Ball", console=True, stream=stream, wall_clock=lambda: 0.5)
+def path(folder: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Path]:
+    logging.setLogRecordFactory(Early)
+    yield logs.configure(folder, "run-1", "learning-Ball", console=True)
     logs.close()
+    logging.setLogRecordFactory(logging.LogRecord)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -53,13 +57,13 @@ def test_every_log_line_names_run_service_and_behavior(path: Path) -> None:
     ]
 
 
-def test_console_shows_warnings_and_notices_only(path: Path, stream: io.StringIO) -> None:
+def test_console_shows_warnings_and_notices_only(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = logs.get()
     log.info("routine")
     log.info("listening", notice=True, address="tcp://127.0.0.1:5005")
     log.warning("queue is full", queue="segments")
     assert [line["event"] for line in lines(path)] == ["routine", "listening", "queue is full"]
-    assert stream.getvalue().splitlines() == [
+    assert capfd.readouterr().err.splitlines() == [
         "00:00:00  info     learning-Ball  listening  address=tcp://127.0.0.1:5005",
         "00:00:00  warning  learning-Ball  queue is full  queue=segments",
     ]
@@ -81,21 +85,22 @@ def test_standard_logging_and_warnings_go_to_the_same_file(path: Path) -> None:
     assert "UserWarning: careful" in second["event"]
 
 
-def test_exceptions_are_rendered_in_file_and_console(path: Path, stream: io.StringIO) -> None:
+def test_exceptions_are_rendered_in_file_and_console(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     try:
         int("bad shape")
     except ValueError:
         logs.get().exception("update failed")
     assert lines(path)[0]["exception"].endswith("'bad shape'")
-    assert stream.getvalue().rstrip().endswith("'bad shape'")
+    assert capfd.readouterr().err.rstrip().endswith("'bad shape'")
 
 
-def test_secrets_are_hidden_at_any_depth(path: Path, stream: io.StringIO) -> None:
+def test_secrets_are_hidden_at_any_depth(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logs.get(credential="c1").warning("hello", peer={"Token": "t1", "keys": [{"secret_key": "k1", "n": 1}]}, key="k2")
     (line,) = lines(path)
     assert line["credential"] == line["key"] == "***"
     assert line["peer"] == {"Token": "***", "keys": [{"secret_key": "***", "n": 1}]}
-    assert not any(secret in stream.getvalue() for secret in ("c1", "t1", "k1", "k2"))
+    shown = capfd.readouterr().err
+    assert not any(secret in shown for secret in ("c1", "t1", "k1", "k2"))
 
 
 def test_every_value_is_valid_json(path: Path) -> None:
@@ -111,10 +116,10 @@ def test_second_configuration_replaces_the_first(path: Path, folder: Path) -> No
     assert lines(path) == []
 
 
-def test_console_shows_control_characters_as_text(path: Path, stream: io.StringIO) -> None:
+def test_console_shows_control_characters_as_text(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logs.get().warning("refused", name="\x1b]0;owned\x07\x9b2J")
     assert lines(path)[0]["name"] == "\x1b]0;owned\x07\x9b2J"
-    assert stream.getvalue() == "00:00:00  warning  learning-Ball  refused  name=\\x1b]0;owned\\x07\\x9b2J\n"
+    assert capfd.readouterr().err == "00:00:00  warning  learning-Ball  refused  name=\\x1b]0;owned\\x07\\x9b2J\n"
 
 
 class Stuck(logging.Handler):

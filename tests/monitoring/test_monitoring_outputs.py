@@ -112,7 +112,7 @@ def screen() -> Iterator[Screen]:
 
 def test_lines_of_two_writers_on_a_terminal_are_never_over_each_other(folder: Path, screen: Screen) -> None:
     """The monitor shows lines and progress, and the supervisor logs to the same terminal."""
-    monitor = console.Display(logs.Terminal(screen.slave), is_terminal=True)
+    monitor = console.Display(logs.Terminal(screen.slave))
     supervisor = logs.Terminal(screen.slave)
     monitor.progress(["Balance step 10,000 of 500,000", "Walk step 3"])
     supervisor.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": "failed"}))
@@ -128,15 +128,14 @@ def test_lines_of_two_writers_on_a_terminal_are_never_over_each_other(folder: Pa
 
 def test_progress_is_for_terminals_only(tmp_path: Path) -> None:
     with (tmp_path / "piped").open("wb") as file:
-        terminal = logs.Terminal(file.fileno())
-        shown = console.Display(terminal, is_terminal=terminal.is_terminal)
+        shown = console.Display(logs.Terminal(file.fileno()))
         shown.line("Balance  step 24,000")
         shown.progress(["Balance step 30,000"])
     assert (tmp_path / "piped").read_text() == "Balance  step 24,000\n"
 
 
 def test_names_of_a_simulator_cannot_command_a_terminal(screen: Screen, make_interval: Make) -> None:
-    shown = console.Display(logs.Terminal(screen.slave), is_terminal=True)
+    shown = console.Display(logs.Terminal(screen.slave))
     name = "Ball\x1b]0;owned\x07\x9b2J\r"
     shown.line(console.line(make_interval(behavior=name)))
     shown.progress([console.progress(make_interval(behavior=name), 1.0)])
@@ -146,7 +145,7 @@ def test_names_of_a_simulator_cannot_command_a_terminal(screen: Screen, make_int
 
 def test_console_that_nothing_reads_blocks_no_caller() -> None:
     reader, writer = os.pipe()
-    shown = console.Display(logs.LineWriter(logs.Terminal(writer), waiting=10), is_terminal=False)
+    shown = console.Display(logs.LineWriter(logs.Terminal(writer), waiting=10))
     for _ in range(2_000):
         shown.line("x" * 100)  # more than a pipe holds
     os.close(reader)
@@ -157,7 +156,7 @@ def test_console_that_nothing_reads_blocks_no_caller() -> None:
 def test_closed_console_raises_nothing() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    shown = console.Display(logs.LineWriter(logs.Terminal(writer)), is_terminal=True)
+    shown = console.Display(logs.LineWriter(logs.Terminal(writer)))
     for _ in range(3):
         shown.line("Balance  step 24,000")
         shown.progress(["Balance step 24,000"])

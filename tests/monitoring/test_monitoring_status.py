@@ -6,12 +6,13 @@ import io
 import json
 import os
 from argparse import ArgumentParser
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sparring.pipeline.monitoring.overview import Overview
-from sparring.pipeline.monitoring.summary import CheckpointSummary, summarize_behavior, summary
+from sparring.pipeline.monitoring.summary import summarize_behavior, summary
 from sparring.services.commands import status
 from sparring.services.main import main
 from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, read_once
@@ -27,13 +28,13 @@ def write_status(run: FakeRun, folder: Path) -> None:
 def write_summary(run: FakeRun, folder: Path) -> None:
     overview = Overview()
     run.update(overview)
+    results = summarize_behavior(overview, "Balance", 12_300.0)
     content = summary(
         run_id="r1",
         status="failed",
         wall_s=65.0,
         error="learning-Balance: out of memory",
-        behaviors={"Balance": summarize_behavior(overview, "Balance", 12_300.0)},
-        kept={"Balance": CheckpointSummary(checkpoint="Balance/last", weights_sha256="ab")},
+        behaviors={"Balance": replace(results, checkpoint="Balance/last", weights_sha256="ab")},
     )
     (folder / "summary.json").write_text(json.dumps(content))
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from sparring.pipeline.monitoring.files import to_json
 from sparring.pipeline.monitoring.overview import Overview
-from sparring.pipeline.monitoring.status import CounterWindows
 from sparring.pipeline.monitoring.summary import (
     BehaviorSummary,
-    CheckpointSummary,
+    CounterWindows,
     from_status,
     summarize_behavior,
     summary,
@@ -45,13 +45,13 @@ def collected(fake_run: FakeRun) -> BehaviorSummary:
 
 
 def test_summary_has_exactly_the_fields_of_the_contract(fake_run: FakeRun) -> None:
+    results = replace(collected(fake_run), checkpoint="Balance/Balance-24000.safetensors", weights_sha256="ab")
     content = summary(
         run_id="r1",
         status="completed",
         wall_s=170.25,
         error=None,
-        behaviors={"Balance": collected(fake_run)},
-        kept={"Balance": CheckpointSummary(checkpoint="Balance/Balance-24000.safetensors", weights_sha256="ab")},
+        behaviors={"Balance": results},
     )
     assert content == {
         "run_id": "r1",
@@ -91,7 +91,6 @@ def test_behavior_without_metrics_has_every_field() -> None:
         wall_s=1.0,
         error="stepping-0: no simulators",
         behaviors={"Balance": summarize_behavior(Overview(), "Balance", 0.0)},
-        kept={},
     )
     entry = json.loads(json.dumps(content, allow_nan=False))["behaviors"]["Balance"]
     assert entry["lag"] == {"mean": None, "max": None}
@@ -119,4 +118,4 @@ def test_behavior_summary_is_read_from_the_status(fake_run: FakeRun) -> None:
 
 def test_summary_of_a_failed_run_without_an_error_is_refused() -> None:
     with pytest.raises(ValueError, match=r"got .*; "):
-        summary(run_id="r", status="failed", wall_s=1.0, error=None, behaviors={}, kept={})
+        summary(run_id="r", status="failed", wall_s=1.0, error=None, behaviors={})

@@ -73,7 +73,7 @@ def test_every_outcome_of_a_run_has_a_status_and_every_failure_needs_a_cause() -
     for status, number in STATUSES.items():
         if number:
             with pytest.raises(ValueError, match="without an error"):
-                summary(run_id="r", status=status, wall_s=1.0, error=None, behaviors={}, kept={})
+                summary(run_id="r", status=status, wall_s=1.0, error=None, behaviors={})
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.channels import ADDED, LEARNER_STATE, RUN, SPECS, STEPPING_STATE
 from sparring.pipeline.messages.matches import RatedLearner
 from sparring.pipeline.messages.state import BehaviorSpecs, LearnerState, RunState, StepCounts, SteppingState
-from sparring.pipeline.monitoring.summary import UNKNOWN
+from sparring.pipeline.monitoring.summary import BehaviorSummary
 from sparring.pipeline.queues.interface import Publisher
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
@@ -255,7 +255,7 @@ async def test_training_that_no_checkpoint_holds_is_told(tmp_path: Path, monkeyp
     monkeypatch.setattr(FakeExports, "calls", [], raising=False)
     (tmp_path / "Goal" / "recovery-000000000300-0004").mkdir(parents=True)
     (tmp_path / "Goal" / "checkpoint-000000000200").mkdir()
-    status = {"behaviors": {"Goal": {"figures": dataclasses.asdict(UNKNOWN)}}}
+    status = {"behaviors": {"Goal": {"figures": dataclasses.asdict(BehaviorSummary())}}}
     (tmp_path / "status.json").write_text(json.dumps(status))
     hub = MemoryHub()
     async with (

@@ -32,7 +32,8 @@ def test_resume_command_repeats_the_options_of_the_first_one() -> None:
     )
     again = shlex.split(train.going_on(first, "a"))
     assert again[:2] == ["sparring", "train"]
-    expected = vars(first) | {"resume": True, "force": None, "checkpoint_settings.initialize_from": None}
+    changed = {"resume": True, "force": None, "initialize_from": None}
+    expected = vars(first) | {f"checkpoint_settings.{key}": value for key, value in changed.items()}
     assert vars(parsed(*again[2:])) == expected
 
 

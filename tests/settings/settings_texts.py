@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.settings import LoadedSettings, Overrides, parse_settings
+from sparring.pipeline.settings.load import LoadedSettings, Overrides, parse_settings
 
 NAME = "run.yaml"
 

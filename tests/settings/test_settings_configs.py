@@ -10,7 +10,7 @@ import pytest
 
 from sparring.pipeline.games.registry import make
 from sparring.pipeline.messages.simulator import Sampler
-from sparring.pipeline.settings import load, read, without_effect
+from sparring.pipeline.settings import read, without_effect
 from sparring.pipeline.settings.parameters import curricula, in_lessons
 from tests.settings.settings_texts import loaded
 
@@ -27,7 +27,7 @@ def test_a_shipped_configuration_is_valid_and_can_be_trained(path: Path) -> None
 def test_a_shipped_configuration_names_the_behaviors_of_its_simulators(path: Path) -> None:
     if path.stem.startswith("minigrid"):
         pytest.importorskip("minigrid")
-    settings = load(path)
+    settings = read(path).settings
     for simulator in settings.simulators:
         assert simulator.name is not None
         game = make(simulator.name, simulator.areas, **simulator.options)

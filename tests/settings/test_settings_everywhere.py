@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from sparring.pipeline.settings import BehaviorSettings, Settings
+from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.document import Entry, parse
-from sparring.pipeline.settings.known import all_keys, known_keys, models
+from sparring.pipeline.settings.explain import all_keys, known_keys, models
+from sparring.pipeline.settings.model import BehaviorSettings
 from tests.settings.settings_texts import EVERY_KEY, NAME, loaded, problems
 
 UNBOUNDED = {"initial_elo", "min_value", "max_value", "mean", "mass", "value"}

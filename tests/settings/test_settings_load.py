@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.settings import Overrides, Settings, load, read, without_effect
+from sparring.pipeline.settings import Settings, read, without_effect
 from sparring.pipeline.settings.parameters import Curriculum, MultiRangeUniformSampler, UniformSampler
 from tests.settings.settings_texts import loaded, only_problem, problems
 
@@ -73,7 +73,7 @@ def test_default_settings_alone_apply_to_any_behavior() -> None:
 
 
 def test_the_command_line_overrides_default_settings_too() -> None:
-    overrides = Overrides(max_steps=9, deterministic=True)
+    overrides = {"behaviors.*.max_steps": 9, "behaviors.*.network_settings.deterministic": True}
     settings = loaded("default_settings: {max_steps: 7}\nbehaviors: {A: }\n", overrides).settings
     for behavior in (settings.behaviors["A"], settings.unnamed):
         assert behavior is not None
@@ -256,7 +256,9 @@ def test_an_option_keeps_the_type_that_was_written() -> None:
 
 
 def test_overrides_take_precedence_over_the_file_and_its_defaults() -> None:
-    overrides = Overrides(max_steps=7, seed=3, run_id="r", results_dir="out", resume=True, inference=True)
+    own = {"run_id": "r", "results_dir": "out", "resume": True, "inference": True}
+    overrides = {f"checkpoint_settings.{key}": value for key, value in own.items()}
+    overrides |= {"behaviors.*.max_steps": 7, "env_settings.seed": 3}
     text = "behaviors: {A: {max_steps: 5}, B: }\ncheckpoint_settings: {run_id: x}\nenv_settings: {seed: 9}"
     settings = loaded(text, overrides).settings
     assert [b.max_steps for b in settings.behaviors.values()] == [7, 7]
@@ -266,16 +268,15 @@ def test_overrides_take_precedence_over_the_file_and_its_defaults() -> None:
     assert (checkpoints.force, checkpoints.inference) == (False, True)
 
 
-@pytest.mark.parametrize(("word", "override"), [("force", Overrides(resume=True)), ("resume", Overrides(force=True))])
-def test_resume_and_force_on_the_command_line_replace_the_other_in_the_file(word: str, override: Overrides) -> None:
-    checkpoints = loaded(
-        f"behaviors: {{A: }}\ncheckpoint_settings: {{{word}: true}}", override
-    ).settings.checkpoint_settings
-    assert (checkpoints.resume, checkpoints.force) == (bool(override.resume), bool(override.force))
+@pytest.mark.parametrize(("word", "other"), [("force", "resume"), ("resume", "force")])
+def test_resume_and_force_on_the_command_line_replace_the_other_in_the_file(word: str, other: str) -> None:
+    text = f"behaviors: {{A: }}\ncheckpoint_settings: {{{word}: true}}"
+    checkpoints = loaded(text, {f"checkpoint_settings.{other}": True}).settings.checkpoint_settings
+    assert (getattr(checkpoints, word), getattr(checkpoints, other)) == (False, True)
 
 
 def test_an_invalid_override_is_reported_as_part_of_the_command_line() -> None:
-    lines = problems("behaviors: {A: }", Overrides(max_steps=0, run_id="../x"))
+    lines = problems("behaviors: {A: }", {"behaviors.*.max_steps": 0, "checkpoint_settings.run_id": "../x"})
     assert lines[0].startswith("command line: --max-steps: got 0; expected at least 1")
     assert lines[1].startswith("command line: --run-id: got '../x'; expected the name of a folder")
 
@@ -283,7 +284,7 @@ def test_an_invalid_override_is_reported_as_part_of_the_command_line() -> None:
 def test_a_file_is_read_as_utf_8_with_or_without_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "ball.yaml"
     path.write_text("behaviors: {球: }", encoding="utf-8-sig")
-    assert list(load(path).behaviors) == ["球"]
+    assert list(read(path).settings.behaviors) == ["球"]
     assert read(str(path)).notices == ()
 
 
@@ -293,12 +294,12 @@ def test_an_unreadable_file_raises_a_settings_error_with_its_name(tmp_path: Path
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(SettingsError, match=r"got .*ball\.yaml.*expected"):
-        load(path)
+        read(path)
 
 
 def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="expected a configuration file"):
-        load(tmp_path)
+        read(tmp_path)
 
 
 def test_settings_without_effect_are_listed() -> None:
@@ -306,10 +307,10 @@ def test_settings_without_effect_are_listed() -> None:
         "behaviors: {A: {time_horizon: 20000}}\nengine_settings: {width: 3}\nenv_settings: {seed: 1, num_areas: 2}\n"
         "simulators: [{name: goal}]"
     )
-    lines = without_effect(loaded(text).settings)
+    lines = [*without_effect(loaded(text).settings)]
     assert [line.split(":")[0] for line in lines] == [
         "engine_settings",
         "env_settings.num_areas",
         "behaviors.A.time_horizon 20000",
     ]
-    assert without_effect(loaded("behaviors: {A: }").settings) == []
+    assert not [*without_effect(loaded("behaviors: {A: }").settings)]

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from sparring.pipeline.learning.settings import Hyperparameters
-from sparring.pipeline.settings import BehaviorSettings, Overrides, Settings, parse_settings
+from sparring.pipeline.settings import Settings, parse_settings
+from sparring.pipeline.settings.model import BehaviorSettings
 from tests.settings.settings_texts import loaded, problems
 
 KEYS = ("learning_rate_schedule", "beta_schedule", "epsilon_schedule")
@@ -167,7 +168,7 @@ def test_a_key_with_effect_is_not_reported(text: str) -> None:
 def test_steps_of_the_command_line_apply_too() -> None:
     text = "behaviors:\n  A:\n    self_play: {team_change: 400000}"
     assert not loaded(text).notices
-    (notice,) = loaded(text, Overrides(max_steps=1000)).notices
+    (notice,) = loaded(text, {"behaviors.*.max_steps": 1000}).notices
     assert notice.startswith(
         "run.yaml:3: behaviors.A.self_play.team_change: got team_change 400000 with max_steps 1000"
     )
