@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
-from sparring.pipeline.assembly.columns import NO_ROWS, Mask, RowNumbers, Slots, concatenate, pick_ragged
+from sparring.pipeline.assembly.columns import NO_ROWS, Mask, RowNumbers, Slots, pick_ragged
 from sparring.pipeline.assembly.groups import FinishedGroups
 from sparring.pipeline.assembly.log import MemberSegments
 from sparring.pipeline.assembly.members import NO_SLOTS, Members
 from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.messages.rows import concatenate
 from sparring.pipeline.messages.segments import Episodes, GroupSegments, Segments, TeammateSegments
 from sparring.pipeline.specs import Array
 

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparring.pipeline.assembly.columns import Mask, Record, Slots, pick
+from sparring.pipeline.assembly.columns import Mask, Slots
+from sparring.pipeline.messages.rows import Record, pick
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.errors import RemoteProtocolError, too_large
 from sparring.pipeline.messages.matches import Matchup
+from sparring.pipeline.messages.rows import pick
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.agents import Behavior, Roster, Slots, SlotTable
-from sparring.pipeline.stepping.steps import select_rows
 from sparring.pipeline.stepping.validation import check_report, check_unique
 
 NO_SLOTS: Slots = np.empty(0, np.int32)
@@ -268,7 +268,7 @@ def sort_by_agent(decisions: Decisions) -> tuple[Decisions, NDArray[np.intp] | N
     if bool((decisions.agents[1:] > decisions.agents[:-1]).all()):
         return decisions, None
     order = np.argsort(decisions.agents, kind="stable")
-    return select_rows(decisions, order), np.argsort(order)
+    return pick(decisions, order), np.argsort(order)
 
 
 def count_new_agents(arrivals: Iterable[Arrival]) -> dict[str, int]:

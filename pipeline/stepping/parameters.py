@@ -1,8 +1,8 @@
 """Simulators receive the environment parameters as numbers or seeded samplers, and their changes."""
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,17 +13,8 @@ Value = float | Sampler
 """A number or a sampler; the sampler has the seed of the first simulator, or -1 where stepping must choose it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterUpdate:
-    """A ParameterUpdate holds some parameters, as `Act` and `Reset` carry them.
-
-    Attributes:
-        parameters: number by name; for a sampled parameter its first sample.
-        samplers: by name of the sampled parameters.
-    """
-
-    parameters: dict[str, float] = field(default_factory=dict)
-    samplers: dict[str, Sampler] = field(default_factory=dict)
+Update = tuple[dict[str, float], dict[str, Sampler]]
+"""Some parameters as `Act` and `Reset` carry them: numbers by name, first samples among them, and samplers by name."""
 
 
 class RunParameters:
@@ -65,32 +56,27 @@ class RunParameters:
         """Returns whether a simulator that has the lessons of `serial` must begin new episodes."""
         return self.state is not None and self.state.resets > serial
 
-    def all(self, simulator: int) -> ParameterUpdate:
-        """Returns all parameters, for a Reset.
+    def of(self, simulator: int, since: int = -1) -> Update:
+        """Returns the parameters of a simulator, for a Reset or Act.
 
         Args:
             simulator: number of the simulator.
+            since: leaves out parameters whose lessons began with this serial or an earlier one; -1 for none.
         """
-        return self._update(self._lessons, simulator)
-
-    def since(self, serial: int, simulator: int) -> ParameterUpdate:
-        """Returns the parameters whose lessons began after `serial`, for an Act."""
-        since = {} if self.state is None else self.state.since
-        return self._update([name for name in self._lessons if since.get(name, 0) > serial], simulator)
-
-    def _update(self, names: Iterable[str], simulator: int) -> ParameterUpdate:
-        update = ParameterUpdate()
-        for name in names:
-            values = self._lessons[name]
-            number = 0 if self.state is None else min(self.state.numbers.get(name, 0), len(values) - 1)
-            value = values[number]
+        state = LessonsState(serial=0, numbers={}, since={}) if self.state is None else self.state
+        numbers: dict[str, float] = {}
+        samplers: dict[str, Sampler] = {}
+        for name, values in self._lessons.items():
+            if state.since.get(name, 0) <= since:
+                continue
+            lesson = min(state.numbers.get(name, 0), len(values) - 1)
+            value = values[lesson]
             if isinstance(value, Sampler):
-                own = (value.seed + simulator) % 2**31 if value.seed >= 0 else self._seed_of(name, number, simulator)
-                sampler = replace(value, seed=own)
-                update.samplers[name] = sampler
-                value = next(sampler.samples())
-            update.parameters[name] = value
-        return update
+                own = (value.seed + simulator) % 2**31 if value.seed >= 0 else self._seed_of(name, lesson, simulator)
+                samplers[name] = replace(value, seed=own)
+                value = next(samplers[name].samples())
+            numbers[name] = value
+        return numbers, samplers
 
     def _seed_of(self, name: str, lesson: int, simulator: int) -> int:
         own = [self._seed, simulator, zlib.crc32(name.encode()), lesson]

@@ -6,11 +6,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.messages.rows import pick_where
 from sparring.pipeline.messages.simulator import Decisions
 from sparring.pipeline.messages.steps import AgentsEnded, OutcomesReported
 from sparring.pipeline.stepping.agents import Ids, Slots, SlotTable
 from sparring.pipeline.stepping.connections import Arrival
-from sparring.pipeline.stepping.steps import BehaviorTick, select_rows
+from sparring.pipeline.stepping.steps import BehaviorTick
 
 Outcomes = TypeVar("Outcomes", AgentsEnded, OutcomesReported)
 
@@ -80,8 +81,8 @@ def _complete(table: SlotTable, slots: Slots) -> tuple[int, int]:
 
 def _add_learning(records: list[Outcomes], record: Outcomes, table: SlotTable) -> int:
     """Adds the rows of learning agents; returns their number."""
-    if table.has_ghosts and not (learning := table.learning[record.slots]).all():
-        record = select_rows(record, np.flatnonzero(learning))
+    if table.has_ghosts:
+        record = pick_where(record, table.learning[record.slots])
     if record.slots.size:
         records.append(record)
     return len(record.slots)

@@ -34,6 +34,9 @@ from sparring.pipeline.stepping.reports import apply_report
 from sparring.pipeline.stepping.steps import PendingSteps
 from sparring.pipeline.stepping.waiting import Requirements
 
+Waiting = tuple[SimulatorConnection, Frame]
+"""A simulator with its frame, which waits for an answer."""
+
 
 class Stepper:
     """A Stepper acts for all simulators and behaviors of one stepping process.
@@ -156,8 +159,8 @@ class Stepper:
         """
         connection = self.connections[key]
         connection.lessons = self.parameters.serial
-        present = self.parameters.all(connection.number)
-        return Reset(parameters=present.parameters, samplers=present.samplers, seed=seed)
+        parameters, samplers = self.parameters.of(connection.number)
+        return Reset(parameters=parameters, samplers=samplers, seed=seed)
 
     def disconnect(self, key: int) -> None:
         """Marks a connection as closed: the next tick reports its agents as lost."""
@@ -206,23 +209,23 @@ class Stepper:
             now: seconds.
             acting: False at the end of a run, when outcomes still count and no simulator is answered.
         """
-        out, closed = TickResult(), [key for key, one in self.connections.items() if one.is_closed]
-        waiting = [connection for connection in self._sort_by_arrival() if self.requirements.is_covered(connection)]
+        out, closed = TickResult(), [connection for connection in self.connections.values() if connection.is_closed]
+        waiting = [pair for pair in self._sort_by_arrival() if self.requirements.is_covered(pair[0])]
         ready = self.requirements.round_is_complete or not acting
         if not (closed or self._reintroduce or (waiting and ready)):
             return out
         self._pending_steps.begin_tick()
-        for connection in waiting:
-            if ready or connection.is_closed:
-                self._report(connection, now)
+        for connection, frame in waiting:
+            if (ready or connection.is_closed) and not frame.reported:
+                self._report(connection, frame, now)
         if ready and acting:
-            self._act([connection for connection in waiting if not connection.is_closed], out, now)
+            self._act([pair for pair in waiting if not pair[0].is_closed], out, now)
         if self._reintroduce:
             self._reintroduce, self.introduced = False, True
             for behavior in self.behaviors.values():
                 self._pending_steps.present(behavior).join_all(behavior.table)
-        for key in closed:
-            self._close(self.connections.pop(key))
+        for connection in closed:
+            self._close(connection)
         return out
 
     @property
@@ -265,20 +268,13 @@ class Stepper:
 
     # ---------------------------------------------------------------- inside
 
-    def _sort_by_arrival(self) -> list[SimulatorConnection]:
-        """Returns the connections with a frame: by number in lockstep, else the longest waiting first."""
-        waiting = [
-            (0.0 if self._lockstep else connection.frame.received_at, connection.number, key)
-            for key, connection in self.connections.items()
-            if connection.frame is not None
-        ]
-        return [self.connections[key] for _, _, key in sorted(waiting)]
+    def _sort_by_arrival(self) -> list[Waiting]:
+        """Returns the frames: by number of their simulators in lockstep, else the longest waiting first."""
+        pairs = [(one, one.frame) for one in self.connections.values() if one.frame is not None]
+        return sorted(pairs, key=lambda p: (0.0 if self._lockstep else p[1].received_at, p[0].number, p[0].key))
 
-    def _report(self, connection: SimulatorConnection, now: float) -> None:
+    def _report(self, connection: SimulatorConnection, frame: Frame, now: float) -> None:
         """Applies the outcomes of a new frame."""
-        frame = connection.frame
-        if frame is None or frame.reported:
-            return
         frame.reported = True
         frame.backpressured_at = now
         for name, count in connection.pending.items():
@@ -293,19 +289,19 @@ class Stepper:
             connection.pending[behavior.name] -= done
             connection.completed[behavior.name] = connection.completed.get(behavior.name, 0) + done + ghosts
 
-    def _act(self, waiting: list[SimulatorConnection], out: TickResult, now: float) -> None:
+    def _act(self, waiting: list[Waiting], out: TickResult, now: float) -> None:
         """Answers every waiting simulator whose requirements are met; in lockstep all or none."""
-        frames = [(connection, connection.frame) for connection in waiting if connection.frame is not None]
         missing_for = self.requirements.missing_for
-        if self._lockstep and any(missing_for(connection, frame) is not None for connection, frame in frames):
+        if self._lockstep and any(missing_for(connection, frame) is not None for connection, frame in waiting):
             return
-        answered = []
-        for connection, frame in frames:
+        answered, acting = [], []
+        for connection, frame in waiting:
             if self._lockstep or missing_for(connection, frame) is None:
+                answered.append((connection, frame))
                 if not self.parameters.resets(connection.lessons):
                     self._admit(connection, frame)
-                answered.append((connection, frame))
-        actions = self._choose([pair for pair in answered if not self.parameters.resets(pair[0].lessons)], out)
+                    acting.append((connection, frame))
+        actions = self._choose(acting, out)
         for connection, frame in answered:
             backpressured = 0.0 if frame.backpressured_at is None else now - frame.backpressured_at
             answer = self._answer(connection, frame, actions.get(connection.key, []))
@@ -319,9 +315,9 @@ class Stepper:
             return self.begin_episodes(connection.key)
         if connection.lessons == self.parameters.serial:
             return Act(sequence=frame.sequence, actions=tuple(actions))
-        new = self.parameters.since(connection.lessons, connection.number)
+        parameters, samplers = self.parameters.of(connection.number, connection.lessons)
         connection.lessons = self.parameters.serial
-        return Act(sequence=frame.sequence, actions=tuple(actions), parameters=new.parameters, samplers=new.samplers)
+        return Act(sequence=frame.sequence, actions=tuple(actions), parameters=parameters, samplers=samplers)
 
     def _admit(self, connection: SimulatorConnection, frame: Frame) -> None:
         """Counts a simulator's actions as running."""
@@ -330,9 +326,7 @@ class Stepper:
         for name, count in connection.pending.items():
             self.behaviors[name].running += count
 
-    def _choose(
-        self, acting: list[tuple[SimulatorConnection, Frame]], out: TickResult
-    ) -> dict[int, list[BehaviorActions]]:
+    def _choose(self, acting: list[Waiting], out: TickResult) -> dict[int, list[BehaviorActions]]:
         """Chooses the actions of all behaviors; returns them by connection."""
         by_name: dict[str, list[tuple[SimulatorConnection, Arrival]]] = {}
         for connection, frame in acting:
@@ -365,7 +359,8 @@ class Stepper:
         self.matches.begin(connection, arrival, rows)
 
     def _close(self, connection: SimulatorConnection) -> None:
-        """Removes the agents and running actions of a closed connection."""
+        """Removes a closed connection, its agents and running actions."""
+        del self.connections[connection.key]
         for name, count in connection.pending.items():
             if connection.frame is None or not connection.frame.reported:
                 self.behaviors[name].running -= count

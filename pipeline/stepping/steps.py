@@ -3,20 +3,17 @@
 Joining is deferred because simulators wait for their actions, while no service waits for a single step.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.messages.simulator import Decisions
+from sparring.pipeline.messages.rows import concatenate, join_columns
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
-from sparring.pipeline.specs import Array
 from sparring.pipeline.stepping.agents import Behavior, Slots, SlotTable
 
-_MISSING: Final = {"outcomes": -1.0}
-"""Value of a column's rows where a simulator does not send the column that another sends; 0 for other columns."""
+_RECORDS: Final = ("ended", "joined", "reported", "acted")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,33 +31,6 @@ class SampledActions:
     executed: NDArray[np.float32]
     discrete: NDArray[np.int32]
     log_probs: NDArray[np.float32]
-
-
-Rows = TypeVar("Rows", Decisions, AgentsEnded, OutcomesReported, ActionsChosen)
-TickRows = TypeVar("TickRows", AgentsStarted, AgentsEnded, OutcomesReported, ActionsChosen)
-
-
-def select_rows(rows: Rows, which: NDArray[np.intp]) -> Rows:
-    """Selects rows of a record of columns."""
-    return replace(rows, **{column.name: _select(getattr(rows, column.name), which) for column in fields(rows)})
-
-
-def join_columns(columns: Sequence[Array]) -> Array:
-    """Concatenates columns, without a copy where there is only one."""
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
-def join_optional(columns: Sequence[Array | None], rows: Iterable[int], missing: float = 0) -> Array | None:
-    """Concatenates columns, with rows of `missing` for a column that is None; returns None where all are."""
-    like = next((column for column in columns if column is not None), None)
-    if like is None:
-        return None
-    return join_columns(
-        [
-            np.full((n, *like.shape[1:]), missing, like.dtype) if column is None else column
-            for column, n in zip(columns, rows, strict=True)
-        ]
-    )
 
 
 @dataclass(slots=True)
@@ -107,8 +77,7 @@ class BehaviorTick:
 
     def rows(self) -> list[int]:
         """Returns the numbers of rows lost, ended, joined, reported and acted."""
-        listed = [sum([len(one.slots) for one in records]) for records in (self.ended, self.joined, self.reported)]
-        return [sum(map(len, self.lost)), *listed, len(self.acted[0].log_probs) if self.acted else 0]
+        return [sum(map(len, self.lost)), *(sum([len(one.slots) for one in getattr(self, kind)]) for kind in _RECORDS)]
 
 
 class PendingSteps:
@@ -155,20 +124,19 @@ class PendingSteps:
 
 
 def _join_ticks(name: str, ticks: list[BehaviorTick], produced_before: int) -> BehaviorSteps:
-    lost, acted = [slots for tick in ticks for slots in tick.lost], _join([one for tick in ticks for one in tick.acted])
-    if acted is not None and all(map(_as_reported, ticks)):
-        acted = replace(acted, slots=None)
+    lost = [slots for tick in ticks for slots in tick.lost]
+    records = {kind: [one for tick in ticks for one in getattr(tick, kind)] for kind in _RECORDS}
+    joined = {kind: concatenate(found) for kind, found in records.items() if found}
+    if "acted" in joined and all(map(_as_reported, ticks)):
+        joined["acted"] = replace(joined["acted"], slots=None)
     return BehaviorSteps(
         behavior=name,
         produced_before=produced_before,
         ticks=np.array([tick.number for tick in ticks], np.int64),
         completed=np.array([tick.completed for tick in ticks], np.int64),
         rows=np.array([tick.rows() for tick in ticks], np.int32),
-        lost=join_columns(lost) if lost else None,
-        ended=_join([one for tick in ticks for one in tick.ended]),
-        joined=_join([one for tick in ticks for one in tick.joined]),
-        reported=_join([one for tick in ticks for one in tick.reported]),
-        acted=acted,
+        lost=np.concatenate(lost) if lost else None,
+        **joined,
     )
 
 
@@ -178,30 +146,3 @@ def _as_reported(tick: BehaviorTick) -> bool:
         return not tick.acted and not tick.reported
     acted, reported = tick.acted[0].slots, join_columns([one.slots for one in tick.reported])
     return acted is reported or (acted is not None and np.array_equal(acted, reported))
-
-
-def _join(records: Sequence[TickRows]) -> TickRows | None:
-    """Joins the rows of records."""
-    if len(records) < 2:
-        return records[0] if records else None
-    sizes = [0 if one.slots is None else len(one.slots) for one in records]
-    return replace(
-        records[0],
-        **{
-            column.name: _join_column([getattr(one, column.name) for one in records], sizes, column.name)
-            for column in fields(records[0])
-        },
-    )
-
-
-def _join_column(columns: Sequence[Any], sizes: Sequence[int], name: str) -> Any:
-    """Joins the values of one field, whose type only its record knows."""
-    if isinstance(columns[0], tuple):
-        return tuple(join_columns(observation) for observation in zip(*columns, strict=True))
-    return join_optional(columns, sizes, _MISSING.get(name, 0))
-
-
-def _select(column: Array | tuple[Array, ...] | int | None, which: NDArray[np.intp]) -> Any:
-    if isinstance(column, tuple):
-        return tuple(observation[which] for observation in column)
-    return column[which] if isinstance(column, np.ndarray) else column
