@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
-from functools import cache
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -74,7 +72,6 @@ def join_columns(columns: Sequence[Any], rows: Iterable[int] = (), missing: floa
     return np.concatenate(columns)
 
 
-@cache
-def names_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
-    """Returns the names of the fields of a record."""
-    return tuple(one.name for one in fields(kind))
+def names_of(kind: type[DataclassInstance]) -> Collection[str]:
+    """Returns the names of the fields of a record, faster than `dataclasses.fields`."""
+    return kind.__dataclass_fields__

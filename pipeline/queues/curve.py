@@ -17,21 +17,17 @@ _VERSION: Final = b"1.0"
 
 
 def authenticate(
-    request: Sequence[Buffer],
-    public: bytes,
-    on_rejected: Callable[[str, str, str], None],
-    to_z85: Callable[[bytes], bytes],
+    request: Sequence[Buffer], public: bytes, on_rejected: Callable[[str, str, str], None]
 ) -> list[Buffer]:
     """Answers an authentication request of ZeroMQ.
 
     Args:
         request: a delimiter, version, serial, domain, address, identity, mechanism and key.
-        public: key in Z85 that all services of the run present.
+        public: the 32 bytes of the key that all services of the run present.
         on_rejected: called with the queue or topic, the peer's address and the cause.
-        to_z85: encodes a key in Z85.
     """
     delimiter, version, serial, domain, address, _, mechanism, *keys = map(bytes, request)
-    allowed = version == _VERSION and mechanism == b"CURVE" and len(keys[0]) == 32 and to_z85(keys[0]) == public
+    allowed = version == _VERSION and mechanism == b"CURVE" and keys == [public]
     if not allowed:
         on_rejected(domain.decode(errors="replace"), address.decode(errors="replace"), "it has another key")
     status: list[Buffer] = [b"200", b"OK"] if allowed else [b"400", b"not allowed"]

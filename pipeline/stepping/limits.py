@@ -6,11 +6,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sparring.pipeline.errors import RemoteProtocolError, too_large
 from sparring.pipeline.messages.codec import SIMULATORS, Limits
-from sparring.pipeline.networks.settings import NetworkSettings, Unsupported, refuse_unsupported
+from sparring.pipeline.networks.settings import NetworkSettings, StrictSettings, Unsupported, refuse_unsupported
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec, names_a_folder
 
 HELLO: Final = Limits(total=2**18, header=2**18, arrays=SIMULATORS.arrays)
@@ -19,7 +19,7 @@ HELLO: Final = Limits(total=2**18, header=2**18, arrays=SIMULATORS.arrays)
 _OWN_DESCRIPTORS: Final = 256
 
 
-class LimitSettings(BaseModel):
+class LimitSettings(StrictSettings):
     """The section `pipeline.limits` applies to one stepping process, unless an attribute names one simulator.
 
     Attributes:
@@ -41,8 +41,6 @@ class LimitSettings(BaseModel):
         actions: continuous actions plus choices of all branches of one agent.
         statistics: names of statistics of all simulators; further ones are counted and dropped.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     connections: int = Field(default=1024, ge=1)
     connections_per_host: int = Field(default=512, ge=1)

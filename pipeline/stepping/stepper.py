@@ -30,8 +30,7 @@ from sparring.pipeline.stepping.limits import check_agents
 from sparring.pipeline.stepping.matches import Matches
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.processes import SimulatorProcesses
-from sparring.pipeline.stepping.reports import apply_report
-from sparring.pipeline.stepping.steps import PendingSteps
+from sparring.pipeline.stepping.steps import PendingSteps, apply_report
 from sparring.pipeline.stepping.waiting import Requirements
 
 Waiting = tuple[SimulatorConnection, Frame]

@@ -1,19 +1,29 @@
 """Ticks collect steps for assembly as they arrive, and join them into columns when they are taken.
 
+The outcomes in a simulator's report complete steps; new agents get slots, and ended ones give theirs back.
+
 Joining is deferred because simulators wait for their actions, while no service waits for a single step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.messages.rows import concatenate, join_columns
+from sparring.pipeline.messages.rows import concatenate, join_columns, names_of, pick_where
+from sparring.pipeline.messages.simulator import Decisions, Ends
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
-from sparring.pipeline.stepping.agents import Behavior, Slots, SlotTable
+from sparring.pipeline.stepping.agents import Behavior, Ids, Slots, SlotTable
+from sparring.pipeline.stepping.connections import Arrival
 
 _RECORDS: Final = ("ended", "joined", "reported", "acted")
+
+Reported = TypeVar("Reported", AgentsEnded, OutcomesReported)
+
+BeginEpisodes = Callable[[Arrival, NDArray[np.intp]], None]
+"""Prepares the episodes of new agents, which are these rows of the decisions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +68,10 @@ class BehaviorTick:
             return
         started = AgentsStarted(
             slots=slots,
-            agents=table.agents[slots],
-            groups=table.groups[slots],
-            teams=table.teams[slots],
-            simulators=table.simulators[slots],
             fresh=np.full(len(slots), fresh),
             matchups=table.matchups[slots] if table.has_ghosts else None,
             lessons=table.lessons[slots] if table.has_curricula else None,
+            **{name: getattr(table, name)[slots] for name in ("agents", "groups", "teams", "simulators")},
         )
         self.joined.append(started)
 
@@ -78,6 +85,101 @@ class BehaviorTick:
     def rows(self) -> list[int]:
         """Returns the numbers of rows lost, ended, joined, reported and acted."""
         return [sum(map(len, self.lost)), *(sum([len(one.slots) for one in getattr(self, kind)]) for kind in _RECORDS)]
+
+
+def apply_report(arrival: Arrival, simulator: int, tick: BehaviorTick, begin: BeginEpisodes) -> tuple[int, int]:
+    """Assigns slots to the agents of a report, completes the actions that it answers, and adds the rows to the tick.
+
+    Rows of ghosts are left out: no learner uses them.
+
+    Args:
+        arrival: the report.
+        simulator: number of the connection.
+        tick: of the behavior name; gets the rows.
+        begin: called before the episodes of new agents are added to the tick.
+
+    Returns:
+        Steps completed by learning agents, and by ghosts.
+    """
+    completed, ghosts, table, vacated = 0, 0, arrival.table, arrival.vacated
+    if (ends := arrival.ends) is not None:
+        completed, ghosts = _complete(table, vacated)
+        table.live[vacated] = False
+        _add_learning(tick.ended, AgentsEnded, ends, vacated, table)
+    if (decisions := arrival.decisions) is not None:
+        if arrival.unknown or ends is not None:
+            _begin(arrival, decisions, simulator, tick, begin)
+        _update_groups(arrival, decisions, simulator, tick)
+        done = _complete(table, arrival.slots)
+        completed, ghosts = completed + done[0], ghosts + done[1]
+        arrival.learning = _add_learning(tick.reported, OutcomesReported, decisions, arrival.slots, table)
+    if ends is not None:
+        empty = vacated[~table.live[vacated]]
+        if empty.size:
+            arrival.simulator_behavior.roster.remove(empty)
+            table.give_back(empty)
+    tick.completed += completed
+    return completed, ghosts
+
+
+def _complete(table: SlotTable, slots: Slots) -> tuple[int, int]:
+    """Completes the actions of `slots`; returns their numbers for learning agents and for ghosts."""
+    acted = table.acted[slots]
+    table.acted[slots] = False
+    done = int(np.count_nonzero(acted))
+    if not table.has_ghosts:
+        return done, 0
+    learning = int(np.count_nonzero(acted & table.learning[slots]))
+    return learning, done - learning
+
+
+def _add_learning(
+    records: list[Reported], kind: type[Reported], rows: Decisions | Ends, slots: Slots, table: SlotTable
+) -> int:
+    """Adds a record of the rows of learning agents, whose columns have the same names there; returns their number."""
+    record = kind(slots=slots, **{name: getattr(rows, name) for name in names_of(kind) if name != "slots"})
+    if table.has_ghosts:
+        record = pick_where(record, table.learning[slots])
+    if record.slots.size:
+        records.append(record)
+    return len(record.slots)
+
+
+def _begin(arrival: Arrival, decisions: Decisions, simulator: int, tick: BehaviorTick, begin: BeginEpisodes) -> None:
+    """Gives slots to new agents, and begins new episodes for those that ended and decide again."""
+    simulator_behavior, table, slots = arrival.simulator_behavior, arrival.table, arrival.slots
+    if arrival.unknown:
+        new = np.flatnonzero(slots < 0)
+        slots = slots.copy()
+        slots[new] = table.take(len(new))
+        simulator_behavior.roster.add(decisions.agents[new], slots[new])
+        simulator_behavior.roster.remember(decisions.agents, slots)
+        arrival.slots = slots
+    fresh = np.flatnonzero(~table.live[slots])
+    if fresh.size:
+        groups = 0 if decisions.groups is None else _group_keys(decisions.groups[fresh], simulator)
+        table.begin(slots[fresh], groups, simulator_behavior.id.team, simulator)
+        begin(arrival, fresh)
+        tick.join(table, slots[fresh], fresh=True)
+
+
+def _update_groups(arrival: Arrival, decisions: Decisions, simulator: int, tick: BehaviorTick) -> None:
+    """Updates agents whose group has changed, and lists them in the tick."""
+    simulator_behavior, table, slots = arrival.simulator_behavior, arrival.table, arrival.slots
+    if decisions.groups is None and not simulator_behavior.has_groups:
+        return
+    simulator_behavior.has_groups = True
+    groups = np.zeros(len(slots), np.int64) if decisions.groups is None else decisions.groups
+    keys = _group_keys(groups, simulator)
+    moved = table.groups[slots] != keys
+    if np.count_nonzero(moved):
+        table.groups[slots] = keys
+        tick.join(table, slots[moved], fresh=False)
+
+
+def _group_keys(groups: Ids, simulator: int) -> Ids:
+    """Makes the group ids of one simulator unique over all; 0 stays 0."""
+    return np.where(groups == 0, 0, groups + ((simulator + 1) << 32))
 
 
 class PendingSteps:
