@@ -1,10 +1,8 @@
 """Columns of tables, which grow, and of records with a ragged column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +10,6 @@ from numpy.typing import NDArray
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.messages.rows import Record, names_of, pick
 from sparring.pipeline.specs import Array
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Mask = NDArray[np.bool_]
 Slots = NDArray[np.int32]
@@ -50,7 +45,7 @@ def pick_ragged(record: Record, which: NDArray[np.int64], ragged: str, lengths: 
     return replace(pick(replace(record, **{ragged: sizes}), which), **{ragged: values})
 
 
-def grow(table: DataclassInstance, rows: int) -> None:
+def grow(table: Record, rows: int) -> None:
     """Adds rows of zeros to all columns of a table, so that it has at least `rows`, and at least twice as many."""
     for name in names_of(type(table)):
         column = getattr(table, name)

@@ -97,16 +97,6 @@ def check_behaviors(behaviors: Mapping[str, BehaviorSpec], known: int, limits: L
             raise too_large(got, limits.actions, "limits.actions", "give agents fewer of them")
 
 
-def check_agents(alive: int, new: int, limit: int) -> None:
-    """Rejects more agents of one simulator.
-
-    Raises:
-        RemoteProtocolError: `alive` and `new` agents together exceed `limit`.
-    """
-    if alive + new > limit:
-        raise too_large(f"{new} more agents beside {alive} of one simulator", limit, "limits.agents", "run fewer areas")
-
-
 def check_unnamed(name: str, known: int, limit: int) -> None:
     """Rejects an unnamed behavior beside `known` others.
 

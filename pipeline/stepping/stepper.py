@@ -13,6 +13,7 @@ A change of lessons goes out with a simulator's next answer; one that requires n
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 
 import numpy as np
@@ -25,8 +26,7 @@ from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.pipeline.stepping.acting import Policy, TickResult, choose, select_actions
 from sparring.pipeline.stepping.agents import Behavior, Roster
-from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, check_capacity, count_new_agents
-from sparring.pipeline.stepping.limits import check_agents
+from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, check_capacity
 from sparring.pipeline.stepping.matches import Matches
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.processes import SimulatorProcesses
@@ -37,10 +37,11 @@ Waiting = tuple[SimulatorConnection, Frame]
 """A simulator with its frame, which waits for an answer."""
 
 
+@dataclass(eq=False)
 class Stepper:
     """A Stepper acts for all simulators and behaviors of one stepping process.
 
-    Args:
+    Attributes:
         policies: latest policy by behavior name; agents of a missing one wait.
         lockstep: act in rounds.
         expected: number of simulators that the first round waits for, in lockstep.
@@ -49,44 +50,34 @@ class Stepper:
         self_play: behavior names that play against ghosts.
         ghosts: fixed policies that an assignment names, by behavior name and number.
         parameters: environment parameters.
-
-    Attributes:
         behaviors, connections: by name; simulators by connection key.
-        matches: of self-play.
-        parameters: environment parameters.
-        requirements: decide which simulators may be answered.
-        introduced: the next steps list all live agents.
         processes: steps of the simulators' processes.
+        introduced: the next steps list all live agents, as all agents of a new incarnation are new.
+        matches: of self-play.
+        requirements: decide which simulators may be answered.
     """
 
-    def __init__(
-        self,
-        policies: Mapping[str, Policy],
-        *,
-        lockstep: bool = False,
-        expected: int = 1,
-        max_agents: int = 65536,
-        agents_each: int = 65536,
-        self_play: Iterable[str] = (),
-        ghosts: Mapping[tuple[str, int], Policy] | None = None,
-        parameters: RunParameters | None = None,
-    ) -> None:
-        self.behaviors: dict[str, Behavior] = {}
-        self.connections: dict[int, SimulatorConnection] = {}
+    policies: Mapping[str, Policy]
+    _: KW_ONLY
+    lockstep: bool = False
+    expected: int = 1
+    max_agents: int = 65536
+    agents_each: int = 65536
+    self_play: InitVar[Iterable[str]] = ()
+    ghosts: Mapping[tuple[str, int], Policy] = field(default_factory=dict)
+    parameters: RunParameters = field(default_factory=lambda: RunParameters({}))
+    behaviors: dict[str, Behavior] = field(init=False, default_factory=dict)
+    connections: dict[int, SimulatorConnection] = field(init=False, default_factory=dict)
+    processes: SimulatorProcesses = field(init=False, default_factory=SimulatorProcesses)
+    introduced: bool = field(init=False, default=True)
+    _pending_steps: PendingSteps = field(init=False, default_factory=PendingSteps)
+    _reintroduce: bool = field(init=False, default=False)
+
+    def __post_init__(self, self_play: Iterable[str]) -> None:
         self.matches = Matches(self_play)
-        self.processes = SimulatorProcesses()
-        self.parameters = RunParameters({}) if parameters is None else parameters
         self.requirements = Requirements(
-            self.connections, self.behaviors, policies, self.matches, self.parameters, lockstep, expected
+            self.connections, self.behaviors, self.policies, self.matches, self.parameters, self.lockstep, self.expected
         )
-        self.introduced = True  # all agents of a new incarnation are new
-        self._policies = policies
-        self._ghosts = {} if ghosts is None else ghosts
-        self._lockstep = lockstep
-        self._max_agents = max_agents
-        self._agents_each = agents_each
-        self._pending_steps = PendingSteps()
-        self._reintroduce = False
 
     @property
     def teams(self) -> dict[str, tuple[int, ...]]:
@@ -125,8 +116,8 @@ class Stepper:
         Raises:
             RemoteProtocolError: a spec contradicts a known one.
         """
-        connection = SimulatorConnection(number=number, key=key, sorts=self._lockstep, scripts=scripts or {})
-        connection.register(specs, self.behaviors, self._max_agents)
+        connection = SimulatorConnection(number=number, key=key, sorts=self.lockstep, scripts=scripts or {})
+        connection.register(specs, self.behaviors, self.max_agents)
         former = next((k for k, c in self.connections.items() if c.number == number and not c.is_closed), None)
         if former is not None:
             self.disconnect(former)
@@ -136,7 +127,7 @@ class Stepper:
 
     def add_behaviors(self, key: int, specs: Mapping[str, BehaviorSpec]) -> None:
         """Adds behaviors of a simulator. Raises as `connect` and `connection`."""
-        self.connection(key).register(specs, self.behaviors, self._max_agents)
+        self.connection(key).register(specs, self.behaviors, self.max_agents)
 
     def connection(self, key: int) -> SimulatorConnection:
         """Returns the simulator of a connection.
@@ -180,9 +171,7 @@ class Stepper:
             raise _unexpected("a Step before the answer to the one before it")
         arrivals = connection.arrive(step)
         self.matches.check(connection, arrivals)
-        if new := count_new_agents(arrivals):
-            check_agents(connection.alive, sum(new.values()), self._agents_each)
-            check_capacity(new, self.behaviors, self.connections.values())
+        check_capacity(connection, arrivals, self.connections.values(), self.agents_each)
         connection.frame = Frame(sequence=step.sequence, received_at=now, arrivals=arrivals)
 
     def grant(self, name: str, allowance: StepAllowance) -> None:
@@ -192,7 +181,7 @@ class Stepper:
 
     def return_unused(self) -> None:
         """Returns the unused steps of behaviors without agents to other processes; lockstep has no others."""
-        for behavior in () if self._lockstep else self.behaviors.values():
+        for behavior in () if self.lockstep else self.behaviors.values():
             behavior.return_unused()
 
     def reintroduce_agents(self) -> None:
@@ -270,7 +259,7 @@ class Stepper:
     def _sort_by_arrival(self) -> list[Waiting]:
         """Returns the frames: by number of their simulators in lockstep, else the longest waiting first."""
         pairs = [(one, one.frame) for one in self.connections.values() if one.frame is not None]
-        return sorted(pairs, key=lambda p: (0.0 if self._lockstep else p[1].received_at, p[0].number, p[0].key))
+        return sorted(pairs, key=lambda p: (0.0 if self.lockstep else p[1].received_at, p[0].number, p[0].key))
 
     def _report(self, connection: SimulatorConnection, frame: Frame, now: float) -> None:
         """Applies the outcomes of a new frame."""
@@ -291,11 +280,11 @@ class Stepper:
     def _act(self, waiting: list[Waiting], out: TickResult, now: float) -> None:
         """Answers every waiting simulator whose requirements are met; in lockstep all or none."""
         missing_for = self.requirements.missing_for
-        if self._lockstep and any(missing_for(connection, frame) is not None for connection, frame in waiting):
+        if self.lockstep and any(missing_for(connection, frame) is not None for connection, frame in waiting):
             return
         answered, acting = [], []
         for connection, frame in waiting:
-            if self._lockstep or missing_for(connection, frame) is None:
+            if self.lockstep or missing_for(connection, frame) is None:
                 answered.append((connection, frame))
                 if not self.parameters.resets(connection.lessons):
                     self._admit(connection, frame)
@@ -333,11 +322,11 @@ class Stepper:
                 by_name.setdefault(arrival.name, []).append((connection, arrival))
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
-            behavior, policy = self.behaviors[name], self._policies.get(name)
-            chosen, learned = choose(behavior, [arrival for _, arrival in entries], policy, self._ghosts)
+            behavior, policy = self.behaviors[name], self.policies.get(name)
+            chosen, learned = choose(behavior, [arrival for _, arrival in entries], policy, self.ghosts)
             if learned.log_probs.size:
                 self._pending_steps.present(behavior).acted.append(learned)
-            playing = {number: one.script for (own, number), one in self._ghosts.items() if own == name and one.script}
+            playing = {number: one.script for (own, number), one in self.ghosts.items() if own == name and one.script}
             at = 0
             for connection, arrival in entries:
                 rows = slice(at, at + len(arrival.slots))
