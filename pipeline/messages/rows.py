@@ -61,10 +61,12 @@ def join_columns(columns: Sequence[Any], rows: Iterable[int] = (), missing: floa
         rows: number of rows of each, where any may be None.
         missing: value in the rows of one that is None.
     """
-    like = next((column for column in columns if column is not None), None)
-    if like is None or len(columns) == 1:
-        return like
+    if len(columns) == 1:
+        return columns[0]
     if any(column is None for column in columns):
+        like = next((column for column in columns if column is not None), None)
+        if like is None:
+            return None
         columns = [
             np.full((n, *like.shape[1:]), missing, like.dtype) if column is None else column
             for column, n in zip(columns, rows, strict=True)

@@ -11,7 +11,7 @@ from sparring.pipeline.messages.rows import concatenate, join_columns, pick, pic
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Reset
 from sparring.pipeline.messages.steps import ActionsChosen
 from sparring.pipeline.specs import Array
-from sparring.pipeline.stepping.agents import Behavior, Ids, Slots
+from sparring.pipeline.stepping.agents import Behavior, Ids
 from sparring.pipeline.stepping.connections import Arrival
 from sparring.pipeline.stepping.steps import SampledActions
 
@@ -71,9 +71,11 @@ def choose(
     """
     table = behavior.table
     decisions = [arrival.decisions for arrival in arrivals if arrival.decisions is not None]
-    slots: Slots = join_columns([arrival.slots for arrival in arrivals])
-    observations = tuple(map(join_columns, zip(*(rows.observations for rows in decisions), strict=True)))
-    masks: Masks = join_columns([rows.masks for rows in decisions], (len(rows.agents) for rows in decisions))
+    slots, observations, masks = arrivals[0].slots, decisions[0].observations, decisions[0].masks
+    if len(decisions) > 1:
+        slots = np.concatenate([arrival.slots for arrival in arrivals])
+        observations = tuple(map(np.concatenate, zip(*(rows.observations for rows in decisions), strict=True)))
+        masks = join_columns([rows.masks for rows in decisions], (len(rows.agents) for rows in decisions))
     playing = np.unique(table.ghosts[slots]).tolist() if table.has_ghosts else [0]
     policies = {one: ghosts[behavior.name, one] if one or policy is None else policy for one in playing}
     carried = updated = None

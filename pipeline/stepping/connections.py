@@ -271,13 +271,12 @@ def count_new_agents(arrivals: Iterable[Arrival]) -> Counter[str]:
     """Counts new agents by behavior name."""
     new: Counter[str] = Counter()
     for arrival in arrivals:
-        if arrival.unknown:
-            new[arrival.name] += arrival.unknown
+        new[arrival.name] += arrival.unknown
     return new
 
 
 def check_capacity(
-    connection: SimulatorConnection, arrivals: Iterable[Arrival], every: Iterable[SimulatorConnection], limit: int
+    connection: SimulatorConnection, arrivals: Sequence[Arrival], every: Iterable[SimulatorConnection], limit: int
 ) -> None:
     """Rejects new agents of a simulator that would exceed a limit, those of frames not applied yet included.
 
@@ -290,16 +289,17 @@ def check_capacity(
     Raises:
         RemoteProtocolError: the simulator or one of its behaviors would have too many.
     """
-    new = count_new_agents(arrivals)
-    if not new:
+    more = sum([arrival.unknown for arrival in arrivals])
+    if not more:
         return
     alive = sum(len(one.roster.slots) for one in connection.behaviors.values())
-    if alive + new.total() > limit:
-        got = f"{new.total()} more agents beside {alive} of one simulator"
+    if alive + more > limit:
+        got = f"{more} more agents beside {alive} of one simulator"
         raise too_large(got, limit, "limits.agents", "run fewer areas")
     frames = [one.frame for one in every if one.frame is not None and not one.frame.reported]
     expected = count_new_agents(arrival for frame in frames for arrival in frame.arrivals)
-    for name, table in {arrival.name: arrival.table for arrival in arrivals}.items():
+    new, tables = count_new_agents(arrivals), {arrival.name: arrival.table for arrival in arrivals}
+    for name, table in tables.items():
         if (others := table.taken + expected[name]) + new[name] > table.limit:
             got, most = f"{new[name]} more agents of {name} beside {others}", f"{table.limit} agents of one behavior"
             raise too_large(got, most, "max_agents", "run fewer areas")

@@ -84,7 +84,8 @@ class BehaviorTick:
 
     def rows(self) -> list[int]:
         """Returns the numbers of rows lost, ended, joined, reported and acted."""
-        return [sum(map(len, self.lost)), *(sum([len(one.slots) for one in getattr(self, kind)]) for kind in _RECORDS)]
+        listed = [sum([len(one.slots) for one in records]) for records in (self.ended, self.joined, self.reported)]
+        return [sum(map(len, self.lost)), *listed, len(self.acted[0].log_probs) if self.acted else 0]
 
 
 def apply_report(arrival: Arrival, simulator: int, tick: BehaviorTick, begin: BeginEpisodes) -> tuple[int, int]:

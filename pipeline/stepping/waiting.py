@@ -94,7 +94,9 @@ class Requirements:
         for name, count in connection.pending.items():
             if count and self.behaviors[name].remaining <= 0:
                 return Reason(ALLOWANCES, name)
-        allowed = [one for one in self.behaviors.values() if self.lockstep and one.allowance.serial]
+        if not self.lockstep:
+            return None
+        allowed = (one for one in self.behaviors.values() if one.allowance.serial)
         return next((Reason(ALLOWANCES, one.name) for one in allowed if one.remaining <= 0), None)
 
     def waits_for(self, behavior: str) -> Reason | None:
