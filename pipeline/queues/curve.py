@@ -5,7 +5,7 @@ another key, another protocol than ZeroMQ, silence) it only reports as events of
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sparring.pipeline.messages.codec import Buffer
@@ -34,7 +34,7 @@ def authenticate(
     return [delimiter, _VERSION, serial, *status, b"", b""]
 
 
-@dataclass
+@dataclass(slots=True)
 class Handshakes:
     """Finds the rejected connections among the events of a listening socket.
 
@@ -50,11 +50,9 @@ class Handshakes:
     on_rejected: Callable[[str, str], None]
     peer_of: Callable[[int], str]
     clock: Callable[[], float]
-
-    def __post_init__(self) -> None:
-        self._connections: dict[int, tuple[str, float]] = {}  # peer and time of arrival, by descriptor
-        self._succeeded = 0
-        self._failure: str | None = None
+    _connections: dict[int, tuple[str, float]] = field(default_factory=dict)  # peer and arrival, by descriptor
+    _succeeded: int = 0
+    _failure: str | None = None
 
     def on_event(self, event: str, value: int) -> None:
         """Handles an event of the socket, by ZeroMQ's name."""

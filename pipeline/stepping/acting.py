@@ -106,14 +106,12 @@ def _act_by_player(
     players: Ids, policies: Mapping[int, Policy], observations: tuple[Array, ...], masks: Masks, carried: Carried
 ) -> SampledActions:
     """Acts in one forward pass for each of `players`, and updates what agents carry in place."""
-    parts, orders = [], []
-    for player, policy in policies.items():
-        rows = np.flatnonzero(players == player)
+    parts, orders = [], [np.flatnonzero(players == player) for player in policies]
+    for policy, rows in zip(policies.values(), orders, strict=True):
         own = carried[rows, : policy.carried] if carried is not None and policy.carried else None
         parts.append(policy.act(tuple(c[rows] for c in observations), None if masks is None else masks[rows], own))
         if carried is not None and own is not None:
             carried[rows, : policy.carried] = own
-        orders.append(rows)
     return pick(concatenate(parts), np.argsort(np.concatenate(orders)))
 
 

@@ -176,11 +176,8 @@ class Matches:
         Args:
             source: incarnation of this stepping service.
         """
-        taken = []
-        for name, ended in self._results.items():
-            if ended:
-                taken.append(self._join_results(source, name, ended))
-                ended.clear()
+        taken = [self._join_results(source, name, ended) for name, ended in self._results.items() if ended]
+        self._results = {name: [] for name in self._results}
         return taken
 
     # ---------------------------------------------------------------- inside

@@ -11,6 +11,7 @@ agents: otherwise timing would decide whether their steps come before or after t
 A change of lessons goes out with a simulator's next answer; one that requires new episodes replaces it with a Reset.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
@@ -82,11 +83,8 @@ class Stepper:
     @property
     def teams(self) -> dict[str, tuple[int, ...]]:
         """Returns the teams that simulators have named, in order, by behavior name."""
-        found: dict[str, set[int]] = {}
-        for connection in self.connections.values():
-            for simulator_behavior in connection.behaviors.values():
-                found.setdefault(simulator_behavior.id.name, set()).add(simulator_behavior.id.team)
-        return {name: tuple(sorted(teams)) for name, teams in found.items()}
+        found = sorted({one.id for connection in self.connections.values() for one in connection.behaviors.values()})
+        return {name: tuple(one.team for one in ids) for name, ids in itertools.groupby(found, lambda one: one.name)}
 
     # ---------------------------------------------------------------- simulators
 
