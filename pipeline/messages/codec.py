@@ -262,9 +262,7 @@ class _SteadyMessage(NamedTuple):
         except CodecError:  # the bytes after the key are no number, or inside a text
             return None
         body = header["body"]
-        if not isinstance(body, dict) or body.get(NUMBER) != 0:
-            return None
-        if other != {**header, "body": {**body, NUMBER: 1}}:
+        if not isinstance(body, dict) or body.get(NUMBER) != 0 or other != {**header, "body": {**body, NUMBER: 1}}:
             return None
         views = _views(message, header_size, layouts)
         shape = shape_of(decode_record(header, views), views)
