@@ -26,35 +26,32 @@ class RunParameters:
 
     Attributes:
         has_curricula: the present lessons are known from coordination only.
-        state: lessons that coordination last published; None before.
+        state: present lessons: the first ones until coordination has published others.
+        known: the present values are known.
     """
 
     def __init__(self, lessons: Mapping[str, Sequence[Value]], seed: int = 0) -> None:
         self._lessons = {name: tuple(values) for name, values in lessons.items()}
         self._seed = seed
         self.has_curricula = any(len(values) > 1 for values in self._lessons.values())
-        self.state: LessonsState | None = None
-
-    @property
-    def known(self) -> bool:
-        """Returns whether the present values are known."""
-        return self.state is not None or not self.has_curricula
+        self.state = LessonsState(serial=0, numbers={}, since={})
+        self.known = not self.has_curricula
 
     @property
     def serial(self) -> int:
         """Returns the serial of the present lessons; 0 before the first change."""
-        return 0 if self.state is None else self.state.serial
+        return self.state.serial
 
     def adopt(self, state: LessonsState) -> bool:
         """Changes to other lessons; returns whether they are new."""
-        if self.state is not None and state.serial <= self.state.serial:
+        if self.known and state.serial <= self.serial:
             return False
-        self.state = state
+        self.state, self.known = state, True
         return True
 
     def resets(self, serial: int) -> bool:
         """Returns whether a simulator that has the lessons of `serial` must begin new episodes."""
-        return self.state is not None and self.state.resets > serial
+        return self.state.resets > serial
 
     def of(self, simulator: int, since: int = -1) -> Update:
         """Returns the parameters of a simulator, for a Reset or Act.
@@ -63,13 +60,12 @@ class RunParameters:
             simulator: number of the simulator.
             since: leaves out parameters whose lessons began with this serial or an earlier one; -1 for none.
         """
-        state = LessonsState(serial=0, numbers={}, since={}) if self.state is None else self.state
         numbers: dict[str, float] = {}
         samplers: dict[str, Sampler] = {}
         for name, values in self._lessons.items():
-            if state.since.get(name, 0) <= since:
+            if self.state.since.get(name, 0) <= since:
                 continue
-            lesson = min(state.numbers.get(name, 0), len(values) - 1)
+            lesson = min(self.state.numbers.get(name, 0), len(values) - 1)
             value = values[lesson]
             if isinstance(value, Sampler):
                 own = (value.seed + simulator) % 2**31 if value.seed >= 0 else self._seed_of(name, lesson, simulator)
