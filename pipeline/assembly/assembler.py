@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.assembly.columns import NO_ROWS, Places, RowNumbers, Slots, pick_ragged, pick_where
+from sparring.pipeline.assembly.columns import NO_ROWS, Places, RowNumbers, Slots, pick_ragged
 from sparring.pipeline.assembly.groups import NO_GROUPS, Groups
 from sparring.pipeline.assembly.members import NO_SLOTS, Members, Sizes
 from sparring.pipeline.assembly.messages import FinishedSegments, are_last, group_returns, has_episodes, note_episodes
 from sparring.pipeline.assembly.ticks import TickEvents, split_ticks
+from sparring.pipeline.messages.rows import pick_where
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.steps import AgentsStarted, BehaviorSteps
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import columns, sequences
-from sparring.pipeline.assembly.columns import FIRST_ROWS, NO_ROWS, Mask, Places, concatenate
+from sparring.pipeline.assembly.columns import FIRST_ROWS, NO_ROWS, Mask, Places
+from sparring.pipeline.messages.rows import concatenate
 from sparring.pipeline.specs import Array
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import columns
-from sparring.pipeline.assembly.columns import NO_ROWS, Mask, Places, RowNumbers, Slots, pick_ragged, pick_where
+from sparring.pipeline.assembly.columns import NO_ROWS, Mask, Places, RowNumbers, Slots, pick_ragged
 from sparring.pipeline.assembly.log import MemberSegments, StepLog
 from sparring.pipeline.assembly.ticks import TickEvents
+from sparring.pipeline.messages.rows import concatenate, pick_where
 from sparring.pipeline.messages.segments import Episodes
 from sparring.pipeline.messages.steps import AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 from sparring.pipeline.specs import Array
@@ -133,7 +134,7 @@ class Members:
     def take(self) -> MemberSegments:
         """Returns all finished segments that are not sent yet, and forgets them."""
         unsent, self.unsent, self.closed_steps = self.unsent, [], 0
-        segments = columns.concatenate(unsent or [self.cut(NO_SLOTS)])
+        segments = concatenate(unsent or [self.cut(NO_SLOTS)])
         if not self.in_groups:
             segments.places = np.arange(len(segments.lengths))
         return segments
@@ -288,7 +289,7 @@ class Members:
         present = self.cut(np.flatnonzero(self.live & self.seen & (rank[self.places] >= 0)).astype(np.int32))
         present.until = (spans[rank[present.places]] + 1).astype(np.int32)
         self.log.columns["times"][present.following] = 0
-        every = columns.concatenate([present, *self.departed])
+        every = concatenate([present, *self.departed])
         order = np.argsort(rank[every.places], kind="stable")
         remaining = np.searchsorted(rank[every.places[order]], 0)
         self.departed = [pick_ragged(every, order[:remaining], "rows", "lengths")] if remaining else []

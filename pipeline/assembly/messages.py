@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.assembly import sequences
-from sparring.pipeline.assembly.columns import NO_ROWS, Mask, RowNumbers, Slots, concatenate, pick_ragged
+from sparring.pipeline.assembly.columns import NO_ROWS, Mask, RowNumbers, Slots, pick_ragged
 from sparring.pipeline.assembly.groups import FinishedGroups
 from sparring.pipeline.assembly.log import MemberSegments
 from sparring.pipeline.assembly.members import NO_SLOTS, Members
 from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.messages.rows import concatenate, names_of
 from sparring.pipeline.messages.segments import Episodes, GroupSegments, Segments, TeammateSegments
 from sparring.pipeline.specs import Array
 
@@ -112,10 +113,6 @@ class FinishedSegments:
 
     def _group_segments(self, behavior: str, groups: FinishedGroups) -> GroupSegments:
         return GroupSegments(
-            numbers=groups.numbers,
-            spans=groups.spans,
-            ended=groups.ended,
-            rewards=groups.rewards,
             teammates=tuple(
                 TeammateSegments(
                     behavior=name,
@@ -129,6 +126,7 @@ class FinishedSegments:
                 for name, segments in self.segments.items()
                 if name != behavior and segments.places.size
             ),
+            **{name: getattr(groups, name) for name in names_of(FinishedGroups)},
             **self._of_members(behavior, len(groups.numbers)),
         )
 

@@ -1,11 +1,12 @@
 """Splits a record of several ticks into the events of each."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparring.pipeline.assembly.columns import Mask, Record, Slots, pick
+from sparring.pipeline.assembly.columns import Mask, Slots
+from sparring.pipeline.messages.rows import pick
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
 
 
@@ -42,20 +43,19 @@ def split_ticks(part: BehaviorSteps, live: Mask, most: int) -> Iterator[tuple[in
     bounds: list[list[int]] = []
     while at < len(completed):
         following = at + count_alike(part, at, live, most)
-        lost, ended, joined, reported, acted = part.lost, part.ended, part.joined, part.reported, part.acted
+        events: list[Any] = [part.lost, part.ended, part.joined, part.reported, part.acted]
         if following - at < len(completed):
             bounds = bounds or [[0] * 5, *np.cumsum(part.rows, axis=0).tolist()]
-            rows = [slice(start, stop) for start, stop in zip(bounds[at], bounds[following], strict=True)]
-            lost = None if lost is None or rows[0].start == rows[0].stop else lost[rows[0]]
-            ended, joined = _rows_of(ended, rows[1]), _rows_of(joined, rows[2])
-            reported, acted = _rows_of(reported, rows[3]), _rows_of(acted, rows[4])
-        steps, ticks = sum(completed[at:following]), following - at
-        yield int(part.ticks[at]), TickEvents(lost, ended, joined, reported, acted, steps, ticks)
+            events = list(map(_rows_of, events, bounds[at], bounds[following]))
+        yield int(part.ticks[at]), TickEvents._make([*events, sum(completed[at:following]), following - at])
         at = following
 
 
-def _rows_of(record: Record | None, rows: slice) -> Record | None:
-    return None if record is None or rows.start == rows.stop else pick(record, rows)
+def _rows_of(record: Any, start: int, stop: int) -> Any:
+    """Returns some rows of a record or column; None for no rows."""
+    if record is None or start == stop:
+        return None
+    return record[start:stop] if isinstance(record, np.ndarray) else pick(record, slice(start, stop))
 
 
 def count_alike(part: BehaviorSteps, first: int, live: Mask, most: int) -> int:

@@ -16,14 +16,13 @@ from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.messages.simulator import VERSION, Bye, Decisions, Fault, Ping, Pong, Sampler
 from sparring.pipeline.specs import SpecError
 from sparring.pipeline.stepping.connections import SimulatorConnection
-from sparring.pipeline.stepping.parameters import ParameterUpdate
 
 SEED: Final = 1
 MOST_STEPS: Final = 2000
 """Most Steps to play until episodes end."""
 FEW_STEPS: Final = 3
 """Steps to count before the connection is closed."""
-SAMPLED: Final = ParameterUpdate({PARAMETER: 0.5}, {PARAMETER: Sampler(kind="uniform", values=(0.25, 0.75), seed=1)})
+SAMPLED: Final = {PARAMETER: 0.5}, {PARAMETER: Sampler(kind="uniform", values=(0.25, 0.75), seed=1)}
 
 ALWAYS: Final = {
     "decoding": "Every message can be decoded.",
@@ -143,7 +142,7 @@ def _plays(trial: Trial) -> Finding | None:
 def _parameters(trial: Trial) -> None:
     """Changes a parameter without a reset: a number, then a sampler, then a number again."""
     trial.deciding()
-    for change in (ParameterUpdate({PARAMETER: 1.0}), SAMPLED, ParameterUpdate({PARAMETER: 2.0})):
+    for change in (({PARAMETER: 1.0}, {}), SAMPLED, ({PARAMETER: 2.0}, {})):
         trial.act(change)
 
 

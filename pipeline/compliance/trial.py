@@ -19,12 +19,12 @@ from sparring.pipeline.messages.simulator import (
 )
 from sparring.pipeline.specs import ActionSpec
 from sparring.pipeline.stepping.connections import sort_by_agent
-from sparring.pipeline.stepping.parameters import ParameterUpdate
+from sparring.pipeline.stepping.parameters import Update
 
 PARAMETER: Final = "compliance"
 """An environment parameter that no simulator knows, and that each must ignore."""
 
-NO_CHANGE: Final = ParameterUpdate()
+NO_CHANGE: Final[Update] = {}, {}
 
 FirstDecisions = dict[str, Decisions]
 """The decisions of a first Step by behavior id, sorted by agent."""
@@ -91,7 +91,7 @@ class Trial:
             self.reset(None)
         return peer
 
-    def reset(self, seed: int | None, change: ParameterUpdate = NO_CHANGE) -> Step:
+    def reset(self, seed: int | None, change: Update = NO_CHANGE) -> Step:
         """Sends Reset and receives the first Step.
 
         Args:
@@ -100,10 +100,11 @@ class Trial:
         """
         peer = self.welcomed()
         self.watch.reset()
-        peer.send(Reset(seed=seed, parameters=change.parameters, samplers=change.samplers))
+        parameters, samplers = change
+        peer.send(Reset(seed=seed, parameters=parameters, samplers=samplers))
         return self._next(peer)
 
-    def act(self, change: ParameterUpdate = NO_CHANGE) -> Step:
+    def act(self, change: Update = NO_CHANGE) -> Step:
         """Answers the Step with random legal actions and receives the next one.
 
         Args:
@@ -117,7 +118,7 @@ class Trial:
             spec = self.watch.specs[behavior].actions
             actions.append(random_actions(behavior, decisions, spec, self._random))
             self.watch.counter.add_open(behavior, decisions.agents)
-        numbers, samplers = change.parameters, change.samplers
+        numbers, samplers = change
         peer.send(Act(sequence=step.sequence, actions=tuple(actions), parameters=numbers, samplers=samplers))
         return self._next(peer)
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,11 +184,8 @@ class Tournament:
 
     def _counts(self, numbers: Iterable[int]) -> dict[int, int]:
         """Counts ended matches by line-up; matches from before all teams were known belong to none."""
-        counts = dict.fromkeys(self._lineups, 0)
-        for number in numbers:
-            if (matchup := self._ended[number]) in counts:
-                counts[matchup] += 1
-        return counts
+        counts = Counter(self._ended[number] for number in numbers)
+        return {matchup: counts[matchup] for matchup in self._lineups}
 
     def player(self, _name: str, number: int) -> str:
         """Returns the label of a player."""

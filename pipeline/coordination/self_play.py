@@ -13,7 +13,7 @@ weights arrive. A learner that a crash threw back continues to count from where 
 
 import itertools
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -21,7 +21,7 @@ from openskill.models import PlackettLuce
 
 from sparring.pipeline.coordination.opponents import ExternalOpponent, Record, Side, sample_opponent
 from sparring.pipeline.coordination.settings import SelfPlaySettings
-from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, Results, one_by_one
+from sparring.pipeline.messages.matches import Matchup, MatchupAssignment, Results, ghosts_of, one_by_one
 from sparring.pipeline.specs import BehaviorId
 
 SCRIPTED: Final = "scripted"
@@ -158,7 +158,7 @@ class SelfPlay:
     @property
     def playing(self) -> set[tuple[str, int]]:
         """Behavior name and number of the ghosts of the assignment."""
-        return set() if self.assignment is None else _policies(self.assignment.matchups)
+        return set() if self.assignment is None else ghosts_of(self.assignment.matchups)
 
     # ---------------------------------------------------------------- what arrives
 
@@ -295,7 +295,7 @@ class SelfPlay:
 
     def _forget(self) -> None:
         """Removes the players that can no longer be opponents."""
-        known = _policies(self.matchups.values()) | self.wanted
+        known = ghosts_of(self.matchups.values()) | self.wanted
         possible = {self.player(*policy) for policy in known} | {*self.sides, SCRIPTED}
         for player in [player for player in self.ratings.elo if player not in possible]:
             self.ratings.leave(player)
@@ -350,11 +350,6 @@ class SelfPlay:
             rules.sides[name] = replace(former, settings=side.settings, max_steps=side.max_steps, external=external)
             rules.ratings.enter(name, elo=side.settings.initial_elo)
         return rules
-
-
-def _policies(matchups: Iterable[Matchup]) -> set[tuple[str, int]]:
-    """Returns behavior name and number of the ghosts in some matchups."""
-    return {(BehaviorId.parse(one).name, number) for matchup in matchups for one, number in matchup.ghosts.items()}
 
 
 def _name_of(name: str, version: int) -> str:

@@ -26,8 +26,7 @@ import msgpack
 import numpy as np
 
 from sparring.pipeline.errors import CodecError, LimitExceeded
-from sparring.pipeline.messages.fields import DTYPES, Arrays, FieldError, Hint, Value, compile_record, describe, shorten
-from sparring.pipeline.messages.schema import TAGS, tag_of
+from sparring.pipeline.messages.schema import DTYPES, Arrays, Value, decode_record, describe, encode_record, shorten
 from sparring.pipeline.messages.steady import NUMBER, Shape, shape_of
 from sparring.pipeline.specs import Array
 
@@ -70,11 +69,9 @@ def encode(value: Value) -> list[Buffer]:
         CodecError: a field's annotation does not allow its value.
     """
     arrays: Arrays = []
-    encode_record, _ = compile_record(value.__class__)
-    body = encode_record(value, arrays)
-    described = [[array.dtype.str, array.shape] for array in arrays]
-    header: bytes = msgpack.packb({"type": tag_of(value), "body": body, "arrays": described})
-    return [header, *(array.data.cast("B") if array.size else b"" for array in arrays)]
+    header = encode_record(value, arrays)
+    header["arrays"] = [[array.dtype.str, array.shape] for array in arrays]
+    return [msgpack.packb(header), *(array.data.cast("B") if array.size else b"" for array in arrays)]
 
 
 def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Value:
@@ -99,7 +96,7 @@ def decode(frames: Sequence[Buffer], limits: Limits = SERVICES) -> Value:
             got = f"{len(frame)} bytes for an array {describe(layout.dtype, layout.shape)}"
             raise _malformed(got, f"{layout.size} bytes")
         arrays.append(_view(frame, 0, layout))
-    return _decode_record(header, arrays)
+    return decode_record(header, arrays)
 
 
 # ---------------------------------------------------------------- one stream (to simulators)
@@ -135,7 +132,7 @@ def from_bytes(message: Buffer, limits: Limits = SIMULATORS) -> Value:
     if len(message) != total:
         raise _malformed(f"{len(message)} bytes", f"exactly one message of {total}")
     header, layouts = _parse_header(memoryview(message)[PREFIX.size : PREFIX.size + header_size], limits)
-    return _decode_record(header, _views(message, header_size, layouts))
+    return decode_record(header, _views(message, header_size, layouts))
 
 
 def check_prefix(total: int, header: int, limits: Limits) -> None:
@@ -163,7 +160,7 @@ class FrameReader:
     def __init__(self, limits: Limits = SIMULATORS) -> None:
         self._limits = limits
         self._buffer: bytes | bytearray = b""
-        self._known = _SteadyMessages()
+        self._known: _SteadyMessages = {}
 
     @property
     def buffered(self) -> int:
@@ -178,7 +175,7 @@ class FrameReader:
     def allow(self, limits: Limits) -> None:
         """Replaces the limits for the messages that follow."""
         self._limits = limits
-        self._known = _SteadyMessages()
+        self._known.clear()
 
     def feed(self, data: Buffer) -> None:
         """Adds received bytes."""
@@ -205,11 +202,12 @@ class FrameReader:
         else:
             message, rest = bytes(memoryview(self._buffer)[:total]), self._growing()
             del rest[:total]
-        steady, number = self._known.find(message[PREFIX.size : PREFIX.size + header])
+        head, number, tail = _split(message[PREFIX.size : PREFIX.size + header])
+        steady = self._known.get((head, tail))
         if steady is not None and (value := steady.read(message, header, number)) is not None:
             return value
         value = from_bytes(message, self._limits)
-        self._known.note(message, header, self._limits)
+        _note(self._known, message, header, self._limits)
         return value
 
     def _growing(self) -> bytearray:
@@ -223,7 +221,7 @@ class FrameWriter:
     """Encodes the messages of one byte stream as `to_bytes` does, and steady ones from what was built before."""
 
     def __init__(self) -> None:
-        self._known = _SteadyMessages()
+        self._known: _SteadyMessages = {}
         self._last: _SteadyMessage | None = None
 
     def to_bytes(self, value: Value) -> bytes:
@@ -232,7 +230,7 @@ class FrameWriter:
         if self._last is not None and self._last.shape.collect(value, arrays):
             return self._last.write(arrays, value.sequence)
         message = to_bytes(value)
-        self._last = self._known.note(message, PREFIX.unpack_from(message)[1], SERVICES)
+        self._last = _note(self._known, message, PREFIX.unpack_from(message)[1], SERVICES)
         return message
 
 
@@ -264,12 +262,10 @@ class _SteadyMessage(NamedTuple):
         except CodecError:  # the bytes after the key are no number, or inside a text
             return None
         body = header["body"]
-        if not isinstance(body, dict) or body.get(NUMBER) != 0:
-            return None
-        if other != {**header, "body": {**body, NUMBER: 1}}:
+        if not isinstance(body, dict) or body.get(NUMBER) != 0 or other != {**header, "body": {**body, NUMBER: 1}}:
             return None
         views = _views(message, header_size, layouts)
-        shape = shape_of(_decode_record(header, views), views)
+        shape = shape_of(decode_record(header, views), views)
         if shape is None:
             return None
         pads = tuple(bytes(-layout.size % 8) for layout in layouts)
@@ -300,27 +296,20 @@ class _SteadyMessage(NamedTuple):
         return b"".join(parts)
 
 
-class _SteadyMessages:
-    """Recognizes headers that recur but for the number of the message."""
+_SteadyMessages = dict[tuple[bytes, bytes], _SteadyMessage | None]
+"""Headers that recur but for the number of the message, by what is before and after it; None where seen once."""
 
-    def __init__(self) -> None:
-        self._found: dict[tuple[bytes, bytes], _SteadyMessage | None] = {}  # None: seen once
 
-    def find(self, header: bytes) -> tuple[_SteadyMessage | None, int]:
-        """Returns the steady message of a header, if it is known, and its number."""
-        head, number, tail = _split(header)
-        return self._found.get((head, tail)), number
-
-    def note(self, message: bytes, header_size: int, limits: Limits) -> _SteadyMessage | None:
-        """Notes a valid message, and returns its steady part once it has recurred."""
-        head, number, tail = _split(message[PREFIX.size : PREFIX.size + header_size])
-        if number < 0:
-            return None
-        if len(self._found) >= _KEPT:
-            self._found.clear()
-        if (head, tail) in self._found and self._found[head, tail] is None:
-            self._found[head, tail] = _SteadyMessage.of(head, tail, message, header_size, limits)
-        return self._found.setdefault((head, tail), None)
+def _note(known: _SteadyMessages, message: bytes, header_size: int, limits: Limits) -> _SteadyMessage | None:
+    """Notes a valid message, and returns its steady part once it has recurred."""
+    head, number, tail = _split(message[PREFIX.size : PREFIX.size + header_size])
+    if number < 0:
+        return None
+    if len(known) >= _KEPT:
+        known.clear()
+    if (head, tail) in known and known[head, tail] is None:
+        known[head, tail] = _SteadyMessage.of(head, tail, message, header_size, limits)
+    return known.setdefault((head, tail), None)
 
 
 _KEPT: Final = 16
@@ -444,15 +433,3 @@ def _malformed(got: str, expected: str) -> CodecError:
 
 def _limit_exceeded(what: str, got: int, most: int) -> LimitExceeded:
     return LimitExceeded(got=f"{got} {what}", expected=f"at most {most}", remedy="send less at once or raise the limit")
-
-
-def _decode_record(header: dict[str, Value], arrays: Arrays) -> Value:
-    tag = header["type"]
-    cls: Hint = TAGS.get(tag) if isinstance(tag, str) else None
-    if cls is None:
-        raise CodecError(got=f"type {shorten(tag)}", expected=f"one of {sorted(TAGS)}", remedy="use the same version")
-    try:
-        _, decode_record = compile_record(cls)
-        return decode_record(header["body"], arrays)
-    except FieldError as error:
-        raise error.as_error(tag) from None

@@ -4,10 +4,11 @@ In self-play one team learns; *ghosts*, fixed policies, play the behavior ids ("
 *matchup* names these ghosts; a match begins and ends under the same one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from sparring.pipeline.messages.schema import F32, I32, I64, record
+from sparring.pipeline.specs import BehaviorId
 
 NO_TEAM: Final = -1
 """Learning team of a matchup in which only ghosts play."""
@@ -41,6 +42,11 @@ class MatchupAssignment:
 
     serial: int
     matchups: tuple[Matchup, ...]
+
+
+def ghosts_of(matchups: Iterable[Matchup]) -> set[tuple[str, int]]:
+    """Returns the ghosts of matchups by behavior name and number."""
+    return {(BehaviorId.parse(one).name, number) for matchup in matchups for one, number in matchup.ghosts.items()}
 
 
 @record("results")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparring.pipeline.messages.fields import Arrays, Hint, Value
+from sparring.pipeline.messages.schema import Arrays, Hint, Value
 from sparring.pipeline.specs import Array
 
 NUMBER = "sequence"

@@ -5,7 +5,6 @@ Rows of arrays in one record belong together.
 """
 
 from sparring.pipeline.messages.schema import F32, I32, I64, F32Matrix, Flags, I32Matrix, Masks, Observation, record
-from sparring.pipeline.messages.simulator import Statistic
 
 
 @record("joined")
@@ -134,12 +133,10 @@ class StepBatch:
     Attributes:
         source: stepping's incarnation.
         parts: one for each behavior name.
-        statistics: of its simulators.
         introduces: the parts list all live agents: an incarnation of assembly that has no such batch of a source skips
             its others, which describe agents that it does not know.
     """
 
     source: str
     parts: tuple[BehaviorSteps, ...]
-    statistics: tuple[Statistic, ...] = ()
     introduces: bool = False

@@ -5,7 +5,7 @@ another key, another protocol than ZeroMQ, silence) it only reports as events of
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sparring.pipeline.messages.codec import Buffer
@@ -17,28 +17,24 @@ _VERSION: Final = b"1.0"
 
 
 def authenticate(
-    request: Sequence[Buffer],
-    public: bytes,
-    on_rejected: Callable[[str, str, str], None],
-    to_z85: Callable[[bytes], bytes],
+    request: Sequence[Buffer], public: bytes, on_rejected: Callable[[str, str, str], None]
 ) -> list[Buffer]:
     """Answers an authentication request of ZeroMQ.
 
     Args:
         request: a delimiter, version, serial, domain, address, identity, mechanism and key.
-        public: key in Z85 that all services of the run present.
+        public: the 32 bytes of the key that all services of the run present.
         on_rejected: called with the queue or topic, the peer's address and the cause.
-        to_z85: encodes a key in Z85.
     """
     delimiter, version, serial, domain, address, _, mechanism, *keys = map(bytes, request)
-    allowed = version == _VERSION and mechanism == b"CURVE" and len(keys[0]) == 32 and to_z85(keys[0]) == public
+    allowed = version == _VERSION and mechanism == b"CURVE" and keys == [public]
     if not allowed:
         on_rejected(domain.decode(errors="replace"), address.decode(errors="replace"), "it has another key")
     status: list[Buffer] = [b"200", b"OK"] if allowed else [b"400", b"not allowed"]
     return [delimiter, _VERSION, serial, *status, b"", b""]
 
 
-@dataclass
+@dataclass(slots=True)
 class Handshakes:
     """Finds the rejected connections among the events of a listening socket.
 
@@ -54,11 +50,9 @@ class Handshakes:
     on_rejected: Callable[[str, str], None]
     peer_of: Callable[[int], str]
     clock: Callable[[], float]
-
-    def __post_init__(self) -> None:
-        self._connections: dict[int, tuple[str, float]] = {}  # peer and time of arrival, by descriptor
-        self._succeeded = 0
-        self._failure: str | None = None
+    _connections: dict[int, tuple[str, float]] = field(default_factory=dict)  # peer and arrival, by descriptor
+    _succeeded: int = 0
+    _failure: str | None = None
 
     def on_event(self, event: str, value: int) -> None:
         """Handles an event of the socket, by ZeroMQ's name."""

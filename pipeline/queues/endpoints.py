@@ -27,10 +27,9 @@ def endpoint_of(endpoints: Mapping[str, str], name: str) -> str:
     Raises:
         QueueError: there is none of that name.
     """
-    try:
-        return endpoints[name]
-    except KeyError:
-        raise QueueError(f"got {name!r}; expected one of {sorted(endpoints)}; add it to the topology") from None
+    if name not in endpoints:
+        raise QueueError(f"got {name!r}; expected one of {sorted(endpoints)}; add it to the topology")
+    return endpoints[name]
 
 
 def ipc_path(endpoint: str) -> Path | None:
@@ -41,12 +40,9 @@ def ipc_path(endpoint: str) -> Path | None:
 
 def is_loopback(host: str) -> bool:
     """Returns whether only this machine can reach a host's sockets; "localhost" is the only name that counts."""
-    if host == "localhost":
-        return True
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost"
 
 
 def is_open(endpoint: str) -> bool:
@@ -158,10 +154,4 @@ def _answers(path: Path) -> bool:
         return True  # a file of another kind must not be removed
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            return True
-    return True
+        return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT)

@@ -98,19 +98,16 @@ class Receiver(End, Generic[T]):
 
     def get_nowait(self) -> T:
         """Returns the next record as `get` does, but raises `Empty` instead of waiting."""
-        entry = self._take()
-        self._acknowledge(entry)
-        return entry.record
+        delivery = self.receive_nowait()
+        delivery.acknowledge()
+        return delivery.record
 
     def receive_nowait(self) -> Delivery[T]:
         """Returns the next record as `receive` does, but raises `Empty` instead of waiting."""
-        entry = self._take()
-        return Delivery(entry.record, entry.steps, entry.peer.end_id.incarnation, lambda: self._acknowledge(entry))
-
-    def _take(self) -> ReceivedMessage[T]:
         if self.closed:
             raise QueueClosed(f"got a get from {self.id}, which is closed; expected an open end; open a new one")
-        return self._state.take()
+        entry = self._state.take()
+        return Delivery(entry.record, entry.steps, entry.peer.end_id.incarnation, lambda: self._acknowledge(entry))
 
     async def _arrival(self) -> None:
         """Waits until a message is queued, or the end is closed."""

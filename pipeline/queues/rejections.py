@@ -40,27 +40,25 @@ class _EventLog:
     facts: dict[str, Fact] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class RejectionLog:
     """A RejectionLog logs events of the peers of one service, at a limited rate.
 
-    Args:
+    Attributes:
         log: structlog logger.
         clock: seconds, monotonic.
         count: called with the name of the counter of each rejection.
     """
 
-    def __init__(
-        self, log: FilteringBoundLogger, clock: Callable[[], float], count: Callable[[str], None] = lambda _: None
-    ) -> None:
-        self._log = log
-        self._clock = clock
-        self._count = count
-        self._lines: dict[tuple[str, str, str], _EventLog] = {}
+    log: FilteringBoundLogger
+    clock: Callable[[], float]
+    count: Callable[[str], None] = lambda _: None
+    _lines: dict[tuple[str, str, str], _EventLog] = field(default_factory=dict)
 
     def reject(self, kind: str, peer: str, **facts: str) -> None:
         """Counts a rejection as `rejections` and `rejections.KIND`, and logs it as `log_event` does."""
-        self._count("rejections")
-        self._count(f"rejections.{kind}")
+        self.count("rejections")
+        self.count(f"rejections.{kind}")
         self.log_event("simulator_rejected", peer, kind, most=1, level="warning", kind=kind, **facts)
 
     def log_event(
@@ -77,7 +75,7 @@ class RejectionLog:
             facts: for the log; texts are truncated.
         """
         facts = {name: clip(value) if isinstance(value, str) else value for name, value in facts.items()}
-        now, key = self._clock(), (event, kind, clip(peer, 100))
+        now, key = self.clock(), (event, kind, clip(peer, 100))
         if key not in self._lines and len(self._lines) >= PEERS:
             self.summarize()
             key = key if len(self._lines) < PEERS else (event, kind, "others")
@@ -87,14 +85,14 @@ class RejectionLog:
             line.since, line.logged = now, 0
         if line.logged < most:
             line.logged += 1
-            getattr(self._log, level)(event, peer=key[2], **facts)
+            getattr(self.log, level)(event, peer=key[2], **facts)
         else:
             line.suppressed += 1
             line.facts = facts
 
     def summarize(self, *, at_end: bool = False) -> None:
         """Logs the numbers of suppressed events of past intervals; at the end, of all."""
-        now = self._clock()
+        now = self.clock()
         for key, line in list(self._lines.items()):
             if at_end or now - line.since >= INTERVAL_S:
                 self._summarize(key, line)
@@ -102,6 +100,6 @@ class RejectionLog:
 
     def _summarize(self, key: tuple[str, str, str], line: _EventLog) -> None:
         if line.suppressed:
-            seconds = round(self._clock() - line.since, 1)
-            self._log.warning(f"{key[0]}_again", peer=key[2], times=line.suppressed, seconds=seconds, **line.facts)
+            seconds = round(self.clock() - line.since, 1)
+            self.log.warning(f"{key[0]}_again", peer=key[2], times=line.suppressed, seconds=seconds, **line.facts)
             line.suppressed, line.facts = 0, {}

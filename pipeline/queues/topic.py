@@ -18,7 +18,7 @@ import anyio.lowlevel
 
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.messages.channels import Topic
-from sparring.pipeline.messages.fields import Value
+from sparring.pipeline.messages.schema import Value
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.wire import Message, Payload, SubscriberStatus, Timing, TopicUpdate, misdirected
 

@@ -23,8 +23,7 @@ import msgpack
 from sparring.pipeline.errors import CodecError, QueueError
 from sparring.pipeline.messages import codec
 from sparring.pipeline.messages.codec import Buffer
-from sparring.pipeline.messages.fields import Value, shorten
-from sparring.pipeline.messages.schema import record
+from sparring.pipeline.messages.schema import Value, record, shorten
 
 LARGE: Final = 262144
 """Bytes from which the arrays of a record have frames of their own, which are shared with the socket, not copied."""

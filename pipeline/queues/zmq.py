@@ -34,7 +34,7 @@ from sparring.pipeline.queues import endpoints as addresses
 from sparring.pipeline.queues.ends import End
 from sparring.pipeline.queues.interface import Publisher, Transport
 from sparring.pipeline.queues.rejections import RejectionLog
-from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Packed, Timing, decode, encode, pack
+from sparring.pipeline.queues.wire import DEFAULT_TIMING, Message, Timing, decode, encode, pack
 
 # The methods of pyzmq's compiled base class, with plain numbers: the public ones spend most of their
 # time on enumerations.
@@ -156,6 +156,8 @@ class ZmqSocket:
 class ZmqLink:
     """Links one end to those of the same name, over a socket."""
 
+    pack = staticmethod(pack)
+
     def __init__(self, socket: ZmqSocket, end: End, rejections: RejectionLog) -> None:
         self._socket = socket
         self._end = end
@@ -167,10 +169,6 @@ class ZmqLink:
     def _discard(self, error: CodecError) -> None:
         self._rejections.log_event("discarded", "any peer", self._end.name, queue=self._end.name, error=str(error))
         self._end.malformed()
-
-    def pack(self, record: T) -> Packed:
-        """Returns a record as frames."""
-        return pack(record)
 
     def send(self, message: Message, route: Hashable) -> None:
         """Sends a message to one peer, or to the end that listens."""
@@ -306,7 +304,7 @@ class ZmqTransport(Transport):
         link = ZmqSocket(socket, "keys", self._fail)
 
         def received(request: Sequence[Buffer], route: bytes) -> None:
-            link.send(keys.authenticate(request, public, self._reject, zmq.utils.z85.encode), route)
+            link.send(keys.authenticate(request, zmq.utils.z85.decode(public), self._reject), route)
 
         link.open(received)
         return link

@@ -1,18 +1,19 @@
 """Policies act for all waiting agents of a behavior; each simulator gets its part of the actions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparring.pipeline.messages.rows import concatenate, join_columns, pick, pick_where
 from sparring.pipeline.messages.simulator import Act, BehaviorActions, Reset
 from sparring.pipeline.messages.steps import ActionsChosen
 from sparring.pipeline.specs import Array
 from sparring.pipeline.stepping.agents import Behavior, Ids
 from sparring.pipeline.stepping.connections import Arrival
-from sparring.pipeline.stepping.steps import SampledActions, join_columns, join_optional, select_rows
+from sparring.pipeline.stepping.steps import SampledActions
 
 Masks = NDArray[np.bool_] | None
 Carried = NDArray[np.float32] | None
@@ -70,12 +71,11 @@ def choose(
     """
     table = behavior.table
     decisions = [arrival.decisions for arrival in arrivals if arrival.decisions is not None]
-    slots = join_columns([arrival.slots for arrival in arrivals])
-    observations, masks = decisions[0].observations, decisions[0].masks
+    slots, observations, masks = arrivals[0].slots, decisions[0].observations, decisions[0].masks
     if len(decisions) > 1:
-        columns = zip(*(rows.observations for rows in decisions), strict=True)
-        observations = tuple(join_columns(column) for column in columns)
-        masks = join_optional([rows.masks for rows in decisions], (len(rows.agents) for rows in decisions))
+        slots = np.concatenate([arrival.slots for arrival in arrivals])
+        observations = tuple(map(np.concatenate, zip(*(rows.observations for rows in decisions), strict=True)))
+        masks = join_columns([rows.masks for rows in decisions], (len(rows.agents) for rows in decisions))
     playing = np.unique(table.ghosts[slots]).tolist() if table.has_ghosts else [0]
     policies = {one: ghosts[behavior.name, one] if one or policy is None else policy for one in playing}
     carried = updated = None
@@ -99,26 +99,20 @@ def choose(
         masks=masks,
         carried=carried[:, :own] if carried is not None and own else None,
     )
-    if table.has_ghosts and not (learning := table.learning[slots]).all():
-        learned = select_rows(learned, np.flatnonzero(learning))
-    return chosen, learned
+    return chosen, pick_where(learned, table.learning[slots]) if table.has_ghosts else learned
 
 
 def _act_by_player(
     players: Ids, policies: Mapping[int, Policy], observations: tuple[Array, ...], masks: Masks, carried: Carried
 ) -> SampledActions:
     """Acts in one forward pass for each of `players`, and updates what agents carry in place."""
-    parts, orders = [], []
-    for player, policy in policies.items():
-        rows = np.flatnonzero(players == player)
+    parts, orders = [], [np.flatnonzero(players == player) for player in policies]
+    for policy, rows in zip(policies.values(), orders, strict=True):
         own = carried[rows, : policy.carried] if carried is not None and policy.carried else None
         parts.append(policy.act(tuple(c[rows] for c in observations), None if masks is None else masks[rows], own))
         if carried is not None and own is not None:
             carried[rows, : policy.carried] = own
-        orders.append(rows)
-    back = np.argsort(np.concatenate(orders))
-    names = [column.name for column in fields(SampledActions)]
-    return SampledActions(**{name: np.concatenate([getattr(part, name) for part in parts])[back] for name in names})
+    return pick(concatenate(parts), np.argsort(np.concatenate(orders)))
 
 
 def select_actions(

@@ -183,11 +183,6 @@ class Behavior:
         """Returns the number of steps that may still be started."""
         return self.allowance.steps - self.produced - self.running
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Returns whether it had a step allowance and has used it up."""
-        return self.allowance.serial > 0 and self.remaining <= 0
-
     def grant(self, allowance: StepAllowance) -> None:
         """Adopts a step allowance; the same allowance received again does not restore returned steps."""
         if allowance.serial < self.allowance.serial:

@@ -1,5 +1,6 @@
 """A connection holds one simulator's agents and the frame that waits for an answer."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,10 +10,10 @@ from numpy.typing import NDArray
 
 from sparring.pipeline.errors import RemoteProtocolError, too_large
 from sparring.pipeline.messages.matches import Matchup
+from sparring.pipeline.messages.rows import pick
 from sparring.pipeline.messages.simulator import BehaviorReport, Decisions, Ends, Step
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.agents import Behavior, Roster, Slots, SlotTable
-from sparring.pipeline.stepping.steps import select_rows
 from sparring.pipeline.stepping.validation import check_report, check_unique
 
 NO_SLOTS: Slots = np.empty(0, np.int32)
@@ -154,11 +155,6 @@ class SimulatorConnection:
     lessons: int = 0
     process: str = ""
 
-    @property
-    def alive(self) -> int:
-        """Returns the number of its live agents, as of the last frame applied."""
-        return sum(len(simulator_behavior.roster.slots) for simulator_behavior in self.behaviors.values())
-
     def register(self, specs: Mapping[str, BehaviorSpec], behaviors: dict[str, Behavior], max_agents: int) -> None:
         """Registers the behaviors that the simulator names.
 
@@ -268,30 +264,42 @@ def sort_by_agent(decisions: Decisions) -> tuple[Decisions, NDArray[np.intp] | N
     if bool((decisions.agents[1:] > decisions.agents[:-1]).all()):
         return decisions, None
     order = np.argsort(decisions.agents, kind="stable")
-    return select_rows(decisions, order), np.argsort(order)
+    return pick(decisions, order), np.argsort(order)
 
 
-def count_new_agents(arrivals: Iterable[Arrival]) -> dict[str, int]:
+def count_new_agents(arrivals: Iterable[Arrival]) -> Counter[str]:
     """Counts new agents by behavior name."""
-    new: dict[str, int] = {}
+    new: Counter[str] = Counter()
     for arrival in arrivals:
-        if arrival.unknown:
-            new[arrival.name] = new.get(arrival.name, 0) + arrival.unknown
+        new[arrival.name] += arrival.unknown
     return new
 
 
 def check_capacity(
-    new: Mapping[str, int], behaviors: Mapping[str, Behavior], connections: Iterable[SimulatorConnection]
+    connection: SimulatorConnection, arrivals: Sequence[Arrival], every: Iterable[SimulatorConnection], limit: int
 ) -> None:
-    """Rejects `new` agents where these, the live ones and those of frames not applied yet exceed the limit.
+    """Rejects new agents of a simulator that would exceed a limit, those of frames not applied yet included.
+
+    Args:
+        connection: the simulator.
+        arrivals: its reports.
+        every: all simulators.
+        limit: maximum number of live agents of the simulator.
 
     Raises:
-        RemoteProtocolError: the limit would be exceeded.
+        RemoteProtocolError: the simulator or one of its behaviors would have too many.
     """
-    frames = [one.frame for one in connections if one.frame is not None and not one.frame.reported]
+    more = sum([arrival.unknown for arrival in arrivals])
+    if not more:
+        return
+    alive = sum(len(one.roster.slots) for one in connection.behaviors.values())
+    if alive + more > limit:
+        got = f"{more} more agents beside {alive} of one simulator"
+        raise too_large(got, limit, "limits.agents", "run fewer areas")
+    frames = [one.frame for one in every if one.frame is not None and not one.frame.reported]
     expected = count_new_agents(arrival for frame in frames for arrival in frame.arrivals)
-    for name, n in new.items():
-        table = behaviors[name].table
-        if (others := table.taken + expected.get(name, 0)) + n > table.limit:
-            got, limit = f"{n} more agents of {name} beside {others}", f"{table.limit} agents of one behavior"
-            raise too_large(got, limit, "max_agents", "run fewer areas")
+    new, tables = count_new_agents(arrivals), {arrival.name: arrival.table for arrival in arrivals}
+    for name, table in tables.items():
+        if (others := table.taken + expected[name]) + new[name] > table.limit:
+            got, most = f"{new[name]} more agents of {name} beside {others}", f"{table.limit} agents of one behavior"
+            raise too_large(got, most, "max_agents", "run fewer areas")

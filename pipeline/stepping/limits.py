@@ -6,11 +6,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sparring.pipeline.errors import RemoteProtocolError, too_large
 from sparring.pipeline.messages.codec import SIMULATORS, Limits
-from sparring.pipeline.networks.settings import NetworkSettings, Unsupported, refuse_unsupported
+from sparring.pipeline.networks.settings import NetworkSettings, StrictSettings, Unsupported, refuse_unsupported
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec, names_a_folder
 
 HELLO: Final = Limits(total=2**18, header=2**18, arrays=SIMULATORS.arrays)
@@ -19,7 +19,7 @@ HELLO: Final = Limits(total=2**18, header=2**18, arrays=SIMULATORS.arrays)
 _OWN_DESCRIPTORS: Final = 256
 
 
-class LimitSettings(BaseModel):
+class LimitSettings(StrictSettings):
     """The section `pipeline.limits` applies to one stepping process, unless an attribute names one simulator.
 
     Attributes:
@@ -41,8 +41,6 @@ class LimitSettings(BaseModel):
         actions: continuous actions plus choices of all branches of one agent.
         statistics: names of statistics of all simulators; further ones are counted and dropped.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     connections: int = Field(default=1024, ge=1)
     connections_per_host: int = Field(default=512, ge=1)
@@ -97,16 +95,6 @@ def check_behaviors(behaviors: Mapping[str, BehaviorSpec], known: int, limits: L
         if (choices := spec.actions.continuous + spec.actions.mask_size) > limits.actions:
             got = f"{choices} actions and choices for each agent of {text}"
             raise too_large(got, limits.actions, "limits.actions", "give agents fewer of them")
-
-
-def check_agents(alive: int, new: int, limit: int) -> None:
-    """Rejects more agents of one simulator.
-
-    Raises:
-        RemoteProtocolError: `alive` and `new` agents together exceed `limit`.
-    """
-    if alive + new > limit:
-        raise too_large(f"{new} more agents beside {alive} of one simulator", limit, "limits.agents", "run fewer areas")
 
 
 def check_unnamed(name: str, known: int, limit: int) -> None:

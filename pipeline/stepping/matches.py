@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.errors import RemoteProtocolError
-from sparring.pipeline.messages.matches import NO_TEAM, Matchup, MatchupAssignment, Results
+from sparring.pipeline.messages.matches import NO_TEAM, Matchup, MatchupAssignment, Results, ghosts_of
 from sparring.pipeline.messages.simulator import Decisions, Ends
 from sparring.pipeline.specs import BehaviorId
 from sparring.pipeline.stepping.agents import Behavior, Ids, Slots, SlotTable
@@ -176,11 +176,8 @@ class Matches:
         Args:
             source: incarnation of this stepping service.
         """
-        taken = []
-        for name, ended in self._results.items():
-            if ended:
-                taken.append(self._join_results(source, name, ended))
-                ended.clear()
+        taken = [self._join_results(source, name, ended) for name, ended in self._results.items() if ended]
+        self._results = {name: [] for name in self._results}
         return taken
 
     # ---------------------------------------------------------------- inside
@@ -291,15 +288,6 @@ class Matches:
     def _others(self, connection: SimulatorConnection, team: int) -> list[BehaviorId]:
         """Returns those of them that belong to other teams."""
         return [behavior_id for behavior_id in self._playing(connection) if behavior_id.team != team]
-
-
-def ghosts_of(matchups: Iterable[Matchup]) -> set[tuple[str, int]]:
-    """Returns the ghosts of matchups by behavior name and number."""
-    return {
-        (BehaviorId.parse(behavior_id).name, number)
-        for matchup in matchups
-        for behavior_id, number in matchup.ghosts.items()
-    }
 
 
 def _assign_matchup(table: SlotTable, slots: Slots, behavior_id: BehaviorId, matchup: Matchup) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from sparring.pipeline.networks.settings import StrictSettings
 from sparring.pipeline.queues.endpoints import is_open
 from sparring.pipeline.stepping.limits import LimitSettings
 
@@ -25,7 +26,7 @@ GATHERING_MOST_S: Final = 0.04
 """Seconds that they wait otherwise."""
 
 
-class SteppingSettings(BaseModel):
+class SteppingSettings(StrictSettings):
     """The settings describe the endpoint for simulators.
 
     Attributes:
@@ -41,8 +42,6 @@ class SteppingSettings(BaseModel):
         encrypt: TLS on TCP where `keys` is set. Without it, simulators on loopback send the token unencrypted.
         limits: of each simulator and of the stepping process.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     address: str = "tcp://127.0.0.1:0"
     player_host: str = "127.0.0.1"

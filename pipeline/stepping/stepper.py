@@ -11,8 +11,10 @@ agents: otherwise timing would decide whether their steps come before or after t
 A change of lessons goes out with a simulator's next answer; one that requires new episodes replaces it with a Reset.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 
 import numpy as np
@@ -25,20 +27,22 @@ from sparring.pipeline.messages.steps import BehaviorSteps
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.pipeline.stepping.acting import Policy, TickResult, choose, select_actions
 from sparring.pipeline.stepping.agents import Behavior, Roster
-from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, check_capacity, count_new_agents
-from sparring.pipeline.stepping.limits import check_agents
+from sparring.pipeline.stepping.connections import Arrival, Frame, SimulatorConnection, check_capacity
 from sparring.pipeline.stepping.matches import Matches
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.processes import SimulatorProcesses
-from sparring.pipeline.stepping.reports import apply_report
-from sparring.pipeline.stepping.steps import PendingSteps
+from sparring.pipeline.stepping.steps import PendingSteps, apply_report
 from sparring.pipeline.stepping.waiting import Requirements
 
+Waiting = tuple[SimulatorConnection, Frame]
+"""A simulator with its frame, which waits for an answer."""
 
+
+@dataclass(eq=False)
 class Stepper:
     """A Stepper acts for all simulators and behaviors of one stepping process.
 
-    Args:
+    Attributes:
         policies: latest policy by behavior name; agents of a missing one wait.
         lockstep: act in rounds.
         expected: number of simulators that the first round waits for, in lockstep.
@@ -47,53 +51,40 @@ class Stepper:
         self_play: behavior names that play against ghosts.
         ghosts: fixed policies that an assignment names, by behavior name and number.
         parameters: environment parameters.
-
-    Attributes:
         behaviors, connections: by name; simulators by connection key.
-        matches: of self-play.
-        parameters: environment parameters.
-        requirements: decide which simulators may be answered.
-        introduced: the next steps list all live agents.
         processes: steps of the simulators' processes.
+        introduced: the next steps list all live agents, as all agents of a new incarnation are new.
+        matches: of self-play.
+        requirements: decide which simulators may be answered.
     """
 
-    def __init__(
-        self,
-        policies: Mapping[str, Policy],
-        *,
-        lockstep: bool = False,
-        expected: int = 1,
-        max_agents: int = 65536,
-        agents_each: int = 65536,
-        self_play: Iterable[str] = (),
-        ghosts: Mapping[tuple[str, int], Policy] | None = None,
-        parameters: RunParameters | None = None,
-    ) -> None:
-        self.behaviors: dict[str, Behavior] = {}
-        self.connections: dict[int, SimulatorConnection] = {}
+    policies: Mapping[str, Policy]
+    _: KW_ONLY
+    lockstep: bool = False
+    expected: int = 1
+    max_agents: int = 65536
+    agents_each: int = 65536
+    self_play: InitVar[Iterable[str]] = ()
+    ghosts: Mapping[tuple[str, int], Policy] = field(default_factory=dict)
+    parameters: RunParameters = field(default_factory=lambda: RunParameters({}))
+    behaviors: dict[str, Behavior] = field(init=False, default_factory=dict)
+    connections: dict[int, SimulatorConnection] = field(init=False, default_factory=dict)
+    processes: SimulatorProcesses = field(init=False, default_factory=SimulatorProcesses)
+    introduced: bool = field(init=False, default=True)
+    _pending_steps: PendingSteps = field(init=False, default_factory=PendingSteps)
+    _reintroduce: bool = field(init=False, default=False)
+
+    def __post_init__(self, self_play: Iterable[str]) -> None:
         self.matches = Matches(self_play)
-        self.processes = SimulatorProcesses()
-        self.parameters = RunParameters({}) if parameters is None else parameters
         self.requirements = Requirements(
-            self.connections, self.behaviors, policies, self.matches, self.parameters, lockstep, expected
+            self.connections, self.behaviors, self.policies, self.matches, self.parameters, self.lockstep, self.expected
         )
-        self.introduced = True  # all agents of a new incarnation are new
-        self._policies = policies
-        self._ghosts = {} if ghosts is None else ghosts
-        self._lockstep = lockstep
-        self._max_agents = max_agents
-        self._agents_each = agents_each
-        self._pending_steps = PendingSteps()
-        self._reintroduce = False
 
     @property
     def teams(self) -> dict[str, tuple[int, ...]]:
         """Returns the teams that simulators have named, in order, by behavior name."""
-        found: dict[str, set[int]] = {}
-        for connection in self.connections.values():
-            for simulator_behavior in connection.behaviors.values():
-                found.setdefault(simulator_behavior.id.name, set()).add(simulator_behavior.id.team)
-        return {name: tuple(sorted(teams)) for name, teams in found.items()}
+        found = sorted({one.id for connection in self.connections.values() for one in connection.behaviors.values()})
+        return {name: tuple(one.team for one in ids) for name, ids in itertools.groupby(found, lambda one: one.name)}
 
     # ---------------------------------------------------------------- simulators
 
@@ -123,8 +114,8 @@ class Stepper:
         Raises:
             RemoteProtocolError: a spec contradicts a known one.
         """
-        connection = SimulatorConnection(number=number, key=key, sorts=self._lockstep, scripts=scripts or {})
-        connection.register(specs, self.behaviors, self._max_agents)
+        connection = SimulatorConnection(number=number, key=key, sorts=self.lockstep, scripts=scripts or {})
+        connection.register(specs, self.behaviors, self.max_agents)
         former = next((k for k, c in self.connections.items() if c.number == number and not c.is_closed), None)
         if former is not None:
             self.disconnect(former)
@@ -134,7 +125,7 @@ class Stepper:
 
     def add_behaviors(self, key: int, specs: Mapping[str, BehaviorSpec]) -> None:
         """Adds behaviors of a simulator. Raises as `connect` and `connection`."""
-        self.connection(key).register(specs, self.behaviors, self._max_agents)
+        self.connection(key).register(specs, self.behaviors, self.max_agents)
 
     def connection(self, key: int) -> SimulatorConnection:
         """Returns the simulator of a connection.
@@ -156,8 +147,8 @@ class Stepper:
         """
         connection = self.connections[key]
         connection.lessons = self.parameters.serial
-        present = self.parameters.all(connection.number)
-        return Reset(parameters=present.parameters, samplers=present.samplers, seed=seed)
+        parameters, samplers = self.parameters.of(connection.number)
+        return Reset(parameters=parameters, samplers=samplers, seed=seed)
 
     def disconnect(self, key: int) -> None:
         """Marks a connection as closed: the next tick reports its agents as lost."""
@@ -178,9 +169,7 @@ class Stepper:
             raise _unexpected("a Step before the answer to the one before it")
         arrivals = connection.arrive(step)
         self.matches.check(connection, arrivals)
-        if new := count_new_agents(arrivals):
-            check_agents(connection.alive, sum(new.values()), self._agents_each)
-            check_capacity(new, self.behaviors, self.connections.values())
+        check_capacity(connection, arrivals, self.connections.values(), self.agents_each)
         connection.frame = Frame(sequence=step.sequence, received_at=now, arrivals=arrivals)
 
     def grant(self, name: str, allowance: StepAllowance) -> None:
@@ -190,7 +179,7 @@ class Stepper:
 
     def return_unused(self) -> None:
         """Returns the unused steps of behaviors without agents to other processes; lockstep has no others."""
-        for behavior in () if self._lockstep else self.behaviors.values():
+        for behavior in () if self.lockstep else self.behaviors.values():
             behavior.return_unused()
 
     def reintroduce_agents(self) -> None:
@@ -206,23 +195,23 @@ class Stepper:
             now: seconds.
             acting: False at the end of a run, when outcomes still count and no simulator is answered.
         """
-        out, closed = TickResult(), [key for key, one in self.connections.items() if one.is_closed]
-        waiting = [connection for connection in self._sort_by_arrival() if self.requirements.is_covered(connection)]
+        out, closed = TickResult(), [connection for connection in self.connections.values() if connection.is_closed]
+        waiting = [pair for pair in self._sort_by_arrival() if self.requirements.is_covered(pair[0])]
         ready = self.requirements.round_is_complete or not acting
         if not (closed or self._reintroduce or (waiting and ready)):
             return out
         self._pending_steps.begin_tick()
-        for connection in waiting:
-            if ready or connection.is_closed:
-                self._report(connection, now)
+        for connection, frame in waiting:
+            if (ready or connection.is_closed) and not frame.reported:
+                self._report(connection, frame, now)
         if ready and acting:
-            self._act([connection for connection in waiting if not connection.is_closed], out, now)
+            self._act([pair for pair in waiting if not pair[0].is_closed], out, now)
         if self._reintroduce:
             self._reintroduce, self.introduced = False, True
             for behavior in self.behaviors.values():
                 self._pending_steps.present(behavior).join_all(behavior.table)
-        for key in closed:
-            self._close(self.connections.pop(key))
+        for connection in closed:
+            self._close(connection)
         return out
 
     @property
@@ -265,20 +254,13 @@ class Stepper:
 
     # ---------------------------------------------------------------- inside
 
-    def _sort_by_arrival(self) -> list[SimulatorConnection]:
-        """Returns the connections with a frame: by number in lockstep, else the longest waiting first."""
-        waiting = [
-            (0.0 if self._lockstep else connection.frame.received_at, connection.number, key)
-            for key, connection in self.connections.items()
-            if connection.frame is not None
-        ]
-        return [self.connections[key] for _, _, key in sorted(waiting)]
+    def _sort_by_arrival(self) -> list[Waiting]:
+        """Returns the frames: by number of their simulators in lockstep, else the longest waiting first."""
+        pairs = [(one, one.frame) for one in self.connections.values() if one.frame is not None]
+        return sorted(pairs, key=lambda p: (0.0 if self.lockstep else p[1].received_at, p[0].number, p[0].key))
 
-    def _report(self, connection: SimulatorConnection, now: float) -> None:
+    def _report(self, connection: SimulatorConnection, frame: Frame, now: float) -> None:
         """Applies the outcomes of a new frame."""
-        frame = connection.frame
-        if frame is None or frame.reported:
-            return
         frame.reported = True
         frame.backpressured_at = now
         for name, count in connection.pending.items():
@@ -293,19 +275,19 @@ class Stepper:
             connection.pending[behavior.name] -= done
             connection.completed[behavior.name] = connection.completed.get(behavior.name, 0) + done + ghosts
 
-    def _act(self, waiting: list[SimulatorConnection], out: TickResult, now: float) -> None:
+    def _act(self, waiting: list[Waiting], out: TickResult, now: float) -> None:
         """Answers every waiting simulator whose requirements are met; in lockstep all or none."""
-        frames = [(connection, connection.frame) for connection in waiting if connection.frame is not None]
         missing_for = self.requirements.missing_for
-        if self._lockstep and any(missing_for(connection, frame) is not None for connection, frame in frames):
+        if self.lockstep and any(missing_for(connection, frame) is not None for connection, frame in waiting):
             return
-        answered = []
-        for connection, frame in frames:
-            if self._lockstep or missing_for(connection, frame) is None:
+        answered, acting = [], []
+        for connection, frame in waiting:
+            if self.lockstep or missing_for(connection, frame) is None:
+                answered.append((connection, frame))
                 if not self.parameters.resets(connection.lessons):
                     self._admit(connection, frame)
-                answered.append((connection, frame))
-        actions = self._choose([pair for pair in answered if not self.parameters.resets(pair[0].lessons)], out)
+                    acting.append((connection, frame))
+        actions = self._choose(acting, out)
         for connection, frame in answered:
             backpressured = 0.0 if frame.backpressured_at is None else now - frame.backpressured_at
             answer = self._answer(connection, frame, actions.get(connection.key, []))
@@ -319,9 +301,9 @@ class Stepper:
             return self.begin_episodes(connection.key)
         if connection.lessons == self.parameters.serial:
             return Act(sequence=frame.sequence, actions=tuple(actions))
-        new = self.parameters.since(connection.lessons, connection.number)
+        parameters, samplers = self.parameters.of(connection.number, connection.lessons)
         connection.lessons = self.parameters.serial
-        return Act(sequence=frame.sequence, actions=tuple(actions), parameters=new.parameters, samplers=new.samplers)
+        return Act(sequence=frame.sequence, actions=tuple(actions), parameters=parameters, samplers=samplers)
 
     def _admit(self, connection: SimulatorConnection, frame: Frame) -> None:
         """Counts a simulator's actions as running."""
@@ -330,9 +312,7 @@ class Stepper:
         for name, count in connection.pending.items():
             self.behaviors[name].running += count
 
-    def _choose(
-        self, acting: list[tuple[SimulatorConnection, Frame]], out: TickResult
-    ) -> dict[int, list[BehaviorActions]]:
+    def _choose(self, acting: list[Waiting], out: TickResult) -> dict[int, list[BehaviorActions]]:
         """Chooses the actions of all behaviors; returns them by connection."""
         by_name: dict[str, list[tuple[SimulatorConnection, Arrival]]] = {}
         for connection, frame in acting:
@@ -340,11 +320,11 @@ class Stepper:
                 by_name.setdefault(arrival.name, []).append((connection, arrival))
         answers: dict[int, list[BehaviorActions]] = {}
         for name, entries in sorted(by_name.items()):
-            behavior, policy = self.behaviors[name], self._policies.get(name)
-            chosen, learned = choose(behavior, [arrival for _, arrival in entries], policy, self._ghosts)
+            behavior, policy = self.behaviors[name], self.policies.get(name)
+            chosen, learned = choose(behavior, [arrival for _, arrival in entries], policy, self.ghosts)
             if learned.log_probs.size:
                 self._pending_steps.present(behavior).acted.append(learned)
-            playing = {number: one.script for (own, number), one in self._ghosts.items() if own == name and one.script}
+            playing = {number: one.script for (own, number), one in self.ghosts.items() if own == name and one.script}
             at = 0
             for connection, arrival in entries:
                 rows = slice(at, at + len(arrival.slots))
@@ -365,7 +345,8 @@ class Stepper:
         self.matches.begin(connection, arrival, rows)
 
     def _close(self, connection: SimulatorConnection) -> None:
-        """Removes the agents and running actions of a closed connection."""
+        """Removes a closed connection, its agents and running actions."""
+        del self.connections[connection.key]
         for name, count in connection.pending.items():
             if connection.frame is None or not connection.frame.reported:
                 self.behaviors[name].running -= count

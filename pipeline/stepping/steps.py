@@ -1,22 +1,29 @@
 """Ticks collect steps for assembly as they arrive, and join them into columns when they are taken.
 
+The outcomes in a simulator's report complete steps; new agents get slots, and ended ones give theirs back.
+
 Joining is deferred because simulators wait for their actions, while no service waits for a single step.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparring.pipeline.messages.simulator import Decisions
+from sparring.pipeline.messages.rows import concatenate, join_columns, names_of, pick_where
+from sparring.pipeline.messages.simulator import Decisions, Ends
 from sparring.pipeline.messages.steps import ActionsChosen, AgentsEnded, AgentsStarted, BehaviorSteps, OutcomesReported
-from sparring.pipeline.specs import Array
-from sparring.pipeline.stepping.agents import Behavior, Slots, SlotTable
+from sparring.pipeline.stepping.agents import Behavior, Ids, Slots, SlotTable
+from sparring.pipeline.stepping.connections import Arrival
 
-_MISSING: Final = {"outcomes": -1.0}
-"""Value of a column's rows where a simulator does not send the column that another sends; 0 for other columns."""
+_RECORDS: Final = ("ended", "joined", "reported", "acted")
+
+Reported = TypeVar("Reported", AgentsEnded, OutcomesReported)
+
+BeginEpisodes = Callable[[Arrival, NDArray[np.intp]], None]
+"""Prepares the episodes of new agents, which are these rows of the decisions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,33 +41,6 @@ class SampledActions:
     executed: NDArray[np.float32]
     discrete: NDArray[np.int32]
     log_probs: NDArray[np.float32]
-
-
-Rows = TypeVar("Rows", Decisions, AgentsEnded, OutcomesReported, ActionsChosen)
-TickRows = TypeVar("TickRows", AgentsStarted, AgentsEnded, OutcomesReported, ActionsChosen)
-
-
-def select_rows(rows: Rows, which: NDArray[np.intp]) -> Rows:
-    """Selects rows of a record of columns."""
-    return replace(rows, **{column.name: _select(getattr(rows, column.name), which) for column in fields(rows)})
-
-
-def join_columns(columns: Sequence[Array]) -> Array:
-    """Concatenates columns, without a copy where there is only one."""
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
-def join_optional(columns: Sequence[Array | None], rows: Iterable[int], missing: float = 0) -> Array | None:
-    """Concatenates columns, with rows of `missing` for a column that is None; returns None where all are."""
-    like = next((column for column in columns if column is not None), None)
-    if like is None:
-        return None
-    return join_columns(
-        [
-            np.full((n, *like.shape[1:]), missing, like.dtype) if column is None else column
-            for column, n in zip(columns, rows, strict=True)
-        ]
-    )
 
 
 @dataclass(slots=True)
@@ -88,13 +68,10 @@ class BehaviorTick:
             return
         started = AgentsStarted(
             slots=slots,
-            agents=table.agents[slots],
-            groups=table.groups[slots],
-            teams=table.teams[slots],
-            simulators=table.simulators[slots],
             fresh=np.full(len(slots), fresh),
             matchups=table.matchups[slots] if table.has_ghosts else None,
             lessons=table.lessons[slots] if table.has_curricula else None,
+            **{name: getattr(table, name)[slots] for name in ("agents", "groups", "teams", "simulators")},
         )
         self.joined.append(started)
 
@@ -109,6 +86,101 @@ class BehaviorTick:
         """Returns the numbers of rows lost, ended, joined, reported and acted."""
         listed = [sum([len(one.slots) for one in records]) for records in (self.ended, self.joined, self.reported)]
         return [sum(map(len, self.lost)), *listed, len(self.acted[0].log_probs) if self.acted else 0]
+
+
+def apply_report(arrival: Arrival, simulator: int, tick: BehaviorTick, begin: BeginEpisodes) -> tuple[int, int]:
+    """Assigns slots to the agents of a report, completes the actions that it answers, and adds the rows to the tick.
+
+    Rows of ghosts are left out: no learner uses them.
+
+    Args:
+        arrival: the report.
+        simulator: number of the connection.
+        tick: of the behavior name; gets the rows.
+        begin: called before the episodes of new agents are added to the tick.
+
+    Returns:
+        Steps completed by learning agents, and by ghosts.
+    """
+    completed, ghosts, table, vacated = 0, 0, arrival.table, arrival.vacated
+    if (ends := arrival.ends) is not None:
+        completed, ghosts = _complete(table, vacated)
+        table.live[vacated] = False
+        _add_learning(tick.ended, AgentsEnded, ends, vacated, table)
+    if (decisions := arrival.decisions) is not None:
+        if arrival.unknown or ends is not None:
+            _begin(arrival, decisions, simulator, tick, begin)
+        _update_groups(arrival, decisions, simulator, tick)
+        done = _complete(table, arrival.slots)
+        completed, ghosts = completed + done[0], ghosts + done[1]
+        arrival.learning = _add_learning(tick.reported, OutcomesReported, decisions, arrival.slots, table)
+    if ends is not None:
+        empty = vacated[~table.live[vacated]]
+        if empty.size:
+            arrival.simulator_behavior.roster.remove(empty)
+            table.give_back(empty)
+    tick.completed += completed
+    return completed, ghosts
+
+
+def _complete(table: SlotTable, slots: Slots) -> tuple[int, int]:
+    """Completes the actions of `slots`; returns their numbers for learning agents and for ghosts."""
+    acted = table.acted[slots]
+    table.acted[slots] = False
+    done = int(np.count_nonzero(acted))
+    if not table.has_ghosts:
+        return done, 0
+    learning = int(np.count_nonzero(acted & table.learning[slots]))
+    return learning, done - learning
+
+
+def _add_learning(
+    records: list[Reported], kind: type[Reported], rows: Decisions | Ends, slots: Slots, table: SlotTable
+) -> int:
+    """Adds a record of the rows of learning agents, whose columns have the same names there; returns their number."""
+    record = kind(slots=slots, **{name: getattr(rows, name) for name in names_of(kind) if name != "slots"})
+    if table.has_ghosts:
+        record = pick_where(record, table.learning[slots])
+    if record.slots.size:
+        records.append(record)
+    return len(record.slots)
+
+
+def _begin(arrival: Arrival, decisions: Decisions, simulator: int, tick: BehaviorTick, begin: BeginEpisodes) -> None:
+    """Gives slots to new agents, and begins new episodes for those that ended and decide again."""
+    simulator_behavior, table, slots = arrival.simulator_behavior, arrival.table, arrival.slots
+    if arrival.unknown:
+        new = np.flatnonzero(slots < 0)
+        slots = slots.copy()
+        slots[new] = table.take(len(new))
+        simulator_behavior.roster.add(decisions.agents[new], slots[new])
+        simulator_behavior.roster.remember(decisions.agents, slots)
+        arrival.slots = slots
+    fresh = np.flatnonzero(~table.live[slots])
+    if fresh.size:
+        groups = 0 if decisions.groups is None else _group_keys(decisions.groups[fresh], simulator)
+        table.begin(slots[fresh], groups, simulator_behavior.id.team, simulator)
+        begin(arrival, fresh)
+        tick.join(table, slots[fresh], fresh=True)
+
+
+def _update_groups(arrival: Arrival, decisions: Decisions, simulator: int, tick: BehaviorTick) -> None:
+    """Updates agents whose group has changed, and lists them in the tick."""
+    simulator_behavior, table, slots = arrival.simulator_behavior, arrival.table, arrival.slots
+    if decisions.groups is None and not simulator_behavior.has_groups:
+        return
+    simulator_behavior.has_groups = True
+    groups = np.zeros(len(slots), np.int64) if decisions.groups is None else decisions.groups
+    keys = _group_keys(groups, simulator)
+    moved = table.groups[slots] != keys
+    if np.count_nonzero(moved):
+        table.groups[slots] = keys
+        tick.join(table, slots[moved], fresh=False)
+
+
+def _group_keys(groups: Ids, simulator: int) -> Ids:
+    """Makes the group ids of one simulator unique over all; 0 stays 0."""
+    return np.where(groups == 0, 0, groups + ((simulator + 1) << 32))
 
 
 class PendingSteps:
@@ -155,20 +227,19 @@ class PendingSteps:
 
 
 def _join_ticks(name: str, ticks: list[BehaviorTick], produced_before: int) -> BehaviorSteps:
-    lost, acted = [slots for tick in ticks for slots in tick.lost], _join([one for tick in ticks for one in tick.acted])
-    if acted is not None and all(map(_as_reported, ticks)):
-        acted = replace(acted, slots=None)
+    lost = [slots for tick in ticks for slots in tick.lost]
+    records = {kind: [one for tick in ticks for one in getattr(tick, kind)] for kind in _RECORDS}
+    joined = {kind: concatenate(found) for kind, found in records.items() if found}
+    if "acted" in joined and all(map(_as_reported, ticks)):
+        joined["acted"] = replace(joined["acted"], slots=None)
     return BehaviorSteps(
         behavior=name,
         produced_before=produced_before,
         ticks=np.array([tick.number for tick in ticks], np.int64),
         completed=np.array([tick.completed for tick in ticks], np.int64),
         rows=np.array([tick.rows() for tick in ticks], np.int32),
-        lost=join_columns(lost) if lost else None,
-        ended=_join([one for tick in ticks for one in tick.ended]),
-        joined=_join([one for tick in ticks for one in tick.joined]),
-        reported=_join([one for tick in ticks for one in tick.reported]),
-        acted=acted,
+        lost=np.concatenate(lost) if lost else None,
+        **joined,
     )
 
 
@@ -178,30 +249,3 @@ def _as_reported(tick: BehaviorTick) -> bool:
         return not tick.acted and not tick.reported
     acted, reported = tick.acted[0].slots, join_columns([one.slots for one in tick.reported])
     return acted is reported or (acted is not None and np.array_equal(acted, reported))
-
-
-def _join(records: Sequence[TickRows]) -> TickRows | None:
-    """Joins the rows of records."""
-    if len(records) < 2:
-        return records[0] if records else None
-    sizes = [0 if one.slots is None else len(one.slots) for one in records]
-    return replace(
-        records[0],
-        **{
-            column.name: _join_column([getattr(one, column.name) for one in records], sizes, column.name)
-            for column in fields(records[0])
-        },
-    )
-
-
-def _join_column(columns: Sequence[Any], sizes: Sequence[int], name: str) -> Any:
-    """Joins the values of one field, whose type only its record knows."""
-    if isinstance(columns[0], tuple):
-        return tuple(join_columns(observation) for observation in zip(*columns, strict=True))
-    return join_optional(columns, sizes, _MISSING.get(name, 0))
-
-
-def _select(column: Array | tuple[Array, ...] | int | None, which: NDArray[np.intp]) -> Any:
-    if isinstance(column, tuple):
-        return tuple(observation[which] for observation in column)
-    return column[which] if isinstance(column, np.ndarray) else column

@@ -94,9 +94,10 @@ class Requirements:
         for name, count in connection.pending.items():
             if count and self.behaviors[name].remaining <= 0:
                 return Reason(ALLOWANCES, name)
-        if self.lockstep:
-            return next((Reason(ALLOWANCES, name) for name, one in self.behaviors.items() if one.is_exhausted), None)
-        return None
+        if not self.lockstep:
+            return None
+        allowed = (one for one in self.behaviors.values() if one.allowance.serial)
+        return next((Reason(ALLOWANCES, one.name) for one in allowed if one.remaining <= 0), None)
 
     def waits_for(self, behavior: str) -> Reason | None:
         """Returns what the simulators of a behavior wait for; None where a frame waits for the next tick only."""

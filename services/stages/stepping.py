@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from sparring.pipeline.coordination.opponents import opponents_of
 from sparring.pipeline.messages import channels
-from sparring.pipeline.messages.matches import MatchupAssignment, Results
+from sparring.pipeline.messages.matches import MatchupAssignment, Results, ghosts_of
 from sparring.pipeline.messages.state import BehaviorSpecs, PolicyWeights, ProducedSteps, SteppingState
 from sparring.pipeline.messages.steps import StepBatch
 from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, ROW_BOUNDS
@@ -25,7 +25,6 @@ from sparring.pipeline.networks.device import Device, usable
 from sparring.pipeline.queues.interface import Publisher, Sender, Subscription
 from sparring.pipeline.settings.parameters import in_lessons
 from sparring.pipeline.stepping.agents import Behavior
-from sparring.pipeline.stepping.matches import ghosts_of
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.policies import Policies
 from sparring.pipeline.stepping.stepper import Stepper

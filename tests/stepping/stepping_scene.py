@@ -41,7 +41,9 @@ class Scene:
         self.rng = rng
         self.carried = {} if carried is None else carried
         self.policies = {name: FakePolicy(carried=self.carried.get(name, 0)) for name in names}
-        self.stepper = Stepper(self.policies, lockstep=lockstep, expected=expected, parameters=parameters)
+        self.stepper = Stepper(
+            self.policies, lockstep=lockstep, expected=expected, parameters=parameters or RunParameters({})
+        )
         self.simulators: dict[int, FakeSimulator] = {}
         self.gone: list[FakeSimulator] = []
         self.readers: dict[str, Reader] = {}

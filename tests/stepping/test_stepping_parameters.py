@@ -32,26 +32,26 @@ def plain(samplers: dict[str, Sampler]) -> dict[str, tuple[str, tuple[float, ...
 
 
 def test_every_parameter_has_a_value_and_a_sampler_its_first_sample() -> None:
-    current = RunParameters({"mass": [2.0], "wind": [UNIFORM]}, seed=3).all(1)
-    assert current.parameters["mass"] == 2.0
-    assert current.parameters["wind"] == next(current.samplers["wind"].samples())
-    assert set(current.samplers) == {"wind"}
+    values, samplers = RunParameters({"mass": [2.0], "wind": [UNIFORM]}, seed=3).of(1)
+    assert values["mass"] == 2.0
+    assert values["wind"] == next(samplers["wind"].samples())
+    assert set(samplers) == {"wind"}
 
 
 def test_every_sampler_simulator_and_lesson_has_its_own_int32_seed() -> None:
     parameters = RunParameters({"a": [UNIFORM, UNIFORM], "b": [UNIFORM, UNIFORM]}, seed=3)
-    seeds = [one.seed for simulator in range(20) for one in parameters.all(simulator).samplers.values()]
+    seeds = [one.seed for simulator in range(20) for one in parameters.of(simulator)[1].values()]
     parameters.adopt(state(1, a=1, b=1))
-    seeds += [one.seed for simulator in range(20) for one in parameters.all(simulator).samplers.values()]
+    seeds += [one.seed for simulator in range(20) for one in parameters.of(simulator)[1].values()]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds)
     again = RunParameters({"b": [UNIFORM, UNIFORM], "a": [UNIFORM, UNIFORM]}, seed=3)
-    assert again.all(0).samplers["a"].seed == seeds[0], "the order of the file does not matter"
+    assert again.of(0)[1]["a"].seed == seeds[0], "the order of the file does not matter"
 
 
 def test_a_configured_seed_counts_up_with_the_simulators() -> None:
     written = RunParameters({"a": [Sampler(kind="uniform", values=(0.0, 1.0), seed=2**31 - 1)]}, seed=3)
-    assert [written.all(simulator).samplers["a"].seed for simulator in range(3)] == [2**31 - 1, 0, 1]
+    assert [written.of(simulator)[1]["a"].seed for simulator in range(3)] == [2**31 - 1, 0, 1]
 
 
 def test_only_changed_parameters_are_sent_again() -> None:
@@ -60,15 +60,15 @@ def test_only_changed_parameters_are_sent_again() -> None:
     assert not parameters.known
     assert parameters.adopt(state(0, a=0, b=0))
     assert parameters.known
-    assert parameters.all(0).parameters == {"a": 1.0, "b": 3.0, "c": 5.0}
+    assert parameters.of(0)[0] == {"a": 1.0, "b": 3.0, "c": 5.0}
     assert not parameters.adopt(state(0, a=0, b=0))
     assert parameters.adopt(LessonsState(serial=2, numbers={"a": 1, "b": 1}, since={"a": 1, "b": 2}))
-    assert parameters.since(0, 0).parameters == {"a": 2.0, "b": 4.0}
-    assert parameters.since(1, 0).parameters == {"b": 4.0}
-    assert parameters.since(2, 0).parameters == {}
+    assert parameters.of(0, 0)[0] == {"a": 2.0, "b": 4.0}
+    assert parameters.of(0, 1)[0] == {"b": 4.0}
+    assert parameters.of(0, 2)[0] == {}
     assert parameters.adopt(LessonsState(serial=3, numbers={"a": 2, "b": 1}, since={"a": 3, "b": 2}))
-    current = parameters.since(2, 0)
-    assert plain(current.samplers).keys() == current.parameters.keys() == {"a"}
+    values, samplers = parameters.of(0, 2)
+    assert plain(samplers).keys() == values.keys() == {"a"}
     assert not parameters.adopt(state(1, a=1, b=0)), "lessons never go back"
 
 
@@ -83,7 +83,7 @@ def test_without_curricula_parameters_are_known_at_once() -> None:
 def test_a_lesson_beyond_the_settings_is_their_last_one() -> None:
     parameters = RunParameters({"a": [1.0, 2.0]})
     parameters.adopt(state(4, a=7))
-    assert parameters.all(0).parameters == {"a": 2.0}
+    assert parameters.of(0)[0] == {"a": 2.0}
 
 
 # ---------------------------------------------------------------- the stepper
