@@ -24,10 +24,9 @@ from sparring.pipeline.monitoring.summary import Status
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.services.process.runtime import SUPERVISOR, follow
 from sparring.services.supervision.active_run import ActiveRun
+from sparring.services.supervision.ending import TURN_S, stop_in_order, write_summary
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Host
-from sparring.services.supervision.outcome import write_summary
-from sparring.services.supervision.shutdown import TURN_S, stop_in_order
 from sparring.services.supervision.topology import ServicePlan, Topology
 from sparring.services.supervision.watchdog import LOOK_S, Watchdog, relay
 
