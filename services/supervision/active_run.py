@@ -15,8 +15,7 @@ from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.settings.pipeline import PipelineSettings
 from sparring.services.process.hosting import HostedService, Process
 from sparring.services.supervision.hosts import Host, Plan
-from sparring.services.supervision.simulators import Restarts, SimulatorPlan
-from sparring.services.supervision.topology import Topology
+from sparring.services.supervision.topology import Restarts, SimulatorPlan, Topology
 
 T = TypeVar("T")
 _NEWS_S: Final = 0.5

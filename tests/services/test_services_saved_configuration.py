@@ -15,8 +15,7 @@ from sparring.pipeline.settings import Overrides, Settings, not_here, parse_sett
 from sparring.services.process.runtime import Playback
 from sparring.services.stages.playing import spec_timeout
 from sparring.services.supervision.launch import trained_settings
-from sparring.services.supervision.simulators import Restarts
-from sparring.services.supervision.topology import build, load_run
+from sparring.services.supervision.topology import Restarts, build, load_run
 
 EDITOR = "behaviors: {Ball: {max_steps: 5e5, reward_signals: {gail: {demo_path: a.demo}}}}\n"
 BUILD = EDITOR + f"env_settings: {{env_path: {sys.executable}, num_envs: 2}}\n"

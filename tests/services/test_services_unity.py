@@ -15,8 +15,7 @@ from sparring.pipeline.settings import Settings, read
 from sparring.services.commands import train as command
 from sparring.services.commands.check import summary
 from sparring.services.stages import simulator
-from sparring.services.supervision.simulators import Restarts, SimulatorPlan
-from sparring.services.supervision.topology import build
+from sparring.services.supervision.topology import Restarts, SimulatorPlan, build
 from tests.services.services_helpers import Training, balanced, last_of, reaches
 from tests.services.unity_runs import GOAL, executable, intervals, player_events, settings, train
 
