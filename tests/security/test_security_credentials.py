@@ -11,7 +11,7 @@ from sparring.pipeline.security import token
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.encrypted import credential_of
 from sparring.services.commands.record_simulator import lone_simulator
-from sparring.services.endpoint.credentials import credentials
+from sparring.services.endpoint.admission import credentials
 from sparring.services.supervision.topology import credential_variables
 
 

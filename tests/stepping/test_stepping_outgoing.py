@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from sparring.pipeline.messages.simulator import Fault
-from sparring.services.endpoint.outgoing import Outgoing
+from sparring.services.endpoint.sockets import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.sockets import SocketBytes
 
