@@ -11,13 +11,15 @@ play by a script of its own, or leaves the choice to a person; the simulator the
 
 import argparse
 import contextlib
+import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from sparring.pipeline.demonstrations.tape import Tape
 from sparring.pipeline.errors import (
     FAILED,
     ExplainedError,
+    QueueError,
     RemoteProtocolError,
     ServiceError,
     SettingsError,
@@ -51,6 +54,7 @@ from sparring.pipeline.messages.simulator import (
 from sparring.pipeline.messages.state import StepAllowance
 from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.queues.endpoints import is_open, listen
 from sparring.pipeline.settings import Overrides, Settings, not_here, read
 from sparring.pipeline.settings.parameters import in_lessons
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec, read_spec
@@ -59,12 +63,14 @@ from sparring.pipeline.stepping.agents import Behavior
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.policies import Policies, ScriptedPolicy
 from sparring.pipeline.stepping.stepper import Stepper
+from sparring.services.commands.compliance import simulator_process
 from sparring.services.commands.players import actor_of
-from sparring.services.commands.record_simulator import lone_simulator
 from sparring.services.commands.runs import check_positive, spread
 from sparring.services.endpoint.admission import fault_of
 from sparring.services.endpoint.registration import check_hello
+from sparring.services.process.encryption import exposed
 from sparring.services.supervision.launch import checkpoints_of, load_player, new_seed
+from sparring.services.supervision.topology import build
 
 _MANUAL_S: Final = 3600.0
 """A person may pause a game."""
@@ -389,3 +395,43 @@ def _part(peer: TrialConnection, last: Bye | Fault) -> None:
 def _print(line: str) -> None:
     sys.stdout.write(f"{printable(line)}\n")
     sys.stdout.flush()
+
+
+# ---------------------------------------------------------------- the simulator
+
+
+@contextlib.contextmanager
+def lone_simulator(settings: Settings, seed: int) -> Iterator[SimulatorProcess]:
+    """Starts the first simulator of a configuration, as the supervisor does; without one, waits for any to connect."""
+    topology = build(settings.alone, run_id="record", directory=Path(), seed=seed)
+    plan = next(iter(topology.simulators), None)
+    address = next(iter(topology.run.addresses.values())) if plan is None else plan.environment["SPARRING_ADDRESS"]
+    if is_open(address):
+        raise SettingsError(
+            f"got {address} for the simulator, which other machines can reach; expected loopback or unix:///PATH, "
+            "because a recording is not encrypted; set pipeline.address to one"
+        )
+    if lines := exposed(topology.run.settings, insecure=False):
+        raise SettingsError("\n".join(lines))
+    command, environment = ((), {}) if plan is None else (plan.command, plan.environment)
+    with contextlib.closing(_listen(address)) as listener:
+        simulator = simulator_process(address, listener, command, environment)
+        try:
+            simulator.start()
+            yield simulator
+        finally:
+            simulator.stop()
+
+
+def _listen(address: str) -> socket.socket:
+    parts = urlsplit(address)
+    try:
+        if parts.scheme == "unix":
+            return listen(Path(parts.path))
+        family = socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET
+        return socket.create_server((parts.hostname or "127.0.0.1", parts.port or 0), family=family, backlog=1)
+    except (OSError, QueueError) as error:
+        raise SettingsError(
+            f"got {address} for the simulator, which cannot be used ({error}); expected a free address; "
+            "stop what uses it, or set pipeline.address to another"
+        ) from error

@@ -11,8 +11,7 @@ from sparring.pipeline.bridges.unity.connection import PlayerConnection
 from sparring.pipeline.messages.codec import FrameReader, FrameWriter
 from sparring.pipeline.messages.conversation import Conversation
 from sparring.pipeline.messages.simulator import Fault, Hello, Reset, SimulatorMessage
-from sparring.services.endpoint.sockets import Outgoing
-from sparring.services.endpoint.sockets import SocketBytes
+from sparring.services.endpoint.sockets import Outgoing, SocketBytes
 from sparring.services.endpoint.throttling import ReadThrottle
 
 FAULT_TIMEOUT_S: Final = 1.0

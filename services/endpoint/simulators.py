@@ -24,7 +24,6 @@ from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import describe_report, image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
-from sparring.services.endpoint.sockets import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
 from sparring.services.endpoint.registration import (
     OWN_NUMBERS,
@@ -34,7 +33,7 @@ from sparring.services.endpoint.registration import (
     check_known,
     check_number,
 )
-from sparring.services.endpoint.sockets import SocketBytes
+from sparring.services.endpoint.sockets import Outgoing, SocketBytes
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
 _RECEIVE: Final = 256 * 1024

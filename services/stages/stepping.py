@@ -29,8 +29,7 @@ from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.policies import Policies
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.waiting import FRAMES, SIMULATOR, WEIGHTS
-from sparring.services.endpoint.admission import ConnectionAcceptor
-from sparring.services.endpoint.admission import credentials
+from sparring.services.endpoint.admission import ConnectionAcceptor, credentials
 from sparring.services.endpoint.listening import allow_descriptors
 from sparring.services.endpoint.registration import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.simulators import Simulators

@@ -10,7 +10,7 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.security import token
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.encrypted import credential_of
-from sparring.services.commands.record_simulator import lone_simulator
+from sparring.services.commands.record import lone_simulator
 from sparring.services.endpoint.admission import credentials
 from sparring.services.supervision.topology import credential_variables
 
