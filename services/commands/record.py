@@ -36,7 +36,7 @@ from sparring.pipeline.errors import (
     SettingsError,
     SparringError,
 )
-from sparring.pipeline.files import Json, write_atomically
+from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.simulator import (
@@ -312,18 +312,16 @@ class _Session:
                     f"got {self._file(name)}, which cannot be written ({error.strerror}); expected a folder with free "
                     "space; free some, or name another with --out"
                 ) from error
-            _print(_summary(name, describe(recording), self._file(name)))
+            found = describe(recording)
+            means = (("returns", "mean return"), ("group_returns", "mean group return"))
+            spreads = [spread(found[what], called) for what, called in means if what in found]
+            told = f"{name}: {found['episodes']} episodes, {found['steps']} steps"
+            _print("; ".join([told, *spreads, str(self._file(name))]))
         return bool(self._tapes) and all(tape.episodes for tape in self._tapes.values())
 
     def _file(self, name: str) -> Path:
         folder = CheckpointFolder(self._args.out, name).path.parent  # refuses a name that cannot be a file's
         return folder / f"{name}-00001{SUFFIX}"
-
-
-def _summary(name: str, found: Json, path: Path) -> str:
-    means = [("returns", "mean return"), ("group_returns", "mean group return")]
-    texts = [spread(found[what], called) for what, called in means if what in found]
-    return "; ".join([f"{name}: {found['episodes']} episodes, {found['steps']} steps", *texts, str(path)])
 
 
 # ---------------------------------------------------------------- the conversation

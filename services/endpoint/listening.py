@@ -7,11 +7,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
-from anyio.abc import Listener, SocketListener, TaskGroup
+from anyio.abc import Listener, SocketAttribute, SocketListener, TaskGroup
 
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.queues.endpoints import refuse_used_path
-from sparring.services.endpoint.sockets import ListeningSocket, SocketBytes
+from sparring.services.endpoint.sockets import SocketBytes
 from sparring.services.endpoint.throttling import LeakyBucket
 
 ACCEPTS_PER_S: Final = 500
@@ -41,7 +41,7 @@ class PacedListener(Listener[SocketBytes]):
     """A PacedListener accepts connections at a limited rate and survives failures of single ones.
 
     Args:
-        sockets: that are listened on.
+        listeners: have opened the sockets, and close them.
         path: file of a Unix socket, removed at the end; None for other sockets.
 
     Attributes:
@@ -49,8 +49,8 @@ class PacedListener(Listener[SocketBytes]):
         cause: of the last failure.
     """
 
-    def __init__(self, *sockets: ListeningSocket, path: Path | None = None) -> None:
-        self._sockets = sockets
+    def __init__(self, *listeners: SocketListener, path: Path | None = None) -> None:
+        self._listeners = listeners
         self._path = path
         self.failures = 0
         self.cause = ""
@@ -58,14 +58,14 @@ class PacedListener(Listener[SocketBytes]):
     async def serve(self, handler: Callable[[SocketBytes], Any], task_group: TaskGroup | None = None) -> None:
         """Starts `handler` for each connection, in `task_group` if given, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for one in self._sockets:
-                tasks.start_soon(self._accept, one, handler, task_group or tasks)
+            for one in self._listeners:
+                tasks.start_soon(self._serve, one, handler, task_group or tasks)
 
-    async def _accept(self, one: ListeningSocket, handler: Callable[[SocketBytes], Any], tasks: TaskGroup) -> None:
+    async def _serve(self, one: SocketListener, handler: Callable[[SocketBytes], Any], tasks: TaskGroup) -> None:
         pace = LeakyBucket(ACCEPTS_PER_S, ACCEPTS_PER_S * _BURST_S, anyio.current_time())
         while True:
             try:
-                stream = await one.accept()
+                stream = await self.accept(one)
             except anyio.ClosedResourceError:
                 return
             except (OSError, anyio.BrokenResourceError) as error:
@@ -75,15 +75,29 @@ class PacedListener(Listener[SocketBytes]):
             tasks.start_soon(handler, stream)
             await anyio.sleep(pace.take(1, anyio.current_time()))
 
+    async def accept(self, one: SocketListener) -> SocketBytes:
+        """Returns the next connection.
+
+        Raises:
+            OSError: it failed; a next one may succeed.
+            ClosedResourceError: the socket is closed.
+        """
+        raw = one.extra(SocketAttribute.raw_socket)  # noqa: S610 (of a listener)
+        while True:
+            try:
+                return SocketBytes(*raw.accept())
+            except BlockingIOError:
+                await anyio.wait_readable(raw)
+
     async def aclose(self) -> None:
-        for one in self._sockets:
-            await one.listener.aclose()
+        for one in self._listeners:
+            await one.aclose()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        return self._sockets[0].listener.extra_attributes
+        return self._listeners[0].extra_attributes
 
 
 async def listen(address: str) -> Listener[SocketBytes]:
@@ -97,11 +111,11 @@ async def listen(address: str) -> Listener[SocketBytes]:
         if parts.scheme == "unix":
             path = Path(parts.path)
             refuse_used_path(path)  # anyio replaces the socket of a dead predecessor
-            return PacedListener(ListeningSocket(await anyio.create_unix_listener(path, mode=0o600)), path=path)
+            return PacedListener(await anyio.create_unix_listener(path, mode=0o600), path=path)
         several = await anyio.create_tcp_listener(
             local_host=parts.hostname, local_port=parts.port or 0, reuse_port=False
         )
-        return PacedListener(*(ListeningSocket(one) for one in several.listeners if isinstance(one, SocketListener)))
+        return PacedListener(*(one for one in several.listeners if isinstance(one, SocketListener)))
     except OSError as error:
         reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound ({error})"
         raise ServiceError(

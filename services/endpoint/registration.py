@@ -148,9 +148,8 @@ def _requirements(
     """Returns the settings of a behavior and the scripts that it requires."""
     known, unnamed = context.behaviors, context.unnamed
     if name in known:
-        if unnamed is not None and name in unnamed.added:
-            return known[name], unnamed.scripts
-        return known[name], context.scripts.get(name, frozenset())
+        is_added = unnamed is not None and name in unnamed.added
+        return known[name], unnamed.scripts if unnamed and is_added else context.scripts.get(name, frozenset())
     if unnamed is None:
         raise unknown_behavior(text, known)
     check_unnamed(name, len(unnamed.added) + new.index(name), context.settings.limits.unnamed_behaviors)

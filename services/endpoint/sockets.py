@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import anyio
-from anyio.abc import ByteStream, SocketAttribute, SocketListener
+from anyio.abc import ByteStream, SocketAttribute
 
 _RECEIVE: Final = 256 * 1024
 """Bytes received at once."""
@@ -145,31 +145,6 @@ class SocketBytes(ByteStream):
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
         return {SocketAttribute.raw_socket: lambda: self._raw, SocketAttribute.remote_address: lambda: self._peer}
-
-
-class ListeningSocket:
-    """A ListeningSocket accepts connections as `SocketBytes`.
-
-    Args:
-        listener: has opened the socket, and closes it.
-    """
-
-    def __init__(self, listener: SocketListener) -> None:
-        self.listener = listener
-
-    async def accept(self) -> SocketBytes:
-        """Returns the next connection.
-
-        Raises:
-            OSError: it failed; a next one may succeed.
-            ClosedResourceError: the socket is closed.
-        """
-        raw = self.listener.extra(SocketAttribute.raw_socket)  # noqa: S610 (of a listener)
-        while True:
-            try:
-                return SocketBytes(*raw.accept())
-            except BlockingIOError:
-                await anyio.wait_readable(raw)
 
 
 Sent = Callable[[float, float], None]

@@ -49,7 +49,7 @@ class Exports:
         self._skipped = 0  # those that a newer one replaced or that were removed
         self._ending = anyio.Event()
         self._done = anyio.Event()
-        self._scope: anyio.CancelScope | None = None
+        self._scope = anyio.CancelScope()
         self._enabled = topology.run.settings.pipeline.export and topology.run.playing is None
         if self._enabled and (missing := missing_packages()):
             self._enabled = False
@@ -120,11 +120,10 @@ class Exports:
             self._log.info("waiting_for_exports", checkpoints=left, at_most_s=timeout_s, notice=True)
         with anyio.move_on_after(timeout_s):
             await self._done.wait()
-        if not self._done.is_set() and self._scope is not None:
-            left, remedy = [*self._under_way, *self._waiting.values()], f"sparring export {self._directory}"
-            self._scope.cancel()
-            if left:
-                self._log.warning("exports_given_up", checkpoints=left, after_s=timeout_s, remedy=remedy)
+        self._scope.cancel()
+        if not self._done.is_set() and (left := [*self._under_way, *self._waiting.values()]):
+            remedy = f"sparring export {self._directory}"
+            self._log.warning("exports_given_up", checkpoints=left, after_s=timeout_s, remedy=remedy)
 
     async def _export_next(self, processes: ProcessHost) -> None:
         behavior, checkpoint = next(iter(self._waiting.items()))
@@ -158,7 +157,7 @@ class Exports:
             child.kill()
             with anyio.CancelScope(shield=True):
                 await child.wait()
-        return child.process.wait(), child.last_line()
+        return child.process.wait(), child.last_lines().strip()
 
     def _skip(self, behavior: str, checkpoint: str, why: str) -> None:
         self._skipped += 1
