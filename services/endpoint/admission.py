@@ -221,7 +221,10 @@ class ConnectionAcceptor:
                         await self._receive_hello(peer)
                         return True
                 except TimeoutError:
-                    kind, fault = "timeout", _hello_timeout(self.limits.handshake_timeout_s)
+                    got = f"no Hello in {self.limits.handshake_timeout_s:g} s"
+                    remedy = "connect when the simulator is ready to send it"
+                    fault = Fault(code="timeout", got=got, expected="a Hello within that time", remedy=remedy)
+                    kind = fault.code
                 except DISCONNECTED:
                     kind = "left" if peer.secured else "handshake"
                 except (ProtocolError, CodecError, SpecError) as error:
@@ -321,12 +324,3 @@ def fault_of(error: ExplainedError) -> Fault:
     else:
         code = "specs" if isinstance(error, SpecError) else "malformed"
     return Fault(code=code, got=error.got, expected=error.expected, remedy=error.remedy)
-
-
-def _hello_timeout(limit_s: float) -> Fault:
-    return Fault(
-        code="timeout",
-        got=f"no Hello in {limit_s:g} s",
-        expected="a Hello within that time",
-        remedy="connect when the simulator is ready to send it",
-    )

@@ -150,9 +150,9 @@ class Simulators:
         """Reports what has ended the conversation: its fault, another connection of the simulator, or its silence."""
         limit_s = self._context.settings.simulator_timeout_s
         if peer.fault is not None:
-            registry, fault = self._context.registry, peer.fault
-            registry.add("faults")
-            registry.add(f"faults.{fault.code}")
+            fault = peer.fault
+            for counter in ("faults", f"faults.{fault.code}"):
+                self._context.registry.add(counter)
             facts = {"kind": fault.code, "got": fault.got, "expected": fault.expected, "remedy": fault.remedy}
             self._log_event("simulator_fault", peer, fault.code, **facts)
             await peer.send_fault(fault)
@@ -162,7 +162,9 @@ class Simulators:
             self._log_event("simulator_silent", peer, limit_s=limit_s)
             if peer.number is not None:
                 self.given_up[str(peer.number)] = self.given_up.get(str(peer.number), 0) + 1
-            await peer.send_fault(_silence_fault(limit_s))
+            got, expected = f"silence for {limit_s:g} s", "a message or a Ping in that time"
+            remedy = "send Ping every Welcome.heartbeat_s seconds while the simulator computes"
+            await peer.send_fault(messages.Fault(code="timeout", got=got, expected=expected, remedy=remedy))
 
     async def _remove(self, peer: SimulatorPeer) -> None:
         peer.throttle.close()
@@ -428,12 +430,3 @@ class Simulators:
                     peer.scope.cancel()
                 elif peer.player is not None and (fault := peer.player.overdue(now)) is not None:
                     self._on_player_event(peer, fault)
-
-
-def _silence_fault(limit_s: float) -> messages.Fault:
-    return messages.Fault(
-        code="timeout",
-        got=f"silence for {limit_s:g} s",
-        expected="a message or a Ping in that time",
-        remedy="send Ping every Welcome.heartbeat_s seconds while the simulator computes",
-    )
