@@ -67,7 +67,7 @@ from sparring.services.commands.compliance import simulator_process
 from sparring.services.commands.players import actor_of
 from sparring.services.commands.runs import check_positive, spread
 from sparring.services.endpoint.admission import fault_of
-from sparring.services.endpoint.registration import check_hello
+from sparring.services.endpoint.peers import check_hello
 from sparring.services.process.encryption import exposed
 from sparring.services.supervision.launch import checkpoints_of, load_player, new_seed
 from sparring.services.supervision.topology import build

@@ -38,9 +38,8 @@ from sparring.pipeline.security import allowed, server_tls, token
 from sparring.pipeline.specs import SpecError
 from sparring.pipeline.stepping.limits import HELLO, LimitSettings
 from sparring.pipeline.stepping.settings import Accepted
-from sparring.services.endpoint.listening import PacedListener
 from sparring.services.endpoint.peers import FAULT_TIMEOUT_S, SimulatorPeer
-from sparring.services.endpoint.sockets import SocketBytes
+from sparring.services.endpoint.sockets import PacedListener, SocketBytes
 
 DISCONNECTED: Final = (
     anyio.BrokenResourceError,

@@ -24,10 +24,10 @@ from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import describe_report, image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
-from sparring.services.endpoint.peers import SimulatorPeer
-from sparring.services.endpoint.registration import (
+from sparring.services.endpoint.peers import (
     OWN_NUMBERS,
     ServerContext,
+    SimulatorPeer,
     add_names,
     check_hello,
     check_known,

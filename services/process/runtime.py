@@ -27,7 +27,7 @@ from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.settings.model import BehaviorSettings, Settings
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.pipeline.stepping.settings import GATHERED_STEPS
-from sparring.services.endpoint.listening import listen
+from sparring.services.endpoint.sockets import listen
 
 T = TypeVar("T")
 Clock = Callable[[], float]

@@ -30,9 +30,9 @@ from sparring.pipeline.stepping.policies import Policies
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.waiting import FRAMES, SIMULATOR, WEIGHTS
 from sparring.services.endpoint.admission import ConnectionAcceptor, credentials
-from sparring.services.endpoint.listening import allow_descriptors
-from sparring.services.endpoint.registration import DefaultBehaviors, ServerContext
+from sparring.services.endpoint.peers import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.simulators import Simulators
+from sparring.services.endpoint.sockets import allow_descriptors
 from sparring.services.process.runtime import Context, Run, follow, follow_growth, publish_metrics, refuse_restart
 from sparring.services.stages.outboxes import MatchOutbox, StepOutbox, share_of_update
 

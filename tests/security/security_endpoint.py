@@ -31,7 +31,7 @@ from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.stepping.settings import SteppingSettings
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.services.endpoint.admission import ConnectionAcceptor, Credentials
-from sparring.services.endpoint.registration import DefaultBehaviors, ServerContext
+from sparring.services.endpoint.peers import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.simulators import Simulators
 
 SPECS = dict(Goal().behaviors())

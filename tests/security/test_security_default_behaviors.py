@@ -6,7 +6,7 @@ import pytest
 
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from sparring.services.endpoint.registration import DefaultBehaviors
+from sparring.services.endpoint.peers import DefaultBehaviors
 from tests.security.security_endpoint import endpoint, hello
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from sparring.pipeline.messages.codec import FrameReader, to_bytes
 from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.queues.rejections import INTERVAL_S, PEERS, RejectionLog
-from sparring.services.endpoint.listening import ACCEPTS_PER_S, PacedListener
+from sparring.services.endpoint.sockets import ACCEPTS_PER_S, PacedListener
 from sparring.services.endpoint.throttling import LeakyBucket, Pool
 from tests.security.security_endpoint import hello
 

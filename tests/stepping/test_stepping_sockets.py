@@ -15,10 +15,8 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from sparring.pipeline.errors import RemoteProtocolError
-from sparring.services.endpoint.listening import listen
-from sparring.services.endpoint.peers import SimulatorPeer
-from sparring.services.endpoint.registration import check_number
-from sparring.services.endpoint.sockets import SocketBytes
+from sparring.services.endpoint.peers import SimulatorPeer, check_number
+from sparring.services.endpoint.sockets import SocketBytes, listen
 
 pytestmark = pytest.mark.asyncio
 
