@@ -49,7 +49,7 @@ class Exports:
         self._skipped = 0  # those that a newer one replaced or that were removed
         self._ending = anyio.Event()
         self._done = anyio.Event()
-        self._scope = anyio.CancelScope()
+        self._scope: anyio.CancelScope | None = None
         self._enabled = topology.run.settings.pipeline.export and topology.run.playing is None
         if self._enabled and (missing := missing_packages()):
             self._enabled = False
@@ -120,7 +120,8 @@ class Exports:
             self._log.info("waiting_for_exports", checkpoints=left, at_most_s=timeout_s, notice=True)
         with anyio.move_on_after(timeout_s):
             await self._done.wait()
-        self._scope.cancel()
+        if self._scope is not None:
+            self._scope.cancel()
         if not self._done.is_set() and (left := [*self._under_way, *self._waiting.values()]):
             remedy = f"sparring export {self._directory}"
             self._log.warning("exports_given_up", checkpoints=left, after_s=timeout_s, remedy=remedy)
