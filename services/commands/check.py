@@ -14,17 +14,11 @@ from pathlib import Path
 from sparring.pipeline.demonstrations.episodes import RecordingError
 from sparring.pipeline.demonstrations.library import files_of, read_any
 from sparring.pipeline.errors import FAILED, SettingsError
-from sparring.pipeline.settings import (
-    BehaviorSettings,
-    Settings,
-    SimulatorSettings,
-    no_device,
-    not_here,
-    read,
-    without_effect,
-)
+from sparring.pipeline.settings import Settings, no_device, not_here, read, without_effect
 from sparring.pipeline.settings.hosts import main as main_host
 from sparring.pipeline.settings.hosts import place
+from sparring.pipeline.settings.model import BehaviorSettings
+from sparring.pipeline.settings.simulators import SimulatorSettings
 from sparring.services.commands import tryout
 from sparring.services.commands.runs import add_insecure
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths, unprotected

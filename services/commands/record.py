@@ -39,18 +39,7 @@ from sparring.pipeline.errors import (
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.messages.simulator import (
-    VERSION,
-    Act,
-    BehaviorActions,
-    Behaviors,
-    Bye,
-    Fault,
-    Hello,
-    Reset,
-    Step,
-    Welcome,
-)
+from sparring.pipeline.messages import simulator as messages
 from sparring.pipeline.messages.state import StepAllowance
 from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.networks.settings import NetworkSettings
@@ -179,7 +168,7 @@ class _Session:
         """Returns whether all episodes have ended."""
         return bool(self._tapes) and all(tape.complete for tape in self._tapes.values())
 
-    def begin(self, hello: Hello) -> Reset:
+    def begin(self, hello: messages.Hello) -> messages.Reset:
         """Registers the simulator; returns its first Reset. Raises as `register`."""
         check_hello(hello)
         self.stepper.connect(_KEY, 0, hello.behaviors, hello.scripts)
@@ -246,7 +235,7 @@ class _Session:
             )
         return ScriptedPolicy(spec.actions, 0, script)
 
-    def answer(self, step: Step) -> Act:
+    def answer(self, step: messages.Step) -> messages.Act:
         """Records a Step and answers it.
 
         Raises:
@@ -259,7 +248,7 @@ class _Session:
                 tape.report(report)
                 self._check_reported(tape)
         ((_, act, _, _),) = self.stepper.tick(0.0).acts
-        assert isinstance(act, Act)
+        assert isinstance(act, messages.Act)
         self.stepper.take_steps()
         actions = tuple(map(self._with_script, act.actions))
         for one in actions:
@@ -281,7 +270,7 @@ class _Session:
                 "record with --policy"
             )
 
-    def _with_script(self, actions: BehaviorActions) -> BehaviorActions:
+    def _with_script(self, actions: messages.BehaviorActions) -> messages.BehaviorActions:
         number = self._scripts.get(BehaviorId.parse(actions.behavior).name)
         return actions if number is None else replace(actions, scripts=np.full(len(actions.agents), number, np.int32))
 
@@ -343,7 +332,7 @@ def _converse(
         raise _unanswered(stopped) from stopped
     try:
         _play(session, peer, settings)
-        _part(peer, Bye(reason="the recording is over"))
+        _part(peer, messages.Bye(reason="the recording is over"))
         peer.closes()
         simulator.ended(_PARTING_S)
     except RemoteProtocolError as error:
@@ -354,7 +343,7 @@ def _converse(
             _part(peer, fault_of(stopped.__cause__))
         raise _unanswered(stopped, simulator.ended(_PARTING_S)) from stopped
     except BaseException:
-        _part(peer, Bye(reason="the recording was stopped"))
+        _part(peer, messages.Bye(reason="the recording was stopped"))
         raise
     finally:
         peer.drop()
@@ -366,16 +355,18 @@ def _unanswered(stopped: ConversationStopped, how: str | None = None) -> Service
 
 
 def _play(session: _Session, peer: TrialConnection, settings: Settings) -> None:
-    times, first = settings.pipeline, session.begin(peer.expect(Hello))
+    times, first = settings.pipeline, session.begin(peer.expect(messages.Hello))
     peer.send(
-        Welcome(version=VERSION, connection=1, heartbeat_s=times.heartbeat_s, timeout_s=times.simulator_timeout_s)
+        messages.Welcome(
+            version=messages.VERSION, connection=1, heartbeat_s=times.heartbeat_s, timeout_s=times.simulator_timeout_s
+        )
     )
     peer.send(first)
-    while not isinstance(message := peer.expect(Step, Behaviors, Bye), Bye):
-        if isinstance(message, Behaviors):
+    while not isinstance(message := peer.expect(messages.Step, messages.Behaviors, messages.Bye), messages.Bye):
+        if isinstance(message, messages.Behaviors):
             session.register(message.behaviors)
             continue
-        assert isinstance(message, Step)
+        assert isinstance(message, messages.Step)
         act = session.answer(message)
         if session.complete:
             return
@@ -383,7 +374,7 @@ def _play(session: _Session, peer: TrialConnection, settings: Settings) -> None:
     _print(f"the simulator sent Bye ({message.reason})")
 
 
-def _part(peer: TrialConnection, last: Bye | Fault) -> None:
+def _part(peer: TrialConnection, last: messages.Bye | messages.Fault) -> None:
     """Sends the last message, if the connection is still open."""
     if peer.state not in ("closed", "parting"):
         with contextlib.suppress(ConversationStopped):

@@ -22,14 +22,7 @@ import anyio
 from anyio.abc import ByteStream, Listener, SocketAttribute, TaskGroup
 from anyio.streams.tls import TLSAttribute, TLSStream
 
-from sparring.pipeline.errors import (
-    CodecError,
-    ExplainedError,
-    LimitExceeded,
-    ProtocolError,
-    RemoteProtocolError,
-    SettingsError,
-)
+from sparring.pipeline.errors import ExplainedError, LimitExceeded, ProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages.codec import to_bytes
 from sparring.pipeline.messages.simulator import Fault, Hello
 from sparring.pipeline.queues.endpoints import is_open
@@ -226,7 +219,7 @@ class ConnectionAcceptor:
                     kind = fault.code
                 except DISCONNECTED:
                     kind = "left" if peer.secured else "handshake"
-                except (ProtocolError, CodecError, SpecError) as error:
+                except ExplainedError as error:
                     fault = fault_of(error)
                     kind = fault.code
                 await self._send_fault(peer, fault)

@@ -178,6 +178,67 @@ class ServerContext:
     known: Callable[[], None]
     unnamed: DefaultBehaviors | None = None
 
+    def check_number(self, peer: SimulatorPeer, number: int, peers: Iterable[SimulatorPeer]) -> None:
+        """Rejects a second simulator with one number, unless it may be the first one, reconnected after a broken link.
+
+        Args:
+            peer: the simulator.
+            number: number that it gets.
+            peers: all connected simulators; the link of one that is silent for a heartbeat may be broken, and one that
+                is not read at present may have hung up.
+
+        Raises:
+            RemoteProtocolError: the number is taken.
+        """
+        for other in peers:
+            is_silent = self.clock() - other.last_received_at >= self.settings.heartbeat_s
+            is_alive = not (is_silent or other.has_hung_up)
+            if other.number == number and (is_alive or other.identity != peer.identity):
+                raise RemoteProtocolError(
+                    "number",
+                    got=f"simulator number {number} twice",
+                    expected="a number of its own for each simulator",
+                    remedy="leave the number out, or start each simulator with another",
+                )
+
+    def check_known(self, behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]]) -> list[str]:
+        """Rejects behaviors that the run cannot train; returns the names that are new.
+
+        Args:
+            behaviors: specs by behavior id.
+            scripts: scripts of the simulator by behavior name.
+
+        Raises:
+            RemoteProtocolError: a behavior is unknown, exceeds the limits, lacks a script, or needs an unsupported
+                network.
+        """
+        new, unnamed = sorted({BehaviorId.parse(text).name for text in behaviors} - self.behaviors.keys()), self.unnamed
+        for text, spec in behaviors.items():
+            name = BehaviorId.parse(text).name
+            settings, required = self.behaviors.get(name), self.scripts.get(name, frozenset())
+            if unnamed is not None and (settings is None or name in unnamed.added):
+                if settings is None:
+                    most = self.settings.limits.unnamed_behaviors
+                    check_unnamed(name, len(unnamed.added) + new.index(name), most)
+                settings, required = unnamed.settings, unnamed.scripts
+            if settings is None:
+                raise unknown_behavior(text, self.behaviors)
+            if missing := required - {*scripts.get(name, ())}:
+                raise RemoteProtocolError(
+                    "scripts",
+                    got=f"behavior {name} with scripts {sorted(scripts.get(name, ()))}",
+                    expected=f"{sorted(missing)} too, which self_play.opponents names",
+                    remedy="name them in Hello and play them when asked, or take them from the configuration",
+                )
+            check_network(name, spec, settings.network_settings)
+        return new
+
+    def add_names(self, names: Sequence[str]) -> None:
+        """Adds behaviors that the configuration does not name, for the rest of the run."""
+        if self.unnamed is not None:
+            self.behaviors.update(dict.fromkeys(names, self.unnamed.settings))
+            self.unnamed.added.update(names)
+
 
 def check_hello(hello: Hello) -> None:
     """Rejects a Hello of another protocol version, or with a number or player out of range.
@@ -198,77 +259,3 @@ def check_hello(hello: Hello) -> None:
     ):
         if not is_sound:
             raise RemoteProtocolError(code, got=got, expected=expected, remedy=remedy)
-
-
-def check_number(peer: SimulatorPeer, number: int, peers: Iterable[SimulatorPeer], context: ServerContext) -> None:
-    """Rejects a second simulator with one number, unless it may be the first one, reconnected after a broken link.
-
-    Args:
-        peer: the simulator.
-        number: number that it gets.
-        peers: all connected simulators; the link of one that is silent for a heartbeat may be broken, and one that is
-            not read at present may have hung up.
-        context: of the endpoint.
-
-    Raises:
-        RemoteProtocolError: the number is taken.
-    """
-    for other in peers:
-        is_silent = context.clock() - other.last_received_at >= context.settings.heartbeat_s
-        is_alive = not (is_silent or other.has_hung_up)
-        if other.number == number and (is_alive or other.identity != peer.identity):
-            raise RemoteProtocolError(
-                "number",
-                got=f"simulator number {number} twice",
-                expected="a number of its own for each simulator",
-                remedy="leave the number out, or start each simulator with another",
-            )
-
-
-def check_known(
-    behaviors: Mapping[str, BehaviorSpec], scripts: Mapping[str, Sequence[str]], context: ServerContext
-) -> list[str]:
-    """Rejects behaviors that the run cannot train; returns the names that are new.
-
-    Args:
-        behaviors: specs by behavior id.
-        scripts: scripts of the simulator by behavior name.
-        context: of the endpoint.
-
-    Raises:
-        RemoteProtocolError: a behavior is unknown, exceeds the limits, lacks a script, or needs an unsupported network.
-    """
-    new = sorted({BehaviorId.parse(text).name for text in behaviors} - context.behaviors.keys())
-    for text, spec in behaviors.items():
-        name = BehaviorId.parse(text).name
-        settings, required = _requirements(text, name, new, context)
-        if missing := required - {*scripts.get(name, ())}:
-            raise RemoteProtocolError(
-                "scripts",
-                got=f"behavior {name} with scripts {sorted(scripts.get(name, ()))}",
-                expected=f"{sorted(missing)} too, which self_play.opponents names",
-                remedy="name them in Hello and play them when asked, or take them from the configuration",
-            )
-        check_network(name, spec, settings.network_settings)
-    return new
-
-
-def _requirements(
-    text: str, name: str, new: Sequence[str], context: ServerContext
-) -> tuple[BehaviorSettings, frozenset[str]]:
-    """Returns the settings of a behavior and the scripts that it requires."""
-    known, unnamed = context.behaviors, context.unnamed
-    if name in known:
-        is_added = unnamed is not None and name in unnamed.added
-        return known[name], unnamed.scripts if unnamed and is_added else context.scripts.get(name, frozenset())
-    if unnamed is None:
-        raise unknown_behavior(text, known)
-    check_unnamed(name, len(unnamed.added) + new.index(name), context.settings.limits.unnamed_behaviors)
-    return unnamed.settings, unnamed.scripts
-
-
-def add_names(names: Sequence[str], context: ServerContext) -> None:
-    """Adds behaviors that the configuration does not name, for the rest of the run."""
-    if context.unnamed is not None:
-        context.behaviors.update(dict.fromkeys(names, context.unnamed.settings))
-        context.unnamed.added.update(names)

@@ -15,24 +15,16 @@ import anyio
 
 from sparring.pipeline.bridges.unity.connection import Event, PlayerConnection, explanation
 from sparring.pipeline.bridges.unity.conversation import PlayerMessage
-from sparring.pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
+from sparring.pipeline.errors import ExplainedError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages import simulator as messages
 from sparring.pipeline.monitoring.metrics import SIMULATOR
 from sparring.pipeline.queues.rejections import Fact, RejectionLog, clip
-from sparring.pipeline.specs import BehaviorSpec, SpecError
+from sparring.pipeline.specs import BehaviorSpec
 from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import describe_report, image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
-from sparring.services.endpoint.peers import (
-    OWN_NUMBERS,
-    ServerContext,
-    SimulatorPeer,
-    add_names,
-    check_hello,
-    check_known,
-    check_number,
-)
+from sparring.services.endpoint.peers import OWN_NUMBERS, ServerContext, SimulatorPeer, check_hello
 from sparring.services.endpoint.sockets import Outgoing, SocketBytes
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
@@ -191,7 +183,7 @@ class Simulators:
             tasks.start_soon(peer.outgoing.run)
             try:
                 await self.read(peer)
-            except (ProtocolError, CodecError, SpecError) as error:
+            except ExplainedError as error:
                 peer.fault = fault_of(error)
             tasks.cancel_scope.cancel()
 
@@ -199,7 +191,7 @@ class Simulators:
         """Handles the messages of a simulator until one of them ends the conversation.
 
         Raises:
-            ProtocolError, CodecError, SpecError: a message violates the protocol.
+            ExplainedError: a message violates the protocol.
         """
         if peer.hello is not None:
             self._react(peer, peer.hello)
@@ -291,16 +283,16 @@ class Simulators:
     def _on_hello(self, peer: SimulatorPeer, hello: messages.Hello) -> None:
         check_hello(hello)
         check_behaviors(hello.behaviors, 0, self._limits)
-        new = check_known(hello.behaviors, hello.scripts, self._context)
+        new = self._context.check_known(hello.behaviors, hello.scripts)
         peer.name, peer.reported_steps, peer.scripts = clip(hello.name, 100), dict(hello.steps), hello.scripts
         # A simulator that the supervisor did not start comes after the supervisor's.
         number = hello.number if hello.number is not None else OWN_NUMBERS + peer.key
         settings = self._context.settings
-        check_number(peer, number, self.peers.values(), self._context)
+        self._context.check_number(peer, number, self.peers.values())
         replaced = self._stepper.connect(
             peer.key, number, hello.behaviors, hello.scripts, process=clip(hello.process, 100), reported=hello.steps
         )
-        add_names(new, self._context)
+        self._context.add_names(new)
         if (former := self.peers.get(replaced or 0)) is not None:
             former.replaced = True
             former.scope.cancel()
@@ -348,7 +340,7 @@ class Simulators:
                 peer.fault = event
             else:
                 self._on_player_message(peer, event)
-        except (ProtocolError, SpecError) as error:
+        except ExplainedError as error:
             peer.fault = fault_of(error)
         if peer.fault is not None:
             peer.scope.cancel()
@@ -376,9 +368,9 @@ class Simulators:
 
     def _add_behaviors(self, peer: SimulatorPeer, behaviors: Mapping[str, BehaviorSpec]) -> None:
         check_behaviors(behaviors, len(self._stepper.connection(peer.key).behaviors), self._limits)
-        new = check_known(behaviors, peer.scripts, self._context)
+        new = self._context.check_known(behaviors, peer.scripts)
         self._stepper.add_behaviors(peer.key, behaviors)
-        add_names(new, self._context)
+        self._context.add_names(new)
         self._context.known()
 
     def _record(self, peer: SimulatorPeer, statistics: Iterable[messages.Statistic]) -> None:
