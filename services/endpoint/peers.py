@@ -139,13 +139,17 @@ class DefaultBehaviors:
 
     Attributes:
         settings: of each.
-        scripts: scripts that every simulator must be able to play.
         added: names of those registered so far; the run prepares their learners.
     """
 
     settings: BehaviorSettings
-    scripts: frozenset[str]
     added: set[str] = field(default_factory=set)
+
+    @property
+    def scripts(self) -> frozenset[str]:
+        """Returns the scripts that every simulator must be able to play."""
+        opponents = self.settings.self_play.opponents if self.settings.self_play else ()
+        return frozenset(one.scripted for one in opponents if one.scripted is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
