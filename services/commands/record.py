@@ -244,9 +244,16 @@ class _Session:
         """
         self.stepper.receive(_KEY, step, 0.0)
         for report in step.reports:
-            if (tape := self._tape(report.behavior)) is not None:
-                tape.report(report)
-                self._check_reported(tape)
+            if (tape := self._tape(report.behavior)) is None:
+                continue
+            tape.report(report)
+            if tape.unreported and self._args.policy is None:  # it plays by itself
+                how = "--manual" if self._args.manual else f"--script {self._args.script}"
+                raise SettingsError(
+                    f"got {how}, and outcomes of {tape.behavior} that do not report what was done; expected "
+                    "did_continuous and did_discrete in the simulator's decisions and ends; fill them as "
+                    "docs/demonstrations.md says, or record with --policy"
+                )
         ((_, act, _, _),) = self.stepper.tick(0.0).acts
         assert isinstance(act, messages.Act)
         self.stepper.take_steps()
@@ -259,16 +266,6 @@ class _Session:
 
     def _tape(self, behavior: str) -> Tape | None:
         return self._tapes.get(BehaviorId.parse(behavior).name)
-
-    def _check_reported(self, tape: Tape) -> None:
-        """Refuses a simulator that plays by itself and does not report what it did."""
-        if tape.unreported and self._args.policy is None:
-            how = "--manual" if self._args.manual else f"--script {self._args.script}"
-            raise SettingsError(
-                f"got {how}, and outcomes of {tape.behavior} that do not report what was done; expected did_continuous "
-                "and did_discrete in the simulator's decisions and ends; fill them as docs/demonstrations.md says, or "
-                "record with --policy"
-            )
 
     def _with_script(self, actions: messages.BehaviorActions) -> messages.BehaviorActions:
         number = self._scripts.get(BehaviorId.parse(actions.behavior).name)

@@ -15,7 +15,7 @@ from typing import Final
 
 import yaml
 
-from sparring.pipeline.errors import ServiceError, SettingsError
+from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
@@ -164,7 +164,7 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
 
 def _former(directory: Path) -> Run | None:
     """Returns the run in a folder; None where it holds none that can be read."""
-    with contextlib.suppress(ServiceError):
+    with contextlib.suppress(SettingsError):
         return load_run(directory)[0]
     return None
 

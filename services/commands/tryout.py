@@ -59,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
         settings = read(args.env).settings
         sys.path.extend(settings.pipeline.python_path)
         launched = settings.launched if args.simulator is None else settings.launched[args.simulator :][:1]
-        named = [
-            Trial(one.name, one.areas, one.options, args.seed, settings) for one in launched if one.name is not None
-        ]
+        named = [Trial(one.name, one.areas, one.options, args.seed, settings) for one in launched if one.name]
         if not named:
             raise SettingsError(
                 f"got {args.env}, which starts no built-in simulator or bridge; expected one; sparring compliance "
@@ -189,10 +187,8 @@ class Trial:
         for name, (low, high) in self._ranges.items():
             yield f"  {name} has values from {low:.4g} to {high:.4g}"
         mean = f", with a mean return of {np.mean(self._ended):.4g}" if self._ended else ""
-        yield (
-            f"played {steps} random steps ({decided:,} of agents) in {seconds:.2f} s: {len(self._ended)} episodes "
-            f"ended{mean}"
-        )
+        played = f"played {steps} random steps ({decided:,} of agents) in {seconds:.2f} s"
+        yield f"{played}: {len(self._ended)} episodes ended{mean}"
 
 
 def _check_specs(specs: Mapping[str, BehaviorSpec], settings: Settings) -> None:

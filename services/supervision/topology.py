@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.security import token
 from sparring.pipeline.settings import Settings
@@ -216,7 +216,7 @@ def load_topology(directory: Path, host: str) -> Topology:
         host: this machine.
 
     Raises:
-        ServiceError: as in `load_run`.
+        SettingsError: as in `load_run`.
     """
     run, endpoints = load_run(directory)
     simulators = simulator_plans(run.settings, run.seed, run.addresses, directory, learns=run.playing is None)
@@ -228,7 +228,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
     """Loads what `Topology.save` has written: the run and its endpoints.
 
     Raises:
-        ServiceError: the folder holds no run, or its file cannot be read.
+        SettingsError: the folder holds no run, or its file cannot be read.
     """
     path = directory / RUN_FILE
     try:
@@ -243,7 +243,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
         )
         return run, plain["endpoints"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ServiceError(
+        raise SettingsError(
             f"got {path}, which cannot be read ({error}); expected the file that `sparring train` writes; "
             "name the folder of a run that was started"
         ) from error
@@ -261,11 +261,11 @@ def plan_of(run: Run, name: str) -> ServicePlan:
     """Returns the plan of a service.
 
     Raises:
-        ServiceError: the run has no such service.
+        SettingsError: the run has no such service.
     """
     plans = {plan.name: plan for plan in service_plans(run)}
     if name not in plans:
-        raise ServiceError(f"got service {name!r}; expected one of {sorted(plans)}; correct the name")
+        raise SettingsError(f"got service {name!r}; expected one of {sorted(plans)}; correct the name")
     return plans[name]
 
 
