@@ -141,10 +141,7 @@ class Learning:
                 await self._keep()
             await self._context.writing.until_done(self._save, "the last checkpoint")
             self.publish()
-            if self._alone:
-                await self._drain()
-            else:  # the other behaviors continue, and their simulators need step allowances for this one's agents
-                await self._discard()
+            await self._receive_rest()
 
     async def finish(self) -> None:
         """Counts the segments that wait in the queue, and saves the current weights.
@@ -330,21 +327,19 @@ class Learning:
         self._checkpoint = str(path.relative_to(self._context.run.directory))
         self._context.log.info("checkpoint_saved", path=self._checkpoint, trained=self._learner.trained)
 
-    async def _drain(self) -> None:
-        """Buffers the remaining segments, so that the stages before this one can send what they hold, and stop."""
-        self._context.progress.waits(ALL, "the end")
-        while True:
-            self._add(await self._links.receiver.get())
+    async def _receive_rest(self) -> None:
+        """Buffers the remaining segments, so that the stages before this one can send what they hold, and stop.
 
-    async def _discard(self) -> None:
-        """Drops and counts the remaining segments.
-
-        In lockstep it publishes that count only at flushes: at any other time it would shift the next flush, which
-        closes the segments of groups that others still learn from.
+        Where other behaviors continue, their simulators need step allowances for this one's agents: its segments are
+        dropped and counted. In lockstep it publishes that count only at flushes: at any other time it would shift the
+        next flush, which closes the segments of groups that others still learn from.
         """
-        self._context.progress.waits(ALL, "the other behaviors")
+        self._context.progress.waits(ALL, "the end" if self._alone else "the other behaviors")
         while True:
             segments = await self._links.receiver.get()
+            if self._alone:
+                self._add(segments)
+                continue
             lost, closing = self._take(segments)
             self._stale += len(segments.log_probs)
             if closing or lost or not self._lockstep:

@@ -150,6 +150,10 @@ _PLAIN: Final = ("id", "seed", "resumed", "addresses", "simulators", "insecure",
 """Fields of a run that its file holds as they are; those of older versions lack some that have a default."""
 
 
+_NICENESS: Final = {"assembly": 5, "coordination": 5, "learning": 3, "monitor": 10}
+"""A simulator waits for stepping at each of its messages; weights are needed only once in a buffer."""
+
+
 def build(
     settings: Settings,
     ports: Ports | None = None,
@@ -286,18 +290,12 @@ def _listeners(run: Run, plans: Sequence[ServicePlan]) -> dict[str, str]:
 
 def service_plans(run: Run) -> tuple[ServicePlan, ...]:
     """Returns all services of a run in the order of the flow."""
-    threads = run.settings.pipeline.torch_threads
-    return (
-        *(ServicePlan(name=name, stage="stepping", threads=threads.stepping) for name in run.stepping),
-        ServicePlan(name="assembly", stage="assembly", niceness=5),
-        ServicePlan(name="coordination", stage="coordination", niceness=5),
-        *(
-            # A simulator waits for stepping at each of its messages; weights are needed only once in a buffer.
-            ServicePlan(name=f"learning-{name}", stage="learning", threads=threads.learning, niceness=3)
-            for name in run.learners
-        ),
-        ServicePlan(name="monitor", stage="monitor", niceness=10),
-    )
+    threads, plans = run.settings.pipeline.torch_threads, []
+    for name in (*run.services, "monitor"):
+        stage = name.partition("-")[0]
+        uses = {"stepping": threads.stepping, "learning": threads.learning}.get(stage, 0)
+        plans.append(ServicePlan(name=name, stage=stage, threads=uses, niceness=_NICENESS.get(stage, 0)))
+    return tuple(plans)
 
 
 def simulator_plans(
