@@ -15,11 +15,11 @@ import anyio
 
 from sparring.pipeline.bridges.unity.connection import Event, PlayerConnection, explanation
 from sparring.pipeline.bridges.unity.conversation import PlayerMessage
-from sparring.pipeline.errors import ExplainedError, RemoteProtocolError, SettingsError
+from sparring.pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages import simulator as messages
 from sparring.pipeline.monitoring.metrics import SIMULATOR
 from sparring.pipeline.queues.rejections import Fact, RejectionLog, clip
-from sparring.pipeline.specs import BehaviorSpec
+from sparring.pipeline.specs import BehaviorSpec, SpecError
 from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import describe_report, image_out_of_range
@@ -183,7 +183,7 @@ class Simulators:
             tasks.start_soon(peer.outgoing.run)
             try:
                 await self.read(peer)
-            except ExplainedError as error:
+            except (ProtocolError, CodecError, SpecError) as error:
                 peer.fault = fault_of(error)
             tasks.cancel_scope.cancel()
 
@@ -191,7 +191,7 @@ class Simulators:
         """Handles the messages of a simulator until one of them ends the conversation.
 
         Raises:
-            ExplainedError: a message violates the protocol.
+            ProtocolError, CodecError, SpecError: a message violates the protocol.
         """
         if peer.hello is not None:
             self._react(peer, peer.hello)
@@ -340,7 +340,7 @@ class Simulators:
                 peer.fault = event
             else:
                 self._on_player_message(peer, event)
-        except ExplainedError as error:
+        except (ProtocolError, SpecError) as error:
             peer.fault = fault_of(error)
         if peer.fault is not None:
             peer.scope.cancel()
