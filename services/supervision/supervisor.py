@@ -168,6 +168,8 @@ class Supervisor:
                 if not run.settings.behaviors:
                     active.fail(f"no learner for {', '.join(names)}: {error}")
                 continue
+            if active.over.is_set():  # while there was no room on the disk
+                return
             active.host.topology = topology
             await self._add_services(tasks, [plan for plan in topology.services if plan.name not in active.topics])
             topic.publish(ADDED, AddedBehaviors(names=topology.run.added))
