@@ -30,7 +30,6 @@ from sparring.pipeline.demonstrations.tape import Tape
 from sparring.pipeline.errors import (
     FAILED,
     ExplainedError,
-    QueueError,
     RemoteProtocolError,
     ServiceError,
     SettingsError,
@@ -352,12 +351,9 @@ def _unanswered(stopped: ConversationStopped, how: str | None = None) -> Service
 
 
 def _play(session: _Session, peer: TrialConnection, settings: Settings) -> None:
-    times, first = settings.pipeline, session.begin(peer.expect(messages.Hello))
-    peer.send(
-        messages.Welcome(
-            version=messages.VERSION, connection=1, heartbeat_s=times.heartbeat_s, timeout_s=times.simulator_timeout_s
-        )
-    )
+    first = session.begin(peer.expect(messages.Hello))
+    times = {"heartbeat_s": settings.pipeline.heartbeat_s, "timeout_s": settings.pipeline.simulator_timeout_s}
+    peer.send(messages.Welcome(version=messages.VERSION, connection=1, **times))
     peer.send(first)
     while not isinstance(message := peer.expect(messages.Step, messages.Behaviors, messages.Bye), messages.Bye):
         if isinstance(message, messages.Behaviors):
@@ -416,7 +412,7 @@ def _listen(address: str) -> socket.socket:
             return listen(Path(parts.path))
         family = socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET
         return socket.create_server((parts.hostname or "127.0.0.1", parts.port or 0), family=family, backlog=1)
-    except (OSError, QueueError) as error:
+    except (OSError, SparringError) as error:
         raise SettingsError(
             f"got {address} for the simulator, which cannot be used ({error}); expected a free address; "
             "stop what uses it, or set pipeline.address to another"
