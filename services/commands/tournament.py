@@ -7,10 +7,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-
 from sparring.pipeline.coordination.ghosts import MATCHES_FILE
 from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.evaluation.statistics import TournamentTable, counted, heat_map, standings
@@ -112,14 +108,12 @@ def _untrained(directory: Path, settings: Settings) -> dict[str, PolicyWeights]:
 def _show(found: TournamentTable) -> None:
     """Prints a table, the strongest player first; the columns with points per match are numbered by opponent."""
     order = found.order()
-    numbers = ("rating", *(f"{place}" for place in range(1, len(order) + 1)))
-    table = Table(
-        Column("", justify="right"),
-        Column("player", overflow="fold"),
-        *(Column(number, justify="right", no_wrap=True) for number in numbers),
-    )
+    rows = [["", "player", "rating", *(f"{place}" for place in range(1, len(order) + 1))]]
     for place, one in enumerate(order, 1):
         shares = ["" if not found.matches[one, other] else f"{found.shares[one, other]:.2f}" for other in order]
         rating = f"{found.ratings[one]:+.0f} +- {found.margins[one]:.0f}"
-        table.add_row(f"{place}", Text(found.players[one]), rating, *shares)
-    Console(file=sys.stdout).print(table)
+        rows.append([f"{place}", found.players[one], rating, *shares])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        sys.stdout.write(f"{'  '.join(cells).rstrip()}\n")
