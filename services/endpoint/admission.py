@@ -160,6 +160,7 @@ class ConnectionAcceptor:
         rejections: log of those not admitted.
         serve: handles an admitted simulator until its end.
         connected: number of admitted connections by host.
+        pending: those without a completed handshake, the oldest first.
     """
 
     credentials: Credentials
@@ -167,12 +168,7 @@ class ConnectionAcceptor:
     rejections: RejectionLog
     serve: Callable[[SimulatorPeer], Awaitable[None]]
     connected: Counter[str] = field(init=False, default_factory=Counter)
-    _pending: dict[SimulatorPeer, None] = field(init=False, default_factory=dict)  # the oldest first
-
-    @property
-    def pending(self) -> int:
-        """Returns the number of connections without a completed handshake."""
-        return len(self._pending)
+    pending: dict[SimulatorPeer, None] = field(init=False, default_factory=dict)
 
     async def run(self, listener: Listener[SocketBytes], tasks: TaskGroup) -> None:
         """Accepts connections until cancelled, each with a task of its own in `tasks`."""
@@ -202,7 +198,7 @@ class ConnectionAcceptor:
         """Encrypts the stream if required, and returns whether the simulator is admitted."""
         fault: Fault | None = None
         kind = "evicted"
-        self._pending[peer] = None
+        self.pending[peer] = None
         self._evict_surplus()
         try:
             with peer.scope:
@@ -224,7 +220,7 @@ class ConnectionAcceptor:
                     kind = fault.code
                 await self._send_fault(peer, fault)
         finally:
-            self._pending.pop(peer, None)
+            self.pending.pop(peer, None)
         facts = {} if fault is None else {"got": fault.got, "expected": fault.expected}
         self.rejections.reject(kind, peer.address, **facts)
         return False
@@ -262,10 +258,10 @@ class ConnectionAcceptor:
 
         An honest simulator needs milliseconds: its handshake completes before later ones evict it.
         """
-        if self.pending > self.limits.handshakes:
-            ((crowd, _),) = Counter(peer.host for peer in self._pending).most_common(1)
-            oldest = next(peer for peer in self._pending if peer.host == crowd)
-            del self._pending[oldest]
+        if len(self.pending) > self.limits.handshakes:
+            ((crowd, _),) = Counter(peer.host for peer in self.pending).most_common(1)
+            oldest = next(peer for peer in self.pending if peer.host == crowd)
+            del self.pending[oldest]
             oldest.scope.cancel()
 
     async def _send_fault(self, peer: SimulatorPeer, fault: Fault | None) -> None:

@@ -62,11 +62,6 @@ class ForkServer:
                 command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()], process_group=0
             )
 
-    @property
-    def pid(self) -> int:
-        """Returns the process id of the server."""
-        return self._server.pid
-
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
     ) -> "ForkedProcess":
