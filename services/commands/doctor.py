@@ -353,7 +353,7 @@ def _listener(number: int) -> str:
     with suppress(ImportError):
         import psutil
 
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):
             for one in psutil.net_connections("tcp"):
                 if one.status == psutil.CONN_LISTEN and one.pid and getattr(one.laddr, "port", 0) == number:
                     return f"{psutil.Process(one.pid).name()} (pid {one.pid})"
