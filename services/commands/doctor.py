@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import resource
 import shutil
 import socket
 import stat
@@ -173,7 +174,7 @@ def versions(
         assert found is not None, text
         marked = _EXTRA.search(found["marker"] or "")
         extra = "" if marked is None else marked[1]
-        if extra == "test" or ("win32" in text and sys.platform == "win32"):
+        if extra == "test":
             continue
         name, floor = found["name"], (found["floor"] or "0").rstrip(".")
         wanted, version = not extra or extra in needed, installed(name)
@@ -207,11 +208,8 @@ def _machine(settings: Settings | None) -> Iterator[Row]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield cores(usable, threads, cpu)
     yield memory(_available(), left, (behaviors + stepping) * _TORCH_BYTES + (4 + simulators) * _PLAIN_BYTES)
-    if os.name == "posix":
-        import resource
-
-        needed = _OWN_DESCRIPTORS + _PER_SIMULATOR * simulators
-        yield descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0], needed)
+    needed = _OWN_DESCRIPTORS + _PER_SIMULATOR * simulators
+    yield descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0], needed)
     folder = Path(results).absolute()
     there = next(one for one in (folder, *folder.parents) if one.is_dir())
     for what, place, enough in ((f"results {folder}", there, 5), ("temporary files", Path(tempfile.gettempdir()), 1)):

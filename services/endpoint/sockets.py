@@ -8,6 +8,7 @@ an answer at once, unless a simulator does not read; from then on a task writes 
 import asyncio
 import errno
 import os
+import resource
 import select
 import socket
 from collections import deque
@@ -230,10 +231,6 @@ class Outgoing:
 
 def allow_descriptors(wanted: int) -> int:
     """Raises the limit of file descriptors towards `wanted`; returns how many the process may open."""
-    try:
-        import resource
-    except ImportError:  # Windows, which has no such limit
-        return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = (soft, hard).count(resource.RLIM_INFINITY)
     if soft < wanted and not unlimited:

@@ -29,7 +29,7 @@ PYTHON: Final = (sys.executable, "-P", "-m")
 SPARRING: Final = (*PYTHON, "sparring")
 """Runs the `sparring` command in another process."""
 
-LOOP_OPTIONS: Final = {"use_uvloop": os.name == "posix" and sys.implementation.name == "cpython"}
+LOOP_OPTIONS: Final = {"use_uvloop": sys.implementation.name == "cpython"}
 """Options of the event loop of every process of a run."""
 
 _TAIL: Final = 8192

@@ -150,7 +150,7 @@ class Exports:
         except OSError as error:
             return -1, str(error)
         try:
-            if os.name == "posix" and not self._ending.is_set():  # nothing waits for it yet
+            if not self._ending.is_set():  # nothing waits for it yet
                 with suppress(ProcessLookupError, PermissionError):
                     os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
             await child.wait()
