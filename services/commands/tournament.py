@@ -86,8 +86,9 @@ def _players(runs: Sequence[Path], settings: Settings, count: int, *, untrained:
     for directory in runs:  # behaviors with different numbers of checkpoints are spread separately
         known = {name: checkpoints_of(directory, name) for name in settings.behaviors}
         few = min(count, *map(len, known.values()))
-        for share in [at / (few - 1) for at in range(few)] if few > 1 else [1.0]:
-            chosen = {name: load_player(paths[round(share * (len(paths) - 1))]) for name, paths in known.items()}
+        for at in range(few) if few > 1 else (1,):
+            places = {name: round(at * (len(paths) - 1) / max(1, few - 1)) for name, paths in known.items()}
+            chosen = {name: load_player(paths[places[name]]) for name, paths in known.items()}
             steps = max(checkpoint.trained for checkpoint in chosen.values())
             yield f"{directory.absolute().name}@{steps}", {name: actor_of(one) for name, one in chosen.items()}
 
