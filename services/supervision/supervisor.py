@@ -57,7 +57,6 @@ class Supervisor:
         clock: seconds, only rising.
         session: distinguishes the incarnations of this run's services from those of an earlier session.
         log: of the supervisor.
-        handles_signals: SIGINT, SIGTERM and SIGHUP end the run.
 
     Attributes:
         active: the run.
@@ -72,11 +71,9 @@ class Supervisor:
         *,
         session: str = "",
         log: FilteringBoundLogger | None = None,
-        handles_signals: bool = True,
     ) -> None:
         self._transport = transport
         self._grow = grow
-        self._handles_signals = handles_signals
         self._log: FilteringBoundLogger = log or logs.get(service="supervisor")
         self.active = ActiveRun(host, clock, self._log, session or secrets.token_hex(3))
         self._shown: set[str] = set()  # behavior ids whose description was shown
@@ -92,8 +89,7 @@ class Supervisor:
         active, began = self.active, self.active.clock()
         run, simulators = active.topology.run, active.topology.simulators
         async with anyio.create_task_group() as tasks:
-            if self._handles_signals:
-                await tasks.start(self._follow_signals)
+            await tasks.start(self._follow_signals)
             await self._add_services(tasks, active.topology.services)
             files = [run.directory / "logs" / f"{plan.name}.stderr" for plan in simulators]
             tasks.start_soon(relay, files, self._log)
@@ -215,6 +211,7 @@ class Supervisor:
             self.active.end("completed")
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
+        """Ends the run at SIGINT, SIGTERM or SIGHUP, and at once where a second signal follows."""
         ends = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it, for a run without its terminal
             ends.append(signal.SIGHUP)
