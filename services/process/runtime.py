@@ -44,11 +44,6 @@ _SHARES: Final = 4
 """A queue holds this many of the largest messages."""
 
 
-async def inline(work: Callable[[], T]) -> T:
-    """Runs `work` at once, for tests under a virtual clock, which must not overtake a thread."""
-    return work()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Playback:
     """A Playback describes a run that acts with checkpoints and learns nothing.
