@@ -27,7 +27,7 @@ from attacks import ATTACKS, SIMULATOR_TIMEOUT_S, Target, record_conversation
 from live_run import LiveRun
 
 from sparring.pipeline.security import KEY_FILE, making
-from sparring.services.endpoint.listening import allow_descriptors
+from sparring.services.endpoint.sockets import allow_descriptors
 
 STEPPING = "stepping-0"
 PARTS = (STEPPING, "assembly", "coordination", "learning-Balance", "monitor", "supervisor")

@@ -49,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED
-    problems = [*exposed(loaded.settings, insecure=args.insecure), *keys_unusable(loaded.settings)]
-    if problems := [*problems, *long_paths(loaded.settings)]:
-        sys.stderr.write("".join(f"{args.config}: {problem}\n" for problem in problems))
+    settings = loaded.settings
+    if problems := [*exposed(settings, insecure=args.insecure), *keys_unusable(settings), *long_paths(settings)]:
+        sys.stderr.writelines(f"{args.config}: {problem}\n" for problem in problems)
         return FAILED
-    described = [*tryout.described(args.config, loaded.settings)]
-    lines = [*summary(loaded.settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
+    described = [*tryout.described(args.config, settings)]
+    lines = [*summary(settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
     missing = any(line.startswith((*_MISSING, tryout.REFUSED)) for line in [*lines, *described])
     verdict = "valid, but it cannot run here" if missing else "valid"
     sys.stdout.write("\n".join([f"{args.config}: {verdict}", *lines, *described]) + "\n")
@@ -92,8 +92,7 @@ def unreadable(settings: Settings) -> Iterator[str]:
         if place(hosts, f"learning-{section.removeprefix('behaviors.')}") != main_host(hosts):
             continue  # read where the learner is
         gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
-        wanted = {"reward_signals.gail": gail, "behavioral_cloning": cloning}
-        for key, demonstrations in wanted.items():
+        for key, demonstrations in (("reward_signals.gail", gail), ("behavioral_cloning", cloning)):
             if demonstrations is None:
                 continue
             try:

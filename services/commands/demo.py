@@ -6,10 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, get_args
 
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-
 from sparring.pipeline.demonstrations.episodes import ActionsOf, DemoActions, RecordingError
 from sparring.pipeline.demonstrations.library import describe, files_of, read_any
 from sparring.pipeline.errors import SettingsError
@@ -53,13 +49,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return 0
-    console = Console(file=sys.stdout)
     for one in found:
-        columns = Column("what", no_wrap=True), Column("value", overflow="fold")
-        table = Table(*columns, title=one["file"], title_justify="left", show_header=False)
-        for row in _rows(one):
-            table.add_row(*(Text(printable(text)) for text in row))
-        console.print(table)
+        lines = [one["file"], *(f"  {what:<13} {value}" for what, value in _rows(one))]
+        sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
     return 0
 
 

@@ -1,28 +1,39 @@
-"""`sparring doctor [CONFIG]`: checks whether this machine can run a configuration, and shows what is missing."""
+"""`sparring doctor [CONFIG]`: checks whether this machine can run a configuration, and shows what is missing.
+
+Its checks compare facts about the machine with what a run needs. It imports other libraries only where it uses them, so
+that it runs where an installation is incomplete.
+"""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.metadata
 import os
 import platform
+import re
+import resource
 import shutil
+import socket
+import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import FAILED, SettingsError, install_command
-from sparring.services.commands import doctor_checks as doctor
-from sparring.services.commands.doctor_checks import Row, finding
+from sparring.pipeline.queues.endpoints import LONGEST_PATH, refuse_used_path
 from sparring.services.commands.runs import add_json, print_json
 
 if TYPE_CHECKING:
     from sparring.pipeline.settings import Settings
+
+State = Literal["ok", "warn", "bad"]
+STATES: Final[Sequence[State]] = ("ok", "warn", "bad")
 
 _GIB: Final = 2**30
 _TORCH_BYTES: Final = 400 * 2**20
@@ -34,7 +45,40 @@ _PER_SIMULATOR: Final = 4
 _OWN_DESCRIPTORS: Final = 256
 _BRIDGES: Final = ("gymnasium", "pettingzoo", "unity")
 """Bridges that need the extra of their name."""
+_PUBLIC: Final = (".pem", ".yaml")
+"""Files of a folder of keys that other users may read, but not change."""
+_REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)\s*(?:>=\s*(?P<floor>[\d.]+))?[^;]*(?:;(?P<marker>.*))?")
+_EXTRA: Final = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
 _MARKS: Final = {"ok": "ok  ", "warn": "warn", "bad": "BAD "}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One finding.
+
+    Attributes:
+        what: name of the requirement.
+        state: ok; warn: a run is possible, but worse; bad: no run is possible.
+        got: what was found.
+        expected: what a run needs.
+        remedy: what the user can do.
+    """
+
+    what: str
+    state: State
+    got: str
+    expected: str = ""
+    remedy: str = ""
+
+
+def finding(what: str, got: str, expected: str = "", remedy: str = "", fault: State = "bad") -> Row:
+    """Returns a row whose state is `fault` where there is a remedy, else ok."""
+    return Row(what=what, state=fault if remedy else "ok", got=got, expected=expected, remedy=remedy)
+
+
+def worst(rows: Sequence[Row]) -> State:
+    """Returns the worst state of all rows; "ok" for none."""
+    return max((row.state for row in rows), key=STATES.index, default="ok")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,10 +95,10 @@ def run(args: argparse.Namespace) -> int:
     """
     rows = list(_rows(args.config))
     if args.json:
-        print_json([dataclasses.asdict(row) for row in rows])
+        print_json([asdict(row) for row in rows])
     else:
         sys.stdout.writelines(f"{line}\n" for line in _lines(rows))
-    return FAILED if doctor.worst(rows) == "bad" else 0
+    return FAILED if worst(rows) == "bad" else 0
 
 
 def _lines(rows: list[Row]) -> Iterator[str]:
@@ -68,7 +112,7 @@ def _lines(rows: list[Row]) -> Iterator[str]:
 
 def _rows(config: Path | None) -> Iterator[Row]:
     version, settings = platform.python_version(), None
-    remedy = "install a newer one" if doctor.numbers(version) < (3, 11) else ""
+    remedy = "install a newer one" if numbers(version) < (3, 11) else ""
     yield finding("python", f"{version}, {platform.platform()}", ">=3.11", remedy)
     if config is not None:
         try:
@@ -86,7 +130,7 @@ def _rows(config: Path | None) -> Iterator[Row]:
         for line in not_here(settings):
             yield finding("simulators", line, "a program", "correct its path")
         if keys := os.environ.get("SPARRING_KEYS") or settings.pipeline.keys:
-            yield from doctor.private(Path(keys))
+            yield from private(Path(keys))
 
 
 # ---------------------------------------------------------------- what is installed
@@ -97,7 +141,7 @@ def _libraries(settings: Settings | None) -> Iterator[Row]:
     remedy = "" if version else "pip install . in the folder of the sources"
     yield finding("sparring", version or "not installed", "an installation", remedy)
     if version:
-        yield from doctor.versions(importlib.metadata.requires("sparring") or [], _extras(settings), _installed)
+        yield from versions(importlib.metadata.requires("sparring") or [], _extras(settings), _installed)
 
 
 def _extras(settings: Settings | None) -> frozenset[str]:
@@ -115,6 +159,41 @@ def _installed(name: str) -> str | None:
         return None
 
 
+def versions(
+    requirements: Sequence[str], needed: frozenset[str], installed: Callable[[str], str | None]
+) -> Iterator[Row]:
+    """Checks every library: those of the core, those of needed extras, and those of other extras that are installed.
+
+    Args:
+        requirements: as the distribution declares them, `name>=floor; extra == "train"`.
+        needed: extras that a run needs.
+        installed: version of a distribution, None where it is not installed.
+    """
+    for text in requirements:
+        found = _REQUIREMENT.match(text)
+        assert found is not None, text
+        marked = _EXTRA.search(found["marker"] or "")
+        extra = "" if marked is None else marked[1]
+        if extra == "test":
+            continue
+        name, floor = found["name"], (found["floor"] or "0").rstrip(".")
+        wanted, version = not extra or extra in needed, installed(name)
+        what = f"{name} (extra {extra})" if extra else name
+        if version is not None:
+            remedy = f"{install_command(extra)} -U" if numbers(version) < numbers(floor) else ""
+            yield finding(what, version, f">={floor}", remedy, "bad" if wanted else "warn")
+        elif wanted:
+            yield finding(what, "not installed", f">={floor}", install_command(extra))
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Returns the numbers that a version begins with, without zeros at the end: `2.13.0+cu128` gives (2, 13)."""
+    found = [int(part) for part in re.findall(r"\d+", re.sub(r"[^\d.].*", "", version))]
+    while found and not found[-1]:
+        found.pop()
+    return tuple(found)
+
+
 # ---------------------------------------------------------------- the machine
 
 
@@ -125,21 +204,17 @@ def _machine(settings: Settings | None) -> Iterator[Row]:
         behaviors, stepping = len(settings.behaviors), settings.pipeline.stepping_processes
         threads = each.learning * behaviors + each.stepping * stepping
         simulators = sum(one.count for one in settings.launched)
-    cpu, memory = doctor.quota_of(_cgroup())
+    cpu, left = quota_of(_cgroup())
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield doctor.cores(usable, threads, cpu)
-    needed = (behaviors + stepping) * _TORCH_BYTES + (4 + simulators) * _PLAIN_BYTES
-    yield doctor.memory(doctor.available(doctor.read_text(Path("/proc/meminfo"))), memory, needed)
-    if os.name == "posix":
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        yield doctor.descriptors(limit, _OWN_DESCRIPTORS + _PER_SIMULATOR * simulators)
+    yield cores(usable, threads, cpu)
+    yield memory(_available(), left, (behaviors + stepping) * _TORCH_BYTES + (4 + simulators) * _PLAIN_BYTES)
+    needed = _OWN_DESCRIPTORS + _PER_SIMULATOR * simulators
+    yield descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[0], needed)
     folder = Path(results).absolute()
     there = next(one for one in (folder, *folder.parents) if one.is_dir())
     for what, place, enough in ((f"results {folder}", there, 5), ("temporary files", Path(tempfile.gettempdir()), 1)):
         usage, writable = shutil.disk_usage(place), os.access(place, os.W_OK)
-        yield doctor.free_space(what, usage.free, writable=writable, enough=enough * _GIB, least=_GIB // 4)
+        yield free_space(what, usage.free, writable=writable, enough=enough * _GIB, least=_GIB // 4)
     clock = time.get_clock_info("monotonic")
     got = f"monotonic {clock.monotonic}, resolution {clock.resolution:g} s"
     remedy = "" if clock.monotonic and clock.resolution <= 1e-3 else "run on a system that has one"
@@ -149,7 +224,7 @@ def _machine(settings: Settings | None) -> Iterator[Row]:
 
 def _cgroup() -> Path:
     """Returns the folder of this process's control group (version 2)."""
-    own = doctor.read_text(Path("/proc/self/cgroup")).partition("0::")[2].strip().lstrip("/")
+    own = read_text(Path("/proc/self/cgroup")).partition("0::")[2].strip().lstrip("/")
     folder = Path("/sys/fs/cgroup") / own
     return folder if folder.is_dir() else Path("/sys/fs/cgroup")
 
@@ -176,14 +251,14 @@ def _endpoints(settings: Settings) -> Iterator[Row]:
     pipeline = settings.pipeline
     parts = urlsplit(pipeline.address)
     for what, path in socket_paths(settings):
-        yield doctor.socket_path(what, path)
+        yield socket_path(what, path)
     if pipeline.hosts:
         yield from _between_machines(settings)
     elif parts.port:
-        for port in range(parts.port, parts.port + pipeline.stepping_processes):
-            yield doctor.port("pipeline.address", parts.hostname or "127.0.0.1", port)
-    for what, port in _games(settings):
-        yield doctor.port(what, "127.0.0.1", port, other="choose another with the option port or --base-port")
+        for number in range(parts.port, parts.port + pipeline.stepping_processes):
+            yield port("pipeline.address", parts.hostname or "127.0.0.1", number)
+    for what, number in _games(settings):
+        yield port(what, "127.0.0.1", number, other="choose another with the option port or --base-port")
 
 
 def _between_machines(settings: Settings) -> Iterator[Row]:
@@ -196,14 +271,14 @@ def _between_machines(settings: Settings) -> Iterator[Row]:
         yield finding(what, str(error), "libraries and keys of a run", remedy)
         return
     addresses = list(dict.fromkeys(host for host, _ in wanted))
-    here = [host for host in addresses if doctor.ours(host)]
+    here = [host for host in addresses if ours(host)]
     if not here:
         got = f"none of {', '.join(addresses)} is an address of this machine"
         remedy = "run the doctor there too, or correct pipeline.hosts"
         yield finding(what, got, "a machine of pipeline.hosts", remedy, "warn")
     for host in here:
         ports = sorted(number for one, number in wanted if one == host)
-        rows = [doctor.port(what, host, number, other="set pipeline.port to another first one") for number in ports]
+        rows = [port(what, host, number, other="set pipeline.port to another first one") for number in ports]
         free = finding(what, f"{host}: the {len(ports)} from {ports[0]} to {ports[-1]} are free")
         yield from [row for row in rows if row.state != "ok"] or [free]
 
@@ -235,9 +310,160 @@ def _games(settings: Settings) -> Iterator[tuple[str, int]]:
     for one in settings.launched:
         launched = "path" in one.options
         usual = {"unity": BUILD_PORT if launched else EDITOR_PORT, "godot": PORT}.get(one.name or "", 0)
-        port = int(one.options.get("port", usual)) if usual else 0
-        anywhere = one.name == "godot" and launched and port == PORT  # it gets another port where this is taken
-        if port and not anywhere and one.host in (None, main(settings.pipeline.hosts)):
+        first = int(one.options.get("port", usual)) if usual else 0
+        anywhere = one.name == "godot" and launched and first == PORT  # it gets another port where this is taken
+        if first and not anywhere and one.host in (None, main(settings.pipeline.hosts)):
             what = "port of a Unity player" if one.name == "unity" else "port of a Godot game"
-            yield from ((what, port + at) for at in (range(number, number + one.count) if launched else (0,)))
+            yield from ((what, first + at) for at in (range(number, number + one.count) if launched else (0,)))
         number += one.count
+
+
+# ---------------------------------------------------------------- where things listen
+
+
+def port(what: str, host: str, number: int, *, other: str = "choose another port (0 for any)") -> Row:
+    """Checks whether a port is free; if not, names the process there. `other` is a further remedy."""
+    if (error := _binding_error(host, number)) is None:
+        return finding(what, f"{host}:{number} is free")
+    by = _listener(number)
+    got = f"{host}:{number} is not free: {error.strerror}" + (f"; {by} listens there" if by else "")
+    return finding(what, got, "a free port", f"stop what uses it, or {other}")
+
+
+def ours(host: str) -> bool:
+    """Returns whether an address belongs to this machine."""
+    return _binding_error(host, 0) is None
+
+
+def _binding_error(host: str, number: int) -> OSError | None:
+    """Returns why no program can listen at a port, 0 for any; None where one can."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as error:
+            return error
+    return None
+
+
+def _listener(number: int) -> str:
+    """Returns the process that listens at a TCP port, as "name (pid 12)"; "" where the system does not show it."""
+    with suppress(ImportError):
+        import psutil
+
+        with suppress(psutil.Error, OSError):
+            for one in psutil.net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN and one.pid and getattr(one.laddr, "port", 0) == number:
+                    return f"{psutil.Process(one.pid).name()} (pid {one.pid})"
+    return ""
+
+
+def socket_path(what: str, path: Path) -> Row:
+    """Checks whether a Unix socket can be made at a path."""
+    got, remedy = str(path), ""
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        got, remedy = f"{path}, {len(os.fsencode(path))} bytes", "choose a shorter one, as in /tmp"
+    elif not os.access(path.parent, os.W_OK):
+        got, remedy = f"{path.parent}, which is not there or cannot be written", "make it, or choose another"
+    else:
+        try:
+            refuse_used_path(path)
+        except OSError:
+            got, remedy = f"{path}, which is in use", "stop what uses it, or choose another"
+    return finding(what, got, f"a path of at most {LONGEST_PATH} bytes in a folder that can be written", remedy)
+
+
+# ---------------------------------------------------------------- what the machine has
+
+
+def cores(usable: int, busy: int, quota: float | None) -> Row:
+    """Checks the CPU cores.
+
+    Args:
+        usable: number of cores that this process may run on.
+        busy: number of threads that a run keeps busy at once: those of learners and stepping.
+        quota: CPU time that a control group allows, in cores; None for no limit.
+    """
+    got = f"{usable} cores" + ("" if quota is None else f", of which the control group allows {quota:g}")
+    expected = f"{busy}: one for each torch thread of learners and stepping, better one more for the rest"
+    few = (usable if quota is None else min(usable, quota)) < busy
+    remedy = "a run is possible, but slower; lower pipeline.torch_threads, or run on more cores" if few else ""
+    return finding("cores", got, expected, remedy, "warn")
+
+
+def memory(free: int | None, limit: int | None, needed: int) -> Row:
+    """Checks the main memory, in bytes.
+
+    Args:
+        free: available on the machine, None where the system does not report it.
+        limit: what a control group leaves, None for no limit.
+        needed: by the processes of a run before they hold any data.
+    """
+    left = min((value for value in (free, limit) if value is not None), default=None)
+    if left is None:
+        return finding("memory", "unknown", _size(needed), "check it by hand", "warn")
+    got = f"{_size(left)} available" + ("" if limit is None else " within the control group")
+    remedy = "run fewer simulators and stepping processes, or end other programs" if left < needed else ""
+    return finding("memory", got, f"{_size(needed)} for the processes alone", remedy, "warn")
+
+
+def descriptors(soft: int, needed: int) -> Row:
+    """Checks the limit of open files of a process."""
+    return finding("open files", str(soft), f"{needed} at least", f"ulimit -n {needed}" if soft < needed else "")
+
+
+def free_space(what: str, free: int, *, writable: bool, enough: int, least: int) -> Row:
+    """Checks the free space of a folder, in bytes: below `enough` a warning, below `least` no run is possible."""
+    expected = f"a folder that can be written, with {_size(enough)} free"
+    if not writable:
+        return finding(what, "it cannot be written", expected, "choose another")
+    remedy = "free some space, or choose a folder on another disk" if free < enough else ""
+    return finding(what, f"{_size(free)} free", expected, remedy, "bad" if free < least else "warn")
+
+
+def private(folder: Path) -> Iterator[Row]:
+    """Checks a folder of keys, which no other user may change, and whose secrets no other user may read."""
+    if not folder.is_dir():
+        yield finding("keys", f"{folder}, which is not there", "a folder of keys", f"sparring keys {folder}")
+        return
+    found = [path for path in (folder, *sorted(folder.rglob("*"))) if _open_to_others(path)]
+    for path in found:
+        mode = "700" if path.is_dir() else "600"
+        got = f"{path} with mode {stat.S_IMODE(path.stat().st_mode):o}"
+        yield finding("keys", got, f"mode {mode}", f"chmod {mode} {path}")
+    if not found:
+        yield finding("keys", f"{folder}, of which only its owner can read the secrets and change anything")
+
+
+def _open_to_others(path: Path) -> bool:
+    public = path.is_dir() or path.suffix in _PUBLIC
+    return bool(path.stat().st_mode & (0o022 if public else 0o077))
+
+
+def quota_of(cgroup: Path) -> tuple[float | None, int | None]:
+    """Returns what a control group (version 2) allows: CPU time in cores, and bytes of memory that are left."""
+    names = ("cpu.max", "memory.max", "memory.current")
+    (allowed, period), most, used = (read_text(cgroup / name).split() or ("", "") for name in names)
+    cpu = int(allowed) / int(period) if allowed.isdigit() else None
+    return cpu, int(most[0]) - int(used[0]) if (most[0] + used[0]).isdigit() else None
+
+
+def _available() -> int | None:
+    """Returns the available bytes of main memory; None where psutil is missing."""
+    with suppress(ImportError):
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    return None
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a file of the system; "" where there is none, or it cannot be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _size(count: int) -> str:
+    return f"{count / _GIB:.1f} GiB"

@@ -89,10 +89,9 @@ def _evaluation(directory: Path, playing: Playback, status: str, seed: int) -> J
         columns = read_episodes(directory / name / EPISODES_FILE)
         found = describe(columns) if columns else {"episodes": 0}
         behaviors[name] = {"checkpoint": checkpoint, **found, "teams": by_team(columns) if columns else {}}
-    complete = all(one["episodes"] >= playing.episodes for one in behaviors.values())
     return {
         "status": status,
-        "complete": complete,
+        "complete": all(one["episodes"] >= playing.episodes for one in behaviors.values()),
         "episodes": playing.episodes,
         "confidence": CONFIDENCE,
         "seed": seed,
@@ -101,28 +100,25 @@ def _evaluation(directory: Path, playing: Playback, status: str, seed: int) -> J
 
 
 def _lines(found: Json) -> Iterator[str]:
-    percent = f"{CONFIDENCE:.0%}"
     for name, one in found["behaviors"].items():
         yield f"{name}  {one['episodes']} of {found['episodes']} episodes  {Path(one['checkpoint']).name}"
         for team, part in {"": one, **one["teams"]}.items():
-            of_team = f"team {team}: " if team else ""
+            of_team = f"  team {team}: " if team else "  "
             for what in ("reward", "group_reward", "length"):
-                if what in part:
-                    yield f"  {of_team}{what.replace('_', ' ')} {_spread(part[what], percent)}"
+                if (values := part.get(what)) is not None:
+                    deviation = "" if values["interval"] is None else f"  deviation {values['deviation']:.3g}"
+                    spread = f"{_interval(values, 'mean', '.4g')}{deviation}"
+                    yield f"{of_team}{what.replace('_', ' ')} {spread}  from {values['min']:.4g} to {values['max']:.4g}"
             for outcome, share in part.get("outcomes", {}).items():
-                text = f"  {of_team}{outcome} {share['share']:.1%}"
-                if share["interval"] is not None:
-                    low, high = share["interval"]
-                    text += f"  {percent} interval {low:.1%} to {high:.1%}"
-                yield text
+                yield f"{of_team}{outcome} {_interval(share, 'share', '.1%')}"
 
 
-def _spread(one: Json, percent: str) -> str:
-    text = f"{one['mean']:.4g}"
-    if one["interval"] is not None:
-        low, high = one["interval"]
-        text += f"  {percent} interval {low:.4g} to {high:.4g}  deviation {one['deviation']:.3g}"
-    return f"{text}  from {one['min']:.4g} to {one['max']:.4g}"
+def _interval(one: Json, key: str, form: str) -> str:
+    """Formats a value with its confidence interval, where there is one."""
+    if one["interval"] is None:
+        return f"{one[key]:{form}}"
+    low, high = one["interval"]
+    return f"{one[key]:{form}}  {CONFIDENCE:.0%} interval {low:{form}} to {high:{form}}"
 
 
 def _exit_status(found: Json, at_least: float | None) -> int:

@@ -97,11 +97,9 @@ def copy_initial(directory: Path, settings: Settings, names: Collection[str]) ->
     """
     kept = settings.checkpoint_settings
     notes = []
-    for name, behavior in settings.behaviors.items():
-        if name not in names:
-            continue
-        if behavior.init_path is not None:
-            path = _expanded(Path(behavior.init_path), name, "init_path")[-1]
+    for name in names:
+        if (initial := settings.behaviors[name].init_path) is not None:
+            path = _expanded(Path(initial), name, "init_path")[-1]
         elif kept.initialize_from is None:
             continue
         else:

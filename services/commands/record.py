@@ -11,13 +11,15 @@ play by a script of its own, or leaves the choice to a person; the simulator the
 
 import argparse
 import contextlib
+import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -33,24 +35,14 @@ from sparring.pipeline.errors import (
     SettingsError,
     SparringError,
 )
-from sparring.pipeline.files import Json, write_atomically
+from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from sparring.pipeline.learning.settings import TrainerSettings
-from sparring.pipeline.messages.simulator import (
-    VERSION,
-    Act,
-    BehaviorActions,
-    Behaviors,
-    Bye,
-    Fault,
-    Hello,
-    Reset,
-    Step,
-    Welcome,
-)
+from sparring.pipeline.messages import simulator as messages
 from sparring.pipeline.messages.state import StepAllowance
 from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.networks.settings import NetworkSettings
+from sparring.pipeline.queues.endpoints import is_open, listen
 from sparring.pipeline.settings import Settings, not_here, read
 from sparring.pipeline.settings.parameters import in_lessons
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec, read_spec
@@ -59,12 +51,14 @@ from sparring.pipeline.stepping.agents import Behavior
 from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.policies import Policies, ScriptedPolicy
 from sparring.pipeline.stepping.stepper import Stepper
+from sparring.services.commands.compliance import simulator_process
 from sparring.services.commands.players import actor_of
-from sparring.services.commands.record_simulator import lone_simulator
 from sparring.services.commands.runs import check_positive, spread
 from sparring.services.endpoint.admission import fault_of
-from sparring.services.endpoint.registration import check_hello
+from sparring.services.endpoint.peers import check_hello
+from sparring.services.process.encryption import exposed
 from sparring.services.supervision.launch import checkpoints_of, load_player, new_seed
+from sparring.services.supervision.topology import build
 
 _MANUAL_S: Final = 3600.0
 """A person may pause a game."""
@@ -173,7 +167,7 @@ class _Session:
         """Returns whether all episodes have ended."""
         return bool(self._tapes) and all(tape.complete for tape in self._tapes.values())
 
-    def begin(self, hello: Hello) -> Reset:
+    def begin(self, hello: messages.Hello) -> messages.Reset:
         """Registers the simulator; returns its first Reset. Raises as `register`."""
         check_hello(hello)
         self.stepper.connect(_KEY, 0, hello.behaviors, hello.scripts)
@@ -240,7 +234,7 @@ class _Session:
             )
         return ScriptedPolicy(spec.actions, 0, script)
 
-    def answer(self, step: Step) -> Act:
+    def answer(self, step: messages.Step) -> messages.Act:
         """Records a Step and answers it.
 
         Raises:
@@ -249,11 +243,18 @@ class _Session:
         """
         self.stepper.receive(_KEY, step, 0.0)
         for report in step.reports:
-            if (tape := self._tape(report.behavior)) is not None:
-                tape.report(report)
-                self._check_reported(tape)
+            if (tape := self._tape(report.behavior)) is None:
+                continue
+            tape.report(report)
+            if tape.unreported and self._args.policy is None:  # it plays by itself
+                how = "--manual" if self._args.manual else f"--script {self._args.script}"
+                raise SettingsError(
+                    f"got {how}, and outcomes of {tape.behavior} that do not report what was done; expected "
+                    "did_continuous and did_discrete in the simulator's decisions and ends; fill them as "
+                    "docs/demonstrations.md says, or record with --policy"
+                )
         ((_, act, _, _),) = self.stepper.tick(0.0).acts
-        assert isinstance(act, Act)
+        assert isinstance(act, messages.Act)
         self.stepper.take_steps()
         actions = tuple(map(self._with_script, act.actions))
         for one in actions:
@@ -265,17 +266,7 @@ class _Session:
     def _tape(self, behavior: str) -> Tape | None:
         return self._tapes.get(BehaviorId.parse(behavior).name)
 
-    def _check_reported(self, tape: Tape) -> None:
-        """Refuses a simulator that plays by itself and does not report what it did."""
-        if tape.unreported and self._args.policy is None:
-            how = "--manual" if self._args.manual else f"--script {self._args.script}"
-            raise SettingsError(
-                f"got {how}, and outcomes of {tape.behavior} that do not report what was done; expected did_continuous "
-                "and did_discrete in the simulator's decisions and ends; fill them as docs/demonstrations.md says, or "
-                "record with --policy"
-            )
-
-    def _with_script(self, actions: BehaviorActions) -> BehaviorActions:
+    def _with_script(self, actions: messages.BehaviorActions) -> messages.BehaviorActions:
         number = self._scripts.get(BehaviorId.parse(actions.behavior).name)
         return actions if number is None else replace(actions, scripts=np.full(len(actions.agents), number, np.int32))
 
@@ -306,18 +297,16 @@ class _Session:
                     f"got {self._file(name)}, which cannot be written ({error.strerror}); expected a folder with free "
                     "space; free some, or name another with --out"
                 ) from error
-            _print(_summary(name, describe(recording), self._file(name)))
+            found = describe(recording)
+            means = (("returns", "mean return"), ("group_returns", "mean group return"))
+            spreads = [spread(found[what], called) for what, called in means if what in found]
+            told = f"{name}: {found['episodes']} episodes, {found['steps']} steps"
+            _print("; ".join([told, *spreads, str(self._file(name))]))
         return bool(self._tapes) and all(tape.episodes for tape in self._tapes.values())
 
     def _file(self, name: str) -> Path:
         folder = CheckpointFolder(self._args.out, name).path.parent  # refuses a name that cannot be a file's
         return folder / f"{name}-00001{SUFFIX}"
-
-
-def _summary(name: str, found: Json, path: Path) -> str:
-    means = [("returns", "mean return"), ("group_returns", "mean group return")]
-    texts = [spread(found[what], called) for what, called in means if what in found]
-    return "; ".join([f"{name}: {found['episodes']} episodes, {found['steps']} steps", *texts, str(path)])
 
 
 # ---------------------------------------------------------------- the conversation
@@ -339,7 +328,7 @@ def _converse(
         raise _unanswered(stopped) from stopped
     try:
         _play(session, peer, settings)
-        _part(peer, Bye(reason="the recording is over"))
+        _part(peer, messages.Bye(reason="the recording is over"))
         peer.closes()
         simulator.ended(_PARTING_S)
     except RemoteProtocolError as error:
@@ -350,7 +339,7 @@ def _converse(
             _part(peer, fault_of(stopped.__cause__))
         raise _unanswered(stopped, simulator.ended(_PARTING_S)) from stopped
     except BaseException:
-        _part(peer, Bye(reason="the recording was stopped"))
+        _part(peer, messages.Bye(reason="the recording was stopped"))
         raise
     finally:
         peer.drop()
@@ -362,16 +351,15 @@ def _unanswered(stopped: ConversationStopped, how: str | None = None) -> Service
 
 
 def _play(session: _Session, peer: TrialConnection, settings: Settings) -> None:
-    times, first = settings.pipeline, session.begin(peer.expect(Hello))
-    peer.send(
-        Welcome(version=VERSION, connection=1, heartbeat_s=times.heartbeat_s, timeout_s=times.simulator_timeout_s)
-    )
+    first = session.begin(peer.expect(messages.Hello))
+    times = {"heartbeat_s": settings.pipeline.heartbeat_s, "timeout_s": settings.pipeline.simulator_timeout_s}
+    peer.send(messages.Welcome(version=messages.VERSION, connection=1, **times))
     peer.send(first)
-    while not isinstance(message := peer.expect(Step, Behaviors, Bye), Bye):
-        if isinstance(message, Behaviors):
+    while not isinstance(message := peer.expect(messages.Step, messages.Behaviors, messages.Bye), messages.Bye):
+        if isinstance(message, messages.Behaviors):
             session.register(message.behaviors)
             continue
-        assert isinstance(message, Step)
+        assert isinstance(message, messages.Step)
         act = session.answer(message)
         if session.complete:
             return
@@ -379,7 +367,7 @@ def _play(session: _Session, peer: TrialConnection, settings: Settings) -> None:
     _print(f"the simulator sent Bye ({message.reason})")
 
 
-def _part(peer: TrialConnection, last: Bye | Fault) -> None:
+def _part(peer: TrialConnection, last: messages.Bye | messages.Fault) -> None:
     """Sends the last message, if the connection is still open."""
     if peer.state not in ("closed", "parting"):
         with contextlib.suppress(ConversationStopped):
@@ -389,3 +377,43 @@ def _part(peer: TrialConnection, last: Bye | Fault) -> None:
 def _print(line: str) -> None:
     sys.stdout.write(f"{printable(line)}\n")
     sys.stdout.flush()
+
+
+# ---------------------------------------------------------------- the simulator
+
+
+@contextlib.contextmanager
+def lone_simulator(settings: Settings, seed: int) -> Iterator[SimulatorProcess]:
+    """Starts the first simulator of a configuration, as the supervisor does; without one, waits for any to connect."""
+    topology = build(settings.alone, run_id="record", directory=Path(), seed=seed)
+    plan = next(iter(topology.simulators), None)
+    address = next(iter(topology.run.addresses.values())) if plan is None else plan.environment["SPARRING_ADDRESS"]
+    if is_open(address):
+        raise SettingsError(
+            f"got {address} for the simulator, which other machines can reach; expected loopback or unix:///PATH, "
+            "because a recording is not encrypted; set pipeline.address to one"
+        )
+    if lines := exposed(topology.run.settings, insecure=False):
+        raise SettingsError("\n".join(lines))
+    command, environment = ((), {}) if plan is None else (plan.command, plan.environment)
+    with contextlib.closing(_listen(address)) as listener:
+        simulator = simulator_process(address, listener, command, environment)
+        try:
+            simulator.start()
+            yield simulator
+        finally:
+            simulator.stop()
+
+
+def _listen(address: str) -> socket.socket:
+    parts = urlsplit(address)
+    try:
+        if parts.scheme == "unix":
+            return listen(Path(parts.path))
+        family = socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET
+        return socket.create_server((parts.hostname or "127.0.0.1", parts.port or 0), family=family, backlog=1)
+    except (OSError, SparringError) as error:
+        raise SettingsError(
+            f"got {address} for the simulator, which cannot be used ({error}); expected a free address; "
+            "stop what uses it, or set pipeline.address to another"
+        ) from error

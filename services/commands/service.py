@@ -41,10 +41,9 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(prepared, args.name)
     if args.cores:
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
-    if os.name == "posix":
-        os.nice(plan.niceness)
-        # Its process group is never in the foreground of a terminal, and `stty tostop` would stop it at its first line.
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    os.nice(plan.niceness)
+    # Its process group is never in the foreground of a terminal, and `stty tostop` would stop it at its first line.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     if plan.threads:  # only these use torch
         from sparring.pipeline.networks.device import configure_torch
 

@@ -2,12 +2,11 @@
 
 import contextlib
 import json
-import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 from rich.box import MINIMAL_HEAVY_HEAD
 from rich.console import Console, Group, RenderableType
@@ -20,7 +19,7 @@ from sparring.pipeline.files import Json
 from sparring.pipeline.monitoring.console import rate, short
 from sparring.pipeline.monitoring.logs import printable
 from sparring.pipeline.monitoring.progress import readable
-from sparring.services.commands.runs import add_json, add_run, find
+from sparring.services.commands.runs import add_json, add_run, find, print_json
 
 OLD_S: Final = 10.0
 """A live run writes its status every second; a file older than this means that the run or its monitor has died."""
@@ -35,40 +34,27 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(
-    args: Namespace,
-    *,
-    stream: TextIO | None = None,
-    wall_clock: Callable[[], float] = time.time,
-    sleep: Callable[[float], None] = time.sleep,
-) -> int:
+def run(args: Namespace) -> int:
     """Shows the run; returns the exit status 0.
-
-    Args:
-        args: of the command.
-        stream: for the output, standard output by default.
-        wall_clock: gives seconds since the epoch.
-        sleep: waits for a number of seconds.
 
     Raises:
         SettingsError: there is no such run, or one of its files is damaged.
     """
-    console = Console(file=stream or sys.stdout)
-    folder = find(args.run, args.results_dir)
+    console, folder = Console(), find(args.run, args.results_dir)
     if args.json:
-        console.file.write(json.dumps(read(folder), indent=2) + "\n")
+        print_json(read(folder))
     elif not args.watch:
         with _known_shape(folder):
-            console.print(show(read(folder), wall_clock()))
+            console.print(show(read(folder), time.time()))
     else:
         with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
             while True:
                 report = read(folder)
                 with _known_shape(folder):
-                    live.update(show(report, wall_clock()), refresh=True)
+                    live.update(show(report, time.time()), refresh=True)
                 if report["summary"] is not None:
                     break
-                sleep(_EVERY_S)
+                time.sleep(_EVERY_S)
     return 0
 
 

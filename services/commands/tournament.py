@@ -7,14 +7,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-
 from sparring.pipeline.coordination.ghosts import MATCHES_FILE
 from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.evaluation.statistics import TournamentTable, counted, heat_map, standings
-from sparring.pipeline.files import Json, write_atomically
+from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.monitoring.summary import STATUSES
@@ -69,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     made = partial(write, players=[weights for _, weights in players])
     how = {"in_process": args.in_process, "insecure": args.insecure}
     status, directory, seed = play(runs[0], settings, playing, "tournament", prepare=made, seed=args.seed, **how)
-    lines = counted(_read(directory / MATCHES_FILE))
+    matches = directory / MATCHES_FILE
+    lines = counted([json.loads(line) for line in matches.read_text().splitlines()] if matches.exists() else [])
     found = standings(playing.players, lines)
     content = {"status": status, "matches": len(lines), "seed": seed, **found.plain()}
     write_atomically(directory / FILE, json.dumps(content, indent=2).encode())
@@ -83,22 +80,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _players(runs: Sequence[Path], settings: Settings, count: int, *, untrained: bool) -> Iterator[Player]:
-    """Yields checkpoints of all runs, the oldest first, and before them an untrained player if `untrained` is set."""
+    """Yields evenly spread checkpoints of each run, the oldest first, and before them an untrained player if wanted."""
     if untrained:
         yield "untrained", _untrained(runs[0], settings)
-    for directory in runs:
-        yield from _of_run(directory, settings, count)
-
-
-def _of_run(directory: Path, settings: Settings, count: int) -> Iterator[Player]:
-    """Yields evenly spread checkpoints of one run; behaviors with different numbers of them are spread separately."""
-    known = {name: checkpoints_of(directory, name) for name in settings.behaviors}
-    few = min(count, *map(len, known.values()))
-    for at in range(few) if few > 1 else (1,):
-        places = {name: round(at * (len(paths) - 1) / max(1, few - 1)) for name, paths in known.items()}
-        chosen = {name: load_player(paths[places[name]]) for name, paths in known.items()}
-        steps = max(checkpoint.trained for checkpoint in chosen.values())
-        yield f"{directory.absolute().name}@{steps}", {name: actor_of(one) for name, one in chosen.items()}
+    for directory in runs:  # behaviors with different numbers of checkpoints are spread separately
+        known = {name: checkpoints_of(directory, name) for name in settings.behaviors}
+        few = min(count, *map(len, known.values()))
+        for at in range(few) if few > 1 else (1,):
+            places = {name: round(at * (len(paths) - 1) / max(1, few - 1)) for name, paths in known.items()}
+            chosen = {name: load_player(paths[places[name]]) for name, paths in known.items()}
+            steps = max(checkpoint.trained for checkpoint in chosen.values())
+            yield f"{directory.absolute().name}@{steps}", {name: actor_of(one) for name, one in chosen.items()}
 
 
 def _untrained(directory: Path, settings: Settings) -> dict[str, PolicyWeights]:
@@ -114,21 +106,15 @@ def _untrained(directory: Path, settings: Settings) -> dict[str, PolicyWeights]:
 # ---------------------------------------------------------------- results
 
 
-def _read(path: Path) -> list[Json]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def _show(found: TournamentTable) -> None:
     """Prints a table, the strongest player first; the columns with points per match are numbered by opponent."""
     order = found.order()
-    numbers = ("rating", *(f"{place}" for place in range(1, len(order) + 1)))
-    table = Table(
-        Column("", justify="right"),
-        Column("player", overflow="fold"),
-        *(Column(number, justify="right", no_wrap=True) for number in numbers),
-    )
+    rows = [["", "player", "rating", *(f"{place}" for place in range(1, len(order) + 1))]]
     for place, one in enumerate(order, 1):
         shares = ["" if not found.matches[one, other] else f"{found.shares[one, other]:.2f}" for other in order]
         rating = f"{found.ratings[one]:+.0f} +- {found.margins[one]:.0f}"
-        table.add_row(f"{place}", Text(found.players[one]), rating, *shares)
-    Console(file=sys.stdout).print(table)
+        rows.append([f"{place}", found.players[one], rating, *shares])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        sys.stdout.write(f"{'  '.join(cells).rstrip()}\n")

@@ -2,17 +2,19 @@
 
 import argparse
 import contextlib
+import fcntl
+import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import yaml
 
-from sparring.pipeline.errors import ServiceError, SettingsError
+from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json, write_atomically
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.summary import STATUSES, Status
@@ -24,7 +26,6 @@ from sparring.services.commands.runs import add_in_process, add_insecure, finish
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths
 from sparring.services.process.runtime import Playback, Run
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
-from sparring.services.supervision.lock import LOCK_FILE, locked
 from sparring.services.supervision.ports import open_ports
 from sparring.services.supervision.topology import build, load_run
 
@@ -33,6 +34,8 @@ def whole_number(text: str) -> int:
     """Reads a whole number, which may be written as 5e6."""
     return int(float(text))
 
+
+_LOCK_FILE: Final = "lock"
 
 Option = tuple[str, Callable[[str], Json] | bool, str]
 
@@ -109,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         return STATUSES[_infer(args, settings, notes)]
     run_id = kept.run_id or f"{args.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory = _folder(Path(kept.results_dir), run_id, resume=kept.resume, force=kept.force)
-    with locked(directory):
+    with _locked(directory):
         if kept.resume and (end := finished(directory, settings)):
             sys.stdout.write(f"{end}\n")
             return 0
@@ -162,7 +165,7 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
 
 def _former(directory: Path) -> Run | None:
     """Returns the run in a folder; None where it holds none that can be read."""
-    with contextlib.suppress(ServiceError):
+    with contextlib.suppress(SettingsError):
         return load_run(directory)[0]
     return None
 
@@ -224,7 +227,7 @@ def _folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
         SettingsError: the folder holds a run that is not to be continued or replaced, or none to continue.
     """
     directory = (results / run_id).absolute()
-    exists = directory.exists() and any(path.name != LOCK_FILE for path in directory.iterdir())
+    exists = directory.exists() and any(path.name != _LOCK_FILE for path in directory.iterdir())
     if resume and not exists:
         there = ", ".join(sorted(path.parent.name for path in results.glob("*/run.json")))
         raise SettingsError(
@@ -246,12 +249,34 @@ def _folder(results: Path, run_id: str, *, resume: bool, force: bool) -> Path:
     return directory
 
 
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Holds the lock of a run's folder, which the system releases when the process ends in whatever way.
+
+    Raises:
+        SettingsError: another process holds it.
+    """
+    with (directory / _LOCK_FILE).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise SettingsError(
+                f"got {directory}, which the process {file.read().strip() or 'of another run'} is writing; expected a "
+                "run that has ended; stop that process and wait for its end, or choose another --run-id"
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
 def _empty(directory: Path) -> None:
     """Removes all that the folder of a run holds, except its lock."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != LOCK_FILE:
+        elif path.name != _LOCK_FILE:
             path.unlink()
 
 

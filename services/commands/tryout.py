@@ -17,7 +17,7 @@ from sparring.pipeline.compliance.trial import random_actions
 from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringError
 from sparring.pipeline.games.registry import NAMES, make, parse_options
 from sparring.pipeline.messages.simulator import BehaviorReport, Step
-from sparring.pipeline.settings import Settings, SimulatorSettings, read
+from sparring.pipeline.settings import Settings, read
 from sparring.pipeline.settings.hosts import main as main_host
 from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
@@ -59,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
         settings = read(args.env).settings
         sys.path.extend(settings.pipeline.python_path)
         launched = settings.launched if args.simulator is None else settings.launched[args.simulator :][:1]
-        named = [
-            Trial(one.name, one.areas, one.options, args.seed, settings) for one in launched if one.name is not None
-        ]
+        named = [Trial(one.name, one.areas, one.options, args.seed, settings) for one in launched if one.name]
         if not named:
             raise SettingsError(
                 f"got {args.env}, which starts no built-in simulator or bridge; expected one; sparring compliance "
@@ -189,10 +187,8 @@ class Trial:
         for name, (low, high) in self._ranges.items():
             yield f"  {name} has values from {low:.4g} to {high:.4g}"
         mean = f", with a mean return of {np.mean(self._ended):.4g}" if self._ended else ""
-        yield (
-            f"played {steps} random steps ({decided:,} of agents) in {seconds:.2f} s: {len(self._ended)} episodes "
-            f"ended{mean}"
-        )
+        played = f"played {steps} random steps ({decided:,} of agents) in {seconds:.2f} s"
+        yield f"{played}: {len(self._ended)} episodes ended{mean}"
 
 
 def _check_specs(specs: Mapping[str, BehaviorSpec], settings: Settings) -> None:
@@ -211,30 +207,26 @@ def _check_specs(specs: Mapping[str, BehaviorSpec], settings: Settings) -> None:
 
 
 def described(config: str, settings: Settings) -> Iterator[str]:
-    """Yields what the simulators that a configuration starts here are like, line by line, or why it cannot use them."""
-    for number, simulator in enumerate(settings.launched):
-        yield from _described(config, settings, number, simulator)
-
-
-def _described(config: str, settings: Settings, number: int, simulator: SimulatorSettings) -> Iterator[str]:
-    """Yields what one of them is like.
+    """Yields what the simulators that a configuration starts here are like, line by line, or why it cannot use them.
 
     An environment is code of others, so it is made in a process of its own; a game of another engine is not started.
     """
-    if simulator.name in (None, "unity", "godot") or simulator.host not in (None, main_host(settings.pipeline.hosts)):
-        return
-    command = [sys.executable, "-P", "-m", "sparring", "try", config, "--simulator", str(number), "--steps", "0"]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TRIAL_S
-        )
+    for number, simulator in enumerate(settings.launched):
+        elsewhere = simulator.host not in (None, main_host(settings.pipeline.hosts))
+        if simulator.name in (None, "unity", "godot") or elsewhere:
+            continue
+        command = [sys.executable, "-P", "-m", "sparring", "try", config, "--simulator", str(number), "--steps", "0"]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TRIAL_S
+            )
+        except subprocess.TimeoutExpired:
+            yield f"{REFUSED}{simulator.name}: no answer within {_TRIAL_S:g} s"
+            continue
         lines = done.stderr.strip().splitlines()
-    except subprocess.TimeoutExpired:
-        yield f"{REFUSED}{simulator.name}: no answer within {_TRIAL_S:g} s"
-        return
-    if done.returncode:
-        told = lines[-2:] if lines and lines[-1].startswith("sparring try:") else lines[-1:]
-        yield REFUSED + " | ".join([str(simulator.name), *told])
-        return
-    yield from (f"warning: {line.removeprefix(NOTICE)}" for line in lines if line.startswith(NOTICE))
-    yield from done.stdout.splitlines()
+        if done.returncode:
+            told = lines[-2:] if lines and lines[-1].startswith("sparring try:") else lines[-1:]
+            yield REFUSED + " | ".join([str(simulator.name), *told])
+        else:
+            yield from (f"warning: {line.removeprefix(NOTICE)}" for line in lines if line.startswith(NOTICE))
+            yield from done.stdout.splitlines()

@@ -3,28 +3,36 @@
     accepted by the system -> TLS -> Hello -> credential -> capacity -> conversation
     '-------- one of `limits.handshakes` pending ones, for `handshake_timeout_s` --'
 
-Where the endpoint requires a credential, a peer without one learns only that it is missing.
+Simulators authenticate with a certificate of the keys' authority over TLS, or with the token in their Hello. Where the
+endpoint requires a credential, a peer without one learns only that it is missing.
 """
 
+import hmac
 import ipaddress
+import re
+import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import anyio
 from anyio.abc import ByteStream, Listener, SocketAttribute, TaskGroup
+from anyio.streams.tls import TLSAttribute, TLSStream
 
-from sparring.pipeline.errors import CodecError, ExplainedError, LimitExceeded, ProtocolError, RemoteProtocolError
+from sparring.pipeline.errors import ExplainedError, LimitExceeded, ProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages.codec import to_bytes
 from sparring.pipeline.messages.simulator import Fault, Hello
+from sparring.pipeline.queues.endpoints import is_open
 from sparring.pipeline.queues.rejections import INTERVAL_S, RejectionLog
+from sparring.pipeline.security import allowed, server_tls, token
 from sparring.pipeline.specs import SpecError
 from sparring.pipeline.stepping.limits import HELLO, LimitSettings
-from sparring.services.endpoint.credentials import Credentials
-from sparring.services.endpoint.listening import PacedListener
+from sparring.pipeline.stepping.settings import Accepted
 from sparring.services.endpoint.peers import FAULT_TIMEOUT_S, SimulatorPeer
-from sparring.services.endpoint.sockets import SocketBytes
+from sparring.services.endpoint.sockets import PacedListener, SocketBytes
 
 DISCONNECTED: Final = (
     anyio.BrokenResourceError,
@@ -34,6 +42,112 @@ DISCONNECTED: Final = (
     OSError,
 )
 """Errors of a stream whose peer has disconnected or broken its encryption."""
+_NUMBERED: Final = re.compile(r"simulator-\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """Credentials are what an endpoint requires of simulators.
+
+    Attributes:
+        tls: context of the endpoint; None where it does not encrypt.
+        names: names whose certificates are accepted.
+        token: accepted token; "" where none is accepted.
+    """
+
+    tls: ssl.SSLContext | None = None
+    names: Collection[str] = ()
+    token: str = field(default="", repr=False)
+
+    @property
+    def required(self) -> bool:
+        """Returns whether a simulator must authenticate."""
+        return self.tls is not None or bool(self.token)
+
+    async def secure(self, stream: ByteStream) -> ByteStream:
+        """Returns the stream, encrypted where the endpoint encrypts.
+
+        Raises:
+            OSError: the other side does not speak TLS, or its certificate is not of this authority.
+        """
+        if self.tls is None:
+            return stream
+        # Without the closing alert of TLS: messages have lengths, so truncation is noticed.
+        return await TLSStream.wrap(stream, server_side=True, ssl_context=self.tls, standard_compatible=False)
+
+    def certificate_name(self, stream: ByteStream) -> str:
+        """Returns the name in the peer's certificate; "" for none.
+
+        Raises:
+            RemoteProtocolError: the name is not accepted.
+        """
+        if self.tls is None:
+            return ""
+        certificate: Any = stream.extra(TLSAttribute.peer_certificate, None) or {}  # noqa: S610 (of a stream)
+        names = [value for parts in certificate.get("subject", ()) for key, value in parts if key == "commonName"]
+        name = str(names[0]) if names else ""
+        if certificate and name not in self.names:
+            raise _unknown("a certificate that is not accepted here", "one of a simulator on the list of the keys")
+        return name
+
+    def check(self, identity: str, credential: str) -> None:
+        """Rejects a simulator without a certificate or the right token.
+
+        Raises:
+            RemoteProtocolError: it has neither.
+        """
+        if identity or not self.required:
+            return
+        # In constant time; a token that is not ASCII is compared as bytes.
+        if not self.token or not hmac.compare_digest(credential.encode(), self.token.encode()):
+            raise _unknown("no valid credential", "a certificate or the token of the keys of this run")
+
+    def check_number(self, identity: str, number: int | None) -> None:
+        """Rejects another simulator's number: number N belongs to the certificate `simulator-N`, if there is one.
+
+        Raises:
+            RemoteProtocolError: the number belongs to another simulator.
+        """
+        if number is None or identity == (owner := f"simulator-{number}"):
+            return
+        if owner in self.names or _NUMBERED.fullmatch(identity):
+            raise RemoteProtocolError(
+                "number",
+                got=f"simulator number {number} with {f'the certificate {identity}' if identity else 'a token'}",
+                expected=f"the certificate {owner}",
+                remedy="leave the number out, or use the certificate of that number",
+            )
+
+
+def credentials(address: str, keys: Path | None, accepted: Accepted, *, encrypt: bool) -> Credentials:
+    """Returns the credentials that the endpoint at an address requires.
+
+    Args:
+        address: of the endpoint. A Unix socket requires none: its mode admits only its owner.
+        keys: folder of the keys; None requires none.
+        accepted: kinds of credentials that simulators may use.
+        encrypt: False leaves TCP unencrypted: then only the token is possible.
+
+    Raises:
+        SettingsError: a file of the keys cannot be used, or a token would leave this machine unencrypted.
+    """
+    if keys is None or urlsplit(address).scheme == "unix":
+        return Credentials()
+    if not encrypt and is_open(address):
+        raise SettingsError(
+            f"got encrypt: false for {address}, which other machines can reach; expected loopback, where a token may "
+            "be sent unencrypted; leave encrypt out"
+        )
+    return Credentials(
+        tls=server_tls(keys) if encrypt else None,
+        names=allowed(keys) if encrypt and accepted != "token" else (),
+        token=token(keys) if accepted != "certificate" else "",
+    )
+
+
+def _unknown(got: str, expected: str) -> RemoteProtocolError:
+    remedy = "use the keys that were made for this run (docs/security.md)"
+    return RemoteProtocolError("credential", got=got, expected=expected, remedy=remedy)
 
 
 @dataclass
@@ -46,6 +160,7 @@ class ConnectionAcceptor:
         rejections: log of those not admitted.
         serve: handles an admitted simulator until its end.
         connected: number of admitted connections by host.
+        pending: those without a completed handshake, the oldest first.
     """
 
     credentials: Credentials
@@ -53,12 +168,7 @@ class ConnectionAcceptor:
     rejections: RejectionLog
     serve: Callable[[SimulatorPeer], Awaitable[None]]
     connected: Counter[str] = field(init=False, default_factory=Counter)
-    _pending: dict[SimulatorPeer, None] = field(init=False, default_factory=dict)  # the oldest first
-
-    @property
-    def pending(self) -> int:
-        """Returns the number of connections without a completed handshake."""
-        return len(self._pending)
+    pending: dict[SimulatorPeer, None] = field(init=False, default_factory=dict)
 
     async def run(self, listener: Listener[SocketBytes], tasks: TaskGroup) -> None:
         """Accepts connections until cancelled, each with a task of its own in `tasks`."""
@@ -88,7 +198,7 @@ class ConnectionAcceptor:
         """Encrypts the stream if required, and returns whether the simulator is admitted."""
         fault: Fault | None = None
         kind = "evicted"
-        self._pending[peer] = None
+        self.pending[peer] = None
         self._evict_surplus()
         try:
             with peer.scope:
@@ -99,15 +209,18 @@ class ConnectionAcceptor:
                         await self._receive_hello(peer)
                         return True
                 except TimeoutError:
-                    kind, fault = "timeout", _hello_timeout(self.limits.handshake_timeout_s)
+                    got = f"no Hello in {self.limits.handshake_timeout_s:g} s"
+                    remedy = "connect when the simulator is ready to send it"
+                    fault = Fault(code="timeout", got=got, expected="a Hello within that time", remedy=remedy)
+                    kind = fault.code
                 except DISCONNECTED:
                     kind = "left" if peer.secured else "handshake"
-                except (ProtocolError, CodecError, SpecError) as error:
+                except ExplainedError as error:
                     fault = fault_of(error)
                     kind = fault.code
                 await self._send_fault(peer, fault)
         finally:
-            self._pending.pop(peer, None)
+            self.pending.pop(peer, None)
         facts = {} if fault is None else {"got": fault.got, "expected": fault.expected}
         self.rejections.reject(kind, peer.address, **facts)
         return False
@@ -145,10 +258,10 @@ class ConnectionAcceptor:
 
         An honest simulator needs milliseconds: its handshake completes before later ones evict it.
         """
-        if self.pending > self.limits.handshakes:
-            ((crowd, _),) = Counter(peer.host for peer in self._pending).most_common(1)
-            oldest = next(peer for peer in self._pending if peer.host == crowd)
-            del self._pending[oldest]
+        if len(self.pending) > self.limits.handshakes:
+            ((crowd, _),) = Counter(peer.host for peer in self.pending).most_common(1)
+            oldest = next(peer for peer in self.pending if peer.host == crowd)
+            del self.pending[oldest]
             oldest.scope.cancel()
 
     async def _send_fault(self, peer: SimulatorPeer, fault: Fault | None) -> None:
@@ -199,12 +312,3 @@ def fault_of(error: ExplainedError) -> Fault:
     else:
         code = "specs" if isinstance(error, SpecError) else "malformed"
     return Fault(code=code, got=error.got, expected=error.expected, remedy=error.remedy)
-
-
-def _hello_timeout(limit_s: float) -> Fault:
-    return Fault(
-        code="timeout",
-        got=f"no Hello in {limit_s:g} s",
-        expected="a Hello within that time",
-        remedy="connect when the simulator is ready to send it",
-    )

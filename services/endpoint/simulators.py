@@ -6,7 +6,7 @@ and asks this process to speak with it, a player connection (`pipeline/bridges/u
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Final
@@ -17,28 +17,21 @@ from sparring.pipeline.bridges.unity.connection import Event, PlayerConnection, 
 from sparring.pipeline.bridges.unity.conversation import PlayerMessage
 from sparring.pipeline.errors import CodecError, ProtocolError, RemoteProtocolError, SettingsError
 from sparring.pipeline.messages import simulator as messages
+from sparring.pipeline.monitoring.metrics import SIMULATOR
 from sparring.pipeline.queues.rejections import Fact, RejectionLog, clip
 from sparring.pipeline.specs import BehaviorSpec, SpecError
 from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import describe_report, image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
-from sparring.services.endpoint.outgoing import Outgoing
-from sparring.services.endpoint.peers import SimulatorPeer
-from sparring.services.endpoint.registration import (
-    OWN_NUMBERS,
-    ServerContext,
-    add_names,
-    check_hello,
-    check_known,
-    check_number,
-)
-from sparring.services.endpoint.sockets import SocketBytes
-from sparring.services.endpoint.statistics import SimulatorStatistics
+from sparring.services.endpoint.peers import OWN_NUMBERS, ServerContext, SimulatorPeer, check_hello
+from sparring.services.endpoint.sockets import Outgoing, SocketBytes
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
 _RECEIVE: Final = 256 * 1024
 _LONGEST_DESCRIPTION: Final = 1000
+_NAME: Final = 200
+"""Maximum number of characters in the name of a statistic; each name uses memory until the process ends."""
 _MAX_LINES: Final = 50
 """Maximum number of log lines of one kind about one machine and certificate, in one interval."""
 
@@ -67,7 +60,7 @@ class Simulators:
         self.rejections = RejectionLog(context.log, context.clock, context.registry.add)
         self.pool = Pool(context.settings.limits.receiving_bytes)
         self._limits = context.settings.limits
-        self._statistics = SimulatorStatistics(self._limits.statistics, context.registry, self.rejections)
+        self._statistics: set[str] = set()  # names of those that are recorded
         self._stepper = stepper
         self._context = context
         self._keys = 0
@@ -149,9 +142,9 @@ class Simulators:
         """Reports what has ended the conversation: its fault, another connection of the simulator, or its silence."""
         limit_s = self._context.settings.simulator_timeout_s
         if peer.fault is not None:
-            registry, fault = self._context.registry, peer.fault
-            registry.add("faults")
-            registry.add(f"faults.{fault.code}")
+            fault = peer.fault
+            for counter in ("faults", f"faults.{fault.code}"):
+                self._context.registry.add(counter)
             facts = {"kind": fault.code, "got": fault.got, "expected": fault.expected, "remedy": fault.remedy}
             self._log_event("simulator_fault", peer, fault.code, **facts)
             await peer.send_fault(fault)
@@ -161,7 +154,9 @@ class Simulators:
             self._log_event("simulator_silent", peer, limit_s=limit_s)
             if peer.number is not None:
                 self.given_up[str(peer.number)] = self.given_up.get(str(peer.number), 0) + 1
-            await peer.send_fault(_silence_fault(limit_s))
+            got, expected = f"silence for {limit_s:g} s", "a message or a Ping in that time"
+            remedy = "send Ping every Welcome.heartbeat_s seconds while the simulator computes"
+            await peer.send_fault(messages.Fault(code="timeout", got=got, expected=expected, remedy=remedy))
 
     async def _remove(self, peer: SimulatorPeer) -> None:
         peer.throttle.close()
@@ -244,7 +239,7 @@ class Simulators:
     def _receive_step(self, peer: SimulatorPeer, step: messages.Step, at: float) -> None:
         """Passes a Step to the stepper, and warns of images in the first one that may be scaled wrongly."""
         self._stepper.receive(peer.key, step, at)
-        self._statistics.record(step.statistics, peer.address, peer.number)
+        self._record(peer, step.statistics)
         behaviors = self._stepper.connections[peer.key].behaviors
         for report in step.reports:
             if report.behavior not in self.described:
@@ -288,16 +283,16 @@ class Simulators:
     def _on_hello(self, peer: SimulatorPeer, hello: messages.Hello) -> None:
         check_hello(hello)
         check_behaviors(hello.behaviors, 0, self._limits)
-        new = check_known(hello.behaviors, hello.scripts, self._context)
+        new = self._context.check_known(hello.behaviors, hello.scripts)
         peer.name, peer.reported_steps, peer.scripts = clip(hello.name, 100), dict(hello.steps), hello.scripts
         # A simulator that the supervisor did not start comes after the supervisor's.
         number = hello.number if hello.number is not None else OWN_NUMBERS + peer.key
         settings = self._context.settings
-        check_number(peer, number, self.peers.values(), self._context)
+        self._context.check_number(peer, number, self.peers.values())
         replaced = self._stepper.connect(
             peer.key, number, hello.behaviors, hello.scripts, process=clip(hello.process, 100), reported=hello.steps
         )
-        add_names(new, self._context)
+        self._context.add_names(new)
         if (former := self.peers.get(replaced or 0)) is not None:
             former.replaced = True
             former.scope.cancel()
@@ -364,7 +359,7 @@ class Simulators:
             peer.player_steps += 1
             self._receive_step(peer, step, self._context.clock())
             return
-        self._statistics.record(message.statistics, peer.address, peer.number)
+        self._record(peer, message.statistics)
         if message.kind == "ready":
             peer.awaits_reset = True
             self.send_first_resets()
@@ -373,10 +368,27 @@ class Simulators:
 
     def _add_behaviors(self, peer: SimulatorPeer, behaviors: Mapping[str, BehaviorSpec]) -> None:
         check_behaviors(behaviors, len(self._stepper.connection(peer.key).behaviors), self._limits)
-        new = check_known(behaviors, peer.scripts, self._context)
+        new = self._context.check_known(behaviors, peer.scripts)
         self._stepper.add_behaviors(peer.key, behaviors)
-        add_names(new, self._context)
+        self._context.add_names(new)
         self._context.known()
+
+    def _record(self, peer: SimulatorPeer, statistics: Iterable[messages.Statistic]) -> None:
+        """Records a simulator's own numbers as metrics, under a limited number of names; gauges are simulator 0's."""
+        registry, limit = self._context.registry, self._limits.statistics
+        for name, value, aggregation in ((one.name, one.value, one.aggregation) for one in statistics):
+            if name not in self._statistics and (len(name) > _NAME or len(self._statistics) >= limit):
+                registry.add("statistics_rejected")
+                expected = f"{limit} names of at most {_NAME} characters"
+                self.rejections.log_event("statistic_rejected", peer.address, got=name, expected=expected)
+                continue
+            self._statistics.add(name)
+            if aggregation == "sum":
+                registry.add(f"{SIMULATOR}{name}.total", value)
+            elif aggregation != "most_recent":
+                registry.observe_moments(SIMULATOR + name, [value])
+            elif peer.number == 0:
+                registry.gauge(SIMULATOR + name, value)
 
     def _compare_counts(self, peer: SimulatorPeer, counts: Mapping[str, int]) -> None:
         """Compares the simulator's own step counts with ours."""
@@ -410,12 +422,3 @@ class Simulators:
                     peer.scope.cancel()
                 elif peer.player is not None and (fault := peer.player.overdue(now)) is not None:
                     self._on_player_event(peer, fault)
-
-
-def _silence_fault(limit_s: float) -> messages.Fault:
-    return messages.Fault(
-        code="timeout",
-        got=f"silence for {limit_s:g} s",
-        expected="a message or a Ping in that time",
-        remedy="send Ping every Welcome.heartbeat_s seconds while the simulator computes",
-    )

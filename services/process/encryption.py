@@ -80,7 +80,7 @@ def socket_paths(settings: Settings, *, in_process: bool = False) -> Iterator[tu
     address = urlsplit(pipeline.address)
     for number in range(pipeline.stepping_processes if address.scheme == "unix" else 0):
         yield "pipeline.address", Path(address.path + (f".{number}" if number else ""))
-    if not (in_process or pipeline.hosts or pipeline.transport == "tcp") and os.name == "posix":
+    if not (in_process or pipeline.hosts or pipeline.transport == "tcp"):
         yield "TMPDIR", Path(tempfile.gettempdir(), "sparring-12345678.999")
 
 

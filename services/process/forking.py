@@ -31,7 +31,11 @@ from setproctitle import setproctitle
 
 from sparring.services.process.lifeline import adopt_orphans, end_at_close, resume_with_parent
 
-MODULES: Final = ("sparring.services.process.preloaded",)
+MODULES: Final = (
+    "sparring.services.commands.service",
+    *(f"sparring.services.stages.{name}" for name in ("stepping", "assembly", "coordination", "learning", "monitor")),
+)
+"""What every service of a run imports."""
 _LARGEST: Final = 2**16
 _IMPORTS_S: Final = 300.0
 """The time for the first answer of a server, which imports first; a machine that is too busy needs long for that."""
@@ -57,11 +61,6 @@ class ForkServer:
             self._server = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()], process_group=0
             )
-
-    @property
-    def pid(self) -> int:
-        """Returns the process id of the server."""
-        return self._server.pid
 
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]

@@ -29,7 +29,7 @@ PYTHON: Final = (sys.executable, "-P", "-m")
 SPARRING: Final = (*PYTHON, "sparring")
 """Runs the `sparring` command in another process."""
 
-LOOP_OPTIONS: Final = {"use_uvloop": os.name == "posix" and sys.implementation.name == "cpython"}
+LOOP_OPTIONS: Final = {"use_uvloop": sys.implementation.name == "cpython"}
 """Options of the event loop of every process of a run."""
 
 _TAIL: Final = 8192
@@ -116,10 +116,8 @@ class Process:
         if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it handled signals
             return ""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        if status == DISK_FULL:
-            how += ", no room on the disk"
-        line = self.last_line()
-        return f"{how}: {line}" if line else how
+        how += ", no room on the disk" if status == DISK_FULL else ""
+        return ": ".join(filter(None, (how, self.last_lines().strip())))
 
     def stop(self) -> None:
         """Sends SIGTERM."""
@@ -137,12 +135,8 @@ class Process:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it may have no group yet
                 kill(self.process.pid, signal.SIGKILL)
 
-    def last_line(self) -> str:
-        """Returns the last line of its standard error, which names the failure."""
-        return self.last_lines(1).strip()
-
-    def last_lines(self, most: int) -> str:
-        """Returns the end of its standard error, without empty lines."""
+    def last_lines(self, most: int = 1) -> str:
+        """Returns the end of its standard error, without empty lines; the last line names a failure."""
         try:
             with self.errors.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -186,8 +180,7 @@ class ProcessHost:
         Raises:
             OSError: the command cannot be started.
         """
-        errors, path = self._errors(name)
-        with errors:
+        with self._errors(name) as errors:
             offset = errors.tell()
             process = subprocess.Popen(
                 command,
@@ -200,7 +193,7 @@ class ProcessHost:
                 # the same, because Linux compares niceness only within one (sched_autogroup).
                 process_group=0,
             )
-        return Process(process, path, offset)
+            return Process(process, Path(errors.name), offset)
 
     async def forked(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | None = None
@@ -208,25 +201,21 @@ class ProcessHost:
         """Starts `sparring ARGUMENTS` without its imports, where the system can; as `start` otherwise."""
         if sys.platform != "linux":
             return self.start(name, [*SPARRING, *arguments], environment, output)
-        errors, path = self._errors(name)
-        with errors:
-            offset = errors.tell()
-            descriptors = [(output or errors).fileno(), errors.fileno(), self._reader]
+        with self._errors(name) as errors:
+            offset, descriptors = errors.tell(), [(output or errors).fileno(), errors.fileno(), self._reader]
             child = await anyio.to_thread.run_sync(forking.fork, arguments, environment, descriptors)
-        return Process(child, path, offset)
+            return Process(child, Path(errors.name), offset)
 
-    def _errors(self, name: str) -> tuple[IO[bytes], Path]:
+    def _errors(self, name: str) -> IO[bytes]:
         """Opens the file for the standard error of a process; without it, where its folder has no place for it.
 
         Users remove, move and replace what is in the folder of a run, and a restart must not fail because of that.
         """
-        path = self._logs / f"{name}.stderr"
         try:
             self._logs.mkdir(exist_ok=True)
-            return path.open("ab"), path
+            return (self._logs / f"{name}.stderr").open("ab")
         except OSError:
-            path = Path(os.devnull)
-            return path.open("ab"), path
+            return Path(os.devnull).open("ab")
 
     def watched(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
         """Starts a foreign program under a watcher that ends it with this process. Raises as `start`."""

@@ -27,7 +27,7 @@ from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.settings.model import BehaviorSettings, Settings
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.pipeline.stepping.settings import GATHERED_STEPS
-from sparring.services.endpoint.listening import listen
+from sparring.services.endpoint.sockets import listen
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -42,11 +42,6 @@ MATCHES = RESULTS.name
 _LARGEST_GROUP: Final = 1024
 _SHARES: Final = 4
 """A queue holds this many of the largest messages."""
-
-
-async def inline(work: Callable[[], T]) -> T:
-    """Runs `work` at once, for tests under a virtual clock, which must not overtake a thread."""
-    return work()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,11 +10,10 @@ cores that the program may run on, as "0,1". It needs only the standard library,
 import contextlib
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
-from types import FrameType
+import threading
 
 from sparring.services.process.lifeline import CORES_VARIABLE, PIPE_VARIABLE, end_with_parent
 
@@ -28,29 +27,14 @@ def main(command: list[str]) -> int:
         os.sched_setaffinity(0, map(int, cores.split(",")))
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    wake_reader, wake_writer = os.pipe()
-    os.set_blocking(wake_writer, False)
-    signal.set_wakeup_fd(wake_writer)
-    signal.signal(signal.SIGCHLD, _ignore)
-    signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
     except OSError as error:
         sys.stderr.write(f"got {command[0]!r}, which cannot be started ({error}); expected a program; correct it\n")
         return 127  # `CANNOT_START` of sparring.pipeline.errors
-    asked = False
-    while child.poll() is None:
-        timeout = _GRACE_S if asked else None
-        ready, _, _ = select.select([pipe, wake_reader], [], [], timeout)
-        if pipe in ready:  # the supervisor has ended
-            os.killpg(os.getpgrp(), signal.SIGKILL)
-        if not ready:  # the program ignores SIGTERM
-            child.kill()
-            break
-        if wake_reader in ready and signal.SIGTERM in os.read(wake_reader, 64):
-            child.terminate()
-            asked = True
+    threading.Thread(target=_end_with, args=(pipe,), name="supervisor pipe", daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: _stop(child))
     status = child.wait()
     if status < 0:
         _end_by(-status)
@@ -65,8 +49,18 @@ def _end_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _ignore(_signal: int, _frame: FrameType | None) -> None:
-    """Does nothing: the loop that reads the signal pipe handles signals."""
+def _end_with(pipe: int) -> None:
+    """Kills the whole group once the supervisor has ended."""
+    os.read(pipe, 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _stop(child: "subprocess.Popen[bytes]") -> None:
+    """Asks the program to end, and kills one that ignores SIGTERM."""
+    child.terminate()
+    timer = threading.Timer(_GRACE_S, child.kill)
+    timer.daemon = True
+    timer.start()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ until then they wait in the queue, which is how a busy learner slows the stages 
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Final
 
 import anyio
 import numpy as np
@@ -21,6 +22,8 @@ from sparring.pipeline.coordination.lessons import MOST_RECENT
 from sparring.pipeline.errors import QueueClosed
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
 from sparring.pipeline.learning.learner import Intake, Learner
+from sparring.pipeline.learning.losses import UpdateReport
+from sparring.pipeline.learning.signals.gail import biased
 from sparring.pipeline.messages import channels
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import EpisodeReturns, LearnerState
@@ -30,7 +33,23 @@ from sparring.pipeline.networks.device import Device, usable
 from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import Context, cancel_at_stop, publish_metrics, refuse_restart, spec_of
 from sparring.services.stages.playing import CheckpointPlayer, LearnerLinks, open_player
-from sparring.services.stages.update_reporter import UpdateReporter
+
+LEAST_SAMPLE_SIZE: Final = 0.1
+"""Effective share of an update's steps below which their correction for staleness counts as weak."""
+
+_WARNINGS: Final = {
+    "stale_correction_weak": "the data are so old that few of their steps count; they are trained on all the same; "
+    "lower pipeline.max_policy_lag or learning_rate, or raise buffer_size",
+    "gail_survival_bias": "GAIL's reward is above 0 at every step and is the only reward, while episodes can end "
+    "early: an agent that ends one earns less, even if the demonstrations do so; add the extrinsic signal or "
+    "behavioral_cloning, or let all episodes have one length",
+}
+_HINTS: Final = {
+    "group_rewards_added": "trainer_type ppo adds the group's reward to each agent's own; poca credits members better, "
+    "also with what the group earns after their end",
+    "no_groups": "every agent is a group of its own, from which poca learns too",
+}
+"""What a user should know, by log event."""
 
 
 class Learning:
@@ -62,7 +81,8 @@ class Learning:
         self._episodes_kept = MOST_RECENT if curricula(settings.environment_parameters) else LAST_EPISODES
         returns, lessons = np.empty(0, np.float32), np.empty(0, np.int64)
         self._episodes = EpisodeReturns(start=context.start, episodes=0, returns=returns, lessons=lessons)
-        self._reporter = UpdateReporter(context, learner.behavior)
+        self._logged: set[str] = set()  # warnings and hints
+        self._has_updated = False
         self._flushed = 0
         self._training = 0
         self._left = 0  # steps that waited in the queue at the end
@@ -121,10 +141,7 @@ class Learning:
                 await self._keep()
             await self._context.writing.until_done(self._save, "the last checkpoint")
             self.publish()
-            if self._alone:
-                await self._drain()
-            else:  # the other behaviors continue, and their simulators need step allowances for this one's agents
-                await self._discard()
+            await self._receive_rest()
 
     async def finish(self) -> None:
         """Counts the segments that wait in the queue, and saves the current weights.
@@ -241,8 +258,35 @@ class Learning:
         self.publish()
         report = await self._context.compute(partial(learner.update, everything=self._lockstep))
         self._training = 0
-        self._reporter.note(report)
+        self._note(report)
         await self._publish_weights()
+
+    def _note(self, report: UpdateReport) -> None:
+        """Counts an update, and logs what its report shows for the first time."""
+        registry, name, log = self._context.registry, self._learner.behavior, self._context.log
+        registry.add(f"updates/{name}")
+        registry.add(f"skipped/{name}", report.skipped)
+        registry.observe_many(f"lag/{name}", np.repeat(np.arange(len(report.lags)), report.lags))
+        for statistic, value in report.statistics.items():
+            registry.observe_moments(statistic, [value], name)
+        if report.skipped:
+            log.warning("minibatches_skipped", count=report.skipped, cause="loss or gradient not finite")
+        signals, grouped = self._behavior.reward_signals, self._behavior.trainer_type == "poca"
+        sample_size, lag = round(report.staleness.sample_size, 3), len(report.lags) - 1
+        if is_weak := report.staleness.sample_size < LEAST_SAMPLE_SIZE:
+            registry.add(f"correction.weak/{name}")
+        shown = {
+            "stale_correction_weak": is_weak,
+            "group_rewards_added": report.group_rewards and not grouped and signals.extrinsic is not None,
+            "no_groups": grouped and not report.groups and not self._has_updated,
+            "gail_survival_bias": report.terminated and signals.gail is not None and biased(signals.extrinsic),
+        }
+        for event in [event for event, is_shown in shown.items() if is_shown and event not in self._logged]:
+            facts = {"effective_sample_size": sample_size, "lag": lag} if event == "stale_correction_weak" else {}
+            write, causes = (log.warning, _WARNINGS) if event in _WARNINGS else (log.info, _HINTS)
+            write(event, cause=causes[event], notice=True, **facts)
+            self._logged.add(event)
+        self._has_updated = True
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -283,21 +327,19 @@ class Learning:
         self._checkpoint = str(path.relative_to(self._context.run.directory))
         self._context.log.info("checkpoint_saved", path=self._checkpoint, trained=self._learner.trained)
 
-    async def _drain(self) -> None:
-        """Buffers the remaining segments, so that the stages before this one can send what they hold, and stop."""
-        self._context.progress.waits(ALL, "the end")
-        while True:
-            self._add(await self._links.receiver.get())
+    async def _receive_rest(self) -> None:
+        """Buffers the remaining segments, so that the stages before this one can send what they hold, and stop.
 
-    async def _discard(self) -> None:
-        """Drops and counts the remaining segments.
-
-        In lockstep it publishes that count only at flushes: at any other time it would shift the next flush, which
-        closes the segments of groups that others still learn from.
+        Where other behaviors continue, their simulators need step allowances for this one's agents: its segments are
+        dropped and counted. In lockstep it publishes that count only at flushes: at any other time it would shift the
+        next flush, which closes the segments of groups that others still learn from.
         """
-        self._context.progress.waits(ALL, "the other behaviors")
+        self._context.progress.waits(ALL, "the end" if self._alone else "the other behaviors")
         while True:
             segments = await self._links.receiver.get()
+            if self._alone:
+                self._add(segments)
+                continue
             lost, closing = self._take(segments)
             self._stale += len(segments.log_probs)
             if closing or lost or not self._lockstep:

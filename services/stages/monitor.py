@@ -248,10 +248,9 @@ class MonitorState:
         self._files.replace("monitor.json", _SAVED_STATE.dump_json(state))
 
     def _service(self, service: str, clock_s: float) -> dict[str, Json]:
-        subscription = self._subscriptions.get(service)
+        subscription, line = self._subscriptions.get(service), self._service_lines.get(service)
         heartbeat_age_s = subscription.heartbeat_age if subscription else float("inf")
         age_s = clock_s - self._arrived_s.get(service, float("-inf"))
-        line = self._service_lines.get(service)
         return service_entry(self._overview.services[service], line, heartbeat_age_s, age_s)
 
     def _behavior(self, behavior: str, time_s: float) -> dict[str, Json]:

@@ -27,7 +27,6 @@ from sparring.pipeline.messages.state import LearnerState
 from sparring.pipeline.monitoring.progress import ALL
 from sparring.pipeline.queues.interface import Publisher, Receiver, Subscription
 from sparring.pipeline.settings import Settings, started_by_hand
-from sparring.pipeline.specs import BehaviorSpec
 from sparring.services.process.runtime import Context, Playback, spec_of
 
 
@@ -102,24 +101,20 @@ class CheckpointPlayer:
             progress.waits(ALL, f"segments/{name}", "assembly", text=text)
             segments = await self._links.receiver.get()
             progress.works()
-            await self._take(segments)
+            self._count(segments)
+            key = (segments.origin, segments.source)
+            if self._playing.episodes and self._stream not in (None, key):
+                raise ServiceError(
+                    f"got steps of {key} after those of {self._stream}: a service has restarted, and episodes are "
+                    "missing; expected the same services to the last episode; evaluate again"
+                )
+            self._stream = key
+            if self._recorder is not None:
+                await self._context.compute(partial(self._recorder.add, segments))
+            if missing:
+                self._episodes.add(segments.episodes)
             progress.passed(f"episodes/{name}", len(segments.log_probs))
             self.publish()
-
-    async def _take(self, segments: Segments) -> None:
-        """Counts played episodes."""
-        self._count(segments)
-        key = (segments.origin, segments.source)
-        if self._playing.episodes and self._stream not in (None, key):
-            raise ServiceError(
-                f"got steps of {key} after those of {self._stream}: a service has restarted, and episodes are "
-                "missing; expected the same services to the last episode; evaluate again"
-            )
-        self._stream = key
-        if self._recorder is not None:
-            await self._context.compute(partial(self._recorder.add, segments))
-        if self._playing.episodes and not self._episodes.complete:
-            self._episodes.add(segments.episodes)
 
     def _count(self, segments: Segments) -> None:
         self._intake.add(segments)
@@ -171,20 +166,12 @@ class CheckpointPlayer:
             write_episodes(folder / EPISODES_FILE, self._episodes.columns())
 
 
-async def _spec_in_time(context: Context, coordination: Subscription, name: str) -> BehaviorSpec:
-    """Returns the behavior's spec; an evaluation waits for a limited time."""
-    limit_s, remedy = spec_timeout(context.run.settings, context.run.playing)
-    with anyio.move_on_after(limit_s):
-        return (await spec_of(context, coordination, name))[0]
-    raise ServiceError(f"got no simulator with {name!r} in {limit_s:g} s; expected one, to evaluate it; {remedy}")
-
-
-def spec_timeout(settings: Settings, playing: Playback | None) -> tuple[float, str]:
+def spec_timeout(settings: Settings, playing: Playback) -> tuple[float, str]:
     """Returns the seconds within which a simulator with the behavior must connect, and the remedy.
 
     A simulator that the supervisor does not start may take as long as all episodes.
     """
-    if playing is None or not playing.episodes:
+    if not playing.episodes:
         return math.inf, ""
     if settings.launched and not started_by_hand(settings):
         limit_s = settings.pipeline.simulator_timeout_s
@@ -199,8 +186,12 @@ async def open_player(context: Context, playing: Playback, links: LearnerLinks) 
         CheckpointError: the checkpoint is damaged, or of another behavior, spec or network.
         ServiceError: no simulator with the behavior has connected in time.
     """
-    name, run = links.behavior, context.run
-    spec = await _spec_in_time(context, links.coordination, name)
+    name, run, spec = links.behavior, context.run, None
+    limit_s, remedy = spec_timeout(run.settings, playing)
+    with anyio.move_on_after(limit_s):
+        spec, _ = await spec_of(context, links.coordination, name)
+    if spec is None:
+        raise ServiceError(f"got no simulator with {name!r} in {limit_s:g} s; expected one, to evaluate it; {remedy}")
     checkpoint: Checkpoint = await context.compute(partial(load, Path(playing.checkpoints[name])))
     settings = run.settings.behaviors[name]
     learner = await context.compute(partial(Learner, name, spec, settings, run.seed, learns=False))

@@ -110,14 +110,3 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
     return 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(prog="sparring simulator", description="Run a built-in simulator or bridge.")
-    add_arguments(parser)
-    return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -29,11 +29,10 @@ from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.policies import Policies
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.waiting import FRAMES, SIMULATOR, WEIGHTS
-from sparring.services.endpoint.admission import ConnectionAcceptor
-from sparring.services.endpoint.credentials import credentials
-from sparring.services.endpoint.listening import allow_descriptors
-from sparring.services.endpoint.registration import DefaultBehaviors, ServerContext
+from sparring.services.endpoint.admission import ConnectionAcceptor, credentials
+from sparring.services.endpoint.peers import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.simulators import Simulators
+from sparring.services.endpoint.sockets import allow_descriptors
 from sparring.services.process.runtime import Context, Run, follow, follow_growth, publish_metrics, refuse_restart
 from sparring.services.stages.outboxes import MatchOutbox, StepOutbox
 
@@ -54,7 +53,8 @@ class Stepping:
         self._lockstep = settings.overlap == 0
         self._behaviors = dict(settings.behaviors)  # and those that simulators add
         self._followed: set[str] = set()  # services whose weights are subscribed
-        self._unnamed = _default_behaviors(context.run)
+        unnamed = settings.unnamed if context.run.grows else None
+        self._unnamed = None if unnamed is None else DefaultBehaviors(settings=unnamed, added={*context.run.added})
         self._scripts = _scripts(context.run)
         self.policies = Policies(self._behaviors, context.run.seed, device)
         self.stepper = Stepper(
@@ -308,16 +308,6 @@ def _scripts(run: Run) -> dict[str, frozenset[str]]:
     """Returns the scripts that every simulator must be able to play, by behavior name."""
     opponents = opponents_of(run.directory)
     return {name: frozenset(one.script for one in own if one.script) for name, own in opponents.items()}
-
-
-def _default_behaviors(run: Run) -> DefaultBehaviors | None:
-    """Returns the defaults of behaviors that the configuration does not name; None where these are rejected."""
-    settings = run.settings.unnamed
-    if settings is None or run.playing is not None:
-        return None
-    others = () if settings.self_play is None else settings.self_play.opponents
-    scripts = frozenset(one.scripted for one in others if one.scripted is not None)
-    return DefaultBehaviors(settings=settings, scripts=scripts, added=set(run.added))
 
 
 def _warn_of_memory_reset(context: Context) -> None:

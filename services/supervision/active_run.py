@@ -1,6 +1,5 @@
 """A run under way, as all see it that start, watch and stop its parts; a part is restarted until it fails too often."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -15,8 +14,7 @@ from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.settings.model import PipelineSettings
 from sparring.services.process.hosting import HostedService, Process
 from sparring.services.supervision.hosts import Host, Plan
-from sparring.services.supervision.simulators import Restarts, SimulatorPlan
-from sparring.services.supervision.topology import Topology
+from sparring.services.supervision.topology import Restarts, SimulatorPlan, Topology
 
 T = TypeVar("T")
 _NEWS_S: Final = 0.5
@@ -52,7 +50,7 @@ class Part:
     started_at: float = 0.0
     cpu_s: float = 0.0
     given_at: float = 0.0
-    failures: deque[float] = field(default_factory=deque)
+    failures: list[float] = field(default_factory=list)
     stopping: bool = False
     failure: str = ""
     died: bool = False
@@ -189,9 +187,7 @@ class ActiveRun:
         limits, usual = part.restarts, self.settings.restarts
         error = failure or "ended without a request to stop"
         now = self.clock()
-        part.failures.append(now)
-        while now - part.failures[0] > limits.period_s:
-            part.failures.popleft()
+        part.failures = [at for at in part.failures if now - at <= limits.period_s] + [now]
         count, why = len(part.failures), ""
         if hosted.hopeless:
             why = "failed"
@@ -217,13 +213,11 @@ class ActiveRun:
         A restart would most likely repeat that. A signal is no such error, nor is an end after stepping has failed; and
         limits of its own (`env_settings`) are the user's wish for restarts.
         """
-        if part.starts > 1 or not isinstance(part.plan, SimulatorPlan) or not isinstance(hosted, Process):
+        if part.starts > 1 or not isinstance(part.plan, SimulatorPlan) or part.plan.restarts is not None:
             return False
-        if part.plan.restarts is not None:
+        if not isinstance(hosted, Process) or hosted.process.wait() < 0:
             return False
         stepping, number = self.topology.run.stepping, int(part.name.rpartition("-")[2])
-        if hosted.process.wait() < 0:
-            return False
         with anyio.move_on_after(_NEWS_S):
             await self.over.wait()
         # After the wait: a service that was told to end says goodbye to its simulators before it ends itself.

@@ -61,10 +61,7 @@ def training(settings: Settings, players: int) -> bytes:
             behavior_initialized(
                 behavior_name=name,
                 trainer_type=behavior.trainer_type,
-                extrinsic_reward_enabled="extrinsic" in signals,
-                gail_reward_enabled="gail" in signals,
-                curiosity_reward_enabled="curiosity" in signals,
-                rnd_reward_enabled="rnd" in signals,
+                **{f"{kind}_reward_enabled": kind in signals for kind in ("extrinsic", "gail", "curiosity", "rnd")},
                 behavioral_cloning_enabled=behavior.behavioral_cloning is not None,
                 recurrent_enabled=network.memory is not None,
                 visual_encoder=network.vis_encode_type,

@@ -120,11 +120,11 @@ class Exports:
             self._log.info("waiting_for_exports", checkpoints=left, at_most_s=timeout_s, notice=True)
         with anyio.move_on_after(timeout_s):
             await self._done.wait()
-        if not self._done.is_set() and self._scope is not None:
-            left, remedy = [*self._under_way, *self._waiting.values()], f"sparring export {self._directory}"
+        if self._scope is not None:
             self._scope.cancel()
-            if left:
-                self._log.warning("exports_given_up", checkpoints=left, after_s=timeout_s, remedy=remedy)
+        if not self._done.is_set() and (left := [*self._under_way, *self._waiting.values()]):
+            remedy = f"sparring export {self._directory}"
+            self._log.warning("exports_given_up", checkpoints=left, after_s=timeout_s, remedy=remedy)
 
     async def _export_next(self, processes: ProcessHost) -> None:
         behavior, checkpoint = next(iter(self._waiting.items()))
@@ -150,7 +150,7 @@ class Exports:
         except OSError as error:
             return -1, str(error)
         try:
-            if os.name == "posix" and not self._ending.is_set():  # nothing waits for it yet
+            if not self._ending.is_set():  # nothing waits for it yet
                 with suppress(ProcessLookupError, PermissionError):
                     os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
             ending = await child.wait()
@@ -158,7 +158,7 @@ class Exports:
             child.kill()
             with anyio.CancelScope(shield=True):
                 await child.wait()
-        return child.process.wait(), child.last_line() or ending
+        return child.process.wait(), child.last_lines().strip() or ending
 
     def _skip(self, behavior: str, checkpoint: str, why: str) -> None:
         self._skipped += 1

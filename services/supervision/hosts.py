@@ -32,8 +32,7 @@ from sparring.services.process.hosting import SPARRING, HostedService, ProcessHo
 from sparring.services.process.lifeline import CORES_VARIABLE
 from sparring.services.process.machines import Machine
 from sparring.services.process.runtime import SUPERVISOR, Context
-from sparring.services.supervision.simulators import SimulatorPlan
-from sparring.services.supervision.topology import RUN_FILE, ServicePlan, Topology
+from sparring.services.supervision.topology import RUN_FILE, ServicePlan, SimulatorPlan, Topology
 
 LOOK_S: Final = 0.5
 RELEASE_S: Final = 5.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from sparring.pipeline.errors import FAILED, CheckpointError, ServiceError, SettingsError
+from sparring.pipeline.errors import FAILED, CheckpointError, SettingsError
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, load
 from sparring.pipeline.monitoring import logs
@@ -112,10 +112,8 @@ def play(
     """
     trained, settings, seed = trained.absolute(), settings.alone, new_seed() if seed is None else seed
     directory = trained / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    copies = {name: directory / "checkpoints" / name / Path(path).name for name, path in playing.checkpoints.items()}
-    own = dataclasses.replace(playing, checkpoints={name: str(path) for name, path in copies.items()})
-
-    run_id = f"{trained.name}-{directory.name}"
+    copies = {name: f"{directory}/checkpoints/{name}/{Path(path).name}" for name, path in playing.checkpoints.items()}
+    own, run_id = dataclasses.replace(playing, checkpoints=copies), f"{trained.name}-{directory.name}"
     with open_ports(settings, in_process=in_process) as ports:
         topology = build(  # before the folder, so that no folder is made where a port is not free
             settings, ports, run_id=run_id, directory=directory, seed=seed, playing=own, insecure=insecure
@@ -124,7 +122,7 @@ def play(
         try:
             for name, path in playing.checkpoints.items():
                 shutil.copytree(path, copies[name])
-                load(copies[name])
+                load(Path(copies[name]))
             prepare(directory)
         except (OSError, CheckpointError) as error:
             shutil.rmtree(directory)
@@ -143,10 +141,7 @@ def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) ->
     Raises:
         SettingsError: there is no run, a program of its simulators is missing, or it would be reachable without keys.
     """
-    try:
-        settings = load_run(directory.absolute())[0].settings
-    except ServiceError as error:
-        raise SettingsError(str(error)) from error
+    settings = load_run(directory.absolute())[0].settings
     behaviors = dict(settings.behaviors)
     if not behaviors:
         raise SettingsError(no_behavior_trained(directory))

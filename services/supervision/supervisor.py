@@ -6,11 +6,11 @@ waits for      the end of the run, the end of a process, a signal
 unblocked by   coordination's "finished"; SIGINT, SIGTERM or SIGHUP; a failure beyond the restart budget
 """
 
-import math
 import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -20,22 +20,21 @@ from sparring.pipeline.errors import SparringError
 from sparring.pipeline.messages.channels import ADDED, RUN, SPECS, STEPPING_STATE
 from sparring.pipeline.messages.state import AddedBehaviors, RunState
 from sparring.pipeline.monitoring import logs
+from sparring.pipeline.monitoring.metrics import Registry
+from sparring.pipeline.monitoring.progress import ProgressTracker
 from sparring.pipeline.monitoring.summary import Status
+from sparring.pipeline.monitoring.writing import Writing
 from sparring.pipeline.queues.interface import Subscription, Transport
 from sparring.services.process.runtime import SUPERVISOR, follow
 from sparring.services.supervision.active_run import ActiveRun
+from sparring.services.supervision.ending import TURN_S, stop_in_order, write_summary
 from sparring.services.supervision.exports import Exports
 from sparring.services.supervision.hosts import Host
-from sparring.services.supervision.outcome import write_summary
-from sparring.services.supervision.shutdown import TURN_S, stop_in_order
 from sparring.services.supervision.topology import ServicePlan, Topology
 from sparring.services.supervision.watchdog import LOOK_S, Watchdog, relay
 
 EXPORT_S = 60.0
 """The time for the exports of the last checkpoints."""
-
-_RETRY_S = 5.0
-"""The pause before a behavior is added again after the folder of the run could not be written."""
 
 TOPIC_PACE_S = 0.25
 """Topics change hundreds of times a second; the decisions that are made here can wait that long."""
@@ -58,7 +57,6 @@ class Supervisor:
         clock: seconds, only rising.
         session: distinguishes the incarnations of this run's services from those of an earlier session.
         log: of the supervisor.
-        handles_signals: SIGINT, SIGTERM and SIGHUP end the run.
 
     Attributes:
         active: the run.
@@ -73,11 +71,9 @@ class Supervisor:
         *,
         session: str = "",
         log: FilteringBoundLogger | None = None,
-        handles_signals: bool = True,
     ) -> None:
         self._transport = transport
         self._grow = grow
-        self._handles_signals = handles_signals
         self._log: FilteringBoundLogger = log or logs.get(service="supervisor")
         self.active = ActiveRun(host, clock, self._log, session or secrets.token_hex(3))
         self._shown: set[str] = set()  # behavior ids whose description was shown
@@ -93,8 +89,7 @@ class Supervisor:
         active, began = self.active, self.active.clock()
         run, simulators = active.topology.run, active.topology.simulators
         async with anyio.create_task_group() as tasks:
-            if self._handles_signals:
-                await tasks.start(self._follow_signals)
+            await tasks.start(self._follow_signals)
             await self._add_services(tasks, active.topology.services)
             files = [run.directory / "logs" / f"{plan.name}.stderr" for plan in simulators]
             tasks.start_soon(relay, files, self._log)
@@ -145,7 +140,9 @@ class Supervisor:
         A behavior for which no learner can be started keeps only its own simulators waiting. They also wait while the
         folder of the run cannot be written, most likely because the disk is full.
         """
-        active, refused, failing_since = self.active, set[str](), math.inf
+        active, refused = self.active, set[str]()
+        registry, limit_s = Registry(SUPERVISOR, active.session), active.settings.stall_timeout_s
+        writing = Writing(registry, self._log, active.clock, limit_s, ProgressTracker(registry, active.clock))
         topic = await self._transport.publisher(SUPERVISOR)
         while not active.over.is_set():
             await anyio.sleep(LOOK_S)
@@ -160,28 +157,22 @@ class Supervisor:
             if not (names := names[:most]):
                 continue
             try:
-                topology = self._grow(active.topology, names)
-            except (OSError, SparringError) as error:
-                if isinstance(error, OSError):
-                    if math.isinf(failing_since):
-                        failing_since = active.clock()
-                        what = f"the settings of {', '.join(names)}"
-                        self._log.warning("not_written", part=SUPERVISOR, what=what, error=str(error), notice=True)
-                    if active.clock() - failing_since < active.settings.stall_timeout_s:
-                        with anyio.move_on_after(_RETRY_S):
-                            await active.over.wait()
-                        continue
+                topology = await writing.until_done(partial(self._add, names), f"the settings of {', '.join(names)}")
+            except SparringError as error:
                 refused.update(names)
-                failing_since = math.inf
                 self._log.error("no_learner", behaviors=names, error=str(error), notice=True)
                 if not run.settings.behaviors:
                     active.fail(f"no learner for {', '.join(names)}: {error}")
                 continue
-            failing_since = math.inf
+            if active.over.is_set():  # while there was no room on the disk
+                return
             active.host.topology = topology
             await self._add_services(tasks, [plan for plan in topology.services if plan.name not in active.topics])
             topic.publish(ADDED, AddedBehaviors(names=topology.run.added))
             self._log.info("behaviors_added", behaviors=names, cause="default_settings count for them", notice=True)
+
+    async def _add(self, names: Sequence[str]) -> Topology:
+        return self._grow(self.active.topology, names)
 
     def _show_behaviors(self, topics: Subscription) -> None:
         """Shows what each behavior id is like, once."""
@@ -220,6 +211,7 @@ class Supervisor:
             self.active.end("completed")
 
     async def _follow_signals(self, *, task_status: TaskStatus[None]) -> None:
+        """Ends the run at SIGINT, SIGTERM or SIGHUP, and at once where a second signal follows."""
         ends = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it, for a run without its terminal
             ends.append(signal.SIGHUP)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,14 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
+from sparring.pipeline.security import token
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.hosts import main, place
 from sparring.services.process.encryption import keys_folder
+from sparring.services.process.hosting import SPARRING
 from sparring.services.process.runtime import MATCHES, SUPERVISOR, Context, Playback, Run
 from sparring.services.supervision.ports import Ports, addresses_of, endpoints_of
-from sparring.services.supervision.simulators import SimulatorPlan, simulator_plans
 
 RUN_FILE = "run.json"
 
@@ -52,6 +54,40 @@ class ServicePlan:
     def load(self) -> Callable[[Context], Awaitable[None]]:
         """Imports the service's `run` function."""
         return importlib.import_module(f"sparring.services.stages.{self.stage}").run  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restarts:
+    """How often a part may be restarted before the run ends.
+
+    Attributes:
+        budget: times within `period_s`.
+        period_s: seconds.
+        lifetime: times in all.
+    """
+
+    budget: float
+    period_s: float
+    lifetime: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatorPlan:
+    """One simulator process to launch.
+
+    Attributes:
+        name: as "simulator-3", for logs.
+        command: program and arguments.
+        environment: variables beside those of this process.
+        restarts: how often it may fail; None: as often as a service.
+        host: machine that it runs on; "" where there is one machine only.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    restarts: Restarts | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +148,10 @@ class Topology:
 
 _PLAIN: Final = ("id", "seed", "resumed", "addresses", "simulators", "insecure", "added")
 """Fields of a run that its file holds as they are; those of older versions lack some that have a default."""
+
+
+_NICENESS: Final = {"assembly": 5, "coordination": 5, "learning": 3, "monitor": 10}
+"""A simulator waits for stepping at each of its messages; weights are needed only once in a buffer."""
 
 
 def build(
@@ -180,7 +220,7 @@ def load_topology(directory: Path, host: str) -> Topology:
         host: this machine.
 
     Raises:
-        ServiceError: as in `load_run`.
+        SettingsError: as in `load_run`.
     """
     run, endpoints = load_run(directory)
     simulators = simulator_plans(run.settings, run.seed, run.addresses, directory, learns=run.playing is None)
@@ -192,7 +232,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
     """Loads what `Topology.save` has written: the run and its endpoints.
 
     Raises:
-        ServiceError: the folder holds no run, or its file cannot be read.
+        SettingsError: the folder holds no run, or its file cannot be read.
     """
     path = directory / RUN_FILE
     try:
@@ -207,7 +247,7 @@ def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
         )
         return run, plain["endpoints"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ServiceError(
+        raise SettingsError(
             f"got {path}, which cannot be read ({error}); expected the file that `sparring train` writes; "
             "name the folder of a run that was started"
         ) from error
@@ -225,11 +265,11 @@ def plan_of(run: Run, name: str) -> ServicePlan:
     """Returns the plan of a service.
 
     Raises:
-        ServiceError: the run has no such service.
+        SettingsError: the run has no such service.
     """
     plans = {plan.name: plan for plan in service_plans(run)}
     if name not in plans:
-        raise ServiceError(f"got service {name!r}; expected one of {sorted(plans)}; correct the name")
+        raise SettingsError(f"got service {name!r}; expected one of {sorted(plans)}; correct the name")
     return plans[name]
 
 
@@ -250,17 +290,90 @@ def _listeners(run: Run, plans: Sequence[ServicePlan]) -> dict[str, str]:
 
 def service_plans(run: Run) -> tuple[ServicePlan, ...]:
     """Returns all services of a run in the order of the flow."""
-    threads = run.settings.pipeline.torch_threads
-    return (
-        *(ServicePlan(name=name, stage="stepping", threads=threads.stepping) for name in run.stepping),
-        ServicePlan(name="assembly", stage="assembly", niceness=5),
-        ServicePlan(name="coordination", stage="coordination", niceness=5),
-        *(
-            # A simulator waits for stepping at each of its messages; weights are needed only once in a buffer.
-            ServicePlan(name=f"learning-{name}", stage="learning", threads=threads.learning, niceness=3)
-            for name in run.learners
-        ),
-        ServicePlan(name="monitor", stage="monitor", niceness=10),
+    threads, plans = run.settings.pipeline.torch_threads, []
+    for name in (*run.services, "monitor"):
+        stage = name.partition("-")[0]
+        uses = {"stepping": threads.stepping, "learning": threads.learning}.get(stage, 0)
+        plans.append(ServicePlan(name=name, stage=stage, threads=uses, niceness=_NICENESS.get(stage, 0)))
+    return tuple(plans)
+
+
+def simulator_plans(
+    settings: Settings, seed: int, addresses: Mapping[str, str], directory: Path, *, learns: bool = True
+) -> list[SimulatorPlan]:
+    """Returns all simulators of a run, on all machines, in the order of their numbers.
+
+    Raises:
+        SettingsError: `pipeline.training_analytics` is on, and a library for it is missing.
+    """
+    hosts = settings.pipeline.hosts
+    of_players = _player_options(settings, learns=learns)
+    plans: list[SimulatorPlan] = []
+    for entry in settings.launched:
+        host = entry.host or main(hosts)
+        near = [one for name, one in addresses.items() if place(hosts, name) == host] or list(addresses.values())
+        for copy in range(entry.count):
+            number = len(plans)
+            address = near[sum(plan.host == host for plan in plans) % len(near)]
+            own = (entry.seed + copy if entry.seed is not None else seed + number) % 2**31
+            command = entry.arguments(address=address, number=number, seed=own)
+            if entry.name is not None:
+                words = entry.words(of_players if entry.name == "unity" else {})
+                command = [*SPARRING, "simulator", entry.name, *words]
+                for folder in settings.pipeline.python_path:
+                    command += ["--python-path", folder]
+            environment = {
+                "SPARRING_ADDRESS": address,
+                "SPARRING_NUMBER": str(number),
+                "SPARRING_SEED": str(own),
+                "SPARRING_LOGS": str(directory / "run_logs"),
+                **credential_variables(settings, address, number),
+            }
+            plans.append(
+                SimulatorPlan(
+                    name=f"simulator-{number}",
+                    command=tuple(command),
+                    environment=environment,
+                    restarts=_restarts(settings) if entry.name == "unity" else None,
+                    host=host,
+                )
+            )
+    return plans
+
+
+def credential_variables(settings: Settings, address: str, number: int) -> dict[str, str]:
+    """Returns the environment variables from which a simulator takes its credential: a certificate, or the token."""
+    keys, pipeline = keys_folder(settings), settings.pipeline
+    if keys is None or address.startswith("unix:"):
+        return {}
+    if not pipeline.encrypt:
+        return {"SPARRING_KEYS": "", "SPARRING_NAME": "", "SPARRING_CREDENTIAL": token(keys)}
+    name = f"simulator-{number}"
+    certified = pipeline.credentials != "token" and (keys / "tls" / f"{name}.pem").exists()
+    return {"SPARRING_KEYS": str(keys), "SPARRING_NAME": name if certified else ""}
+
+
+def _player_options(settings: Settings, *, learns: bool) -> dict[str, str]:
+    """Returns the options of all Unity players: the address that they call, and the training analytics that are on."""
+    pipeline, players = settings.pipeline, sum(one.count for one in settings.launched if one.name == "unity")
+    found = {"host": pipeline.player_host} if "player_host" in pipeline.model_fields_set else {}
+    if learns and players and pipeline.training_analytics:
+        from sparring.services.supervision.analytics import training
+
+        found["side_channel"] = training(settings, players).hex()
+    return found
+
+
+def _restarts(settings: Settings) -> Restarts | None:
+    """Returns the limits of a Unity player's restarts; None where `env_settings` has none."""
+    own = settings.env_settings
+    if not {"max_lifetime_restarts", "restarts_rate_limit_n", "restarts_rate_limit_period_s"} & own.model_fields_set:
+        return None
+    unlimited = {-1: math.inf}
+    return Restarts(
+        budget=unlimited.get(own.restarts_rate_limit_n, own.restarts_rate_limit_n),
+        period_s=own.restarts_rate_limit_period_s,
+        lifetime=unlimited.get(own.max_lifetime_restarts, own.max_lifetime_restarts),
     )
 
 

@@ -105,16 +105,13 @@ class Watchdog:
         while True:
             await anyio.sleep(_TRIM_S)
             for path in (*folder.glob("logs/*.stderr"), *folder.glob("run_logs/*.log")):
-                if full(path, bounds.most_bytes):
-                    await self._trim_one(path, bounds.kept)
-
-    async def _trim_one(self, path: Path, kept: int) -> None:
-        try:
-            lost = await anyio.to_thread.run_sync(trim, path, kept)
-        except OSError as error:
-            self._active.log.warning("log_rotation_failed", file=str(path), error=str(error))
-        else:
-            self._active.log.info("log_rotated", file=str(path), lost_bytes=lost)
+                if not full(path, bounds.most_bytes):
+                    continue
+                try:
+                    lost = await anyio.to_thread.run_sync(trim, path, bounds.kept)
+                    self._active.log.info("log_rotated", file=str(path), lost_bytes=lost)
+                except OSError as error:
+                    self._active.log.warning("log_rotation_failed", file=str(path), error=str(error))
 
     def _check_answers(self, part: Part, topic: Subscription, now: float, awake: float) -> None:
         if isinstance(part.hosted, RemotePart) and not part.hosted.ordered:
@@ -181,8 +178,9 @@ class Watchdog:
                 log.error("run_stalled", error=stall.text, notice=True)
                 self._active.end("stalled", stall.text)
             elif stall.kind == "stuck":
-                self._active.parts[stall.root].reported = True
-                self._active.parts[stall.root].kill()
+                part = self._active.parts[stall.root]
+                part.reported = True
+                part.kill()
 
 
 async def relay(paths: Iterable[Path], log: FilteringBoundLogger, pace_s: float = 0.5) -> None:

@@ -32,8 +32,7 @@ from sparring.pipeline.stepping.settings import SteppingSettings
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.steps import SampledActions
 from sparring.services.endpoint.admission import fault_of
-from sparring.services.endpoint.peers import SimulatorPeer
-from sparring.services.endpoint.registration import ServerContext
+from sparring.services.endpoint.peers import ServerContext, SimulatorPeer
 from sparring.services.endpoint.simulators import Simulators
 from tests.fuzzers.target import Violation
 

@@ -25,12 +25,13 @@ from sparring.pipeline.monitoring.metrics import LAG_BOUNDS
 from sparring.pipeline.networks.settings import Unsupported
 from sparring.pipeline.queues.memory import MemoryHub, MemoryTransport
 from sparring.pipeline.settings import parse_settings
-from sparring.services.process.runtime import Context, Run, inline
+from sparring.services.process.runtime import Context, Run
 from sparring.services.stages import learning
 from sparring.services.stages.learning import Learning
 from sparring.services.stages.playing import LearnerLinks
 from tests.learning.learning_helpers import HYBRID, segments
 from tests.learning.signals_helpers import recorded, write
+from tests.services import inline
 
 BUFFER = 64
 INTERVAL_S = 1.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,8 @@ import pytest
 from sparring.pipeline.monitoring import console, events
 from sparring.pipeline.monitoring.intervals import Interval, Intervals
 from sparring.pipeline.monitoring.overview import Overview
-from sparring.services.commands import status
-from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun, read_once
+from sparring.services.main import main
+from tests.monitoring.monitoring_fakes import FakeRun, read_once
 
 
 def report_lessons(run: FakeRun) -> None:
@@ -46,11 +44,11 @@ def test_console_line_names_the_lessons_of_its_behavior(fake_run: FakeRun) -> No
     assert "  lesson gravity 2  " in console.line(interval_of(fake_run))
 
 
-def test_status_names_the_lessons(fake_run: FakeRun, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_names_the_lessons(
+    fake_run: FakeRun, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     report_lessons(fake_run)
     read_once(fake_run, folder)
-    parser, stream = ArgumentParser(), io.StringIO()
-    status.add_arguments(parser)
-    assert status.run(parser.parse_args([str(folder)]), stream=stream, wall_clock=lambda: EPOCH_S) == 0
-    assert "Balance: lesson 2 of gravity\n" in stream.getvalue()
+    assert main(["status", str(folder)]) == 0
+    assert "Balance: lesson 2 of gravity\n" in capsys.readouterr().out

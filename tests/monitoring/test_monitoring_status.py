@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 from argparse import ArgumentParser
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,10 +43,20 @@ def write_summary(run: FakeRun, folder: Path) -> None:
 
 
 def run_status(*words: str, now_s: float = EPOCH_S + 0.5) -> tuple[int, str]:
-    parser = ArgumentParser()
+    def sleep(_seconds: float) -> None:
+        raise AssertionError("it shows the run once")
+
+    return watch_status(*words, now_s=now_s, sleep=sleep)
+
+
+def watch_status(*words: str, now_s: float, sleep: Callable[[float], None]) -> tuple[int, str]:
+    """Runs the command at a time, and returns its exit status and what it prints."""
+    parser, stream = ArgumentParser(), io.StringIO()
     status.add_arguments(parser)
-    stream = io.StringIO()
-    code = status.run(parser.parse_args(words), stream=stream, wall_clock=lambda: now_s)
+    clock = SimpleNamespace(time=lambda: now_s, sleep=sleep)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stream):
+        patch.setattr(status, "time", clock)
+        code = status.run(parser.parse_args(words))
     return code, stream.getvalue()
 
 
@@ -96,18 +109,17 @@ def test_json_contains_status_and_summary(fake_run: FakeRun, folder: Path) -> No
 
 def test_watch_ends_with_the_run(fake_run: FakeRun, folder: Path) -> None:
     write_status(fake_run, folder)
-    parser, stream, slept = ArgumentParser(), io.StringIO(), []
-    status.add_arguments(parser)
+    slept: list[float] = []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 3:
             write_summary(fake_run, folder)
 
-    args = parser.parse_args([str(folder), "--watch"])
-    assert status.run(args, stream=stream, wall_clock=lambda: EPOCH_S, sleep=sleep) == 0
+    code, text = watch_status(str(folder), "--watch", now_s=EPOCH_S, sleep=sleep)
+    assert code == 0
     assert slept == [1.0, 1.0, 1.0]
-    assert "failed after 65 s" in stream.getvalue()
+    assert "failed after 65 s" in text
 
 
 def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> str:

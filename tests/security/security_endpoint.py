@@ -30,9 +30,8 @@ from sparring.pipeline.monitoring.metrics import LATENCY_BOUNDS, Registry
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.stepping.settings import SteppingSettings
 from sparring.pipeline.stepping.stepper import Stepper
-from sparring.services.endpoint.admission import ConnectionAcceptor
-from sparring.services.endpoint.credentials import Credentials
-from sparring.services.endpoint.registration import DefaultBehaviors, ServerContext
+from sparring.services.endpoint.admission import ConnectionAcceptor, Credentials
+from sparring.services.endpoint.peers import DefaultBehaviors, ServerContext
 from sparring.services.endpoint.simulators import Simulators
 
 SPECS = dict(Goal().behaviors())

@@ -19,8 +19,8 @@ from anyio.abc import SocketAttribute
 from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.simulation import Client
 from sparring.pipeline.stepping.settings import Accepted
-from sparring.services.endpoint.credentials import credentials
-from sparring.services.endpoint.listening import listen
+from sparring.services.endpoint.admission import credentials
+from sparring.services.endpoint.sockets import listen
 from tests.security.security_endpoint import SPECS, Endpoint, endpoint
 
 

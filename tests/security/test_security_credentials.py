@@ -10,9 +10,9 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.security import token
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.encrypted import credential_of
-from sparring.services.commands.record_simulator import lone_simulator
-from sparring.services.endpoint.credentials import credentials
-from sparring.services.supervision.simulators import credential_variables
+from sparring.services.commands.record import lone_simulator
+from sparring.services.endpoint.admission import credentials
+from sparring.services.supervision.topology import credential_variables
 
 
 def test_a_simulator_uses_the_credentials_of_its_environment_variables(keys: Path) -> None:

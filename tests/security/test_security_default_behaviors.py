@@ -6,7 +6,7 @@ import pytest
 
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from sparring.services.endpoint.registration import DefaultBehaviors
+from sparring.services.endpoint.peers import DefaultBehaviors
 from tests.security.security_endpoint import endpoint, hello
 
 pytestmark = pytest.mark.anyio
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.anyio
 OTHER = BehaviorSpec(observations=(ObservationSpec(name="x", shape=(1,)),), actions=ActionSpec(continuous=1))
 
 
-def default_behaviors(*scripts: str) -> DefaultBehaviors:
-    """Returns the behaviors of a configuration with `default_settings: {}`."""
-    settings = parse_settings("default_settings: {}", "test").settings.unnamed
-    return DefaultBehaviors(settings=settings, scripts=frozenset(scripts))
+def default_behaviors(defaults: str = "") -> DefaultBehaviors:
+    """Returns the behaviors of a configuration with `default_settings`."""
+    settings = parse_settings(f"default_settings: {{{defaults}}}", "test").settings.unnamed
+    return DefaultBehaviors(settings=settings)
 
 
 async def test_simulators_add_behaviors_up_to_the_limit_and_a_refused_hello_adds_none() -> None:
@@ -52,7 +52,7 @@ async def test_an_added_behavior_with_an_unusable_spec_or_without_its_scripts_is
     small = BehaviorSpec(
         observations=(ObservationSpec(name="x", shape=(1, 2, 2), kind="image"),), actions=ActionSpec(continuous=1)
     )
-    unnamed = default_behaviors("guard")
+    unnamed = default_behaviors("self_play: {opponents: [{scripted: guard}]}")
     async with endpoint(unnamed=unnamed) as server:
         for spec, scripts, code in ((small, ["guard"], "specs"), (OTHER, [], "scripts")):
             peer = server.connect()

@@ -31,8 +31,8 @@ from sparring.pipeline.messages.simulator import (
 )
 from sparring.pipeline.security import client_tls, server_tls, token
 from sparring.pipeline.simulation import Client
-from sparring.services.endpoint.credentials import Credentials
-from sparring.services.endpoint.outgoing import Outgoing
+from sparring.services.endpoint.admission import Credentials
+from sparring.services.endpoint.sockets import Outgoing
 from tests.security.security_endpoint import SPECS, hello, secrets_of
 from tests.security.security_guarded_endpoint import guarded_endpoint
 

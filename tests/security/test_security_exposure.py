@@ -12,7 +12,7 @@ from sparring.pipeline.security import KEY_FILE
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.load import parse_settings
 from sparring.services.commands import check
-from sparring.services.commands.record_simulator import lone_simulator
+from sparring.services.commands.record import lone_simulator
 from sparring.services.main import main
 from sparring.services.process.encryption import exposed, keys_folder, keys_missing, keys_unusable, unprotected
 from sparring.services.process.runtime import Run

@@ -296,7 +296,7 @@ async def test_simulators_that_connect_and_disconnect_leave_nothing_behind_and_d
         server.stepper.tick(anyio.current_time())
         assert [connection.number for connection in server.stepper.connections.values()] == [0]
         assert len(server.simulators.peers) == 1
-        assert server.acceptor.pending == 0
+        assert not server.acceptor.pending
         assert server.acceptor.connected == {"192.0.2.2": 1}
         assert server.simulators.pool.taken == 0
         assert server.stepper.behaviors["Goal"].table.taken == 0

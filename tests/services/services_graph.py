@@ -20,9 +20,10 @@ from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.counting import StepCounter
 from sparring.pipeline.simulation.game import Game, ScriptedGame
 from sparring.pipeline.simulation.parameters import Parameters
-from sparring.services.process.runtime import Context, Run, inline
+from sparring.services.process.runtime import Context, Run
 from sparring.services.stages import assembly, coordination, learning, stepping
 from sparring.services.supervision.topology import build
+from tests.services import inline
 
 SERVICES: dict[str, Callable[[Context], Any]] = {
     "stepping-0": stepping.run,

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import sparring.services.commands.doctor
 from sparring.pipeline import security as keys
 from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.security.making import make
 from sparring.pipeline.settings import parse_settings
-from sparring.services.commands import doctor_checks as doctor
-from sparring.services.commands.doctor_checks import Row
+from sparring.services.commands import doctor
+from sparring.services.commands.doctor import Row
 from sparring.services.main import main
 
 GIB = 2**30
@@ -91,7 +90,6 @@ def test_limits_of_a_control_group_are_read(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "memory.max").write_text("max\n")
     assert doctor.quota_of(tmp_path) == (None, None)
-    assert doctor.available("MemTotal: 9 kB\nMemAvailable:   2048 kB\n") == 2 * 2**20
 
 
 def test_keys_that_others_can_read_are_bad_with_a_remedy_each(tmp_path: Path) -> None:
@@ -152,9 +150,7 @@ def taken() -> Iterator[int]:
 
 def endpoints(text: str) -> list[Row]:
     """Returns the findings about the ports of a configuration."""
-    return list(
-        sparring.services.commands.doctor._endpoints(parse_settings("behaviors: {Goal: {}}\n" + text, "test").settings)
-    )
+    return list(doctor._endpoints(parse_settings("behaviors: {Goal: {}}\n" + text, "test").settings))
 
 
 def test_ports_between_machines_are_checked_at_addresses_of_this_machine_only(taken: int) -> None:

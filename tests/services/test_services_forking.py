@@ -107,7 +107,7 @@ def test_children_outlive_a_dead_server_and_the_next_process_gets_another(
     first = forking.server()
     try:
         child = start(first, "time.sleep(1000)", tmp_path, lifeline)
-        os.kill(first.pid, end)
+        os.kill(first._server.pid, end)
         with (tmp_path / "out").open("ab") as out:
             other = forking.fork(["sys.exit(7)"], {}, [out.fileno(), out.fileno(), lifeline[0]])
         assert other.wait(LIMIT_S) == 7
@@ -127,8 +127,8 @@ reader, writer = os.pipe()
 children = [server.fork(["time.sleep(1000)"], {}, [1, 2, reader]) for _ in range(2)]
 os.kill(children[0].pid, signal.SIGSTOP)
 if sys.argv[1] == "stopped":
-    os.kill(server.pid, signal.SIGSTOP)
-print(server.pid, *[one.pid for one in children], flush=True)
+    os.kill(server._server.pid, signal.SIGSTOP)
+print(server._server.pid, *[one.pid for one in children], flush=True)
 time.sleep(1000)
 """
 

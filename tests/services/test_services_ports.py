@@ -14,7 +14,7 @@ import zmq
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.queues.endpoints import socket_folder
 from sparring.pipeline.settings import Settings
-from sparring.services.endpoint.listening import listen
+from sparring.services.endpoint.sockets import listen
 from sparring.services.supervision.ports import Ports, addresses_of
 
 HOST = "127.0.0.1"

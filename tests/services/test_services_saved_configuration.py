@@ -15,8 +15,7 @@ from sparring.pipeline.settings import Settings, not_here, parse_settings, start
 from sparring.services.process.runtime import Playback
 from sparring.services.stages.playing import spec_timeout
 from sparring.services.supervision.launch import trained_settings
-from sparring.services.supervision.simulators import Restarts
-from sparring.services.supervision.topology import build, load_run
+from sparring.services.supervision.topology import Restarts, build, load_run
 
 EDITOR = "behaviors: {Ball: {max_steps: 5e5, reward_signals: {gail: {demo_path: a.demo}}}}\n"
 BUILD = EDITOR + f"env_settings: {{env_path: {sys.executable}, num_envs: 2}}\n"
@@ -97,7 +96,7 @@ def test_evaluation_waits_as_long_for_a_game_as_its_episodes_may_take() -> None:
     assert (
         spec_timeout(settings_of(EDITOR), evaluation)[0] == spec_timeout(settings_of(DIALS_IN), evaluation)[0] == 1234.0
     )
-    assert spec_timeout(own, Playback(checkpoints={}))[0] == spec_timeout(own, None)[0] == math.inf
+    assert spec_timeout(own, Playback(checkpoints={}))[0] == math.inf
 
 
 @pytest.mark.parametrize(

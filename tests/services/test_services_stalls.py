@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from sparring.pipeline.games.goal import Goal
 from sparring.pipeline.monitoring.overview import STEP_COUNTS
 from sparring.pipeline.monitoring.stalls import Stalls
-from sparring.services.process.runtime import inline
+from tests.services import inline
 from tests.services.services_graph import Graph, begin
 from tests.services.stalls_runs import stalls_after, supervised
 

@@ -13,8 +13,13 @@ from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.load import parse_settings
 from sparring.services.commands.service import own_incarnation
 from sparring.services.process.runtime import Run
-from sparring.services.supervision.simulators import simulator_plans
-from sparring.services.supervision.topology import Topology, build, cores_beside_learners, service_plans
+from sparring.services.supervision.topology import (
+    Topology,
+    build,
+    cores_beside_learners,
+    service_plans,
+    simulator_plans,
+)
 
 LEARNERS = {"learning-Striker", "learning-Goalie"}
 

@@ -14,9 +14,9 @@ from sparring.pipeline.games.registry import parse_options
 from sparring.pipeline.settings import Settings, read
 from sparring.services.commands import train as command
 from sparring.services.commands.check import summary
+from sparring.services.main import main
 from sparring.services.stages import simulator
-from sparring.services.supervision.simulators import Restarts, SimulatorPlan
-from sparring.services.supervision.topology import build
+from sparring.services.supervision.topology import Restarts, SimulatorPlan, build
 from tests.services.services_helpers import Training, balanced, last_of, reaches
 from tests.services.unity_runs import GOAL, executable, intervals, player_events, settings, train
 
@@ -264,6 +264,6 @@ def test_missing_build_is_not_started_again(tmp_path: Path, capsys: pytest.Captu
     """The simulator exits with its own status, and its last line lists the files that exist."""
     (tmp_path / "Ball.txt").touch()
     (plan,) = plans(tmp_path, "--env", str(tmp_path / "Ball"))
-    assert simulator.main([*plan.command[5:], "--connect", "tcp://127.0.0.1:1"]) == UNUSABLE
+    assert main([*plan.command[4:], "--connect", "tcp://127.0.0.1:1"]) == UNUSABLE
     assert f"got the build {tmp_path}/Ball, which is not there" in (report := capsys.readouterr().err)
     assert "there are Ball.txt, config.yaml" in report

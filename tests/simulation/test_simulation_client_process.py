@@ -13,8 +13,9 @@ from sparring.pipeline.errors import RemoteProtocolError
 from sparring.pipeline.games.goal import Goal
 from sparring.pipeline.messages.simulator import Bye, Hello, Reset, Step
 from sparring.pipeline.specs import SpecError
+from sparring.services.main import main
 from sparring.services.stages import simulator
-from sparring.services.stages.simulator import main, slow_down
+from sparring.services.stages.simulator import slow_down
 from tests.simulation.simulation_helpers import Trainer, act_for
 
 HEAVY = ("torch", "zmq", "anyio", "pydantic", "structlog")
@@ -48,7 +49,7 @@ def test_a_simulator_plays_until_bye_and_prints_its_count(trainer: Trainer, caps
     monkeypatch.setenv("SPARRING_NUMBER", "3")
     monkeypatch.setenv("SPARRING_SEED", "5")
     monkeypatch.setenv("SPARRING_CREDENTIAL", "key")
-    assert main(["goal", "--areas", "2", "--option", "discrete=true"]) == 0
+    assert main(["simulator", "goal", "--areas", "2", "--option", "discrete=true"]) == 0
     hello, _ = trainer.result()
     assert (hello.number, hello.credential) == (3, "key")
     assert hello.behaviors["Goal?team=0"].actions.discrete == (2,)
@@ -64,7 +65,7 @@ def test_the_seed_determines_the_reports(trainer: Trainer) -> None:
 
     address = trainer.play(twice)
     for _ in range(2):
-        assert main(["balance", "--areas", "3", "--connect", address, "--seed", "9"]) == 0
+        assert main(["simulator", "balance", "--areas", "3", "--connect", address, "--seed", "9"]) == 0
     first, second = trainer.result()
     assert first == second
 
@@ -82,7 +83,7 @@ def test_a_failure_prints_one_line_and_its_status_shows_whether_a_restart_may_he
     arguments: list[str], status: int, expected: str, capsys: Any
 ) -> None:
     """No mistake of a user ends in a traceback."""
-    assert main(arguments) == status
+    assert main(["simulator", *arguments]) == status
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
@@ -109,7 +110,7 @@ def test_only_failures_that_a_restart_would_repeat_are_final(
         raise error
 
     monkeypatch.setattr(simulator, "play", play)
-    assert main(["goal", "--connect", "tcp://127.0.0.1:1"]) == status
+    assert main(["simulator", "goal", "--connect", "tcp://127.0.0.1:1"]) == status
 
 
 def test_slow_adds_random_delays_and_changes_nothing_else() -> None:

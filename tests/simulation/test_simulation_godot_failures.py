@@ -19,7 +19,7 @@ from sparring.pipeline.bridges.godot.game import make_godot
 from sparring.pipeline.bridges.player import PlayerFailed
 from sparring.pipeline.messages.simulator import Step
 from sparring.pipeline.specs import SpecError
-from sparring.services.stages import simulator
+from sparring.services.main import main
 from tests.simulation.simulation_helpers import Trainer, act_for
 from tests.simulation.test_simulation_godot import GAME, play
 
@@ -194,7 +194,7 @@ def test_a_simulator_process_reports_the_crash_of_its_game(
 
     options = [f"path={GAME}", "port=0", "fault=crash", "at=5", f"log={tmp_path / 'log'}"]
     arguments = [text for option in options for text in ("--option", option)]
-    status = simulator.main(["godot", "--connect", trainer.play(script), *arguments])
+    status = main(["simulator", "godot", "--connect", trainer.play(script), *arguments])
     assert (status, trainer.result()) == (1, 4)
     assert re.search(
         r"^sparring simulator godot: got Godot game 0, stepping: the end of the game by exit status 9; ",

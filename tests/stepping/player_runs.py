@@ -24,8 +24,7 @@ from sparring.pipeline.stepping.parameters import RunParameters
 from sparring.pipeline.stepping.settings import SteppingSettings
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.steps import SampledActions
-from sparring.services.endpoint.peers import SimulatorPeer
-from sparring.services.endpoint.registration import ServerContext
+from sparring.services.endpoint.peers import ServerContext, SimulatorPeer
 from sparring.services.endpoint.simulators import Simulators
 from tests.security.security_endpoint import End
 from tests.simulation.unity_bridge import LONG_S

@@ -9,9 +9,8 @@ import anyio
 import pytest
 
 from sparring.pipeline.messages.simulator import Fault
-from sparring.services.endpoint.outgoing import Outgoing
 from sparring.services.endpoint.peers import SimulatorPeer
-from sparring.services.endpoint.sockets import SocketBytes
+from sparring.services.endpoint.sockets import Outgoing, SocketBytes
 
 Pair = tuple[SocketBytes, SocketBytes]
 

@@ -15,10 +15,8 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from sparring.pipeline.errors import RemoteProtocolError
-from sparring.services.endpoint.listening import listen
-from sparring.services.endpoint.peers import SimulatorPeer
-from sparring.services.endpoint.registration import check_number
-from sparring.services.endpoint.sockets import SocketBytes
+from sparring.services.endpoint.peers import ServerContext, SimulatorPeer
+from sparring.services.endpoint.sockets import SocketBytes, listen
 
 pytestmark = pytest.mark.asyncio
 
@@ -140,9 +138,9 @@ async def test_the_number_of_a_simulator_that_hung_up_while_it_was_not_read_is_f
         former = SimulatorPeer(ours, number=3, last_received_at=math.inf)
         newcomer = SimulatorPeer(ours)
         with pytest.raises(RemoteProtocolError, match="simulator number 3 twice"):
-            check_number(newcomer, 3, [former], context)
+            ServerContext.check_number(context, newcomer, 3, [former])
         theirs.close()
-        check_number(newcomer, 3, [former], context)
+        ServerContext.check_number(context, newcomer, 3, [former])
 
 
 async def test_the_file_of_a_unix_socket_is_removed_at_the_end(tmp_path: Path) -> None:

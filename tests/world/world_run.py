@@ -166,14 +166,13 @@ class World:
             self.network, "supervisor", "supervisor.1", lambda: self.opened("supervisor"), lambda *_: None
         )
         async with transport:
-            supervisor = Supervisor(
+            supervisor = _Supervisor(
                 self,  # type: ignore[arg-type]
                 transport,
                 None,  # type: ignore[arg-type]
                 trio.current_time,
                 session="s",
                 log=Log(self, "supervisor"),
-                handles_signals=False,
             )
             self.status = await supervisor.supervise()
             self.died = {part.name for part in supervisor.active.parts.values() if part.died}
@@ -285,6 +284,13 @@ class World:
 @lru_cache(maxsize=256)
 def _settings(text: str) -> Any:
     return parse_settings(text, "world").settings
+
+
+class _Supervisor(Supervisor):
+    """A supervisor whose run no signal ends: it runs in the process of the test."""
+
+    async def _follow_signals(self, *, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ WATCHED: Final = {
     "pipeline/queues/receiving_end.py Receiver._arrival": FLOW,
     "pipeline/queues/topic.py Subscription.changed": SILENCE,
     "services/endpoint/simulators.py Simulators.read": SILENCE,
-    "services/endpoint/outgoing.py Outgoing.run": SILENCE,
+    "services/endpoint/sockets.py Outgoing.run": SILENCE,
     "services/supervision/active_run.py ActiveRun._keep_running": CHILD,
     "services/supervision/supervisor.py Supervisor.supervise": ORDER,
     "pipeline/queues/ends.py Timer.run": ORDER,

@@ -1,0 +1,176 @@
+"""The end of a run: stops its parts along the flow, after every service that still runs has reported its state.
+
+consumes       the state that each service publishes
+produces       stop signals, and kills of what does not end in time; `summary.json`, from the last reports
+waits for      the reports of restarted services; the end of each part
+unblocked by   these, or the deadlines `pipeline.stop_timeout_s`
+"""
+
+import dataclasses
+import json
+from typing import Final
+
+import anyio
+
+from sparring.pipeline.files import write_atomically
+from sparring.pipeline.learning.checkpoints import CheckpointFolder, age
+from sparring.pipeline.messages.channels import ASSEMBLY_STATE, LEARNER_STATE, RUN, STEPPING_STATE
+from sparring.pipeline.monitoring.summary import BehaviorSummary, from_status, summary
+from sparring.services.supervision.active_run import ActiveRun, Part
+
+TURN_S: Final = 0.05
+_SIMULATORS_S: Final = 5.0
+_MONITOR_LIMITS: Final = 3
+"""The monitor draws curves at the lowest priority, which takes long on a busy machine."""
+_KILLED_S: Final = 5.0
+
+
+async def stop_in_order(active: ActiveRun) -> None:
+    """Stops the parts of a run along the flow, so that each stage can send on what it holds.
+
+    Learners stop before coordination, so that an update that was under way then is in its step accounting.
+    """
+    limit_s, topology = active.settings.stop_timeout_s, active.topology
+    reported_by = active.clock() + limit_s
+    services = [plan.name for plan in topology.services]
+    stepping = [name for name in services if name in topology.run.stepping]
+    await _stop(active, stepping, limit_s, reported_by)
+    await _stop(active, [plan.name for plan in topology.simulators], _SIMULATORS_S, reported_by, ask=False)
+    late = {"coordination": 1, "monitor": 2}
+    for name in sorted((name for name in services if name not in stepping), key=lambda name: late.get(name, 0)):
+        await _stop(active, [name], limit_s * (_MONITOR_LIMITS if name == "monitor" else 1), reported_by)
+
+
+async def _stop(active: ActiveRun, names: list[str], limit_s: float, reported_by: float, *, ask: bool = True) -> None:
+    """Stops some parts, once all services that are still to run have reported their state."""
+    with anyio.move_on_after(reported_by - active.clock()):
+        services = [part for part in active.parts.values() if part.name in active.topology.run.services]
+        while not all(_has_reported(active, part) for part in services):  # noqa: ASYNC110 (retained topics)
+            await anyio.sleep(TURN_S)
+    parts = [active.parts[name] for name in names if name in active.parts]  # a learner may be about to be added
+    for part in parts:
+        part.stopping = True
+        if part.hosted is not None and ask:
+            part.hosted.stop()
+    await _wait_until_ended(parts, limit_s)
+    late = [part for part in parts if not part.ended.is_set()]
+    for part in late:
+        # Where the run has failed, its cause is on the console.
+        log = active.log.info if active.status == "failed" else active.log.warning
+        log("stopped_by_force", part=part.name, seconds=limit_s)
+        if part.hosted is not None:
+            part.hosted.stop() if not ask else part.hosted.kill()
+    await _wait_until_ended(late, _KILLED_S)
+    for part in late:  # a simulator that ignores SIGTERM, or is stopped
+        part.kill()
+    for part in parts if ask and not active.hurried else ():
+        if not part.failure or part in late:
+            continue
+        if part.name == "coordination" or part.name.startswith("learning-"):  # it saves something at the end
+            active.fail_late(f"{part.name} failed at the end: {part.failure}")
+        else:
+            active.log.warning("failed_at_the_end", part=part.name, error=part.failure, notice=True)
+
+
+async def _wait_until_ended(parts: list[Part], limit_s: float) -> None:
+    with anyio.move_on_after(limit_s):
+        for part in parts:
+            await part.ended.wait()
+
+
+def _has_reported(active: ActiveRun, part: Part) -> bool:
+    """Returns whether a service is no longer to run, or has reported its state since it died last.
+
+    The incarnation of one that was restarted is then in all reports.
+    """
+    if part.ended.is_set() or not active.is_wanted(part):
+        return True
+    if part.starts == 1 or part.down:
+        return not part.down
+    stepping, assembly = active.latest(part.name, STEPPING_STATE), active.latest(part.name, ASSEMBLY_STATE)
+    run, learner = active.latest(part.name, RUN), active.latest(part.name, LEARNER_STATE)
+    counted, own = active.latest("coordination", RUN), active.incarnation(part.name, part.starts)
+    known = {stepping and stepping.source, assembly and assembly.origin, run and run.start, learner and learner.start}
+    known.add(counted and counted.incarnations.get(part.name))
+    return known <= {own, None}
+
+
+# ---------------------------------------------------------------- summary.json
+
+
+def write_summary(active: ActiveRun, wall_s: float) -> None:
+    """Writes `summary.json` of a run that has ended after `wall_s` seconds; the run has failed where that fails."""
+    run, path = active.topology.run, active.topology.run.directory / "summary.json"
+    monitored, counted = _monitored(active), active.latest("coordination", RUN)
+    names = {*monitored} | ({name for name, one in counted.step_counts.items() if one.produced} if counted else set())
+    counts = {name: _with_final_counts(active, name, monitored.get(name, BehaviorSummary())) for name in sorted(names)}
+    content = summary(
+        run_id=run.id,
+        status=active.status,
+        wall_s=wall_s,
+        error=active.error,
+        behaviors={name: _with_checkpoint(active, name, one) for name, one in counts.items()},
+    )
+    try:
+        write_atomically(path, json.dumps(content, indent=2).encode())
+    except OSError as refused:
+        active.log.info("summary_not_written", notice=True, **content)
+        active.fail_late(f"{path} cannot be written: {refused}")
+    active.log.info("run_ended", status=active.status, summary=str(path), wall_s=round(wall_s, 1), notice=True)
+
+
+def _with_checkpoint(active: ActiveRun, name: str, counted: BehaviorSummary) -> BehaviorSummary:
+    """Adds what a resumed run continues from; it logs the steps whose training is not in it."""
+    topology, run = active.topology, active.latest("coordination", RUN)
+    rated = {} if run is None else run.ratings
+    state = active.latest(f"learning-{name}", LEARNER_STATE)
+    named, host = "" if state is None else state.checkpoint, topology.place(f"learning-{name}")
+    if host == topology.host:
+        directory = topology.run.directory
+        newest = next(iter(CheckpointFolder(directory, name).newest_first()), None)
+        trained = 0 if newest is None else age(newest)[0]
+        saved = bool(named) and age(directory / named)[0] == trained  # not so where a learner died or hangs at the end
+        newest = directory / named if saved else newest
+        checkpoint = None if newest is None else str(newest)
+        if state is not None and state.trained > trained:
+            lost = state.trained - trained
+            active.log.warning("training_lost", behavior=name, steps=lost, newest=checkpoint, notice=True)
+    else:
+        checkpoint, saved = f"{host}:{topology.run.id}/{named}" if named else None, bool(named)
+    return dataclasses.replace(
+        counted,
+        checkpoint=checkpoint,
+        weights_sha256=(state.weights_sha256 or None) if state is not None and saved else None,
+        self_play=dataclasses.asdict(rated[name]) if name in rated else None,
+    )
+
+
+def _monitored(active: ActiveRun) -> dict[str, BehaviorSummary]:
+    """Returns the monitor's last summaries."""
+    try:
+        return from_status(json.loads((active.topology.run.directory / "status.json").read_text()))
+    except FileNotFoundError:  # a run that failed before anything was counted
+        active.log.info("summary_missing")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        active.log.warning("status_unreadable", error=repr(error))
+    return {}
+
+
+def _with_final_counts(active: ActiveRun, name: str, monitored: BehaviorSummary) -> BehaviorSummary:
+    """Replaces the monitor's counts by the final ones of coordination and the learner."""
+    run, learner = active.latest("coordination", RUN), active.latest(f"learning-{name}", LEARNER_STATE)
+    if run is None or learner is None or name not in run.step_counts:
+        return monitored
+    found = dataclasses.replace(
+        monitored,
+        steps=learner.trained,
+        updates=learner.updates,
+        step_counts=dataclasses.asdict(run.step_counts[name]),
+        losses=run.losses[name],
+        unaccounted=run.unaccounted[name] if run.final else None,
+    )
+    if not found.balanced:
+        active.log.error("step_counts_unbalanced", behavior=name, **found.step_counts, notice=True)
+    if found.unaccounted is not None and found.unaccounted > 0:
+        active.log.error("steps_unaccounted", behavior=name, steps=found.unaccounted, notice=True)
+    return found
