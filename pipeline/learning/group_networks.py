@@ -8,7 +8,7 @@ timestep each without memory; q sequences, of one row each without memory; S rew
 memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,17 +20,14 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import Memories, RecurrentState, Tracks, in_parts
-from sparring.pipeline.learning.optimizer import BackwardFn, backpropagate
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import TeammateSegments
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
-from sparring.pipeline.networks.group_attention import Members
 from sparring.pipeline.networks.group_critic import GroupCritic, GroupTimesteps
 from sparring.pipeline.networks.layers import Layout
-from sparring.pipeline.networks.perceptron import accumulate
 from sparring.pipeline.networks.settings import HEADS
 from sparring.pipeline.specs import BehaviorSpec, Floats, Numbers
 
@@ -211,14 +208,13 @@ class PreparedGroups:
             actions.append(None if here is None else here.actions.index_select(0, at))
         timestep_places = np.empty(len(index.counts), np.int64)
         timestep_places[timesteps] = np.arange(m)
-        members = Members(
-            rows=None if alone else torch.from_numpy(slots),
-            here=None if dense else torch.from_numpy(np.arange(n)[:, None] < counts),
-            shape=(m, n, j),
-            decided=torch.from_numpy(timestep_places[index.timesteps[rows]] + index.places[rows] * m),
+        columns_m = (
+            None if alone else torch.from_numpy(slots),
+            None if dense else torch.from_numpy(np.arange(n)[:, None] < counts),
+            torch.from_numpy(counts.astype(np.float32)),
+            torch.from_numpy(timestep_places[index.timesteps[rows]] + index.places[rows] * m),
         )
-        counts_m = torch.from_numpy(counts.astype(np.float32))
-        return GroupTimesteps(tuple(inputs), tuple(actions), *over((members, counts_m), self.device))
+        return GroupTimesteps(tuple(inputs), tuple(actions), *over(columns_m, self.device), (m, n, j))
 
 
 class GroupEstimates(NamedTuple):
@@ -307,29 +303,20 @@ class GroupNetworks(ActorCritic):
         ]
 
     def run(
-        self, inputs: Inputs, state: RecurrentState | None, critic: CriticInputs
-    ) -> tuple[Tensor, Tensor, Tensor, BackwardFn]:
+        self, inputs: Inputs, state: RecurrentState, critic: CriticInputs
+    ) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor, Tensor, Tensor], object]]:
         """Evaluates means and logits, values and baselines for differentiation, under `no_grad`.
 
-        The function propagates gradients of head, log sigma, values and baselines to the parameters. Networks without
-        memory that observe vectors alone need no graph.
+        The function propagates their gradients to the parameters.
         """
-        if self.actor.plain and self.critic.plain:
-            head, to_actor = self.actor.traced(inputs)
-            values, baselines, to_critic = self.critic.traced(critic.members)
+        head, to_actor = self.actor.traced(inputs, state.layout, state.actor)
+        values, baselines, to_critic = self.critic.traced(critic.members, critic.state)
 
-            def backward_fn(_outputs: object, gradients: Sequence[Tensor]) -> None:
-                to_head, to_log_sigma, *of_critic = gradients
-                to_actor(to_head)
-                accumulate(self.actor.log_sigma, to_log_sigma)
-                to_critic(*of_critic)
+        def backward_fn(to_head: Tensor, to_values: Tensor, to_baselines: Tensor) -> None:
+            to_actor(to_head)
+            to_critic(to_values, to_baselines)
 
-            return head, values, baselines, backward_fn
-        layout, memory = (None, None) if state is None else (state.layout, state.actor)
-        with torch.enable_grad():
-            head = self.actor(inputs, layout, memory)
-            values, baselines, _ = self.critic.remember(critic.members, critic.state)
-        return head, values, baselines, backpropagate
+        return head, values, baselines, backward_fn
 
     @torch.no_grad()
     def estimate(self, prepared: PreparedGroups, batch: Batch) -> GroupEstimates:

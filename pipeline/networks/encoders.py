@@ -186,6 +186,8 @@ class Encoder(nn.Module):
         generator: random source of the initial weights.
 
     Attributes:
+        vectors: places in the spec of the observations that are joined and normalized.
+        others: places of all others.
         plain: all observations are vectors, so that nothing is trained.
         previous: P; 0 if the network does not read its previous action.
         goal: features of the goals that condition the body.
@@ -200,16 +202,16 @@ class Encoder(nn.Module):
         refuse_unsupported(spec, settings)
         plain_goals = settings.goal_conditioning_type == "none"
         kinds = ["vector" if one.kind == "goal" and plain_goals else one.kind for one in spec.observations]
-        self._vectors = [at for at, kind in enumerate(kinds) if kind == "vector"]
-        self._others = [at for at, kind in enumerate(kinds) if kind != "vector"]
-        self.plain = not self._others
+        self.vectors = [at for at, kind in enumerate(kinds) if kind == "vector"]
+        self.others = [at for at, kind in enumerate(kinds) if kind != "vector"]
+        self.plain = not self.others
         # Places in `Inputs`, after the vectors, and the shapes there.
         self._images, self._entities, self._goals = (
-            [place for place, at in enumerate(self._others, 1) if kinds[at] == kind]
+            [place for place, at in enumerate(self.others, 1) if kinds[at] == kind]
             for kind in ("image", "entities", "goal")
         )
-        shapes = [(), *(spec.observations[at].shape for at in self._others)]
-        size = sum(spec.observations[at].shape[0] for at in self._vectors)
+        shapes = [(), *(spec.observations[at].shape for at in self.others)]
+        size = sum(spec.observations[at].shape[0] for at in self.vectors)
         self.normalizer = Normalizer(size) if settings.normalize and size else None
         self.previous = settings.previous_size(spec.actions)
         units, kind = settings.hidden_units, settings.vis_encode_type
@@ -225,9 +227,9 @@ class Encoder(nn.Module):
 
     def join(self, observations: Sequence[Array]) -> Inputs:
         """Returns tensors of one [B, *shape] array per observation; those of vectors are always copied."""
-        vectors = [observations[at] for at in self._vectors]
+        vectors = [observations[at] for at in self.vectors]
         joined = np.concatenate(vectors, axis=1) if vectors else np.empty((len(observations[0]), 0), np.float32)
-        others = (np.require(observations[at], requirements=["C", "W"]) for at in self._others)
+        others = (np.require(observations[at], requirements=["C", "W"]) for at in self.others)
         return (torch.from_numpy(joined), *map(torch.from_numpy, others))
 
     def prepare(self, joined: Inputs, previous_BP: Tensor | None = None) -> Inputs:

@@ -27,8 +27,21 @@ from sparring.pipeline.networks.settings import Activation, Initialization, Netw
 HIDDEN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 1.0, "orthogonal": math.sqrt(2)}
 
 
-BackwardFn = Callable[[Tensor], Tensor]
-"""Adds to the parameters' `grad` from the gradient of outputs, and returns the gradient of what they depend on."""
+BackwardFn = Callable[[Tensor], object]
+"""Adds to the parameters' `grad` from the gradient of outputs."""
+
+TracedFn = Callable[[Tensor], Tensor]
+"""Does the same, and returns the gradient of what the outputs depend on."""
+
+
+def backpropagate(outputs: Sequence[Tensor], *gradients: Tensor) -> None:
+    """Propagates gradients of outputs through their graph.
+
+    `torch.autograd.backward` does the same, and imports sympy the first time (0.7 s of CPU time).
+    """
+    with torch.enable_grad():
+        products = [(output * gradient).sum() for output, gradient in zip(outputs, gradients, strict=True)]
+        torch.stack(products).sum().backward()  # type: ignore[no-untyped-call]
 
 
 class Function(NamedTuple):
@@ -91,9 +104,9 @@ def linear(
 
     Torch's own `skip_init` does the same but imports a computer algebra system, which slows the start by half a second.
     """
-    layer = nn.Linear(inputs, outputs, device="meta")  # samples nothing from the global generator
-    layer.weight = nn.Parameter(torch.empty(outputs, inputs))
-    layer.bias = nn.Parameter(torch.empty(outputs))
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(
+        device="cpu"
+    )  # samples nothing from the global generator
     initialize_weights(layer, gain, generator, initialization)
     return layer
 
@@ -152,7 +165,7 @@ class Perceptron(nn.Module):
             return Node.apply(rows_BF, self._chain[0], trace)  # type: ignore[no-any-return,no-untyped-call]
         return _infer(_affine(self._chain), function.in_place, rows_BF)
 
-    def traced(self, rows_BF: Tensor, *, to_rows: bool = False) -> tuple[Tensor, BackwardFn]:
+    def traced(self, rows_BF: Tensor, *, to_rows: bool = False) -> tuple[Tensor, TracedFn]:
         """Returns outputs [B, O] and their `trace_layers`."""
         return trace_layers(self._chain, FUNCTIONS[self.activation], rows_BF, to_rows=to_rows)
 
@@ -184,7 +197,7 @@ class Node(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, _: Tensor, trace: Callable[[Tensor], tuple[Tensor, BackwardFn]]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, _: Tensor, trace: Callable[[Tensor], tuple[Tensor, TracedFn]]) -> Tensor:
         outputs, ctx.backward_fn = trace(rows)
         return outputs
 
@@ -198,7 +211,7 @@ class Node(torch.autograd.Function):
 
 def trace_layers(
     chain: Sequence[nn.Parameter], function: Function, rows_BF: Tensor, *, to_rows: bool
-) -> tuple[Tensor, BackwardFn]:
+) -> tuple[Tensor, TracedFn]:
     """Returns the outputs of linear layers with a function between each two, and their derivative.
 
     The derivative adds to the parameters' `grad`, and returns the gradient of the rows if wanted, else that of the

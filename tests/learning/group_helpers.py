@@ -16,7 +16,6 @@ from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import previous_features
-from sparring.pipeline.networks.group_attention import Members
 from sparring.pipeline.networks.group_critic import GroupTimesteps
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec
@@ -227,8 +226,8 @@ def timestep(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[
         actions.append(torch.cat(done) if done else None)
         ours += [member for member, _ in mine if name == OWN]
     count = len(there)
-    members = Members(rows=torch.arange(count), here=None, shape=(1, count, len(ours)), decided=torch.arange(len(ours)))
-    timesteps = GroupTimesteps(tuple(inputs), tuple(actions), members, torch.tensor([float(count)]))
+    columns = torch.arange(count), None, torch.tensor([float(count)]), torch.arange(len(ours))
+    timesteps = GroupTimesteps(tuple(inputs), tuple(actions), *columns, (1, count, len(ours)))
     return timesteps, ours
 
 

@@ -110,9 +110,9 @@ def test_reward_networks_step_once_per_minibatch_on_its_rows(
     plain_step, plain_learn = algorithm._step, algorithm.signals.learn
     every = batch.log_probs
 
-    def step(rows: Any, *others: Any) -> Any:
-        of_policy.append(rows.log_prob.numpy())
-        return plain_step(rows, *others)
+    def step(targets: Any, part: Any, *others: Any) -> Any:
+        of_policy.append(part[0].log_prob.numpy())
+        return plain_step(targets, part, *others)
 
     def learn(at: torch.Tensor) -> None:
         of_networks.append(at.numpy())

@@ -9,7 +9,6 @@ import torch
 from torch.nn.functional import silu
 
 from sparring.pipeline.networks.encoders import Encoder
-from sparring.pipeline.networks.group_attention import Members
 from sparring.pipeline.networks.group_critic import GroupCritic, GroupTimesteps
 from sparring.pipeline.networks.settings import HEADS, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -112,14 +111,15 @@ def timesteps_for(one, groups, *, most=None, seed=0, decided=None):
     for at, group in enumerate(groups):
         for place, token in enumerate(group):
             slots[place, at], here[place, at] = row[token], True
-    members = Members(
+    timesteps = GroupTimesteps(
+        inputs=tuple(inputs),
+        actions=tuple(actions),
         rows=slots.flatten(),
         here=None if here.all() else here,
-        shape=(m, n, j),
+        counts=torch.tensor([float(len(group)) for group in groups]),
         decided=torch.tensor([member * m + at for at, member in decided], dtype=torch.int64),
+        shape=(m, n, j),
     )
-    counts = torch.tensor([float(len(group)) for group in groups])
-    timesteps = GroupTimesteps(tuple(inputs), tuple(actions), members, counts)
     return timesteps, row, decided
 
 

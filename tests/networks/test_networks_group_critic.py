@@ -189,7 +189,7 @@ def test_places_for_absent_members_change_nothing(names, more):
     one, groups = critic(), groups_of(names)
     narrow = timesteps_for(one, groups)[0]
     wide = timesteps_for(one, groups, most=max(map(len, groups)) + more)[0]
-    assert wide.members.here is not None
+    assert wide.here is not None
     for got, expected in zip(one(wide), one(narrow), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 

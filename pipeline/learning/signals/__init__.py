@@ -32,10 +32,9 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.losses import advantages
 from sparring.pipeline.learning.minibatches import Memories
-from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.optimizer import Adam, of_finite
 from sparring.pipeline.learning.settings import RewardSignals
 from sparring.pipeline.networks.arrays import previous_features
-from sparring.pipeline.networks.device import back
 from sparring.pipeline.networks.encoders import Encoder, Inputs, Normalizer
 from sparring.pipeline.networks.perceptron import hidden_layer
 from sparring.pipeline.networks.settings import ACTION_LIMIT, NetworkSettings
@@ -170,13 +169,12 @@ class RewardNetwork(ABC):
 
     def statistics(self) -> dict[str, float]:
         """Ends the batch and returns the means of its measures since `begin`, by ML-Agents' names."""
-        skipped = back(torch.stack([one for one, _ in self._steps])) if self._steps else ()
-        taken = [measures for (_, measures), is_skipped in zip(self._steps, skipped, strict=True) if not is_skipped]
+        taken = of_finite(self._steps)
         return {name: torch.stack([one[name] for one in taken]).mean().item() for name in (taken[0] if taken else ())}
 
     def take_step(self, loss: Tensor, measures: dict[str, Tensor]) -> Tensor:
         """Takes one optimizer step and stores its measures; returns 1 if it was skipped, else 0, on the device."""
-        skipped = self.optimizer.step((loss,), (torch.ones_like(loss),)).skipped
+        skipped = self.optimizer.step(loss.backward).skipped
         self._steps.append((skipped, measures))
         return skipped
 
