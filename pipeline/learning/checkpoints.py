@@ -29,6 +29,7 @@ from safetensors.numpy import save as save_tensors
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.files import Json, sync_folder, write_atomically, write_through
 from sparring.pipeline.networks.arrays import Arrays, non_finite
+from sparring.pipeline.specs import names_a_folder
 
 FORMAT: Final = 1
 
@@ -38,7 +39,6 @@ _STATE: Final = "state.json"
 _VERSION: Final = "version"
 _FIELDS: Final = {"behavior": str, "description": dict, "version": int, "updates": int, "trained": int, "counts": dict}
 """Fields of `state.json` and their types, beside those of its format."""
-_FORBIDDEN: Final = frozenset('/\\:*?"<>|')
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -82,10 +82,10 @@ class CheckpointFolder:
     """
 
     def __init__(self, root: Path, behavior: str) -> None:
-        if not behavior or behavior.startswith(".") or not behavior.isprintable() or _FORBIDDEN & set(behavior):
+        if not names_a_folder(behavior):
             raise CheckpointError(
                 got=f"behavior name {behavior!r}",
-                expected=f"a name for a folder: printable, no leading dot, none of {''.join(sorted(_FORBIDDEN))}",
+                expected="a name for a folder: printable, short, no leading dot, no slash or other reserved character",
                 remedy="rename the behavior in the simulator and in the configuration",
             )
         self.behavior = behavior
