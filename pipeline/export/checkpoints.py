@@ -158,15 +158,13 @@ class Program(nn.Module):
         self.actor = policy.actor
         self._actions = policy.spec.actions
         self._observations = len(policy.spec.observations)
-        self._facts = list(policy.facts)
-        for name, values in policy.facts.items():
-            self.register_buffer(name, torch.from_numpy(values))
+        self._facts = {name: torch.from_numpy(values) for name, values in policy.facts.items()}
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns outputs by name, from inputs by name."""
         head, memory = self._head(inputs)
         count = self._actions.continuous
-        found = {name: self.get_buffer(name).clone() for name in self._facts}
+        found = {name: values.clone() for name, values in self._facts.items()}
         if count:
             found |= zip((layout.SAMPLED, layout.LIKELIEST), self._continuous(head[:, :count]), strict=True)
         if self._actions.discrete:

@@ -31,6 +31,7 @@ from sparring.pipeline.networks.perceptron import ConditionedLayers, Perceptron
 from sparring.pipeline.networks.settings import HEADS, Activation
 from sparring.pipeline.specs import ActionSpec, Array
 
+Shapes = Mapping[str, tuple[int, ...]]
 Attribute = int | float | Sequence[int] | TensorProto
 
 OPSET: Final = 9
@@ -47,7 +48,10 @@ def onnx_model(policy: TrainedPolicy) -> bytes:
     _act(graph, policy.spec.actions, policy, _network(graph, policy, names))
     for name, values in policy.facts.items():
         graph.add("Constant", output=name, value=numpy_helper.from_array(values))
-    return _content(graph, policy, policy.inputs, _outputs(policy))
+    outputs = _described({name: values.shape for name, values in policy.facts.items()})
+    outputs += _described(policy.outputs, "batch")
+    outputs.sort(key=lambda one: layout.OUTPUTS.index(one.name))
+    return _content(graph, policy, policy.inputs, outputs)
 
 
 def godot_model(policy: TrainedPolicy) -> bytes:
@@ -67,24 +71,25 @@ def godot_model(policy: TrainedPolicy) -> bytes:
     graph.add("Concat", *parts, axis=1, output=layout.GODOT_OUTPUT)
     graph.add("Identity", layout.GODOT_STATE_IN, output=layout.GODOT_STATE_OUT)
     inputs = {one.name: one.shape for one in policy.spec.observations} | {layout.GODOT_STATE_IN: ()}
-    outputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", *shape))
-        for name, shape in ((layout.GODOT_OUTPUT, (at,)), (layout.GODOT_STATE_OUT, ()))
-    ]
-    return _content(graph, policy, inputs, outputs)
+    outputs: Shapes = {layout.GODOT_OUTPUT: (at,), layout.GODOT_STATE_OUT: ()}
+    return _content(graph, policy, inputs, _described(outputs, "batch"))
 
 
-def _content(
-    graph: Graph, policy: TrainedPolicy, shapes: Mapping[str, tuple[int, ...]], outputs: Sequence[onnx.ValueInfoProto]
-) -> bytes:
+def _content(graph: Graph, policy: TrainedPolicy, inputs: Shapes, outputs: Sequence[onnx.ValueInfoProto]) -> bytes:
     """Returns the content of the file of a graph."""
-    kind, opsets = TensorProto.FLOAT, [helper.make_opsetid("", OPSET)]
-    inputs = [helper.make_tensor_value_info(name, kind, ("batch", *shape)) for name, shape in shapes.items()]
-    made = helper.make_graph(graph.nodes, policy.behavior, inputs, outputs, graph.constants)
+    given = _described(inputs, "batch")
+    made = helper.make_graph(graph.nodes, policy.behavior, given, outputs, graph.constants)
+    opsets = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(made, opset_imports=opsets, ir_version=_IR, producer_name="sparring")
     helper.set_model_props(model, {"behavior": policy.behavior, "steps": str(policy.steps)})
     onnx.checker.check_model(model, full_check=True)
     return bytes(model.SerializeToString())
+
+
+def _described(shapes: Shapes, *batch: str) -> list[onnx.ValueInfoProto]:
+    """Describes inputs or outputs of these shapes, after the dimension of the batch if they have one."""
+    kinds = {name: TensorProto.INT64 if name in layout.CHOICES else TensorProto.FLOAT for name in shapes}
+    return [helper.make_tensor_value_info(name, kinds[name], (*batch, *shape)) for name, shape in shapes.items()]
 
 
 def _network(graph: Graph, policy: TrainedPolicy, observations: Sequence[str]) -> str:
@@ -119,18 +124,15 @@ def _encode(graph: Graph, policy: TrainedPolicy, observations: Sequence[str]) ->
 
 def _act(graph: Graph, actions: ActionSpec, policy: TrainedPolicy, head: str) -> None:
     """Adds the outputs of sampled and most likely actions."""
-    means, logits = head, head
-    if actions.continuous and actions.discrete:
-        means = graph.slice(head, 0, actions.continuous)
-        logits = graph.slice(head, actions.continuous, policy.actor.outputs)
-    if actions.continuous:
+    count, limit = actions.continuous, policy.actor.action_limit
+    if count:
+        means = graph.slice(head, 0, count)
         sigma = graph.constant(policy.actor.log_sigma.exp())
         noise = graph.add("Mul", graph.add("RandomNormalLike", means), sigma)
-        limit = policy.actor.action_limit
         _executed(graph, graph.add("Add", means, noise), limit, layout.SAMPLED)
         _executed(graph, means, limit, layout.LIKELIEST)
     if actions.discrete:
-        _choose(graph, actions, logits)
+        _choose(graph, actions, graph.slice(head, count, policy.actor.outputs))
 
 
 def _executed(graph: Graph, raw: str, limit: float, output: str = "") -> str:
@@ -141,8 +143,7 @@ def _executed(graph: Graph, raw: str, limit: float, output: str = "") -> str:
 
 def _choose(graph: Graph, actions: ActionSpec, logits: str) -> None:
     """Adds a choice of each branch among those that the masks allow."""
-    forbidden = graph.add("Sub", graph.constant(1.0), layout.MASKS)
-    far_below = graph.add("Mul", forbidden, graph.constant(FORBIDDEN))
+    far_below = graph.add("Mul", graph.add("Sub", graph.constant(1.0), layout.MASKS), graph.constant(FORBIDDEN))
     masked = graph.add("Add", graph.add("Mul", logits, layout.MASKS), far_below)
     ends = np.cumsum(actions.discrete).tolist()
     branches = [graph.slice(masked, end - size, end) for end, size in zip(ends, actions.discrete, strict=True)]
@@ -150,15 +151,6 @@ def _choose(graph: Graph, actions: ActionSpec, logits: str) -> None:
     likeliest = [graph.add("ArgMax", one, axis=1, keepdims=1) for one in branches]
     for output, branch in zip(layout.CHOICES, (sampled, likeliest), strict=True):
         graph.add("Concat", *branch, axis=1, output=output)
-
-
-def _outputs(policy: TrainedPolicy) -> list[onnx.ValueInfoProto]:
-    """Returns the outputs in ML-Agents' order."""
-    shapes: dict[str, tuple[int | str, ...]] = {name: values.shape for name, values in policy.facts.items()}
-    shapes |= {name: ("batch", *shape) for name, shape in policy.outputs.items()}
-    kinds = {name: TensorProto.INT64 if name in layout.CHOICES else TensorProto.FLOAT for name in shapes}
-    names = (name for name in layout.OUTPUTS if name in shapes)
-    return [helper.make_tensor_value_info(name, kinds[name], shapes[name]) for name in names]
 
 
 class Graph:
@@ -338,7 +330,7 @@ def _here(graph: Graph, list_BNE: str) -> str:
     """Returns [B, N] 1 for an entity, 0 for padding: a row of zeros."""
     largest = graph.add("ReduceMax", graph.add("Abs", list_BNE), axes=[2], keepdims=0)
     there = graph.add("Greater", largest, graph.constant(0.0))
-    return graph.add("Cast", there, to=onnx.TensorProto.FLOAT)
+    return graph.add("Cast", there, to=TensorProto.FLOAT)
 
 
 def _attend(graph: Graph, attention: ResidualAttention, embedded_BNU: str, here_BN: str) -> str:
