@@ -110,9 +110,9 @@ class AgentNetworks(ActorCritic):
     """
 
     def __init__(self, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator) -> None:
-        signals = tuple(settings.reward_signals.named())
+        signals = len(settings.reward_signals.named())
         network, shared = settings.network_settings, settings.hyperparameters.shared_critic
-        actor = Actor(spec, network, generator, values=len(signals) if shared else 0)
+        actor = Actor(spec, network, generator, values=signals if shared else 0)
         self.critic = None if shared else Critic(spec, network, signals, generator)
         super().__init__(actor, self.critic, settings)
         self._valuing: Actor | Critic = actor if self.critic is None else self.critic

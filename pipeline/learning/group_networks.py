@@ -165,13 +165,13 @@ class PreparedGroups:
     Attributes:
         index: the members present at each timestep.
         windows: units of a minibatch.
-        rows: members by behavior name, our own first; None where there are none.
+        rows: members by behavior name, our own first.
         device: of their inputs and actions, and of what is gathered.
     """
 
     index: GroupIndex
     windows: GroupWindows
-    rows: list[PreparedMembers | None]
+    rows: list[PreparedMembers]
     device: torch.device
 
     def gather(self, timesteps: Numbers, rows: Numbers) -> GroupTimesteps:
@@ -184,8 +184,7 @@ class PreparedGroups:
         index, counts = self.index, self.index.counts[timesteps]
         m, n, j = len(timesteps), max(1, int(counts.max())), int(index.own[timesteps].max())
         token_rows, token_names = index.tokens(timesteps)
-        inputs: list[Inputs | None] = []
-        actions: list[Tensor | None] = []
+        inputs, actions = [], []
         dense = bool((counts == n).all())
         places = np.arange(n * m).reshape(n, m).T.ravel()
         if not dense:
@@ -203,9 +202,9 @@ class PreparedGroups:
                 needed, back = np.unique(token_rows[mine], return_inverse=True)
                 slots[places[mine]] = back + before
                 before += len(needed)
-            at, here = over(torch.from_numpy(needed), self.device), columns if len(needed) else None
-            inputs.append(None if here is None else tuple(column.index_select(0, at) for column in here.inputs))
-            actions.append(None if here is None else here.actions.index_select(0, at))
+            at = over(torch.from_numpy(needed), self.device)
+            inputs.append(tuple(column.index_select(0, at) for column in columns.inputs))
+            actions.append(columns.actions.index_select(0, at))
         timestep_places = np.empty(len(index.counts), np.int64)
         timestep_places[timesteps] = np.arange(m)
         columns_m = (
@@ -270,7 +269,7 @@ class GroupNetworks(ActorCritic):
         network = settings.network_settings
         self.specs: dict[str, BehaviorSpec] = {own: spec}
         actor = Actor(spec, network, generator)
-        self.critic = GroupCritic(own, self.specs, network, tuple(settings.reward_signals.named()), generator)
+        self.critic = GroupCritic(self.specs, network, len(settings.reward_signals.named()), generator)
         super().__init__(actor, self.critic, settings)
         self._encoders = {own: actor.encoder}
         self._units = network.hidden_units
@@ -299,7 +298,7 @@ class GroupNetworks(ActorCritic):
         return [
             (self._encoders[name], tuple(column[: rows.decisions] for column in rows.joined))
             for name, rows in zip(self.specs, prepared.rows, strict=True)
-            if rows is not None and rows.decisions
+            if rows.decisions
         ]
 
     def run(
@@ -354,11 +353,14 @@ class GroupNetworks(ActorCritic):
             state = over((layout, memory), prepared.device)
         return CriticInputs(timesteps, rows, prepared.gather(timesteps, rows), state)
 
-    def _prepare(self, name: str, members: TeammateSegments | None, batch: Batch) -> PreparedMembers | None:
-        """Prepares the members of a behavior name; None if there are none."""
-        if members is None or not len(members.lengths):
-            return None
-        encoder, actions = self._encoders[name], self.specs[name].actions
+    def _prepare(self, name: str, members: TeammateSegments | None, batch: Batch) -> PreparedMembers:
+        """Prepares the members of a behavior name, of which there may be none."""
+        encoder, spec = self._encoders[name], self.specs[name]
+        actions = spec.actions
+        if members is None:
+            joined = encoder.join([np.empty((0, *one.shape), one.dtype) for one in spec.observations])
+            nothing = torch.zeros(0, actions.continuous + actions.mask_size)
+            return PreparedMembers(joined, *over((encoder.prepare(joined), nothing), self.actor.device), 0)
         pairs = zip(members.observations, members.next_observations, strict=True)
         joined = encoder.join([np.concatenate(columns) for columns in pairs])
         continuous = np.concatenate([members.continuous, members.next_continuous])

@@ -90,16 +90,15 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets]):
         returns_KS = np.zeros_like(found.values)
         advantages_TS = self._advantages(series, rewards, values_TS, next_values_gS, is_empty, is_occupied)
         returns_KS[index.in_series] = values_TS + advantages_TS
-        returns_RS, own = returns_KS[index.timesteps], prepared.rows[0]
-        assert own is not None
-        inputs, advantages_R = tuple(one[: batch.steps] for one in own.inputs), (returns_RS - found.baselines).mean(1)
+        returns_RS = returns_KS[index.timesteps]
+        inputs = tuple(column[: batch.steps] for column in prepared.rows[0].inputs)
+        advantages_R = (returns_RS - found.baselines).mean(1)
         return GroupTargets(
             rows=self._rows(batch, inputs, advantages_R, returns_RS, found.baselines, epsilon),
             recurrence=self._recurrence(batch, prepared),
             returns=returns_KS[index.in_series],
             before={"Value": values_TS, "Baseline": found.baselines},
             observed=self.networks.observed(prepared),
-            terminated=bool(series.ended.any()),
             groups=bool(index.counts.max() > 1),
             prepared=prepared,
             estimates=found,

@@ -88,14 +88,12 @@ class Critic(_EncodedBody):
     Args:
         spec: observations and actions of the behavior.
         settings: the network's settings.
-        signals: names of the reward signals, in the order of the heads.
+        signals: S.
         generator: random source of the initial weights.
     """
 
-    def __init__(
-        self, spec: BehaviorSpec, settings: NetworkSettings, signals: tuple[str, ...], generator: torch.Generator
-    ) -> None:
-        super().__init__(spec, settings.model_copy(update={"normalize": False}), [VALUE_GAIN] * len(signals), generator)
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, signals: int, generator: torch.Generator) -> None:
+        super().__init__(spec, settings.model_copy(update={"normalize": False}), [VALUE_GAIN] * signals, generator)
 
 
 class Actor(_EncodedBody):

@@ -157,9 +157,8 @@ def _places(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tenso
     most, total = max(sizes), sum(sizes)
     choices = torch.arange(most) < torch.tensor(sizes).unsqueeze(1)
     places = choices.flatten().nonzero().squeeze(1)
-    return torch.full((len(sizes) * most,), total).index_copy(0, places, torch.arange(total)).to(device), places.to(
-        device
-    )
+    of_places = torch.full((len(sizes) * most,), total).index_copy(0, places, torch.arange(total))
+    return of_places.to(device), places.to(device)
 
 
 def _logits(actions: ActionSpec, head_BH: Tensor, masks_BK: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ sets; S reward signals; U units, H heads, u units of a head; Q sequences, E valu
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 import torch
@@ -39,8 +39,8 @@ class GroupTimesteps(NamedTuple):
     """Describes members at some timesteps, their last observations and actions, and decisions that need baselines.
 
     Attributes:
-        inputs: by behavior name, prepared observations of the rows, our own name first; None without rows.
-        actions: by behavior name, [K of the name, features] of the actions; None without rows.
+        inputs: by behavior name, prepared observations of the rows, our own name first.
+        actions: by behavior name, [K of the name, features] of the actions.
         rows: [N * M] row of each member at each timestep, member by member; any row where none is present. None if the
             rows have that order.
         here: [N, M] which members are present; None for all.
@@ -49,8 +49,8 @@ class GroupTimesteps(NamedTuple):
         shape: M, N, and how many of the N may have a baseline, which come first.
     """
 
-    inputs: tuple[Inputs | None, ...]
-    actions: tuple[Tensor | None, ...]
+    inputs: tuple[Inputs, ...]
+    actions: tuple[Tensor, ...]
     rows: Tensor | None
     here: Tensor | None
     counts: Tensor
@@ -78,10 +78,9 @@ class GroupCritic(nn.Module):
     all its teammates.
 
     Args:
-        own: our behavior name.
-        specs: specs of the behavior names in the groups, including our own.
+        specs: specs of the behavior names in the groups, our own first.
         settings: the network's settings.
-        signals: names of the reward signals, in the order of the heads.
+        signals: S.
         generator: random source of the initial weights.
 
     Attributes:
@@ -95,12 +94,7 @@ class GroupCritic(nn.Module):
     largest: Tensor
 
     def __init__(
-        self,
-        own: str,
-        specs: Mapping[str, BehaviorSpec],
-        settings: NetworkSettings,
-        signals: tuple[str, ...],
-        generator: torch.Generator,
+        self, specs: Mapping[str, BehaviorSpec], settings: NetworkSettings, signals: int, generator: torch.Generator
     ) -> None:
         super().__init__()
         units, kind = settings.hidden_units, settings.initialization
@@ -110,15 +104,15 @@ class GroupCritic(nn.Module):
         self.encoders = nn.ModuleList()
         self.observed = nn.ModuleList()
         self.acted = nn.ModuleList()
-        for name in (own, *(name for name in specs if name != own)):
-            self.add(name, specs[name], generator)
+        for name, spec in specs.items():
+            self.add(name, spec, generator)
         self.attention = ResidualAttention(units, generator)
-        hidden, gains = [units] * (settings.num_layers - 1), [perceptron.HIDDEN_GAINS[kind]] * units
-        self.trunk = Perceptron(units, hidden, gains, settings, generator)
+        gains = [perceptron.HIDDEN_GAINS[kind]] * units
+        self.trunk = Perceptron([units] * settings.num_layers, gains, settings, generator)
         self.memory = None if settings.memory is None else Memory(units, settings.memory.memory_size, generator)
         encoding = units if settings.memory is None else settings.memory.memory_size // 2
-        self.value = perceptron.linear(encoding + 1, len(signals), VALUE_GAIN, generator, kind)
-        self.baseline = perceptron.linear(encoding + 1, len(signals), VALUE_GAIN, generator, kind)
+        self.value = perceptron.linear(encoding + 1, signals, VALUE_GAIN, generator, kind)
+        self.baseline = perceptron.linear(encoding + 1, signals, VALUE_GAIN, generator, kind)
         self._heads = tuple(tuple(layer.parameters()) for layer in (self.value, self.baseline))
         self.register_buffer("largest", torch.ones((), dtype=torch.int64))
 
@@ -195,7 +189,7 @@ class GroupCritic(nn.Module):
         for encoder, observed, acted, rows, done in zip(
             self.encoders, self.observed, self.acted, timesteps.inputs, timesteps.actions, strict=True
         ):
-            if rows is not None and done is not None:
+            if len(done):
                 sums = observed(encoder(rows))
                 embedded.append(torch.stack([sums, sums + acted(done)] if timesteps.embeddings > 1 else [sums]))
         if not embedded:  # no member decides in a window of a critic with memory: this row stands for all
@@ -204,30 +198,22 @@ class GroupCritic(nn.Module):
 
     def _trace_embeddings(self, timesteps: GroupTimesteps) -> tuple[Tensor, BackwardFn]:
         """Returns `_embed` of vectors without a graph, and a function that propagates its gradient."""
-        done = [0 if actions is None else len(actions) for actions in timesteps.actions]
-        bounds = [sum(done[:at]) for at in range(len(done) + 1)]
+        bounds = [0, *accumulate(map(len, timesteps.actions))]
         sums = self.value.weight.new_empty(timesteps.embeddings, bounds[-1], self._settings.hidden_units)
-        traced = []
-        for observed, acted, rows, actions, (first, last) in zip(
-            self.observed, self.acted, timesteps.inputs, timesteps.actions, pairwise(bounds), strict=True
-        ):
-            if rows is None or actions is None:
-                continue
-            every = [
-                perceptron.trace_layers(tuple(layer.parameters()), self._function, inputs, to_rows=False)
-                for layer, inputs in zip((observed, acted)[: len(sums)], (rows[0], actions), strict=False)
-            ]
-            sums[:, first:last] = every[0][0]
-            for outputs, _ in every[1:]:
-                sums[1, first:last] += outputs
-            traced.append((first, last, [backward_fn for _, backward_fn in every]))
+        of_names = zip(timesteps.inputs, timesteps.actions, self.observed, self.acted, strict=True)
+        to_layers = []
+        for (first, last), (rows, actions, *layers) in zip(pairwise(bounds), of_names, strict=True):
+            for version, (layer, inputs) in enumerate(zip(layers[: len(sums)], (rows[0], actions), strict=False)):
+                parameters = tuple(layer.parameters())
+                outputs, to_layer = perceptron.trace_layers(parameters, self._function, inputs, to_rows=False)
+                combine = Tensor.add_ if version else Tensor.copy_
+                combine(sums[version:, first:last], outputs)
+                to_layers.append((to_layer, version, first, last))
 
         def backward_fn(gradient: Tensor) -> None:
-            of_observed = gradient.sum(0) if len(gradient) > 1 else gradient[0]
-            for first, last, (to_observed, *to_acted) in traced:
-                to_observed(of_observed[first:last])
-                for to_layer in to_acted:
-                    to_layer(gradient[1, first:last])
+            parts = gradient.sum(0) if len(gradient) > 1 else gradient[0], gradient[-1]
+            for to_layer, version, first, last in to_layers:
+                to_layer(parts[version][first:last])
 
         return sums, backward_fn
 

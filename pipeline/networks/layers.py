@@ -30,6 +30,9 @@ FORGET_BIAS: Final = 1.0
 Recurrent Network Architectures", section 2.2)."""
 
 
+Trunk = Perceptron | ConditionedLayers
+
+
 class ResidualAttention(nn.Module):
     """Adds multi-head self-attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) to its input.
 
@@ -196,11 +199,7 @@ class Recurrent(nn.Module):
     """
 
     def __init__(
-        self,
-        trunk: Perceptron | ConditionedLayers,
-        output_gains: Sequence[float],
-        settings: NetworkSettings,
-        generator: torch.Generator,
+        self, trunk: Trunk, output_gains: Sequence[float], settings: NetworkSettings, generator: torch.Generator
     ) -> None:
         super().__init__()
         assert settings.memory is not None

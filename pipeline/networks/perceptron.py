@@ -130,8 +130,7 @@ class Perceptron(nn.Module):
     """Combines layers of hidden units and a linear layer of outputs.
 
     Args:
-        inputs: F.
-        units: U of each hidden layer, in order.
+        sizes: F, then U of each hidden layer, in order.
         output_gains: O factors on the initial weights of each output.
         settings: with the function of the hidden units and the distribution of the initial weights.
         generator: random source of the initial weights.
@@ -142,18 +141,12 @@ class Perceptron(nn.Module):
     """
 
     def __init__(
-        self,
-        inputs: int,
-        units: Sequence[int],
-        output_gains: Sequence[float],
-        settings: NetworkSettings,
-        generator: torch.Generator,
+        self, sizes: Sequence[int], output_gains: Sequence[float], settings: NetworkSettings, generator: torch.Generator
     ) -> None:
         super().__init__()
         self.activation = settings.activation
-        self.output = f"layers.{len(units)}"
-        sizes = [inputs, *units]
-        hidden = [hidden_layer(before, after, settings, generator) for before, after in pairwise(sizes)]
+        self.output = f"layers.{len(sizes) - 1}"
+        hidden = [hidden_layer(*each, settings, generator) for each in pairwise(sizes)]
         self.layers = nn.ModuleList([*hidden, output_layer(sizes[-1], output_gains, settings, generator)])
         self._chain = tuple(self.layers.parameters())
 
@@ -267,9 +260,8 @@ class ConditionedLayers(nn.Module):
     So each goal selects another network instead of being another input; ML-Agents does the same.
 
     Args:
-        features: F - G.
+        sizes: F - G, then U of each hidden layer, in order.
         goal: G, the last inputs of each row.
-        units: U of each hidden layer, in order.
         output_gains: O factors on the initial weights of each output; None outputs the sums of the last hidden layer.
         settings: with the function of the hidden units and the distribution of the initial weights; the hypernetwork's
             own are He-normal.
@@ -282,9 +274,8 @@ class ConditionedLayers(nn.Module):
 
     def __init__(
         self,
-        features: int,
+        sizes: Sequence[int],
         goal: int,
-        units: Sequence[int],
         output_gains: Sequence[float] | None,
         settings: NetworkSettings,
         generator: torch.Generator,
@@ -293,9 +284,9 @@ class ConditionedLayers(nn.Module):
         self.activation = settings.activation
         self._goal = goal
         self.output = "head"
-        *sizes, last = features, *units
-        hyper = _Hyper(sizes[-1], last, goal, generator, FUNCTIONS[self.activation].forward)
-        self.layers = nn.ModuleList(hidden_layer(*each, settings, generator) for each in pairwise(sizes))
+        *before, last = sizes
+        hyper = _Hyper(before[-1], last, goal, generator, FUNCTIONS[self.activation].forward)
+        self.layers = nn.ModuleList(hidden_layer(*each, settings, generator) for each in pairwise(before))
         self.hyper = hyper
         self.head = None if output_gains is None else output_layer(last, output_gains, settings, generator)
 

@@ -221,9 +221,10 @@ def timestep(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[
     for name in poca.networks.critic.names:
         mine = [(member, decision) for member, decision in there if member.name == name]
         rows = [prepared_row(poca, member, decision) for member, decision in mine]
-        inputs.append(tuple(torch.cat(columns) for columns in zip(*rows, strict=True)) if rows else None)
+        absent = poca.networks._prepare(name, None, None)
+        inputs.append(tuple(map(torch.cat, zip(*rows, strict=True))) if rows else absent.inputs)
         done = [torch.from_numpy(features_of(poca, name, decision)) for _, decision in mine]
-        actions.append(torch.cat(done) if done else None)
+        actions.append(torch.cat([absent.actions, *done]))
         ours += [member for member, _ in mine if name == OWN]
     count = len(there)
     columns = torch.arange(count), None, torch.tensor([float(count)]), torch.arange(len(ours))

@@ -50,7 +50,8 @@ def randomized(module, seed=7):
 
 def critic(known=("Own", "Teammate", "Third"), largest=6, own="Own", **network):
     settings = NetworkSettings(hidden_units=UNITS, vis_encode_type="match3", **network)
-    one = randomized(GroupCritic(own, {name: SPECS[name] for name in known}, settings, SIGNALS, seeded()))
+    specs = {name: SPECS[name] for name in dict.fromkeys((own, *known))}
+    one = randomized(GroupCritic(specs, settings, len(SIGNALS), seeded()))
     one.largest.clamp_(min=largest)
     return one
 
@@ -101,9 +102,13 @@ def timesteps_for(one, groups, *, most=None, seed=0, decided=None):
     for name in one.names:
         mine = [token for token in dict.fromkeys(every) if token.name == name]
         mine = [mine[at] for at in np.random.default_rng(seed).permutation(len(mine))]
+        columns = mine or [Token(SPECS[name], name, 0)]
         row |= {token: len(row) + at for at, token in enumerate(mine)}
-        inputs.append(tuple(map(torch.cat, zip(*(token.inputs for token in mine), strict=True))) if mine else None)
-        actions.append(torch.cat([token.done for token in mine]) if mine else None)
+        joined = map(torch.cat, zip(*(token.inputs for token in columns), strict=True))
+        done = torch.cat([token.done for token in columns])
+        kind = one.value.weight.dtype
+        inputs.append(tuple(joined) if mine else tuple(column[:0].to(kind) for column in joined))
+        actions.append(done if mine else done[:0].to(kind))
     if decided is None:
         decided = [(at, member) for at, count in enumerate(ours) for member in range(count)]
     slots = torch.zeros(n, m, dtype=torch.int64)

@@ -240,7 +240,7 @@ def test_adding_a_behavior_does_not_change_groups_without_it():
 
 def test_critic_normalizes_teammates_only_and_previous_actions_are_ours_only():
     settings = NetworkSettings(hidden_units=UNITS, vis_encode_type="match3", normalize=True, previous_action=True)
-    one = GroupCritic("Own", SPECS, settings, SIGNALS, seeded())
+    one = GroupCritic(SPECS, settings, len(SIGNALS), seeded())
     assert one.encoders[0].normalizer is None
     assert one.encoders[1].normalizer is not None
     assert (one.encoders[0].previous, one.encoders[1].previous) == (5, 0)
