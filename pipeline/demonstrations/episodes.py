@@ -18,9 +18,8 @@ the other, each episode's steps in order:
     group_rewards       [r] float32     its group's
 """
 
-import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -98,7 +97,7 @@ def encode(recording: Recording) -> bytes:
         "format": FORMAT,
         "version": VERSION,
         "behavior": recording.behavior,
-        "spec": json.dumps(dataclasses.asdict(recording.spec)),
+        "spec": json.dumps(asdict(recording.spec)),
     }
     return save({name: np.ascontiguousarray(column) for name, column in recording.columns.items()}, metadata)
 

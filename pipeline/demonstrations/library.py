@@ -5,9 +5,8 @@ r steps of e episodes one after the other, C continuous actions, D branches, K c
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -75,7 +74,7 @@ class Demonstrations:
         kept = np.zeros(self.episodes, np.bool_)
         kept[numbers] = True
         rows = kept[self.episode]
-        return dataclasses.replace(
+        return replace(
             self,
             observations=tuple(column[rows] for column in self.observations),
             continuous=self.continuous[rows],
@@ -175,21 +174,17 @@ def describe(recording: Recording) -> dict[str, Json]:
 
     Returns are sums of the agent's own rewards; those of groups are added if there are any.
     """
-    columns, spec = recording.columns, recording.spec
+    columns = recording.columns
     lengths = columns["lengths"].astype(np.int64)
     episode = np.repeat(np.arange(len(lengths)), lengths)
     found: dict[str, Json] = {
         "behavior": recording.behavior,
-        "observations": [
-            {"name": one.name, "kind": one.kind, "shape": list(one.shape), "dtype": one.dtype}
-            for one in spec.observations
-        ],
-        "actions": {"continuous": spec.actions.continuous, "discrete": list(spec.actions.discrete)},
+        **asdict(recording.spec),
         "episodes": len(lengths),
         "steps": len(episode),
     }
     if recording.pairing is not None:
-        found["demo_actions"] = dataclasses.asdict(recording.pairing)
+        found["demo_actions"] = asdict(recording.pairing)
     if len(lengths):
         found["returns"] = _spread(np.bincount(episode, columns["rewards"]))
         if columns["group_rewards"].any():

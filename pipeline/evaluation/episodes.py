@@ -193,10 +193,7 @@ def _parts(segments: Segments, wanted: int, limit: float) -> Iterator[tuple[int,
         part = {name: getattr(segments, name)[one] for name in recordings.PER_EPISODE}
         part |= {name: getattr(segments, name)[rows] for name in recordings.PER_STEP}
         part["continuous"] = to_environment(part["continuous"], limit)
-        for number, column in enumerate(segments.observations):
-            part[f"observation.{number}"] = column[rows]
-        for number, column in enumerate(segments.next_observations):
-            part[f"final_observation.{number}"] = column[one]
-        if segments.masks is not None:
-            part["masks"] = segments.masks[rows]
+        part |= {f"observation.{number}": column[rows] for number, column in enumerate(segments.observations)}
+        part |= {f"final_observation.{number}": column[one] for number, column in enumerate(segments.next_observations)}
+        part |= {} if segments.masks is None else {"masks": segments.masks[rows]}
         yield int(segments.agents[at]), {name: column.copy() for name, column in part.items()}, bool(over[at])

@@ -98,15 +98,11 @@ class CheckpointFolder:
             CheckpointError: a weight is not finite; nothing was written.
             OSError: the disk is full or the folder cannot be written; the existing checkpoints are unchanged.
         """
-        path = self._write(checkpoint, f"checkpoint-{checkpoint.trained:012d}")
-        self._keep("checkpoint", keep)
-        return path
+        return self._save(checkpoint, f"checkpoint-{checkpoint.trained:012d}", keep)
 
     def save_recovery(self, checkpoint: Checkpoint) -> Path:
         """Writes the recovery checkpoint and removes the previous one; raises the same errors as `save`."""
-        path = self._write(checkpoint, f"recovery-{checkpoint.trained:012d}-{checkpoint.version:04d}")
-        self._keep("recovery", 1)
-        return path
+        return self._save(checkpoint, f"recovery-{checkpoint.trained:012d}-{checkpoint.version:04d}", 1)
 
     def newest_first(self) -> list[Path]:
         """Returns all checkpoints, recovery checkpoints included, by steps; they are not verified."""
@@ -151,6 +147,12 @@ class CheckpointFolder:
             return 0
         return int(text) if text.isdigit() else 0
 
+    def _save(self, checkpoint: Checkpoint, name: str, keep: int) -> Path:
+        path, kind = self._write(checkpoint, name), name.partition("-")[0]
+        for old in [path for path in self.newest_first() if path.name.startswith(kind)][keep:]:
+            self._remove(old)
+        return path
+
     def _write(self, checkpoint: Checkpoint, name: str) -> Path:
         if bad := non_finite(checkpoint.weights):
             raise CheckpointError(
@@ -179,10 +181,6 @@ class CheckpointFolder:
             raise
         sync_folder(self.path)
         return final
-
-    def _keep(self, kind: str, count: int) -> None:
-        for path in [path for path in self.newest_first() if path.name.startswith(kind)][count:]:
-            self._remove(path)
 
     def _remove(self, path: Path) -> None:
         """Removes a checkpoint so that a crash leaves all of it or nothing that looks like one."""

@@ -116,9 +116,8 @@ class Cloning:
         """Takes one step of Adam; returns 1 if the gradient was not finite, which skips the step, and its loss."""
         self.tried += 1
         actor, memory = self.actor, None
-        if layout is not None and actor.recurrent is not None:
-            numbers = actor.carried - actor.encoder.previous
-            memory = torch.zeros(len(layout.by_length), numbers, device=actor.device)
+        if layout is not None:
+            memory = torch.zeros(len(layout.by_length), actor.carried - actor.encoder.previous, device=actor.device)
         continuous, discrete, masks = self._demonstrated
         masks = None if masks is None else masks.index_select(0, rows)
         demonstrated = continuous.index_select(0, rows), discrete.index_select(0, rows), masks

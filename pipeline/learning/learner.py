@@ -6,11 +6,10 @@ All random numbers come from one generator that is seeded here and kept in check
 segments give bit-identical weights, with the same number of threads.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
@@ -55,12 +54,10 @@ def networks_of(algorithm: Algorithm) -> nn.ModuleDict:
 
 def moments_of(algorithm: Algorithm) -> dict[str, Tensor]:
     """Returns the states of all optimizers by name, to be saved and restored in place."""
-    cloning = {} if algorithm.cloning is None else algorithm.cloning.moments
-    return {
-        **algorithm.optimizer.moments,
-        **{f"signals.{name}": moment for name, moment in algorithm.signals.moments.items()},
-        **{f"{_CLONING}{name}": moment for name, moment in cloning.items()},
-    }
+    states = {"": algorithm.optimizer.moments}
+    states |= {f"signals.{name}.": source.optimizer.moments for name, source in algorithm.signals.sources.items()}
+    states |= {} if algorithm.cloning is None else {_CLONING: algorithm.cloning.moments}
+    return {prefix + name: moment for prefix, moments in states.items() for name, moment in moments.items()}
 
 
 @dataclass(eq=False)
@@ -130,17 +127,14 @@ class Learner:
     @property
     def sizes(self) -> dict[str, Json]:
         """Returns the device, sizes and parameter counts of the networks, for the log."""
-        actor, network = self._algorithm.networks.actor, self.settings.network_settings
+        networks = self._algorithm.networks
+        actor, modules = networks.actor, networks.modules.items()
         return {
             "device": str(actor.device),
             "observations": {one.name: [one.kind, *one.shape] for one in actor.spec.observations},
             "features": actor.encoder.size,
-            "hidden_units": network.hidden_units,
-            "num_layers": network.num_layers,
-            "memory": 0 if network.memory is None else network.memory.memory_size,
             "actions": {"continuous": actor.actions.continuous, "discrete": list(actor.actions.discrete)},
-            "actor_parameters": _count(actor),
-            "critic_parameters": _count(dict(self._algorithm.networks.modules.items()).get("critic")),
+            **{f"{name}_parameters": sum(map(Tensor.numel, module.parameters())) for name, module in modules},
         }
 
     @property
@@ -362,8 +356,8 @@ def describe(spec: BehaviorSpec, teammates: Mapping[str, BehaviorSpec], settings
     signals = settings.reward_signals.named()
     described = {
         "trainer": settings.trainer_type,
-        "spec": dataclasses.asdict(spec),
-        "teammates": {name: dataclasses.asdict(one) for name, one in teammates.items()},
+        "spec": asdict(spec),
+        "teammates": {name: asdict(one) for name, one in teammates.items()},
         "network_settings": _shape(settings.network_settings.model_dump(exclude={"deterministic"})),
         "shared_critic": settings.hyperparameters.shared_critic,
         "signals": list(signals),
@@ -428,8 +422,3 @@ def _reward_network(signal: SignalSettings) -> dict[str, Json]:
     """Returns the settings that the weights of a reward network depend on."""
     plain = signal.model_dump(include={"network_settings", "encoding_size", "use_actions", "use_vail"})
     return plain | {"network_settings": _shape(plain["network_settings"])}
-
-
-def _count(module: nn.Module | None) -> int:
-    """Returns the number of parameters; 0 without a module."""
-    return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())

@@ -65,7 +65,6 @@ class Targets:
         returns: [T, S] targets of the values.
         before: [n, S] the critic's estimates before the update, by kind; those of values have the rows of `returns`.
         observed: observations before normalization, for the running statistics of each encoder.
-        terminated: some episode or group ended by itself.
         groups: some agents shared a group.
     """
 
@@ -74,7 +73,6 @@ class Targets:
     returns: Floats
     before: Mapping[str, Floats]
     observed: Sequence[tuple[Encoder, Inputs]]
-    terminated: bool
     groups: bool = False
 
 
@@ -185,7 +183,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
             lags=losses.lags(version, batch.versions),
             group_rewards=bool(batch.group_rewards.any()),
             groups=targets.groups,
-            terminated=targets.terminated,
+            terminated=bool(batch.terminated.any()),
             staleness=staleness,
         )
 
@@ -302,7 +300,6 @@ class PPO(PolicyGradient[AgentNetworks, Targets]):
             returns=returns_RS,
             before={"Value": found.values},
             observed=[(self.actor.encoder, prepared.joined)],
-            terminated=bool(batch.terminated.any()),
         )
 
     def _minibatches(self, targets: Targets) -> Iterator[Part]:

@@ -196,7 +196,7 @@ class Signals:
         self.settings = wanted.named()
         self.sources = dict(sources)
         self.modules = nn.ModuleDict({name: source.module for name, source in self.sources.items()})
-        self._sums = {name: EpisodeSums() for name in self.sources}
+        self._sums = {name: Memories(1) for name in self.sources}
         self._ended: dict[str, Floats] = {}
         extrinsic = wanted.extrinsic
         self._scale = RewardScale(extrinsic.gamma) if extrinsic is not None and extrinsic.normalize else None
@@ -221,7 +221,7 @@ class Signals:
                 found[name] = extrinsic * np.float32(signal.strength)
                 continue
             found[name] = self.sources[name].begin(batch) * np.float32(signal.strength)
-            self._ended[name] = self._sums[name].add(batch.agent_episodes, found[name], batch.ended)
+            self._ended[name] = add_to_sums(self._sums[name], batch.agent_episodes, found[name], batch.ended)
         return found
 
     def learn(self, at_B: Tensor) -> None:
@@ -237,12 +237,6 @@ class Signals:
             if self._ended[name].size:
                 found[f"Policy/{name.capitalize()} Reward"] = float(self._ended[name].mean())
         return found
-
-    @property
-    def moments(self) -> dict[str, Tensor]:
-        """Returns the states of all optimizers, to be saved and restored in place."""
-        states = ((name, source.optimizer.moments.items()) for name, source in self.sources.items())
-        return {f"{name}.{moment}": values for name, moments in states for moment, values in moments}
 
 
 class EpisodeStarts:
@@ -278,22 +272,16 @@ class EpisodeStarts:
         return self._means.get(signal, np.float32(0.0))
 
 
-class EpisodeSums:
-    """Sums rewards over episodes, which may span several batches."""
-
-    def __init__(self) -> None:
-        self._sums = Memories(1)
-
-    def add(self, episodes_r: Numbers, rewards_r: Floats, ended_r: Flags) -> Floats:
-        """Adds the rewards of steps to the sums of their episodes, and returns the sums of those that ended."""
-        agent_episodes, at = np.unique(episodes_r, return_inverse=True)
-        sums = self._sums.recall(agent_episodes)
-        sums[:, 0] += np.bincount(at, rewards_r, len(agent_episodes))
-        over = np.zeros(len(agent_episodes), bool)
-        over[at[ended_r]] = True
-        self._sums.keep(agent_episodes, sums, over)
-        ended: Floats = sums[over, 0]
-        return ended
+def add_to_sums(sums: Memories, episodes_r: Numbers, rewards_r: Floats, ended_r: Flags) -> Floats:
+    """Adds rewards of steps to the sums of their episodes so far, and returns the sums of those that ended."""
+    agent_episodes, at = np.unique(episodes_r, return_inverse=True)
+    present = sums.recall(agent_episodes)
+    present[:, 0] += np.bincount(at, rewards_r, len(agent_episodes))
+    over = np.zeros(len(agent_episodes), bool)
+    over[at[ended_r]] = True
+    sums.keep(agent_episodes, present, over)
+    ended: Floats = present[over, 0]
+    return ended
 
 
 class RewardScale:
