@@ -18,9 +18,8 @@ the other, each episode's steps in order:
     group_rewards       [r] float32     its group's
 """
 
-import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -98,7 +97,7 @@ def encode(recording: Recording) -> bytes:
         "format": FORMAT,
         "version": VERSION,
         "behavior": recording.behavior,
-        "spec": json.dumps(dataclasses.asdict(recording.spec)),
+        "spec": json.dumps(asdict(recording.spec)),
     }
     return save({name: np.ascontiguousarray(column) for name, column in recording.columns.items()}, metadata)
 
@@ -159,25 +158,16 @@ def _expected(recording: Recording) -> Layout:
     return expected
 
 
-def _per_step(name: str) -> bool:
-    return name in PER_STEP or name == "masks" or name.startswith("observation.")
-
-
 def joined(parts: list[Arrays]) -> Arrays:
     """Joins the segments of one episode."""
-    last = {name: column for name, column in parts[-1].items() if not _per_step(name)}
-    last["lengths"] = np.array([sum(int(part["lengths"][0]) for part in parts)], np.int32)
-    return last | _steps(parts)
+    columns = stacked(parts)
+    last = {name: one[-1:] for name, one in columns.items() if name in PER_EPISODE or name.startswith("final_")}
+    return columns | last | {"lengths": columns["lengths"].sum(dtype=np.int32, keepdims=True)}
 
 
-def stacked(episodes: list[Arrays]) -> Arrays:
-    """Joins all episodes, one after the other."""
-    names = [name for name in episodes[0] if not _per_step(name)]
-    return {name: np.concatenate([one[name] for one in episodes]) for name in names} | _steps(episodes)
-
-
-def _steps(parts: list[Arrays]) -> Arrays:
-    names = [name for name in parts[0] if _per_step(name) and name != "masks"]
+def stacked(parts: list[Arrays]) -> Arrays:
+    """Joins the columns of episodes, one after the other; steps without masks get free ones if others have masks."""
+    names = [name for name in parts[0] if name != "masks"]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
     like = next((part["masks"] for part in parts if "masks" in part), None)
     if like is not None:

@@ -5,9 +5,8 @@ r steps of e episodes one after the other, C continuous actions, D branches, K c
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,17 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparring.pipeline.demonstrations import episodes
-from sparring.pipeline.demonstrations.episodes import (
-    PER_EPISODE,
-    SLACK,
-    SUFFIX,
-    Arrays,
-    DemoActions,
-    Pairing,
-    Recording,
-    RecordingError,
-    step_columns,
-)
+from sparring.pipeline.demonstrations.episodes import DemoActions, Pairing, Recording, RecordingError
 from sparring.pipeline.files import Json
 from sparring.pipeline.specs import Array, BehaviorSpec
 
@@ -55,8 +44,6 @@ class Demonstrations:
 
     Attributes:
         observations: one [r, *shape] per observation of the spec.
-        next_observations: one [r, *shape] each, of the following step; at an episode's last step, the observation after
-            it.
         continuous: [r, C] executed, in [-1, 1].
         discrete: [r, D] chosen index of each branch.
         masks: [r, K] True = forbidden; None if every choice was allowed.
@@ -68,7 +55,6 @@ class Demonstrations:
     """
 
     observations: tuple[Array, ...]
-    next_observations: tuple[Array, ...]
     continuous: NDArray[np.float32]
     discrete: NDArray[np.int32]
     masks: NDArray[np.bool_] | None
@@ -88,10 +74,9 @@ class Demonstrations:
         kept = np.zeros(self.episodes, np.bool_)
         kept[numbers] = True
         rows = kept[self.episode]
-        return dataclasses.replace(
+        return replace(
             self,
             observations=tuple(column[rows] for column in self.observations),
-            next_observations=tuple(column[rows] for column in self.next_observations),
             continuous=self.continuous[rows],
             discrete=self.discrete[rows],
             masks=None if self.masks is None else self.masks[rows],
@@ -128,8 +113,7 @@ def load(path: str | Path, behavior: str, spec: BehaviorSpec, actions: DemoActio
         RecordingError: no file was found, a file cannot be read, or was recorded with another spec.
     """
     parts, files = [], []
-    finals = {f"final_observation.{at}" for at in range(len(spec.observations))}
-    known = {*PER_EPISODE, *step_columns(spec), *finals}  # another program's file may hold more columns
+    known = {*episodes.PER_EPISODE, *episodes.step_columns(spec)}  # another program's file may hold more columns
     for file in files_of(Path(path)):
         recording = read_any(file, actions)
         _check_spec(file, recording.spec, behavior, spec)
@@ -157,11 +141,11 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     files = sorted(path.iterdir()) if path.is_dir() else []
-    found = [one for one in files if one.name.endswith((SUFFIX, UNITY_SUFFIX)) and one.is_file()]
+    found = [one for one in files if one.name.endswith((episodes.SUFFIX, UNITY_SUFFIX)) and one.is_file()]
     if not found:
         raise RecordingError(
             got=f"{path}, " + ("a folder without recorded episodes" if path.is_dir() else "which does not exist"),
-            expected=f"a file of recorded episodes, or a folder with *{SUFFIX} or *{UNITY_SUFFIX} files",
+            expected=f"a file of recorded episodes, or a folder with *{episodes.SUFFIX} or *{UNITY_SUFFIX} files",
             remedy="correct the path, or record some with sparring record",
         )
     return found
@@ -190,21 +174,17 @@ def describe(recording: Recording) -> dict[str, Json]:
 
     Returns are sums of the agent's own rewards; those of groups are added if there are any.
     """
-    columns, spec = recording.columns, recording.spec
+    columns = recording.columns
     lengths = columns["lengths"].astype(np.int64)
     episode = np.repeat(np.arange(len(lengths)), lengths)
     found: dict[str, Json] = {
         "behavior": recording.behavior,
-        "observations": [
-            {"name": one.name, "kind": one.kind, "shape": list(one.shape), "dtype": one.dtype}
-            for one in spec.observations
-        ],
-        "actions": {"continuous": spec.actions.continuous, "discrete": list(spec.actions.discrete)},
+        **asdict(recording.spec),
         "episodes": len(lengths),
         "steps": len(episode),
     }
     if recording.pairing is not None:
-        found["demo_actions"] = dataclasses.asdict(recording.pairing)
+        found["demo_actions"] = asdict(recording.pairing)
     if len(lengths):
         found["returns"] = _spread(np.bincount(episode, columns["rewards"]))
         if columns["group_rewards"].any():
@@ -251,7 +231,7 @@ def _check_values(file: Path, recording: Recording) -> None:
     problem = None
     if infinite:
         problem = f"NaN or infinity in column {infinite[0]!r}", "finite numbers"
-    elif (most := float(np.abs(continuous).max(initial=0))) > 1 + SLACK:
+    elif (most := float(np.abs(continuous).max(initial=0))) > 1 + episodes.SLACK:
         problem = f"a continuous action of size {most:g}", "actions in [-1, 1]"
     elif ((discrete < 0) | (discrete >= np.array(branches, np.int32))).any():
         problem = "a choice beyond its branch", f"choices of the branches {branches}, from 0"
@@ -265,22 +245,14 @@ def _check_values(file: Path, recording: Recording) -> None:
         raise RecordingError(got=f"{file}: {got}", expected=expected, remedy=remedy)
 
 
-def _demonstrations(columns: Arrays, spec: BehaviorSpec, files: tuple[DemonstrationFile, ...]) -> Demonstrations:
+def _demonstrations(
+    columns: episodes.Arrays, spec: BehaviorSpec, files: tuple[DemonstrationFile, ...]
+) -> Demonstrations:
     lengths = columns["lengths"].astype(np.int64)
-    last = np.cumsum(lengths) - 1
     ended = np.zeros(int(lengths.sum()), np.bool_)
-    ended[last] = True
-    observations, following = [], []
-    for at in range(len(spec.observations)):
-        observed = columns[f"observation.{at}"]
-        after = np.empty_like(observed)
-        after[:-1] = observed[1:]
-        after[last] = columns[f"final_observation.{at}"]
-        observations.append(observed)
-        following.append(after)
+    ended[np.cumsum(lengths) - 1] = True
     return Demonstrations(
-        observations=tuple(observations),
-        next_observations=tuple(following),
+        observations=tuple(columns[f"observation.{at}"] for at in range(len(spec.observations))),
         continuous=np.clip(columns["continuous"], -1, 1),
         discrete=columns["discrete"],
         masks=columns.get("masks"),

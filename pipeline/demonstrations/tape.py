@@ -37,20 +37,18 @@ class Tape:
         behavior: name of the behavior.
         spec: observations and actions of the behavior.
         wanted: how many episodes; 0 for all.
-        simulator: number of the simulator.
 
     Attributes:
         begun: agent episodes so far, wanted or not.
         unreported: outcomes without an executed action, because the agent executed the one it received.
     """
 
-    def __init__(self, behavior: str, spec: BehaviorSpec, wanted: int = 0, simulator: int = 0) -> None:
+    def __init__(self, behavior: str, spec: BehaviorSpec, wanted: int = 0) -> None:
         self.behavior = behavior
         self.begun = 0
         self.unreported = 0
         self._spec = spec
         self._wanted = wanted
-        self._simulator = simulator
         self._all_allowed = np.zeros(spec.actions.mask_size, np.bool_)
         self._running: dict[tuple[str, int], _Episode] = {}  # by behavior id and agent
         self._ended: dict[int, _Episode] = {}  # the wanted ones, by number
@@ -118,8 +116,7 @@ class Tape:
         episode = self._running.get((behavior, agent))
         if episode is None:
             self.begun += 1
-            team = BehaviorId.parse(behavior).team
-            values = {"agents": self.begun, "teams": team, "simulators": self._simulator, "groups": 0, "lengths": 0}
+            values = dict.fromkeys(PER_EPISODE, 0) | {"agents": self.begun, "teams": BehaviorId.parse(behavior).team}
             episode = self._running[behavior, agent] = _Episode(values)
         else:
             self._complete(episode, decisions, row, behavior)

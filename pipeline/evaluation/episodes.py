@@ -8,21 +8,13 @@ are waited for, and others that have ended by then are left out. Recordings are 
 import csv
 import io
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from sparring.pipeline.demonstrations.episodes import (
-    PER_EPISODE,
-    PER_STEP,
-    SUFFIX,
-    Arrays,
-    Recording,
-    encode,
-    joined,
-    stacked,
-)
+from sparring.pipeline.demonstrations import episodes as recordings
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.networks.arrays import to_environment
@@ -121,10 +113,11 @@ FILE_BYTES: Final = 64 * 2**20
 """Size from which a new file is begun."""
 
 
+@dataclass
 class Recorder:
     """Writes whole episodes of one behavior from one source to files.
 
-    Args:
+    Attributes:
         folder: for the files; created with the first of them.
         behavior: name of the behavior.
         spec: observations and actions of the behavior.
@@ -132,18 +125,17 @@ class Recorder:
         action_limit: limit of raw samples, which scales them for simulators.
     """
 
-    def __init__(
-        self, folder: Path, behavior: str, spec: BehaviorSpec, wanted: int = 0, action_limit: float = ACTION_LIMIT
-    ) -> None:
-        self._limit = action_limit
-        self._folder = folder
-        self._behavior = behavior
-        self._spec = spec
-        self._wanted = wanted
-        self._open: dict[int, list[Arrays]] = {}
-        self._whole: dict[int, Arrays] = {}  # whose result has not arrived yet
+    folder: Path
+    behavior: str
+    spec: BehaviorSpec
+    wanted: int = 0
+    action_limit: float = ACTION_LIMIT
+
+    def __post_init__(self) -> None:
+        self._open: dict[int, list[recordings.Arrays]] = {}
+        self._whole: dict[int, recordings.Arrays] = {}  # whose result has not arrived yet
         self._reported: set[int] = set()  # whose last segment has not arrived yet
-        self._ended: list[Arrays] = []
+        self._ended: list[recordings.Arrays] = []
         self._bytes = 0
         self.episodes = 0
         self.files: list[Path] = []
@@ -158,11 +150,11 @@ class Recorder:
             OSError: the disk is full or the folder cannot be written.
         """
         reported = segments.episodes.agents
-        self._reported.update(reported[reported <= self._wanted].tolist() if self._wanted else reported.tolist())
-        for agent_episode, part, over in _parts(segments, self._wanted, self._limit):
+        self._reported.update(reported[reported <= self.wanted].tolist() if self.wanted else reported.tolist())
+        for agent_episode, part, over in _parts(segments, self.wanted, self.action_limit):
             self._open.setdefault(agent_episode, []).append(part)
             if over:
-                self._whole[agent_episode] = joined(self._open.pop(agent_episode))
+                self._whole[agent_episode] = recordings.joined(self._open.pop(agent_episode))
         for agent_episode in segments.episodes.unreported.tolist():
             self._open.pop(agent_episode, None)
             self._whole.pop(agent_episode, None)
@@ -182,28 +174,26 @@ class Recorder:
         """Writes the episodes that have ended; raises the same errors as `add`."""
         if not self._ended:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{self._behavior}-{len(self.files) + 1:05d}{SUFFIX}"
-        columns = stacked(self._ended)
-        write_atomically(path, encode(Recording(behavior=self._behavior, spec=self._spec, columns=columns)))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{self.behavior}-{len(self.files) + 1:05d}{recordings.SUFFIX}"
+        columns = recordings.stacked(self._ended)
+        recording = recordings.Recording(behavior=self.behavior, spec=self.spec, columns=columns)
+        write_atomically(path, recordings.encode(recording))
         self.files.append(path)
         self.episodes += len(self._ended)
         self._ended, self._bytes = [], 0
 
 
-def _parts(segments: Segments, wanted: int, limit: float) -> Iterator[tuple[int, Arrays, bool]]:
+def _parts(segments: Segments, wanted: int, limit: float) -> Iterator[tuple[int, recordings.Arrays, bool]]:
     """Yields agent episode, columns and whether it is over, of each wanted segment."""
     ends = np.cumsum(segments.lengths)
     over = segments.terminated | segments.interrupted
     for at in np.flatnonzero((segments.agents <= wanted) | (wanted == 0)).tolist():
         rows, one = slice(int(ends[at] - segments.lengths[at]), int(ends[at])), slice(at, at + 1)
-        part = {name: getattr(segments, name)[one] for name in PER_EPISODE}
-        part |= {name: getattr(segments, name)[rows] for name in PER_STEP}
+        part = {name: getattr(segments, name)[one] for name in recordings.PER_EPISODE}
+        part |= {name: getattr(segments, name)[rows] for name in recordings.PER_STEP}
         part["continuous"] = to_environment(part["continuous"], limit)
-        for number, column in enumerate(segments.observations):
-            part[f"observation.{number}"] = column[rows]
-        for number, column in enumerate(segments.next_observations):
-            part[f"final_observation.{number}"] = column[one]
-        if segments.masks is not None:
-            part["masks"] = segments.masks[rows]
+        part |= {f"observation.{number}": column[rows] for number, column in enumerate(segments.observations)}
+        part |= {f"final_observation.{number}": column[one] for number, column in enumerate(segments.next_observations)}
+        part |= {} if segments.masks is None else {"masks": segments.masks[rows]}
         yield int(segments.agents[at]), {name: column.copy() for name, column in part.items()}, bool(over[at])

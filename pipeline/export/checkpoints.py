@@ -13,7 +13,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -84,14 +84,9 @@ def export(checkpoint: Checkpoint, paths: Sequence[Path], kind: Format = "onnx")
     if kind == "safetensors":
         content = weights_file(policy)
     else:
-        if policy.network.previous_action:
-            raise ExportError(
-                got=f"{policy.behavior}, trained with network_settings.previous_action",
-                expected="a policy that reads only observations, masks and memory, which are all that a game provides",
-                remedy="train it with network_settings.memory instead, or export its weights as safetensors",
-            )
+        _refuse(policy, kind)
         content, model = _WRITERS[kind](policy)
-        difference = (layout.compare_godot if kind == "godot" else layout.compare)(policy, model)
+        difference = layout.compare(policy, model, godot=kind == "godot")
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
@@ -102,9 +97,8 @@ def load_onnx(content: bytes) -> Model:
     """Loads a model into onnxruntime, to be run by one thread.
 
     Raises:
-        ExportError: onnxruntime is not installed, or rejects the model.
+        ExportError: onnxruntime rejects the model.
     """
-    require_packages()
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its import would write a file with an id of the session
     import onnxruntime
 
@@ -126,28 +120,30 @@ def load_onnx(content: bytes) -> Model:
     return run
 
 
-def _onnx(policy: TrainedPolicy) -> tuple[bytes, Model]:
+def _onnx(policy: TrainedPolicy, *, godot: bool = False) -> tuple[bytes, Model]:
     require_packages()
-    from sparring.pipeline.export.onnx import onnx_model
+    from sparring.pipeline.export.onnx import godot_model, onnx_model
 
-    content = onnx_model(policy)
+    content = godot_model(policy) if godot else onnx_model(policy)
     return content, load_onnx(content)
 
 
-def _godot(policy: TrainedPolicy) -> tuple[bytes, Model]:
+def _refuse(policy: TrainedPolicy, kind: Format) -> None:
+    """Refuses a policy that reads what a program that runs the format does not provide."""
+    if policy.network.previous_action:
+        raise ExportError(
+            got=f"{policy.behavior}, trained with network_settings.previous_action",
+            expected="a policy that reads only observations, masks and memory, which are all that a game provides",
+            remedy="train it with network_settings.memory instead, or export its weights as safetensors",
+        )
     kinds = {one.kind for one in policy.spec.observations}
-    if policy.memory or kinds != {"vector"}:
+    if kind == "godot" and (policy.memory or kinds != {"vector"}):
         what = "a memory" if policy.memory else f"observations of the kinds {', '.join(sorted(kinds))}"
         raise ExportError(
             got=f"{policy.behavior} with {what}",
             expected="vectors without a memory, which are all that the Godot plugin passes to a model",
             remedy="train it without, or run the format onnx with code of your own",
         )
-    require_packages()
-    from sparring.pipeline.export.onnx import godot_model
-
-    content = godot_model(policy)
-    return content, load_onnx(content)
 
 
 class Program(nn.Module):
@@ -162,21 +158,18 @@ class Program(nn.Module):
         self.actor = policy.actor
         self._actions = policy.spec.actions
         self._observations = len(policy.spec.observations)
-        self._vectors = policy.vectors
-        self._others = [at for at in range(self._observations) if at not in self._vectors]
-        self._facts = list(policy.facts)
-        for name, values in policy.facts.items():
-            self.register_buffer(name, torch.from_numpy(values))
+        self._facts = {name: torch.from_numpy(values) for name, values in policy.facts.items()}
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns outputs by name, from inputs by name."""
         head, memory = self._head(inputs)
         count = self._actions.continuous
-        found = {name: self.get_buffer(name).clone() for name in self._facts}
+        found = {name: values.clone() for name, values in self._facts.items()}
         if count:
-            found |= self._continuous(head[:, :count])
+            found |= zip((layout.SAMPLED, layout.LIKELIEST), self._continuous(head[:, :count]), strict=True)
         if self._actions.discrete:
-            found |= self._discrete(head[:, count : self.actor.outputs], inputs[layout.MASKS])
+            logits = head[:, count : self.actor.outputs]
+            found |= zip(layout.CHOICES, self._discrete(logits, inputs[layout.MASKS]), strict=True)
         if memory is not None:
             found[layout.MEMORY_OUT] = memory
         return {name: found[name] for name in layout.OUTPUTS if name in found}
@@ -184,10 +177,10 @@ class Program(nn.Module):
     def _head(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Returns means and logits, and the memory after them."""
         given = [inputs[layout.observation_name(at)] for at in range(self._observations)]
-        vectors = [given[at] for at in self._vectors]
-        joined = torch.cat(vectors, 1) if vectors else given[0].new_empty((given[0].shape[0], 0))
         encoder, body = self.actor.encoder, self.actor.recurrent
-        rows = encoder(encoder.prepare((joined, *(given[at] for at in self._others))))
+        vectors = [given[at] for at in encoder.vectors]
+        joined = torch.cat(vectors, 1) if vectors else given[0].new_empty((given[0].shape[0], 0))
+        rows = encoder(encoder.prepare((joined, *(given[at] for at in encoder.others))))
         if body is None:
             return self.actor.body(rows), None
         before = inputs[layout.MEMORY_IN][:, 0].chunk(2, 1)
@@ -195,18 +188,16 @@ class Program(nn.Module):
         after = torch.lstm_cell(hidden, before, *body.lstm.parameters())
         return body.head(after[0]), torch.cat(after, 1).unsqueeze(1)
 
-    def _continuous(self, means: Tensor) -> dict[str, Tensor]:
+    def _continuous(self, means: Tensor) -> list[Tensor]:
         limit = self.actor.action_limit
         raw = means + torch.randn_like(means) * self.actor.log_sigma.exp()
-        sampled, likeliest = (one.clamp(-limit, limit) / limit for one in (raw, means))
-        return {"continuous_actions": sampled, "deterministic_continuous_actions": likeliest}
+        return [one.clamp(-limit, limit) / limit for one in (raw, means)]
 
-    def _discrete(self, logits: Tensor, allowed: Tensor) -> dict[str, Tensor]:
+    def _discrete(self, logits: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
         masked = torch.where(allowed > 0, logits, FORBIDDEN)
         branches = masked.split_with_sizes(list(self._actions.discrete), dim=1)
         sampled = torch.cat([torch.multinomial(one.softmax(1), 1) for one in branches], 1)
-        likeliest = torch.cat([one.argmax(1, keepdim=True) for one in branches], 1)
-        return {"discrete_actions": sampled, "deterministic_discrete_actions": likeliest}
+        return sampled, torch.cat([one.argmax(1, keepdim=True) for one in branches], 1)
 
 
 def torchscript(policy: TrainedPolicy) -> tuple[bytes, Model]:
@@ -273,9 +264,9 @@ def weights_file(policy: TrainedPolicy) -> bytes:
     return content
 
 
-_WRITERS: Final = {
+_WRITERS: Final[dict[Format, Callable[[TrainedPolicy], tuple[bytes, Model]]]] = {
     "onnx": _onnx,
-    "godot": _godot,
+    "godot": partial(_onnx, godot=True),
     "torchscript": torchscript,
     "torch_export": torch_program,
 }

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import softmax
 
 from sparring.pipeline.errors import ExplainedError, install_command
 from sparring.pipeline.export import missing_packages
@@ -42,16 +43,12 @@ GODOT_STATE_OUT: Final = "state_outs"
 MASKS: Final = "action_masks"
 MEMORY_IN: Final = "recurrent_in"
 MEMORY_OUT: Final = "recurrent_out"
+SAMPLED: Final = "continuous_actions"
+LIKELIEST: Final = "deterministic_continuous_actions"
+CHOICES: Final = ("discrete_actions", "deterministic_discrete_actions")
 OUTPUTS: Final = (
-    "version_number",
-    "memory_size",
-    "continuous_actions",
-    "continuous_action_output_shape",
-    "deterministic_continuous_actions",
-    "discrete_actions",
-    "discrete_action_output_shape",
-    "deterministic_discrete_actions",
-    MEMORY_OUT,
+    *("version_number", "memory_size", SAMPLED, "continuous_action_output_shape", LIKELIEST),
+    *(CHOICES[0], "discrete_action_output_shape", CHOICES[1], MEMORY_OUT),
 )
 """Names of all possible outputs, in order."""
 
@@ -93,12 +90,6 @@ class TrainedPolicy(NamedTuple):
         return 0 if self.network.memory is None else self.network.memory.memory_size
 
     @property
-    def vectors(self) -> list[int]:
-        """Returns the positions of the observations that are joined and normalized; goals may condition the body."""
-        kinds = ("vector",) if self.actor.encoder.goal else ("vector", "goal")
-        return [at for at, one in enumerate(self.spec.observations) if one.kind in kinds]
-
-    @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """Returns the shape of each input for one agent, by name and in order; all are float32."""
         actions = self.spec.actions
@@ -114,9 +105,9 @@ class TrainedPolicy(NamedTuple):
         """Returns the shape of each output that depends on the inputs, for one agent, by name."""
         actions, found = self.spec.actions, dict[str, tuple[int, ...]]()
         if actions.continuous:
-            found |= dict.fromkeys(("continuous_actions", "deterministic_continuous_actions"), (actions.continuous,))
+            found |= dict.fromkeys((SAMPLED, LIKELIEST), (actions.continuous,))
         if actions.discrete:
-            found |= dict.fromkeys(("discrete_actions", "deterministic_discrete_actions"), (len(actions.discrete),))
+            found |= dict.fromkeys(CHOICES, (len(actions.discrete),))
         if self.memory:
             found[MEMORY_OUT] = (1, self.memory)
         return found
@@ -168,12 +159,13 @@ def require_packages() -> None:
         )
 
 
-def compare(policy: TrainedPolicy, model: Model) -> float:
+def compare(policy: TrainedPolicy, model: Model, *, godot: bool = False) -> float:
     """Runs a model and its network on the same random inputs.
 
     Args:
         policy: the policy with the network.
         model: the model, loaded from the exported file.
+        godot: the model has the layout of the plugin Godot RL Agents.
 
     Returns:
         The largest difference. For a choice it is the network's preference for its own choice over the model's.
@@ -184,44 +176,35 @@ def compare(policy: TrainedPolicy, model: Model) -> float:
     """
     differences: list[tuple[float, str]] = []
     for rows in BATCHES:
-        given, observations = random_inputs(policy, rows, np.random.default_rng(rows))
+        random = np.random.default_rng(rows)
+        given, observations = random_inputs(policy, rows, random)
+        allowed_BK = given.get(MASKS)
+        expected, logits_BK = _outputs(policy, given, observations)
+        if godot:
+            state_B = random.random(rows, np.float32)
+            shares = (softmax(one_Bk, 1) for one_Bk in _branches(policy, logits_BK))
+            output = np.concatenate([expected.get(LIKELIEST, np.empty((rows, 0))), *shares], 1)
+            expected = {GODOT_OUTPUT: output, GODOT_STATE_OUT: state_B}
+            given = dict(zip((one.name for one in policy.spec.observations), observations, strict=True))
+            given[GODOT_STATE_IN] = state_B
         got = model(given)
-        _check_layout(policy, got, rows)
-        head_BH, after_BM = _network(policy, observations, given.get(MEMORY_IN))
-        found = _continuous(policy, got, head_BH) | _discrete(policy, got, head_BH, given.get(MASKS))
-        if after_BM is not None:
-            found[MEMORY_OUT] = float(np.abs(got[MEMORY_OUT][:, 0] - after_BM).max())
-        differences += [(one if math.isfinite(one) else math.inf, name) for name, one in found.items()]
+        shapes, wanted = ({name: one.shape for name, one in every.items()} for every in (got, expected))
+        if shapes != wanted:
+            raise _wrong(policy, f"outputs {shapes}", f"{wanted}")
+        for name, values in expected.items():
+            if allowed_BK is not None and name in CHOICES:
+                found = _preference(policy, name, got[name], allowed_BK, logits_BK)
+            elif name == SAMPLED:
+                found = 0.0  # any difference is by chance
+                if not (np.abs(got[name]) <= 1).all():
+                    raise _wrong(policy, f"{name} {got[name].tolist()}", "numbers from -1 to 1")
+            else:
+                found = float(np.abs(got[name] - values).max())
+            differences.append((found if math.isfinite(found) else math.inf, name))
     most, name = max(differences)
     if most > TOLERANCE:
         raise _wrong(policy, f"{name} that differ by {most:.3g}", f"at most {TOLERANCE:g}")
     return most
-
-
-def compare_godot(policy: TrainedPolicy, model: Model) -> float:
-    """Does as `compare`, for a model in the layout of the plugin Godot RL Agents."""
-    worst, count = 0.0, policy.spec.actions.continuous
-    for rows in BATCHES:
-        random = np.random.default_rng(rows)
-        observations = random_inputs(policy, rows, random)[1]
-        state_B = random.random(rows, np.float32)
-        given = dict(zip((one.name for one in policy.spec.observations), observations, strict=True))
-        got = model({**given, GODOT_STATE_IN: state_B})
-        head_BH, _ = _network(policy, observations, None)
-        parts = [to_environment(head_BH[:, :count], policy.actor.action_limit)]
-        for logits_Bk in np.split(head_BH[:, count:], np.cumsum(policy.spec.actions.discrete)[:-1], 1):
-            shares_Bk = np.exp(logits_Bk - logits_Bk.max(1, initial=-np.inf, keepdims=True))
-            parts.append(shares_Bk / shares_Bk.sum(1, keepdims=True))
-        wanted = {GODOT_OUTPUT: np.concatenate(parts, 1), GODOT_STATE_OUT: state_B}
-        if (found := {name: one.shape for name, one in got.items()}) != {
-            name: one.shape for name, one in wanted.items()
-        }:
-            raise _wrong(policy, f"outputs {found}", f"{wanted}")
-        for name, values in wanted.items():
-            worst = max(worst, float(np.abs(got[name] - values).max()))
-    if not worst <= TOLERANCE:
-        raise _wrong(policy, f"outputs that differ by {worst:.3g}", f"at most {TOLERANCE:g}")
-    return worst
 
 
 def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator) -> tuple[Tensors, list[Array]]:
@@ -235,7 +218,7 @@ def random_inputs(policy: TrainedPolicy, rows: int, random: np.random.Generator)
     if normalizer is not None:
         mean, deviation = normalizer.mean.numpy(), normalizer.variance.sqrt().numpy()
         first = 0
-        for at in policy.vectors:
+        for at in policy.actor.encoder.vectors:
             part = slice(first, first := first + observations[at].shape[1])
             observations[at] = observations[at] * deviation[part] + mean[part]
     floats = (one.astype(np.float32) / np.float32(255) if one.dtype == np.uint8 else one for one in observations)
@@ -272,57 +255,43 @@ def _masks(branches: tuple[int, ...], rows: int, random: np.random.Generator) ->
 
 
 @torch.no_grad()
-def _network(policy: TrainedPolicy, observations: list[Array], memory_B1M: Array | None) -> tuple[Array, Array | None]:
-    """Returns means and logits [B, H], and the memory after them."""
+def _network(policy: TrainedPolicy, observations: list[Array], memory_B1M: Array | None) -> tuple[Array, Array]:
+    """Returns means and logits [B, H], and the memory after them, [B, 1, M]."""
     actor = policy.actor
     prepared = actor.encoder.prepare(actor.encoder.join(observations))
-    if actor.recurrent is None:
-        return actor(prepared).numpy()[:, : actor.outputs], None
-    assert memory_B1M is not None
+    if actor.recurrent is None or memory_B1M is None:
+        head_BH = actor(prepared).numpy()[:, : actor.outputs]
+        return head_BH, np.empty((len(head_BH), 1, 0), np.float32)
     each = Layout(np.ones(len(memory_B1M), np.int64))
     head_BH, after_BM = actor.recurrent(actor.encoder(prepared), each, torch.from_numpy(memory_B1M[:, 0]))
-    return head_BH.numpy()[:, : actor.outputs], after_BM.numpy()
+    return head_BH.numpy()[:, : actor.outputs], after_BM.unsqueeze(1).numpy()
 
 
-def _check_layout(policy: TrainedPolicy, got: Tensors, rows: int) -> None:
-    facts = policy.facts
-    expected = {name: (rows, *shape) for name, shape in policy.outputs.items()}
-    expected |= {name: values.shape for name, values in facts.items()}
-    if (found := {name: values.shape for name, values in got.items()}) != expected:
-        raise _wrong(policy, f"outputs {found}", f"{expected}")
-    for name, values in facts.items():
-        if not np.array_equal(got[name], values):
-            raise _wrong(policy, f"{name} {got[name].tolist()}", f"{values.tolist()}")
-
-
-def _continuous(policy: TrainedPolicy, got: Tensors, head_BH: Array) -> dict[str, float]:
-    count = policy.spec.actions.continuous
-    if not count:
-        return {}
-    sampled_BC = got["continuous_actions"]
-    if not (np.abs(sampled_BC) <= 1).all():
-        raise _wrong(policy, f"continuous_actions {sampled_BC.tolist()}", "numbers from -1 to 1")
-    name = "deterministic_continuous_actions"
-    return {name: float(np.abs(got[name] - to_environment(head_BH[:, :count], policy.actor.action_limit)).max())}
-
-
-def _discrete(policy: TrainedPolicy, got: Tensors, head_BH: Array, allowed_BK: Array | None) -> dict[str, float]:
+def _outputs(policy: TrainedPolicy, given: Tensors, observations: list[Array]) -> tuple[Tensors, Array]:
+    """Returns the most likely outputs of the network by name, zeros for choices, and [B, K] all logits."""
     actions = policy.spec.actions
-    if allowed_BK is None:
-        return {}
-    ends = np.cumsum(actions.discrete)[:-1]
-    logits_BK = np.where(allowed_BK > 0, head_BH[:, actions.continuous :], FORBIDDEN)
-    name, worst = "deterministic_discrete_actions", 0.0
-    parts = zip(np.split(logits_BK, ends, 1), np.split(allowed_BK, ends, 1), strict=True)
-    for branch, (logits_Bk, allowed_Bk) in enumerate(parts):
-        for which in ("discrete_actions", name):
-            choice_B = got[which][:, branch]
-            if not ((choice_B >= 0) & (choice_B < allowed_Bk.shape[1])).all() or not _at(allowed_Bk, choice_B).all():
-                raise _wrong(
-                    policy, f"{which} {got[which].tolist()}", f"choices that the masks {allowed_BK.tolist()} allow"
-                )
-        worst = max(worst, float((logits_Bk.max(1) - _at(logits_Bk, got[name][:, branch])).max()))
-    return {name: worst}
+    head_BH, after_B1M = _network(policy, observations, given.get(MEMORY_IN))
+    executed_BC = to_environment(head_BH[:, : actions.continuous], policy.actor.action_limit)
+    found = dict.fromkeys((SAMPLED, LIKELIEST), executed_BC)
+    found |= dict.fromkeys(CHOICES, np.zeros((len(head_BH), len(actions.discrete)), np.int64))
+    found |= {MEMORY_OUT: after_B1M} | policy.facts
+    return {name: found[name] for name in (*policy.facts, *policy.outputs)}, head_BH[:, actions.continuous :]
+
+
+def _branches(policy: TrainedPolicy, columns_BK: Array) -> list[Array]:
+    return np.split(columns_BK, np.cumsum(policy.spec.actions.discrete)[:-1], 1) if columns_BK.shape[1] else []
+
+
+def _preference(policy: TrainedPolicy, name: str, choices_BD: Array, allowed_BK: Array, logits_BK: Array) -> float:
+    """Returns the network's largest preference for its own choice over a likeliest one; refuses forbidden choices."""
+    worst, logits_BK = 0.0, np.where(allowed_BK > 0, logits_BK, FORBIDDEN)
+    parts = zip(choices_BD.T, _branches(policy, allowed_BK), _branches(policy, logits_BK), strict=True)
+    for choice_B, allowed_Bk, logits_Bk in parts:
+        if not ((choice_B >= 0) & (choice_B < allowed_Bk.shape[1])).all() or not _at(allowed_Bk, choice_B).all():
+            expected = f"choices that the masks {allowed_BK.tolist()} allow"
+            raise _wrong(policy, f"{name} {choices_BD.tolist()}", expected)
+        worst = max(worst, float((logits_Bk.max(1) - _at(logits_Bk, choice_B)).max()))
+    return worst if name == CHOICES[1] else 0.0
 
 
 def _at(values_Bk: Array, choice_B: Array) -> Array:

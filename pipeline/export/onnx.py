@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 import onnx
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ from sparring.pipeline.networks.perceptron import ConditionedLayers, Perceptron
 from sparring.pipeline.networks.settings import HEADS, Activation
 from sparring.pipeline.specs import ActionSpec, Array
 
+Shapes = Mapping[str, tuple[int, ...]]
 Attribute = int | float | Sequence[int] | TensorProto
 
 OPSET: Final = 9
@@ -46,7 +48,10 @@ def onnx_model(policy: TrainedPolicy) -> bytes:
     _act(graph, policy.spec.actions, policy, _network(graph, policy, names))
     for name, values in policy.facts.items():
         graph.add("Constant", output=name, value=numpy_helper.from_array(values))
-    return _content(graph, policy, policy.inputs, _outputs(policy))
+    outputs = _described({name: values.shape for name, values in policy.facts.items()})
+    outputs += _described(policy.outputs, "batch")
+    outputs.sort(key=lambda one: layout.OUTPUTS.index(one.name))
+    return _content(graph, policy, policy.inputs, outputs)
 
 
 def godot_model(policy: TrainedPolicy) -> bytes:
@@ -66,24 +71,25 @@ def godot_model(policy: TrainedPolicy) -> bytes:
     graph.add("Concat", *parts, axis=1, output=layout.GODOT_OUTPUT)
     graph.add("Identity", layout.GODOT_STATE_IN, output=layout.GODOT_STATE_OUT)
     inputs = {one.name: one.shape for one in policy.spec.observations} | {layout.GODOT_STATE_IN: ()}
-    outputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", *shape))
-        for name, shape in ((layout.GODOT_OUTPUT, (at,)), (layout.GODOT_STATE_OUT, ()))
-    ]
-    return _content(graph, policy, inputs, outputs)
+    outputs: Shapes = {layout.GODOT_OUTPUT: (at,), layout.GODOT_STATE_OUT: ()}
+    return _content(graph, policy, inputs, _described(outputs, "batch"))
 
 
-def _content(
-    graph: Graph, policy: TrainedPolicy, shapes: Mapping[str, tuple[int, ...]], outputs: Sequence[onnx.ValueInfoProto]
-) -> bytes:
+def _content(graph: Graph, policy: TrainedPolicy, inputs: Shapes, outputs: Sequence[onnx.ValueInfoProto]) -> bytes:
     """Returns the content of the file of a graph."""
-    kind, opsets = TensorProto.FLOAT, [helper.make_opsetid("", OPSET)]
-    inputs = [helper.make_tensor_value_info(name, kind, ("batch", *shape)) for name, shape in shapes.items()]
-    made = helper.make_graph(graph.nodes, policy.behavior, inputs, outputs, graph.constants)
+    given = _described(inputs, "batch")
+    made = helper.make_graph(graph.nodes, policy.behavior, given, outputs, graph.constants)
+    opsets = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(made, opset_imports=opsets, ir_version=_IR, producer_name="sparring")
     helper.set_model_props(model, {"behavior": policy.behavior, "steps": str(policy.steps)})
     onnx.checker.check_model(model, full_check=True)
     return bytes(model.SerializeToString())
+
+
+def _described(shapes: Shapes, *batch: str) -> list[onnx.ValueInfoProto]:
+    """Describes inputs or outputs of these shapes, after the dimension of the batch if they have one."""
+    kinds = {name: TensorProto.INT64 if name in layout.CHOICES else TensorProto.FLOAT for name in shapes}
+    return [helper.make_tensor_value_info(name, kinds[name], (*batch, *shape)) for name, shape in shapes.items()]
 
 
 def _network(graph: Graph, policy: TrainedPolicy, observations: Sequence[str]) -> str:
@@ -118,18 +124,15 @@ def _encode(graph: Graph, policy: TrainedPolicy, observations: Sequence[str]) ->
 
 def _act(graph: Graph, actions: ActionSpec, policy: TrainedPolicy, head: str) -> None:
     """Adds the outputs of sampled and most likely actions."""
-    means, logits = head, head
-    if actions.continuous and actions.discrete:
-        means = graph.slice(head, 0, actions.continuous)
-        logits = graph.slice(head, actions.continuous, policy.actor.outputs)
-    if actions.continuous:
+    count, limit = actions.continuous, policy.actor.action_limit
+    if count:
+        means = graph.slice(head, 0, count)
         sigma = graph.constant(policy.actor.log_sigma.exp())
         noise = graph.add("Mul", graph.add("RandomNormalLike", means), sigma)
-        limit = policy.actor.action_limit
-        _executed(graph, graph.add("Add", means, noise), limit, "continuous_actions")
-        _executed(graph, means, limit, "deterministic_continuous_actions")
+        _executed(graph, graph.add("Add", means, noise), limit, layout.SAMPLED)
+        _executed(graph, means, limit, layout.LIKELIEST)
     if actions.discrete:
-        _choose(graph, actions, logits)
+        _choose(graph, actions, graph.slice(head, count, policy.actor.outputs))
 
 
 def _executed(graph: Graph, raw: str, limit: float, output: str = "") -> str:
@@ -140,25 +143,14 @@ def _executed(graph: Graph, raw: str, limit: float, output: str = "") -> str:
 
 def _choose(graph: Graph, actions: ActionSpec, logits: str) -> None:
     """Adds a choice of each branch among those that the masks allow."""
-    forbidden = graph.add("Sub", graph.constant(1.0), layout.MASKS)
-    far_below = graph.add("Mul", forbidden, graph.constant(FORBIDDEN))
+    far_below = graph.add("Mul", graph.add("Sub", graph.constant(1.0), layout.MASKS), graph.constant(FORBIDDEN))
     masked = graph.add("Add", graph.add("Mul", logits, layout.MASKS), far_below)
     ends = np.cumsum(actions.discrete).tolist()
     branches = [graph.slice(masked, end - size, end) for end, size in zip(ends, actions.discrete, strict=True)]
     sampled = [graph.add("Multinomial", one, sample_size=1, dtype=_INT64) for one in branches]
     likeliest = [graph.add("ArgMax", one, axis=1, keepdims=1) for one in branches]
-    graph.add("Concat", *sampled, axis=1, output="discrete_actions")
-    graph.add("Concat", *likeliest, axis=1, output="deterministic_discrete_actions")
-
-
-def _outputs(policy: TrainedPolicy) -> list[onnx.ValueInfoProto]:
-    """Returns the outputs in ML-Agents' order."""
-    shapes: dict[str, tuple[int | str, ...]] = {name: values.shape for name, values in policy.facts.items()}
-    shapes |= {name: ("batch", *shape) for name, shape in policy.outputs.items()}
-    choices = {name for name in policy.outputs if "discrete" in name}
-    kinds = {name: TensorProto.INT64 if name in choices else TensorProto.FLOAT for name in shapes}
-    names = (name for name in layout.OUTPUTS if name in shapes)
-    return [helper.make_tensor_value_info(name, kinds[name], shapes[name]) for name in names]
+    for output, branch in zip(layout.CHOICES, (sampled, likeliest), strict=True):
+        graph.add("Concat", *branch, axis=1, output=output)
 
 
 class Graph:
@@ -213,9 +205,10 @@ def normalize(graph: Graph, normalizer: Normalizer, rows_BF: str) -> str:
     return graph.add("Clip", scaled, min=-CLIP, max=CLIP)
 
 
-def linear(graph: Graph, layer: nn.Linear, rows_BF: str, outputs: int | None = None) -> str:
+def linear(graph: Graph, layer: nn.Module, rows_BF: str, outputs: int | None = None) -> str:
     """Returns the first `outputs`, or all, of a linear layer, [B, U]."""
-    return graph.gemm(rows_BF, layer.weight[:outputs], layer.bias[:outputs])
+    weight, bias = layer.parameters()
+    return graph.gemm(rows_BF, weight[:outputs], bias[:outputs])
 
 
 def activate(graph: Graph, activation: Activation, sums: str) -> str:
@@ -231,12 +224,12 @@ def layers(graph: Graph, body: nn.Module, rows_BF: str, goal_BG: str, outputs: i
         return _conditioned(graph, body, rows_BF, goal_BG, outputs)
     assert isinstance(body, Perceptron)
     *hidden, last = body.layers
-    return linear(graph, _linear(last), _hidden(graph, body.activation, hidden, rows_BF), outputs)
+    return linear(graph, last, _hidden(graph, body.activation, hidden, rows_BF), outputs)
 
 
 def _hidden(graph: Graph, activation: Activation, hidden: Iterable[nn.Module], rows_BF: str) -> str:
     for layer in hidden:
-        rows_BF = activate(graph, activation, linear(graph, _linear(layer), rows_BF))
+        rows_BF = activate(graph, activation, linear(graph, layer, rows_BF))
     return rows_BF
 
 
@@ -270,20 +263,15 @@ def recurrent(
     return linear(graph, body.head, hidden, outputs), graph.concatenate([hidden, cell])
 
 
-def image(graph: Graph, encoder: nn.Module, pixels_BCHW: str) -> str:
-    """Returns features [B, U] of an image of floats 0..1."""
-    assert isinstance(encoder, ImageEncoder)
-    flat = _layer(graph, encoder.convolutions, pixels_BCHW)
-    return _layer(graph, encoder.activation, linear(graph, encoder.dense, flat))
-
-
-def _layer(graph: Graph, layer: nn.Module, name: str) -> str:
-    """Translates one layer of an image encoder."""
+def image(graph: Graph, layer: nn.Module, name: str) -> str:
+    """Returns features [B, U] of an image of floats 0..1, or the result of one layer of its encoder."""
     match layer:
-        case nn.Sequential():
-            for part in layer:
-                name = _layer(graph, part, name)
+        case nn.Sequential() | ImageEncoder():
+            for part in layer.children():
+                name = image(graph, part, name)
             return name
+        case nn.Linear():
+            return linear(graph, layer, name)
         case nn.Conv2d():
             return _convolution(graph, layer, name)
         case nn.LeakyReLU():
@@ -295,7 +283,7 @@ def _layer(graph: Graph, layer: nn.Module, name: str) -> str:
         case nn.Flatten():
             return graph.add("Flatten", name, axis=1)
     if isinstance(inner := getattr(layer, "layers", None), nn.Sequential):  # with a residual connection
-        return graph.add("Add", name, _layer(graph, inner, name))
+        return graph.add("Add", name, image(graph, inner, name))
     raise ExportError(
         got=f"a layer {type(layer).__name__} in an image encoder",
         expected="a layer that this exporter can translate to ONNX",
@@ -318,8 +306,7 @@ def _pair(size: int | tuple[int, ...]) -> list[int]:
 def entities(graph: Graph, layer: EntityEncoder, lists: Sequence[str], sizes: Sequence[int], own_BS: str | None) -> str:
     """Returns features [B, U] of lists of entities of E features each, and of any features of the agent itself."""
     embedded = [
-        _embed(graph, _linear(embed), one, size, own_BS)
-        for embed, one, size in zip(layer.embeddings, lists, sizes, strict=True)
+        _embed(graph, embed, one, size, own_BS) for embed, one, size in zip(layer.embeddings, lists, sizes, strict=True)
     ]
     here_BN = graph.concatenate([_here(graph, one) for one in lists])
     result_BNU = _attend(graph, layer.attention, graph.concatenate(embedded), here_BN)
@@ -329,12 +316,13 @@ def entities(graph: Graph, layer: EntityEncoder, lists: Sequence[str], sizes: Se
     return graph.add("Div", sums, graph.add("Max", number, graph.constant(np.ones(1))))
 
 
-def _embed(graph: Graph, layer: nn.Linear, list_BNE: str, size: int, own_BS: str | None) -> str:
+def _embed(graph: Graph, layer: nn.Module, list_BNE: str, size: int, own_BS: str | None) -> str:
     """Returns [B, N, U]; the agent's own part is computed once and added to each entity's."""
+    weight, bias = layer.parameters()
     if own_BS is None:
-        return _each(graph, layer.weight, layer.bias, list_BNE)
-    parts = graph.add("MatMul", list_BNE, graph.constant(layer.weight[:, :size].t()))
-    own = graph.gemm(own_BS, layer.weight[:, size:], layer.bias)
+        return _each(graph, weight, bias, list_BNE)
+    parts = graph.add("MatMul", list_BNE, graph.constant(weight[:, :size].t()))
+    own = graph.gemm(own_BS, weight[:, size:], bias)
     return graph.add("Add", parts, graph.add("Unsqueeze", own, axes=[1]))
 
 
@@ -342,15 +330,13 @@ def _here(graph: Graph, list_BNE: str) -> str:
     """Returns [B, N] 1 for an entity, 0 for padding: a row of zeros."""
     largest = graph.add("ReduceMax", graph.add("Abs", list_BNE), axes=[2], keepdims=0)
     there = graph.add("Greater", largest, graph.constant(0.0))
-    return graph.add("Cast", there, to=onnx.TensorProto.FLOAT)
+    return graph.add("Cast", there, to=TensorProto.FLOAT)
 
 
 def _attend(graph: Graph, attention: ResidualAttention, embedded_BNU: str, here_BN: str) -> str:
     """Returns [B, N, U]."""
-    inputs = _layer_norm(graph, attention.before, embedded_BNU)
-    units = attention.project.in_features
-    project = attention.project
-    parts = [(project.weight[at : at + units], project.bias[at : at + units]) for at in range(0, 3 * units, units)]
+    inputs, units = _layer_norm(graph, attention.before, embedded_BNU), attention.project.in_features
+    parts = zip(*(torch.split(one, units) for one in (attention.project.weight, attention.project.bias)), strict=True)
     queries, keys, values = (
         graph.reshape(_each(graph, weight, bias, inputs), 0, 0, HEADS, units // HEADS) for weight, bias in parts
     )
@@ -377,8 +363,3 @@ def _layer_norm(graph: Graph, layer: nn.LayerNorm, rows_BNU: str) -> str:
     deviation = graph.add("Sqrt", graph.add("Add", variance, graph.constant(layer.eps)))
     scaled = graph.add("Mul", graph.add("Div", shifted, deviation), graph.constant(layer.weight))
     return graph.add("Add", scaled, graph.constant(layer.bias))
-
-
-def _linear(layer: nn.Module) -> nn.Linear:
-    assert isinstance(layer, nn.Linear)
-    return layer

@@ -8,7 +8,7 @@ B rows of a minibatch, R rows of the batch, s segments, q sequences, F features,
 features of a previous action, M values of a recurrent memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import Memories, Recurrence, RecurrentState, Tracks, in_parts, rows_at_once
-from sparring.pipeline.learning.optimizer import BackwardFn, backpropagate
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.networks.actor import Actor, Critic
 from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.layers import Layout
-from sparring.pipeline.networks.perceptron import accumulate
 from sparring.pipeline.specs import BehaviorSpec, Floats, Numbers
 
 
@@ -112,11 +110,13 @@ class AgentNetworks(ActorCritic):
     """
 
     def __init__(self, spec: BehaviorSpec, settings: TrainerSettings, generator: torch.Generator) -> None:
-        signals = tuple(settings.reward_signals.named())
+        signals = len(settings.reward_signals.named())
         network, shared = settings.network_settings, settings.hyperparameters.shared_critic
-        actor = Actor(spec, network, generator, values=len(signals) if shared else 0)
+        actor = Actor(spec, network, generator, values=signals if shared else 0)
         self.critic = None if shared else Critic(spec, network, signals, generator)
         super().__init__(actor, self.critic, settings)
+        self._valuing: Actor | Critic = actor if self.critic is None else self.critic
+        self._values_from = actor.outputs if self.critic is None else 0
         self._memories = Memories(self.memory)
 
     def prepare(self, batch: Batch) -> Prepared:
@@ -130,31 +130,27 @@ class AgentNetworks(ActorCritic):
         inputs, following = encoder.prepare(joined, before), encoder.prepare(following, after)
         return Prepared(joined, *over((inputs, following), self.actor.device))
 
-    def value(self, inputs: Inputs, state: RecurrentState | None = None) -> Tensor:
-        """Returns the values [B, S] of prepared observations."""
-        if self.critic is None:
-            return self.both(inputs, state)[1]
-        layout, memory = (None, None) if state is None else (state.layout, state.critic)
-        values_BS: Tensor = self.critic(inputs, layout, memory)
+    def value(self, inputs: Inputs) -> Tensor:
+        """Returns the values [B, S] of prepared observations, by networks without memory."""
+        values_BS: Tensor = self._valuing(inputs)[:, self._values_from :]
         return values_BS
 
-    def both(self, inputs: Inputs, state: RecurrentState | None = None) -> tuple[Tensor, Tensor]:
-        """Returns means and logits [B, H], and values [B, S], in one pass if the critic is shared."""
-        layout, memory = (None, None) if state is None else (state.layout, state.actor)
-        outputs_BO = self.actor(inputs, layout, memory)
-        if self.critic is not None:
-            return outputs_BO, self.value(inputs, state)
-        return outputs_BO[:, : self.actor.outputs], outputs_BO[:, self.actor.outputs :]
+    def run(self, inputs: Inputs, state: RecurrentState) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], object]]:
+        """Evaluates means and logits [B, H], and values [B, S], for differentiation, under `no_grad`.
 
-    def run(self, inputs: Inputs, state: RecurrentState | None = None) -> tuple[Tensor, Tensor, BackwardFn]:
-        """Evaluates `both` for differentiation, under `no_grad`; perceptrons on vectors alone need no graph.
-
-        The function propagates gradients of head, log sigma and values to the parameters.
+        The function propagates gradients of both to the parameters.
         """
-        if self.actor.plain and (self.critic is None or self.critic.plain):
-            return self._run_perceptrons(inputs)
-        with torch.enable_grad():
-            return *self.both(inputs, state), backpropagate
+        outputs_BO, to_actor = self.actor.traced(inputs, state.layout, state.actor)
+        if self.critic is None:
+            head_BH, values_BS = outputs_BO.tensor_split([self.actor.outputs], 1)
+            return head_BH, values_BS, lambda *gradients: to_actor(torch.cat(gradients, 1))
+        values_BS, to_critic = self.critic.traced(inputs, state.layout, state.critic)
+
+        def backward_fn(to_head: Tensor, to_values: Tensor) -> None:
+            to_actor(to_head)
+            to_critic(to_values)
+
+        return outputs_BO, values_BS, backward_fn
 
     @torch.no_grad()
     def estimate(self, prepared: Prepared, batch: Batch) -> Estimates:
@@ -164,25 +160,6 @@ class AgentNetworks(ActorCritic):
         return Estimates(self._plain_values(prepared.inputs), self._plain_values(prepared.following), None)
 
     # ---------------------------------------------------------------- inside
-
-    def _run_perceptrons(self, inputs: Inputs) -> tuple[Tensor, Tensor, BackwardFn]:
-        outputs_BO, to_actor = self.actor.traced(inputs)
-        log_sigma_C, own = self.actor.log_sigma, self.actor.outputs
-        if self.critic is None:
-            head_BH, values_BS, to_critic = outputs_BO[:, :own], outputs_BO[:, own:], None
-        else:
-            head_BH, (values_BS, to_critic) = outputs_BO, self.critic.traced(inputs)
-
-        def backward_fn(_outputs: object, gradients: Sequence[Tensor]) -> None:
-            to_head_BH, to_log_sigma_C, to_values_BS = gradients
-            if to_critic is None:
-                to_actor(torch.cat((to_head_BH, to_values_BS), 1))
-            else:
-                to_actor(to_head_BH)
-                to_critic(to_values_BS)
-            accumulate(log_sigma_C, to_log_sigma_C)
-
-        return head_BH, values_BS, backward_fn
 
     def _plain_values(self, inputs: Inputs) -> Floats:
         """Returns values [R, S], computed for `rows_at_once` of them at a time."""
@@ -223,10 +200,9 @@ class AgentNetworks(ActorCritic):
 
     def _run(self, inputs: Inputs, rows: Numbers, lengths: Numbers, memory: Floats) -> tuple[Floats, Floats]:
         """Returns the values of some rows, sequence by sequence, and the memory after each sequence."""
-        network, values_from = (self.actor, self.actor.outputs) if self.critic is None else (self.critic, 0)
         columns = torch.from_numpy(rows), Layout(lengths), torch.from_numpy(memory)
-        (at, layout, before), body = over(columns, self.actor.device), network.recurrent
+        (at, layout, before), body = over(columns, self.actor.device), self._valuing.recurrent
         assert body is not None
         selected = tuple(column.index_select(0, at) for column in inputs)
-        outputs, after = body(network.encoder(selected), layout, before)
-        return back(outputs[:, values_from:]), back(after)
+        outputs, after = body(self._valuing.encoder(selected), layout, before)
+        return back(outputs[:, self._values_from :]), back(after)

@@ -29,6 +29,7 @@ from safetensors.numpy import save as save_tensors
 from sparring.pipeline.errors import CheckpointError
 from sparring.pipeline.files import Json, sync_folder, write_atomically
 from sparring.pipeline.networks.arrays import Arrays, non_finite
+from sparring.pipeline.specs import names_a_folder
 
 FORMAT: Final = 1
 
@@ -38,7 +39,6 @@ _STATE: Final = "state.json"
 _VERSION: Final = "version"
 _FIELDS: Final = {"behavior": str, "description": dict, "version": int, "updates": int, "trained": int, "counts": dict}
 """Fields of `state.json` and their types, beside those of its format."""
-_FORBIDDEN: Final = frozenset('/\\:*?"<>|')
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -82,10 +82,10 @@ class CheckpointFolder:
     """
 
     def __init__(self, root: Path, behavior: str) -> None:
-        if not behavior or behavior.startswith(".") or not behavior.isprintable() or _FORBIDDEN & set(behavior):
+        if not names_a_folder(behavior):
             raise CheckpointError(
                 got=f"behavior name {behavior!r}",
-                expected=f"a name for a folder: printable, no leading dot, none of {''.join(sorted(_FORBIDDEN))}",
+                expected="a name for a folder: printable, short, no leading dot, no slash or other reserved character",
                 remedy="rename the behavior in the simulator and in the configuration",
             )
         self.behavior = behavior
@@ -98,15 +98,11 @@ class CheckpointFolder:
             CheckpointError: a weight is not finite; nothing was written.
             OSError: the disk is full or the folder cannot be written; the existing checkpoints are unchanged.
         """
-        path = self._write(checkpoint, f"checkpoint-{checkpoint.trained:012d}")
-        self._keep("checkpoint", keep)
-        return path
+        return self._save(checkpoint, f"checkpoint-{checkpoint.trained:012d}", keep)
 
     def save_recovery(self, checkpoint: Checkpoint) -> Path:
         """Writes the recovery checkpoint and removes the previous one; raises the same errors as `save`."""
-        path = self._write(checkpoint, f"recovery-{checkpoint.trained:012d}-{checkpoint.version:04d}")
-        self._keep("recovery", 1)
-        return path
+        return self._save(checkpoint, f"recovery-{checkpoint.trained:012d}-{checkpoint.version:04d}", 1)
 
     def newest_first(self) -> list[Path]:
         """Returns all checkpoints, recovery checkpoints included, by steps; they are not verified."""
@@ -151,6 +147,12 @@ class CheckpointFolder:
             return 0
         return int(text) if text.isdigit() else 0
 
+    def _save(self, checkpoint: Checkpoint, name: str, keep: int) -> Path:
+        path, kind = self._write(checkpoint, name), name.partition("-")[0]
+        for old in [path for path in self.newest_first() if path.name.startswith(kind)][keep:]:
+            self._remove(old)
+        return path
+
     def _write(self, checkpoint: Checkpoint, name: str) -> Path:
         if bad := non_finite(checkpoint.weights):
             raise CheckpointError(
@@ -178,10 +180,6 @@ class CheckpointFolder:
             raise
         sync_folder(self.path)
         return final
-
-    def _keep(self, kind: str, count: int) -> None:
-        for path in [path for path in self.newest_first() if path.name.startswith(kind)][count:]:
-            self._remove(path)
 
     def _remove(self, path: Path) -> None:
         """Removes a checkpoint so that a crash leaves all of it or nothing that looks like one."""

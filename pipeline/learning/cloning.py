@@ -32,12 +32,12 @@ from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.losses import UpdateReport, lags
 from sparring.pipeline.learning.minibatches import shuffled_parts
-from sparring.pipeline.learning.optimizer import AVERAGES, Adam, fused_adam
+from sparring.pipeline.learning.optimizer import AVERAGES, Adam, fused_adam, of_finite
 from sparring.pipeline.learning.settings import Coefficients, TrainerSettings, scheduled
 from sparring.pipeline.learning.signals import Signals
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import action_features
-from sparring.pipeline.networks.device import back, over
+from sparring.pipeline.networks.device import over
 from sparring.pipeline.networks.distributions import logits_of
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.layers import Layout
@@ -80,14 +80,9 @@ class Cloning:
         self._previous = self._previous_actions() if actor.encoder.previous else None
         self._parameters = list(actor.parameters())
         self.learning_rate = self._hyper.learning_rate
-        steps = [parameter.new_zeros(()) for parameter in self._parameters]
-        averages = [[torch.zeros_like(parameter) for parameter in self._parameters] for _ in AVERAGES]
-        self._state = steps, averages
-        self.moments = {
-            f"{at}.{name}": moment
-            for name, column in zip(("step", *AVERAGES), (steps, *averages), strict=True)
-            for at, moment in enumerate(column)
-        }
+        self._state = {name: [torch.zeros_like(parameter) for parameter in self._parameters] for name in AVERAGES}
+        self._state["step"] = [parameter.new_zeros(()) for parameter in self._parameters]
+        self.moments = {f"{at}.{name}": one for name, column in self._state.items() for at, one in enumerate(column)}
 
     def update(self, trained: int) -> dict[str, float]:
         """Trains, after `trained` steps of training; returns what to publish, nothing once cloning has stopped."""
@@ -103,9 +98,9 @@ class Cloning:
             for _ in range(self._wanted.num_epoch or self._hyper.num_epoch)
             for rows, layout in self._minibatches()
         ]
-        taken = [loss for loss, is_skipped in back(torch.stack(losses)).tolist() if not is_skipped] if losses else []
+        taken = of_finite(losses)
         self.minibatches, self.skipped = len(losses), len(losses) - len(taken)
-        return {"Losses/Pretraining Loss": sum(taken) / len(taken)} if taken else {}
+        return {"Losses/Pretraining Loss": torch.stack(taken).mean().item()} if taken else {}
 
     # ---------------------------------------------------------------- inside
 
@@ -117,13 +112,12 @@ class Cloning:
             return Coefficients.at(self.settings, trained).learning_rate * wanted.strength
         return scheduled("linear", start, _OVER, trained / wanted.steps) if wanted.steps else start
 
-    def _step(self, inputs: Inputs, rows: Tensor, layout: Layout | None) -> Tensor:
-        """Takes one step of Adam; returns its loss, and 1 if the gradient was not finite, which skips the step."""
+    def _step(self, inputs: Inputs, rows: Tensor, layout: Layout | None) -> tuple[Tensor, Tensor]:
+        """Takes one step of Adam; returns 1 if the gradient was not finite, which skips the step, and its loss."""
         self.tried += 1
         actor, memory = self.actor, None
-        if layout is not None and actor.recurrent is not None:
-            numbers = actor.carried - actor.encoder.previous
-            memory = torch.zeros(len(layout.by_length), numbers, device=actor.device)
+        if layout is not None:
+            memory = torch.zeros(len(layout.by_length), actor.carried - actor.encoder.previous, device=actor.device)
         continuous, discrete, masks = self._demonstrated
         masks = None if masks is None else masks.index_select(0, rows)
         demonstrated = continuous.index_select(0, rows), discrete.index_select(0, rows), masks
@@ -135,16 +129,16 @@ class Cloning:
         for gradient in gradients:
             gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        steps, averages = self._state
+        averages, steps = [self._state[name] for name in AVERAGES], self._state["step"]
         largest: list[Tensor] = []  # of AMSGrad alone
-        how = {"lr": self.learning_rate, "eps": 1e-8}
         with torch.no_grad():
             total = torch.stack([gradient.sum() for gradient in gradients]).sum()
             skipped = total.sub(total).ne_(0)
             for step in steps:
                 step.add_(1).sub_(skipped)
-            fused_adam(self._parameters, gradients, *averages, largest, steps, **how, found_inf=skipped)
-        return torch.stack((loss.detach(), skipped))
+            how = {"lr": self.learning_rate, "eps": 1e-8, "found_inf": skipped}
+            fused_adam(self._parameters, gradients, *averages, largest, steps, **how)
+        return skipped, loss.detach()
 
     def _minibatches(self) -> Iterator[tuple[Tensor, Layout | None]]:
         """Yields the rows of each minibatch of one pass, and for recurrent networks how they form sequences."""

@@ -8,7 +8,7 @@ timestep each without memory; q sequences, of one row each without memory; S rew
 memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,17 +20,14 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.actor_critic import ActorCritic
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import Memories, RecurrentState, Tracks, in_parts
-from sparring.pipeline.learning.optimizer import BackwardFn, backpropagate
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.segments import TeammateSegments
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.device import back, over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
-from sparring.pipeline.networks.group_attention import Members
 from sparring.pipeline.networks.group_critic import GroupCritic, GroupTimesteps
 from sparring.pipeline.networks.layers import Layout
-from sparring.pipeline.networks.perceptron import accumulate
 from sparring.pipeline.networks.settings import HEADS
 from sparring.pipeline.specs import BehaviorSpec, Floats, Numbers
 
@@ -168,13 +165,13 @@ class PreparedGroups:
     Attributes:
         index: the members present at each timestep.
         windows: units of a minibatch.
-        rows: members by behavior name, our own first; None where there are none.
+        rows: members by behavior name, our own first.
         device: of their inputs and actions, and of what is gathered.
     """
 
     index: GroupIndex
     windows: GroupWindows
-    rows: list[PreparedMembers | None]
+    rows: list[PreparedMembers]
     device: torch.device
 
     def gather(self, timesteps: Numbers, rows: Numbers) -> GroupTimesteps:
@@ -187,8 +184,7 @@ class PreparedGroups:
         index, counts = self.index, self.index.counts[timesteps]
         m, n, j = len(timesteps), max(1, int(counts.max())), int(index.own[timesteps].max())
         token_rows, token_names = index.tokens(timesteps)
-        inputs: list[Inputs | None] = []
-        actions: list[Tensor | None] = []
+        inputs, actions = [], []
         dense = bool((counts == n).all())
         places = np.arange(n * m).reshape(n, m).T.ravel()
         if not dense:
@@ -206,19 +202,18 @@ class PreparedGroups:
                 needed, back = np.unique(token_rows[mine], return_inverse=True)
                 slots[places[mine]] = back + before
                 before += len(needed)
-            at, here = over(torch.from_numpy(needed), self.device), columns if len(needed) else None
-            inputs.append(None if here is None else tuple(column.index_select(0, at) for column in here.inputs))
-            actions.append(None if here is None else here.actions.index_select(0, at))
+            at = over(torch.from_numpy(needed), self.device)
+            inputs.append(tuple(column.index_select(0, at) for column in columns.inputs))
+            actions.append(columns.actions.index_select(0, at))
         timestep_places = np.empty(len(index.counts), np.int64)
         timestep_places[timesteps] = np.arange(m)
-        members = Members(
-            rows=None if alone else torch.from_numpy(slots),
-            here=None if dense else torch.from_numpy(np.arange(n)[:, None] < counts),
-            shape=(m, n, j),
-            decided=torch.from_numpy(timestep_places[index.timesteps[rows]] + index.places[rows] * m),
+        columns_m = (
+            None if alone else torch.from_numpy(slots),
+            None if dense else torch.from_numpy(np.arange(n)[:, None] < counts),
+            torch.from_numpy(counts.astype(np.float32)),
+            torch.from_numpy(timestep_places[index.timesteps[rows]] + index.places[rows] * m),
         )
-        counts_m = torch.from_numpy(counts.astype(np.float32))
-        return GroupTimesteps(tuple(inputs), tuple(actions), *over((members, counts_m), self.device))
+        return GroupTimesteps(tuple(inputs), tuple(actions), *over(columns_m, self.device), (m, n, j))
 
 
 class GroupEstimates(NamedTuple):
@@ -274,7 +269,7 @@ class GroupNetworks(ActorCritic):
         network = settings.network_settings
         self.specs: dict[str, BehaviorSpec] = {own: spec}
         actor = Actor(spec, network, generator)
-        self.critic = GroupCritic(own, self.specs, network, tuple(settings.reward_signals.named()), generator)
+        self.critic = GroupCritic(self.specs, network, len(settings.reward_signals.named()), generator)
         super().__init__(actor, self.critic, settings)
         self._encoders = {own: actor.encoder}
         self._units = network.hidden_units
@@ -303,33 +298,24 @@ class GroupNetworks(ActorCritic):
         return [
             (self._encoders[name], tuple(column[: rows.decisions] for column in rows.joined))
             for name, rows in zip(self.specs, prepared.rows, strict=True)
-            if rows is not None and rows.decisions
+            if rows.decisions
         ]
 
     def run(
-        self, inputs: Inputs, state: RecurrentState | None, critic: CriticInputs
-    ) -> tuple[Tensor, Tensor, Tensor, BackwardFn]:
+        self, inputs: Inputs, state: RecurrentState, critic: CriticInputs
+    ) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor, Tensor, Tensor], object]]:
         """Evaluates means and logits, values and baselines for differentiation, under `no_grad`.
 
-        The function propagates gradients of head, log sigma, values and baselines to the parameters. Networks without
-        memory that observe vectors alone need no graph.
+        The function propagates their gradients to the parameters.
         """
-        if self.actor.plain and self.critic.plain:
-            head, to_actor = self.actor.traced(inputs)
-            values, baselines, to_critic = self.critic.traced(critic.members)
+        head, to_actor = self.actor.traced(inputs, state.layout, state.actor)
+        values, baselines, to_critic = self.critic.traced(critic.members, critic.state)
 
-            def backward_fn(_outputs: object, gradients: Sequence[Tensor]) -> None:
-                to_head, to_log_sigma, *of_critic = gradients
-                to_actor(to_head)
-                accumulate(self.actor.log_sigma, to_log_sigma)
-                to_critic(*of_critic)
+        def backward_fn(to_head: Tensor, to_values: Tensor, to_baselines: Tensor) -> None:
+            to_actor(to_head)
+            to_critic(to_values, to_baselines)
 
-            return head, values, baselines, backward_fn
-        layout, memory = (None, None) if state is None else (state.layout, state.actor)
-        with torch.enable_grad():
-            head = self.actor(inputs, layout, memory)
-            values, baselines, _ = self.critic.remember(critic.members, critic.state)
-        return head, values, baselines, backpropagate
+        return head, values, baselines, backward_fn
 
     @torch.no_grad()
     def estimate(self, prepared: PreparedGroups, batch: Batch) -> GroupEstimates:
@@ -367,11 +353,14 @@ class GroupNetworks(ActorCritic):
             state = over((layout, memory), prepared.device)
         return CriticInputs(timesteps, rows, prepared.gather(timesteps, rows), state)
 
-    def _prepare(self, name: str, members: TeammateSegments | None, batch: Batch) -> PreparedMembers | None:
-        """Prepares the members of a behavior name; None if there are none."""
-        if members is None or not len(members.lengths):
-            return None
-        encoder, actions = self._encoders[name], self.specs[name].actions
+    def _prepare(self, name: str, members: TeammateSegments | None, batch: Batch) -> PreparedMembers:
+        """Prepares the members of a behavior name, of which there may be none."""
+        encoder, spec = self._encoders[name], self.specs[name]
+        actions = spec.actions
+        if members is None:
+            joined = encoder.join([np.empty((0, *one.shape), one.dtype) for one in spec.observations])
+            nothing = torch.zeros(0, actions.continuous + actions.mask_size)
+            return PreparedMembers(joined, *over((encoder.prepare(joined), nothing), self.actor.device), 0)
         pairs = zip(members.observations, members.next_observations, strict=True)
         joined = encoder.join([np.concatenate(columns) for columns in pairs])
         continuous = np.concatenate([members.continuous, members.next_continuous])

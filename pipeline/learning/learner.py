@@ -1,32 +1,63 @@
 """This module holds the learner of one behavior: its buffer, networks, optimizer and counters, without process or I/O.
 
+`build` makes what it trains from its settings; `check_description` and `restorable` decide which checkpoints fit that.
+
 All random numbers come from one generator that is seeded here and kept in checkpoints: the same seed and the same
 segments give bit-identical weights, with the same number of threads.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.demonstrations.library import DemonstrationFile, Demonstrations, load
+from sparring.pipeline.errors import CheckpointError, ServiceError
 from sparring.pipeline.files import Json
-from sparring.pipeline.learning import algorithm
+from sparring.pipeline.learning.actor_critic import ActorCritic, AgentNetworks
 from sparring.pipeline.learning.buffer import SegmentBuffer
 from sparring.pipeline.learning.checkpoints import Checkpoint
+from sparring.pipeline.learning.cloning import BC, Cloning
+from sparring.pipeline.learning.group_networks import GroupNetworks
 from sparring.pipeline.learning.losses import UpdateReport
+from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import POCA
-from sparring.pipeline.learning.ppo import PolicyGradient
-from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.learning.ppo import PPO, PolicyGradient
+from sparring.pipeline.learning.settings import DemonstrationSettings, SignalSettings, TrainerSettings
+from sparring.pipeline.learning.signals import EXTRINSIC, RewardNetwork, Signals
+from sparring.pipeline.learning.signals.gail import Gail
+from sparring.pipeline.learning.signals.novelty import Curiosity, Rnd
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.messages.state import EARLIER, PolicyWeights
+from sparring.pipeline.messages.state import PolicyWeights
+from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import Arrays, non_finite, weights_sha256
 from sparring.pipeline.networks.device import CPU, back, load_arrays, to_arrays
 from sparring.pipeline.specs import BehaviorSpec, Floats, read_spec
+
+_CLONING: Final = "cloning."
+"""Prefix of the optimizer state of behavioral cloning."""
+
+
+Algorithm = PPO | POCA | BC
+
+
+def networks_of(algorithm: Algorithm) -> nn.ModuleDict:
+    """Returns all networks: actor, critic and those of the reward signals."""
+    return nn.ModuleDict({**dict(algorithm.networks.modules.items()), "signals": algorithm.signals.modules})
+
+
+def moments_of(algorithm: Algorithm) -> dict[str, Tensor]:
+    """Returns the states of all optimizers by name, to be saved and restored in place."""
+    states = {"": algorithm.optimizer.moments}
+    states |= {f"signals.{name}.": source.optimizer.moments for name, source in algorithm.signals.sources.items()}
+    states |= {} if algorithm.cloning is None else {_CLONING: algorithm.cloning.moments}
+    return {prefix + name: moment for prefix, moments in states.items() for name, moment in moments.items()}
 
 
 @dataclass(eq=False)
@@ -66,8 +97,8 @@ class Learner:
         self.updates = self.trained = self.stale = 0
         digest = hashlib.sha256(f"{self.seed}/{self.behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        build = partial(algorithm.build, self.behavior, self.spec, settings, self._generator)
-        self._build = partial(build, learns=self.learns, device=self.device)
+        to_build = self.behavior, self.spec, settings, self._generator
+        self._build = partial(build, *to_build, learns=self.learns, device=self.device)
         self._algorithm, self.demo_files = self._build()
         self._buffer = SegmentBuffer(settings.network_settings.sequence_length, groups=settings.trainer_type == "poca")
         self._episode_returns: list[Floats] = []
@@ -96,17 +127,14 @@ class Learner:
     @property
     def sizes(self) -> dict[str, Json]:
         """Returns the device, sizes and parameter counts of the networks, for the log."""
-        actor, network = self._algorithm.networks.actor, self.settings.network_settings
+        networks = self._algorithm.networks
+        actor, modules = networks.actor, networks.modules.items()
         return {
             "device": str(actor.device),
             "observations": {one.name: [one.kind, *one.shape] for one in actor.spec.observations},
             "features": actor.encoder.size,
-            "hidden_units": network.hidden_units,
-            "num_layers": network.num_layers,
-            "memory": 0 if network.memory is None else network.memory.memory_size,
             "actions": {"continuous": actor.actions.continuous, "discrete": list(actor.actions.discrete)},
-            "actor_parameters": _count(actor),
-            "critic_parameters": _count(dict(self._algorithm.networks.modules.items()).get("critic")),
+            **{f"{name}_parameters": sum(map(Tensor.numel, module.parameters())) for name, module in modules},
         }
 
     @property
@@ -202,14 +230,14 @@ class Learner:
 
     def checkpoint(self) -> Checkpoint:
         """Returns copies of everything that a resumed learner needs, except the buffer."""
-        moments: Arrays = {name: back(moment).copy() for name, moment in algorithm.moments_of(self._algorithm).items()}
+        moments: Arrays = {name: back(moment).copy() for name, moment in moments_of(self._algorithm).items()}
         return Checkpoint(
             behavior=self.behavior,
             description=self._description(),
             version=self.version,
             updates=self.updates,
             trained=self.trained,
-            weights=to_arrays(algorithm.networks_of(self._algorithm)),
+            weights=to_arrays(networks_of(self._algorithm)),
             optimizer=moments | {"generator": self._generator.get_state().numpy().copy()},
         )
 
@@ -219,10 +247,10 @@ class Learner:
         Raises:
             CheckpointError: the checkpoint is of another behavior, spec or network; nothing was changed.
         """
-        algorithm.check_description(self.behavior, self._description(), checkpoint)
+        check_description(self.behavior, self._description(), checkpoint)
         restored = self._with_teammates_of(checkpoint)
-        moments = algorithm.restorable(restored, self._generator, checkpoint) if self.learns else {}
-        load_arrays(algorithm.networks_of(restored), checkpoint.weights)
+        moments = restorable(restored, self._generator, checkpoint) if self.learns else {}
+        load_arrays(networks_of(restored), checkpoint.weights)
         self._algorithm = restored
         for name, moment in moments.items():
             moment.copy_(torch.from_numpy(np.array(checkpoint.optimizer[name])))
@@ -241,7 +269,7 @@ class Learner:
         load_arrays(loaded.networks.modules, own)
         self._algorithm = loaded
 
-    def _with_teammates_of(self, checkpoint: Checkpoint) -> algorithm.Algorithm:
+    def _with_teammates_of(self, checkpoint: Checkpoint) -> Algorithm:
         """Returns an algorithm whose teammates are registered in a checkpoint's order: embeddings go by number."""
         teammates = checkpoint.description.get("teammates", {})
         if list(self.teammates) == list(teammates):
@@ -252,61 +280,145 @@ class Learner:
         return built
 
     def _description(self) -> dict[str, Json]:
-        return algorithm.describe(self.spec, self.teammates, self.settings)
+        return describe(self.spec, self.teammates, self.settings)
 
 
-class Intake:
-    """Counts the steps of each source up to which a learner has received segments, and the gaps before them.
+# ---------------------------------------------------------------- what it trains, and which checkpoints fit
 
-    Assembly says in each message how far it has come with the source. What is missing between that and the last message
-    was lost: with the learner's predecessor, if it is missing before the first message of a source that a restarted
-    learner receives, else with an incarnation of assembly.
+
+def build(
+    behavior: str,
+    spec: BehaviorSpec,
+    settings: TrainerSettings,
+    generator: torch.Generator,
+    *,
+    learns: bool = True,
+    device: torch.device = CPU,
+) -> tuple[Algorithm, tuple[DemonstrationFile, ...]]:
+    """Builds the algorithm that `trainer_type` names; returns it and the demonstration files that it read, each once.
 
     Args:
-        restarted: the learner has predecessors.
+        behavior: name of the behavior.
+        spec: observations and actions of the behavior.
+        settings: the learner's settings.
+        generator: random source of the initial weights and of shuffling.
+        learns: False loads no demonstrations, for networks that only receive weights.
+        device: device of the networks.
 
-    Attributes:
-        reached: steps received or lost, by incarnation of stepping, in the order of their first segments.
-        lost: steps lost, by the stage that lost them.
+    Raises:
+        Unsupported: no network can be built for the spec or the settings.
+        RecordingError: demonstrations are missing, unreadable, or of another spec.
     """
+    networks: ActorCritic
+    if settings.trainer_type == "bc":
+        networks = ActorCritic(Actor(spec, settings.network_settings, generator), None, settings)
+    elif settings.trainer_type == "poca":
+        networks = GroupNetworks(behavior, spec, settings, generator)
+    else:
+        networks = AgentNetworks(spec, settings, generator)
+    hyper = settings.hyperparameters
+    optimizer = Adam(networks.modules, hyper.learning_rate, device, hyper.adam_epsilon, hyper.max_grad_norm)
+    sources: dict[str, RewardNetwork] = {}
+    files: list[DemonstrationFile] = []
 
-    def __init__(self, *, restarted: bool) -> None:
-        self.reached: dict[str, int] = {}
-        self.lost: dict[str, int] = {}
-        self._restarted = restarted
-        self._received: set[str] = set()  # sources of which this learner has received segments
+    def load_all(wanted: DemonstrationSettings) -> Demonstrations | None:
+        found = load(wanted.demo_path, behavior, spec, wanted.demo_actions) if learns else None
+        files.extend(() if found is None else found.files)
+        return found
 
-    def add(self, segments: Segments) -> None:
-        """Counts segments that have arrived."""
-        source, first = segments.source, segments.source not in self._received
-        missing = segments.reached - len(segments.log_probs) - self.reached.get(source, 0)
-        self._lose("learning" if self._restarted and first else "assembly", missing)
-        self.reached[source] = segments.reached
-        self._received.add(source)
-
-    def to_plain(self) -> dict[str, Json]:
-        """Returns the counts as plain JSON values, for a checkpoint."""
-        return {"reached": dict(self.reached), "lost": dict(self.lost)}
-
-    def restore(self, plain: Mapping[str, Json], resolved: int) -> None:
-        """Continues from what `to_plain` returned.
-
-        Args:
-            plain: counts of a checkpoint, which may have none.
-            resolved: steps that the checkpoint holds as trained, stale or played. What it had received beyond them was
-                in a buffer, and is lost; what it holds beyond those that it had received was produced by others.
-        """
-        self.reached, self.lost = dict(plain.get("reached", {})), dict(plain.get("lost", {}))
-        beyond = sum(self.reached.values()) - sum(self.lost.values()) - resolved
-        self._lose("learning", max(0, beyond))
-        if beyond < 0:
-            self.reached[EARLIER] = self.reached.get(EARLIER, 0) - beyond
-
-    def _lose(self, stage: str, steps: int) -> None:
-        if steps:
-            self.lost[stage] = self.lost.get(stage, 0) + steps
+    wanted, imitated = settings.reward_signals, settings.behavioral_cloning
+    if wanted.gail is not None:
+        sources["gail"] = Gail(spec, wanted.gail, load_all(wanted.gail), generator, device)
+    if wanted.curiosity is not None:
+        sources["curiosity"] = Curiosity(spec, wanted.curiosity, generator, device)
+    if wanted.rnd is not None:
+        sources["rnd"] = Rnd(spec, wanted.rnd, generator, device)
+    signals = Signals(wanted, sources)
+    cloning = None
+    if imitated is not None and (demonstrations := load_all(imitated)) is not None:
+        cloning = Cloning(networks.actor, settings, demonstrations, generator)
+    algorithm: Algorithm = BC(networks, optimizer, signals, cloning)
+    if isinstance(networks, GroupNetworks):
+        algorithm = POCA(networks, optimizer, signals, settings, generator, cloning)
+    elif isinstance(networks, AgentNetworks):
+        algorithm = PPO(networks, optimizer, signals, settings, generator, cloning)
+    return algorithm, tuple(dict.fromkeys(files))
 
 
-def _count(module: nn.Module | None) -> int:
-    """Returns the number of parameters; 0 without a module."""
-    return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
+def describe(spec: BehaviorSpec, teammates: Mapping[str, BehaviorSpec], settings: TrainerSettings) -> dict[str, Json]:
+    """Returns what the networks are built from, in the form in which JSON restores it.
+
+    Args:
+        spec: observations and actions of the behavior.
+        teammates: specs of the other behavior names that share groups with it.
+        settings: the learner's settings.
+    """
+    signals = settings.reward_signals.named()
+    described = {
+        "trainer": settings.trainer_type,
+        "spec": asdict(spec),
+        "teammates": {name: asdict(one) for name, one in teammates.items()},
+        "network_settings": _shape(settings.network_settings.model_dump(exclude={"deterministic"})),
+        "shared_critic": settings.hyperparameters.shared_critic,
+        "signals": list(signals),
+        "reward_networks": {name: _reward_network(one) for name, one in signals.items() if name != EXTRINSIC},
+    }
+    extrinsic = settings.reward_signals.extrinsic
+    if extrinsic is not None and extrinsic.normalize:  # absent otherwise, as in checkpoints older than this setting
+        described["normalized_rewards"] = [EXTRINSIC]
+    return dict(json.loads(json.dumps(described)))
+
+
+def check_description(behavior: str, description: dict[str, Json], checkpoint: Checkpoint) -> None:
+    """Refuses a checkpoint of another behavior, spec or network; its teammates may differ.
+
+    Raises:
+        CheckpointError: the checkpoint differs from `behavior` and `description`.
+    """
+    own = {"behavior": behavior} | description | {"teammates": checkpoint.description.get("teammates", {})}
+    other = {"behavior": checkpoint.behavior} | checkpoint.description
+    if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
+        raise CheckpointError(
+            got=f"a checkpoint with { ({key: other.get(key) for key in differing}) }",
+            expected=f"{ ({key: own.get(key) for key in differing}) }",
+            remedy="resume with the settings and the simulator of the run that wrote it, or start a new run",
+        )
+
+
+def restorable(algorithm: Algorithm, generator: torch.Generator, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Returns the moments that a checkpoint restores: those of cloning only if it was not enabled or disabled since.
+
+    Raises:
+        CheckpointError: its optimizer state differs from that of `algorithm`, or its random state from `generator`'s.
+    """
+    moments = moments_of(algorithm)
+    own = {name: tuple(moment.shape) for name, moment in moments.items()}
+    own["generator"] = tuple(generator.get_state().shape)
+    found = {name: array.shape for name, array in checkpoint.optimizer.items()}
+    cloned, saved = ({name for name in every if name.startswith(_CLONING)} for every in (own, found))
+    if cloned != saved:
+        own, found = ({name: every[name] for name in every.keys() - cloned - saved} for every in (own, found))
+    problem = "of other names or sizes" if own != found else ""
+    try:
+        torch.Generator().set_state(torch.from_numpy(np.array(checkpoint.optimizer["generator"])))
+    except (KeyError, TypeError, RuntimeError) as error:
+        problem = problem or f"with an invalid random state ({error})"
+    if problem:
+        raise CheckpointError(
+            got=f"optimizer state {sorted(checkpoint.optimizer)} {problem}",
+            expected=f"{sorted(own)} with the sizes of this network, and the state of a torch.Generator",
+            remedy="use a checkpoint of this version of sparring",
+        )
+    return {name: moment for name, moment in moments.items() if name in own}
+
+
+def _shape(network: dict[str, Json]) -> dict[str, Json]:
+    """Returns the settings that weights depend on: not initialization; SiLU is implied, as in old checkpoints."""
+    implied = {"initialization"} | ({"activation"} if network["activation"] == "silu" else set())
+    return {key: value for key, value in network.items() if key not in implied}
+
+
+def _reward_network(signal: SignalSettings) -> dict[str, Json]:
+    """Returns the settings that the weights of a reward network depend on."""
+    plain = signal.model_dump(include={"network_settings", "encoding_size", "use_actions", "use_vail"})
+    return plain | {"network_settings": _shape(plain["network_settings"])}

@@ -32,33 +32,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState, rows_at_once
+from sparring.pipeline.assembly import sequences
+from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState, in_parts, rows_at_once
 from sparring.pipeline.learning.optimizer import StepTaken
 from sparring.pipeline.learning.settings import Hyperparameters
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actor import Actor
-from sparring.pipeline.networks.device import back, constant, over
+from sparring.pipeline.networks.device import constant, over
 from sparring.pipeline.specs import Array, Flags, Floats, Numbers
 
 WEIGHT_CAP: Final = 2.0
 
 
-class PolicyLoss(NamedTuple):
+class PolicyTerms(NamedTuple):
     """Holds the surrogate and the entropy bonus of some rows.
 
     Attributes:
         objective: [B], or [B, P], clipped surrogate.
         log_ratio: logarithm of the ratio, in the same shape.
         entropy: scalar, as published.
-        to_head: [B, H] derivative of the loss for means and logits.
-        to_log_sigma: [C] derivative of the loss for log sigma.
     """
 
     objective: Tensor
     log_ratio: Tensor
     entropy: Tensor
-    to_head: Tensor
-    to_log_sigma: Tensor
 
 
 def evaluate(actor: Actor, head_BH: Tensor, rows: Minibatch, per_dimension: bool) -> distributions.Evaluation:
@@ -68,7 +65,7 @@ def evaluate(actor: Actor, head_BH: Tensor, rows: Minibatch, per_dimension: bool
     )
 
 
-def policy_loss(actor: Actor, head_BH: Tensor, rows: Minibatch, beta: float) -> PolicyLoss:
+def policy_loss(actor: Actor, head_BH: Tensor, rows: Minibatch, beta: float) -> tuple[PolicyTerms, Tensor, Tensor]:
     """Computes minus the mean of the clipped surrogate (equation 7), minus the entropy bonus, without autograd.
 
     Args:
@@ -76,13 +73,15 @@ def policy_loss(actor: Actor, head_BH: Tensor, rows: Minibatch, beta: float) -> 
         head_BH: its means and logits for the rows.
         rows: actions and their advantages.
         beta: weight of the entropy bonus; with a ratio of joint actions, weight for each dimension and branch.
+
+    Returns:
+        Its terms, and its derivatives for means and logits [B, H] and for log sigma [C].
     """
     per_dimension = rows.log_prob.dim() == 2
     chosen = evaluate(actor, head_BH, rows, per_dimension)
     objective, to_log_prob, log_ratio = surrogate(chosen.log_prob, rows.log_prob, rows.advantage, rows.limit)
     parts = 1 if per_dimension else actor.actions.parts
-    to_head_BH, to_log_sigma_C = chosen.gradient(to_log_prob, -beta * parts)
-    return PolicyLoss(objective, log_ratio, chosen.entropy, to_head_BH, to_log_sigma_C)
+    return PolicyTerms(objective, log_ratio, chosen.entropy), *chosen.gradient(to_log_prob, -beta * parts)
 
 
 def clip_limit(advantage_B: Tensor, epsilon: float) -> Tensor:
@@ -248,25 +247,23 @@ def _proximal(
     for at_B, state in _chunks(rows, wanted_R, recurrence):
         at_B, there = over((at_B, state), actor.device)
         some = rows.at(at_B)
-        layout, memory = (None, None) if there is None else (there.layout, there.actor)
-        head_BH = actor(some.inputs, layout, memory)[:, : actor.outputs]
+        head_BH = actor(some.inputs, there.layout, there.actor)[:, : actor.outputs]
         log_prob = evaluate(actor, head_BH, some, per_dimension).log_prob
         found_RP[at_B] = log_prob.reshape(len(at_B), parts)
     return found_RP
 
 
-def _chunks(
-    rows: Minibatch, wanted_R: Flags, recurrence: Recurrence | None
-) -> Iterator[tuple[Tensor, RecurrentState | None]]:
+def _chunks(rows: Minibatch, wanted_R: Flags, recurrence: Recurrence | None) -> Iterator[tuple[Tensor, RecurrentState]]:
     """Yields wanted rows, with their whole sequences for recurrent actors, as many as fit in the cache."""
     most = rows_at_once(rows.inputs)
     if recurrence is None:
         for at_B in torch.split(torch.from_numpy(np.flatnonzero(wanted_R)), most):
-            yield at_B, None
+            yield at_B, RecurrentState()
         return
-    wanted_q = np.flatnonzero(recurrence.holding(wanted_R))
-    length = int(recurrence.lengths.max())
-    for which_q in np.array_split(wanted_q, -(-len(wanted_q) // max(1, most // length))):
+    lengths_q = recurrence.lengths
+    within = wanted_R[sequences.rows_of(recurrence.first, lengths_q)]
+    wanted_q = np.flatnonzero(np.logical_or.reduceat(within, np.cumsum(lengths_q) - lengths_q))
+    for which_q in in_parts(wanted_q, max(1, most // int(lengths_q.max()))):
         yield recurrence.select(which_q)
 
 
@@ -277,16 +274,12 @@ class Losses(NamedTuple):
     """Holds the losses of one minibatch.
 
     Attributes:
-        objective: [B], or [B, P], clipped surrogate.
-        log_ratio: logarithm of the ratio, in the same shape.
-        entropy: scalar.
+        policy: of the actor.
         squares: [n, S] squared errors of the critic's estimates, by kind.
         step: of the optimizer.
     """
 
-    objective: Tensor
-    log_ratio: Tensor
-    entropy: Tensor
+    policy: PolicyTerms
     squares: Mapping[str, Tensor]
     step: StepTaken
 
@@ -317,12 +310,6 @@ class UpdateReport(NamedTuple):
     staleness: Staleness = NONE_STALE
 
 
-def taken_of(tried: Sequence[Losses]) -> list[Losses]:
-    """Returns the losses of the minibatches whose gradient was finite; this waits for the device."""
-    skipped = back(torch.stack([one.step.skipped for one in tried])) if tried else ()
-    return [one for one, is_skipped in zip(tried, skipped, strict=True) if not is_skipped]
-
-
 def lags(version: int, versions: Numbers) -> tuple[int, ...]:
     """Returns how many rows were acted by a policy 0, 1, ... versions older than `version`."""
     return tuple(np.bincount(np.maximum(version - versions, 0)).tolist())
@@ -332,14 +319,11 @@ def losses_of(taken: Sequence[Losses]) -> dict[str, float]:
     """Returns the mean of each loss over minibatches, which may differ in size; none if every one was skipped."""
     if not taken:
         return {}
-    return {
-        "Losses/Policy Loss": _mean_of_each([one.objective for one in taken]).abs().mean().item(),
-        "Policy/Entropy": _mean_of_each([one.entropy for one in taken]).mean().item(),
-        **{
-            f"Losses/{kind} Loss": _mean_of_each([one.squares[kind] for one in taken]).mean().item()
-            for kind in taken[0].squares
-        },
-    }
+    objectives = _mean_of_each([one.policy.objective for one in taken])
+    columns = {"Policy/Entropy": [one.policy.entropy for one in taken]}
+    columns |= {f"Losses/{kind} Loss": [one.squares[kind] for one in taken] for kind in taken[0].squares}
+    means = {name: _mean_of_each(column).mean().item() for name, column in columns.items()}
+    return {"Losses/Policy Loss": objectives.abs().mean().item()} | means
 
 
 def diagnostics(
@@ -364,7 +348,7 @@ def diagnostics(
     if (finite_S := np.isfinite(explained_S)).any():
         found["Update/Explained Variance"] = float(explained_S[finite_S].mean())
     if taken:
-        log_ratio = torch.cat([one.log_ratio for one in taken])
+        log_ratio = torch.cat([one.policy.log_ratio for one in taken])
         joint = log_ratio.sum(1) if log_ratio.dim() == 2 else log_ratio
         found["Update/Approximate KL"] = (joint.exp() - 1 - joint).mean().item()
         found["Update/Clip Fraction"] = ((log_ratio.exp() - 1).abs() > epsilon).float().mean().item()

@@ -64,14 +64,14 @@ class RecurrentState(NamedTuple):
     """Holds the memories of the networks at the start of each sequence of a minibatch.
 
     Attributes:
-        layout: how the rows form sequences.
+        layout: how the rows form sequences; all is None for networks without memory.
         actor: [q, M].
         critic: [q, M]; None if actor and critic share a body, or the critic has sequences of its own.
     """
 
-    layout: Layout
-    actor: Tensor
-    critic: Tensor | None
+    layout: Layout | None = None
+    actor: Tensor | None = None
+    critic: Tensor | None = None
 
 
 class Recurrence(NamedTuple):
@@ -89,12 +89,6 @@ class Recurrence(NamedTuple):
     actor: Floats
     critic: Floats | None
 
-    def holding(self, wanted_r: Flags) -> Flags:
-        """Returns [q] which sequences contain a wanted row."""
-        within = wanted_r[sequences.rows_of(self.first, self.lengths)]
-        found: Flags = np.logical_or.reduceat(within, np.cumsum(self.lengths) - self.lengths)
-        return found
-
     def select(self, which_q: Array) -> tuple[Tensor, RecurrentState]:
         """Returns the rows [B] of the given sequences, one after the other, and the memories at their starts."""
         lengths = self.lengths[which_q]
@@ -103,12 +97,14 @@ class Recurrence(NamedTuple):
         return torch.from_numpy(sequences.rows_of(self.first[which_q], lengths)), state
 
 
-def minibatches(rows: Minibatch, size: int, generator: torch.Generator) -> Iterator[tuple[Minibatch, None, Tensor]]:
+def minibatches(
+    rows: Minibatch, size: int, generator: torch.Generator
+) -> Iterator[tuple[Minibatch, RecurrentState, Tensor]]:
     """Yields minibatches of `size` shuffled rows, or one of all, with row numbers; incomplete ones are left out."""
     which = over(torch.from_numpy(shuffled_parts(len(rows.log_prob), size, generator)), rows.log_prob.device)
     inputs = zip(*(_shuffled(column, which) for column in rows.inputs), strict=True)
     others = ([None] * len(which) if column is None else _shuffled(column, which) for column in rows[1:])
-    return ((Minibatch(*parts), None, at_B) for at_B, *parts in zip(which, inputs, *others, strict=True))
+    return ((Minibatch(*parts), RecurrentState(), at_B) for at_B, *parts in zip(which, inputs, *others, strict=True))
 
 
 def recurrent_minibatches(

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sparring.pipeline.networks.device import CPU, constant, place
+from sparring.pipeline.networks.device import CPU, back, constant, place
 
-BackwardFn = Callable[[Sequence[Tensor], Sequence[Tensor]], object]
-"""Propagates gradients of outputs to the `grad` of all parameters: autograd, or explicit formulas of a network."""
+T = TypeVar("T")
 
 
 class StepTaken(NamedTuple):
@@ -33,14 +32,14 @@ AVERAGES: Final = ("exp_avg", "exp_avg_sq")
 fused_adam = partial(torch._fused_adam_, beta1=0.9, beta2=0.999, weight_decay=0.0, amsgrad=False, maximize=False)
 
 
-def backpropagate(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """Propagates gradients of outputs through their graph.
+def of_finite(steps: Sequence[tuple[Tensor, T]]) -> list[T]:
+    """Returns what belongs to the steps that were not skipped; this waits for the device.
 
-    `torch.autograd.backward` does the same, and imports sympy the first time (0.7 s of CPU time).
+    Args:
+        steps: 1 if a step was skipped, else 0, and what belongs to it.
     """
-    with torch.enable_grad():
-        products = [(output * gradient).sum() for output, gradient in zip(outputs, gradients, strict=True)]
-        torch.stack(products).sum().backward()  # type: ignore[no-untyped-call]
+    skipped = back(torch.stack([one for one, _ in steps])).tolist() if steps else []
+    return [found for (_, found), is_skipped in zip(steps, skipped, strict=True) if not is_skipped]
 
 
 @dataclass(eq=False)
@@ -91,15 +90,11 @@ class Adam:
         parts = torch.split(flat, [shape.numel() for shape in self._shapes.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
-    def step(
-        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], backward_fn: BackwardFn = backpropagate
-    ) -> StepTaken:
+    def step(self, backward_fn: Callable[[], object]) -> StepTaken:
         """Takes one step, without waiting for the device.
 
         Args:
-            outputs: outputs of the modules.
-            gradients: gradients of the loss for each of them.
-            backward_fn: propagates them to the parameters.
+            backward_fn: adds the gradient of a loss to the `grad` of all parameters: autograd, or explicit formulas.
 
         Returns:
             Whether the gradient was finite, else the step was skipped, and its norm.
@@ -107,7 +102,7 @@ class Adam:
         self.tried += 1
         gradient = self.gradient
         gradient.zero_()
-        backward_fn(outputs, gradients)
+        backward_fn()
         # A NaN or an infinity in any row of the loss also reaches the gradient and its norm.
         square = gradient.dot(gradient)
         skipped = square.sub(square).ne_(0)

@@ -33,16 +33,16 @@ reward signals.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparring.pipeline.learning.buffer import Batch
-from sparring.pipeline.learning.group_networks import CriticInputs, GroupEstimates, GroupNetworks, PreparedGroups
-from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState
-from sparring.pipeline.learning.ppo import VALUE_WEIGHT, Estimated, ForwardPass, PolicyGradient, Targets
+from sparring.pipeline.learning.group_networks import GroupEstimates, GroupNetworks, PreparedGroups
+from sparring.pipeline.learning.minibatches import Recurrence
+from sparring.pipeline.learning.ppo import VALUE_WEIGHT, Estimated, ForwardPass, Part, PolicyGradient, Targets
 from sparring.pipeline.learning.signals import EXTRINSIC, by_series
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.specs import BehaviorSpec, Numbers
@@ -65,21 +65,7 @@ class GroupTargets(Targets):
     of_timesteps: tuple[Tensor, Tensor]
 
 
-class CriticMinibatch(NamedTuple):
-    """Holds whole timesteps, for a step of the critic.
-
-    Attributes:
-        inputs: m timesteps, and n decisions made at these.
-        values: [m, S] returns, and values before the update.
-        baselines: [n, S] returns, and baselines before the update.
-    """
-
-    inputs: CriticInputs
-    values: tuple[Tensor, Tensor]
-    baselines: tuple[Tensor, Tensor]
-
-
-class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
+class POCA(PolicyGradient[GroupNetworks, GroupTargets]):
     """Trains the networks of one behavior with MA-POCA."""
 
     def register(self, specs: Mapping[str, BehaviorSpec]) -> None:
@@ -104,16 +90,15 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
         returns_KS = np.zeros_like(found.values)
         advantages_TS = self._advantages(series, rewards, values_TS, next_values_gS, is_empty, is_occupied)
         returns_KS[index.in_series] = values_TS + advantages_TS
-        returns_RS, own = returns_KS[index.timesteps], prepared.rows[0]
-        assert own is not None
-        inputs, advantages_R = tuple(one[: batch.steps] for one in own.inputs), (returns_RS - found.baselines).mean(1)
+        returns_RS = returns_KS[index.timesteps]
+        inputs = tuple(column[: batch.steps] for column in prepared.rows[0].inputs)
+        advantages_R = (returns_RS - found.baselines).mean(1)
         return GroupTargets(
             rows=self._rows(batch, inputs, advantages_R, returns_RS, found.baselines, epsilon),
             recurrence=self._recurrence(batch, prepared),
-            returns=torch.from_numpy(returns_KS[index.in_series]),
-            values=torch.from_numpy(values_TS),
+            returns=returns_KS[index.in_series],
+            before={"Value": values_TS, "Baseline": found.baselines},
             observed=self.networks.observed(prepared),
-            terminated=bool(series.ended.any()),
             groups=bool(index.counts.max() > 1),
             prepared=prepared,
             estimates=found,
@@ -128,12 +113,8 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
         memory = batch.carried[windows.by_window, : self.networks.memory]
         return Recurrence(first=windows.first_q, lengths=windows.lengths_q, actor=memory, critic=None)
 
-    def _minibatches(
-        self, targets: GroupTargets
-    ) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor, CriticMinibatch]]:
-        """Yields as many minibatches of the actor as PPO does, each with a part of the timesteps for the critic (9,
-        10).
-        """
+    def _minibatches(self, targets: GroupTargets) -> Iterator[Part]:
+        """Yields as many minibatches of the actor as PPO does, each with a part of the critic's windows (9, 10)."""
         size, units = self.settings.hyperparameters.batch_size, len(targets.rows.log_prob)
         if targets.recurrence is not None:
             units = len(targets.recurrence.lengths)
@@ -141,27 +122,19 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets, CriticMinibatch]):
         of_actor = self._of_actor(targets)
         of_critic = shuffled(targets.prepared.windows.weights, units // min(size, units), self.generator)
         for at, part in enumerate(of_actor):
-            yield *part, self._critic_minibatch(targets, of_critic[at % len(of_critic)])
+            yield *part, of_critic[at % len(of_critic)]
 
-    def _critic_minibatch(self, targets: GroupTargets, which: Numbers) -> CriticMinibatch:
-        """Returns the critic's minibatch of some windows."""
-        inputs = self.networks.inputs(targets.prepared, which, targets.estimates)
-        at_m, at_n = over((torch.from_numpy(inputs.timesteps), torch.from_numpy(inputs.rows)), self.optimizer.device)
-        returns_KS, values_KS = targets.of_timesteps
-        returns_RS, baselines_RS = targets.rows.returns, targets.rows.values
-        values = returns_KS.index_select(0, at_m), values_KS.index_select(0, at_m)
-        baselines = returns_RS.index_select(0, at_n), baselines_RS.index_select(0, at_n)
-        return CriticMinibatch(inputs, values, baselines)
-
-    def _forward(self, rows: Minibatch, state: RecurrentState | None, critic: CriticMinibatch) -> ForwardPass:
-        """Evaluates the actor on its rows and the critic on its timesteps (7)."""
-        head_BH, values_mS, baselines_nS, backward_fn = self.networks.run(rows.inputs, state, critic.inputs)
-        value = Estimated(values_mS, *critic.values, VALUE_WEIGHT)
-        baseline = Estimated(baselines_nS, *critic.baselines, BASELINE_WEIGHT)
+    def _forward(self, targets: GroupTargets, part: Part) -> ForwardPass:
+        """Evaluates the actor on its rows, and the critic on its timesteps and the decisions there (7)."""
+        rows, state, _, windows = part
+        critic = self.networks.inputs(targets.prepared, windows, targets.estimates)
+        head_BH, values_mS, baselines_nS, backward_fn = self.networks.run(rows.inputs, state, critic)
+        at_m, at_n = over((torch.from_numpy(critic.timesteps), torch.from_numpy(critic.rows)), self.optimizer.device)
+        of_values = (column.index_select(0, at_m) for column in targets.of_timesteps)
+        of_baselines = (column.index_select(0, at_n) for column in (targets.rows.returns, targets.rows.values))
+        value = Estimated(values_mS, VALUE_WEIGHT, *of_values)
+        baseline = Estimated(baselines_nS, BASELINE_WEIGHT, *of_baselines)
         return ForwardPass(head_BH, {"Value": value, "Baseline": baseline}, backward_fn)
-
-    def _estimates(self, targets: GroupTargets) -> dict[str, float]:
-        return super()._estimates(targets) | self._means("Baseline", torch.from_numpy(targets.estimates.baselines))
 
 
 def shuffled(weights_U: Numbers, parts: int, generator: torch.Generator) -> list[Numbers]:

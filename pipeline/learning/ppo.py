@@ -44,12 +44,13 @@ from sparring.pipeline.learning.actor_critic import ActorCritic, AgentNetworks
 from sparring.pipeline.learning.buffer import Batch, Series
 from sparring.pipeline.learning.cloning import Cloning
 from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState
-from sparring.pipeline.learning.optimizer import Adam, BackwardFn
+from sparring.pipeline.learning.optimizer import Adam, of_finite
 from sparring.pipeline.learning.settings import Coefficients, TrainerSettings
 from sparring.pipeline.learning.signals import EpisodeStarts, Signals, Steps
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
-from sparring.pipeline.specs import Array, Floats
+from sparring.pipeline.networks.perceptron import accumulate
+from sparring.pipeline.specs import Array, Floats, Numbers
 
 VALUE_WEIGHT: Final = 0.5
 
@@ -61,19 +62,17 @@ class Targets:
     Attributes:
         rows: all decisions, on the device.
         recurrence: the actor's sequences; None for an actor without memory.
-        returns: [T, S] targets of the values, on the CPU.
-        values: [T, S] values before the update, on the CPU.
+        returns: [T, S] targets of the values.
+        before: [n, S] the critic's estimates before the update, by kind; those of values have the rows of `returns`.
         observed: observations before normalization, for the running statistics of each encoder.
-        terminated: some episode or group ended by itself.
         groups: some agents shared a group.
     """
 
     rows: Minibatch
     recurrence: Recurrence | None
-    returns: Tensor
-    values: Tensor
+    returns: Floats
+    before: Mapping[str, Floats]
     observed: Sequence[tuple[Encoder, Inputs]]
-    terminated: bool
     groups: bool = False
 
 
@@ -82,15 +81,15 @@ class Estimated(NamedTuple):
 
     Attributes:
         found: [n, S].
+        weight: factor of their mean squared error.
         returns: [n, S] their targets.
         before: [n, S] the estimates before the update.
-        weight: factor of their mean squared error.
     """
 
     found: Tensor
+    weight: float
     returns: Tensor
     before: Tensor
-    weight: float
 
 
 class ForwardPass(NamedTuple):
@@ -99,22 +98,24 @@ class ForwardPass(NamedTuple):
     Attributes:
         head: [B, H] means and logits.
         estimates: of the critic, by kind.
-        backward_fn: propagates gradients of head, log sigma and estimates to the parameters.
+        backward_fn: propagates gradients of head and estimates to the parameters.
     """
 
     head: Tensor
     estimates: Mapping[str, Estimated]
-    backward_fn: BackwardFn
+    backward_fn: Callable[..., object]
 
 
 NetworksT = TypeVar("NetworksT", bound=ActorCritic)
 TargetsT = TypeVar("TargetsT", bound=Targets)
-CriticT = TypeVar("CriticT")
+
+Part = tuple[Minibatch, RecurrentState, Tensor, Numbers]
+"""A minibatch: rows, the actor's memories, row numbers, and windows of group time for the critic (empty in PPO)."""
 
 
 @dataclass(eq=False)
-class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
-    """Trains the networks of one behavior; minibatches may hold a part (`CriticT`) for the critic alone.
+class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
+    """Trains the networks of one behavior.
 
     Attributes:
         networks: actor and critic.
@@ -155,21 +156,25 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
         targets = replace(targets, rows=rows)
         done = []
         passes = (self._minibatches(targets) for _ in range(hyper.num_epoch))
-        for part, state, at_B, critic in chain.from_iterable(passes):
-            done.append(self._step(part, state, critic, coefficients))
-            self.signals.learn(at_B)
+        for part in chain.from_iterable(passes):
+            done.append(self._step(targets, part, coefficients))
+            self.signals.learn(part[2])
             if self.is_stopping():
                 break
         cloned = {} if self.cloning is None else self.cloning.update(trained)
         for encoder, joined in targets.observed:
             encoder.update(joined)
-        taken = losses.taken_of(done)
+        taken = of_finite([(one.step.skipped, one) for one in done])
         names = ("Policy/Learning Rate", "Policy/Epsilon", "Policy/Beta")
         return losses.UpdateReport(
             statistics=dict(zip(names, coefficients, strict=True))
-            | self._estimates(targets)
+            | {
+                f"Policy/{signal.capitalize()} {kind} Estimate": mean
+                for kind, estimates in targets.before.items()
+                for signal, mean in zip(self.signals.settings, estimates.mean(0).tolist(), strict=True)
+            }
             | losses.losses_of(taken)
-            | losses.diagnostics(taken, targets.returns.numpy(), targets.values.numpy(), epsilon, staleness)
+            | losses.diagnostics(taken, targets.returns, targets.before["Value"], epsilon, staleness)
             | self.signals.statistics()
             | cloned,
             steps=batch.steps,
@@ -178,7 +183,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
             lags=losses.lags(version, batch.versions),
             group_rewards=bool(batch.group_rewards.any()),
             groups=targets.groups,
-            terminated=targets.terminated,
+            terminated=bool(batch.terminated.any()),
             staleness=staleness,
         )
 
@@ -189,22 +194,14 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
         """Estimates a batch, and computes returns and advantages from that."""
 
     @abstractmethod
-    def _minibatches(self, targets: TargetsT) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor, CriticT]]:
-        """Yields the minibatches of one pass: rows, the actor's memories, row numbers, the critic's part."""
+    def _minibatches(self, targets: TargetsT) -> Iterator[Part]:
+        """Yields the minibatches of one pass."""
 
     @abstractmethod
-    def _forward(self, rows: Minibatch, state: RecurrentState | None, critic: CriticT) -> ForwardPass:
+    def _forward(self, targets: TargetsT, part: Part) -> ForwardPass:
         """Evaluates a minibatch for differentiation, under `no_grad`."""
 
-    def _estimates(self, targets: TargetsT) -> dict[str, float]:
-        """Returns the means of the critic's estimates before the update, by ML-Agents' names."""
-        return self._means("Value", targets.values)
-
     # ---------------------------------------------------------------- what is shared
-
-    def _means(self, kind: str, values_TS: Tensor) -> dict[str, float]:
-        names = (f"Policy/{signal.capitalize()} {kind} Estimate" for signal in self.signals.settings)
-        return dict(zip(names, values_TS.mean(0).tolist(), strict=True))
 
     def _advantages(
         self,
@@ -259,7 +256,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
         """Returns our own decisions as reward networks read them."""
         return Steps(batch, self.actor.actions, self.actor.action_limit)
 
-    def _of_actor(self, targets: Targets) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor]]:
+    def _of_actor(self, targets: Targets) -> Iterator[tuple[Minibatch, RecurrentState, Tensor]]:
         """Yields shuffled minibatches of rows, or of whole sequences, with their row numbers."""
         size = self.settings.hyperparameters.batch_size
         if targets.recurrence is None:
@@ -268,25 +265,25 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT, CriticT]):
         return minibatches.recurrent_minibatches(targets.rows, targets.recurrence, size, self.generator)
 
     @torch.no_grad()
-    def _step(
-        self, rows: Minibatch, state: RecurrentState | None, critic: CriticT, coefficients: Coefficients
-    ) -> losses.Losses:
+    def _step(self, targets: TargetsT, part: Part, coefficients: Coefficients) -> losses.Losses:
         """Takes one step of Adam on a minibatch, and returns its losses."""
-        head_BH, estimates, backward_fn = self._forward(rows, state, critic)
+        head_BH, estimates, backward_fn = self._forward(targets, part)
         clipped = self.settings.hyperparameters.clip_value_loss
-        chosen = losses.policy_loss(self.actor, head_BH, rows, coefficients.beta)
-        outputs, gradients = [head_BH, self.actor.log_sigma], [chosen.to_head, chosen.to_log_sigma]
-        squares = {}
-        for kind, (found, aims, before, weight) in estimates.items():
+        terms, to_head_BH, to_log_sigma_C = losses.policy_loss(self.actor, head_BH, part[0], coefficients.beta)
+        squares, gradients = {}, [to_head_BH]
+        for kind, (found, weight, aims, before) in estimates.items():
             old = before if clipped else None
             squares[kind], gradient = losses.value_loss(found, aims, weight, old, coefficients.epsilon)
-            outputs.append(found)
             gradients.append(gradient)
-        step = self.optimizer.step(outputs, gradients, backward_fn)
-        return losses.Losses(chosen.objective, chosen.log_ratio, chosen.entropy, squares, step)
+
+        def backward() -> None:
+            accumulate(self.actor.log_sigma, to_log_sigma_C)
+            backward_fn(*gradients)
+
+        return losses.Losses(terms, squares, self.optimizer.step(backward))
 
 
-class PPO(PolicyGradient[AgentNetworks, Targets, None]):
+class PPO(PolicyGradient[AgentNetworks, Targets]):
     """Trains the networks of one behavior with PPO; every agent is a group of one."""
 
     def _targets(self, batch: Batch, epsilon: float) -> Targets:
@@ -300,16 +297,16 @@ class PPO(PolicyGradient[AgentNetworks, Targets, None]):
         return Targets(
             rows=rows,
             recurrence=found.recurrence,
-            returns=torch.from_numpy(returns_RS),
-            values=torch.from_numpy(found.values),
+            returns=returns_RS,
+            before={"Value": found.values},
             observed=[(self.actor.encoder, prepared.joined)],
-            terminated=bool(batch.terminated.any()),
         )
 
-    def _minibatches(self, targets: Targets) -> Iterator[tuple[Minibatch, RecurrentState | None, Tensor, None]]:
-        return ((*part, None) for part in self._of_actor(targets))
+    def _minibatches(self, targets: Targets) -> Iterator[Part]:
+        return ((*part, np.empty(0, np.int64)) for part in self._of_actor(targets))
 
-    def _forward(self, rows: Minibatch, state: RecurrentState | None, critic: None) -> ForwardPass:
+    def _forward(self, targets: Targets, part: Part) -> ForwardPass:
+        rows, state, _, _ = part
         head_BH, values_BS, backward_fn = self.networks.run(rows.inputs, state)
-        values = Estimated(values_BS, rows.returns, rows.values, VALUE_WEIGHT)
+        values = Estimated(values_BS, VALUE_WEIGHT, rows.returns, rows.values)
         return ForwardPass(head_BH, {"Value": values}, backward_fn)

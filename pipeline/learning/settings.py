@@ -119,19 +119,27 @@ class IntrinsicSettings(SignalSettings):
     encoding_size: int | None = Field(default=None, ge=1)
 
 
-class GailSettings(IntrinsicSettings):
-    """Configures generative adversarial imitation of demonstrations.
+class DemonstrationSettings(StrictSettings):
+    """Names the demonstrations to learn from.
 
     Attributes:
         demo_path: a demonstration file or a folder of them.
         demo_actions: which action accompanies an observation in `.demo` files: that of the decision before it
             (`previous`), its `own`, or, under `auto`, the one detected in each file.
-        use_actions: the discriminator reads actions too.
-        use_vail: pass the discriminator's code through a variational bottleneck.
     """
 
     demo_path: str = Field(min_length=1)
     demo_actions: DemoActions = "auto"
+
+
+class GailSettings(DemonstrationSettings, IntrinsicSettings):
+    """Configures generative adversarial imitation of demonstrations.
+
+    Attributes:
+        use_actions: the discriminator reads actions too.
+        use_vail: pass the discriminator's code through a variational bottleneck.
+    """
+
     use_actions: bool = False
     use_vail: bool = False
 
@@ -175,13 +183,10 @@ class RewardSignals(StrictSettings):
         return {name: getattr(self, name) for name in get_args(RewardSignalName) if getattr(self, name) is not None}
 
 
-class BehavioralCloningSettings(StrictSettings):
+class BehavioralCloningSettings(DemonstrationSettings):
     """Configures supervised imitation of demonstrations beside training.
 
     Attributes:
-        demo_path: a demonstration file or a folder of them.
-        demo_actions: which action accompanies an observation in `.demo` files: that of the decision before it
-            (`previous`), its `own`, or, under `auto`, the one detected in each file.
         steps: steps over which it fades to 0; 0 keeps it forever.
         strength: its share of the learning rate.
         samples_per_update: most demonstration steps of a pass; 0 for all.
@@ -189,8 +194,6 @@ class BehavioralCloningSettings(StrictSettings):
         batch_size: demonstration steps in a minibatch; None for that of the hyperparameters.
     """
 
-    demo_path: str = Field(min_length=1)
-    demo_actions: DemoActions = "auto"
     steps: int = Field(default=0, ge=0)
     strength: float = Field(default=1.0, gt=0)
     samples_per_update: int = Field(default=0, ge=0)

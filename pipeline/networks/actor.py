@@ -8,6 +8,7 @@ previous action, M values of a recurrent memory, S reward signals.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -17,10 +18,10 @@ from torch import Tensor, nn
 
 from sparring.pipeline.networks.arrays import Arrays, previous_features
 from sparring.pipeline.networks.device import back, over, to_arrays
+from sparring.pipeline.networks.distributions import ActionSampler, Source
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.layers import Layout, Recurrent
-from sparring.pipeline.networks.perceptron import BackwardFn, Perceptron
-from sparring.pipeline.networks.sampling import ActionSampler, Source
+from sparring.pipeline.networks.perceptron import BackwardFn, Perceptron, backpropagate
 from sparring.pipeline.networks.settings import Initialization, NetworkSettings
 from sparring.pipeline.specs import Array, BehaviorSpec, Flags, Floats
 
@@ -53,15 +54,18 @@ class _EncodedBody(nn.Module):
         """Returns the body if it is recurrent."""
         return self.body if isinstance(self.body, Recurrent) else None
 
-    @property
-    def plain(self) -> bool:
-        """Returns whether `traced` is possible: all observations are vectors, and the body is a perceptron."""
-        return self.encoder.plain and isinstance(self.body, Perceptron)
+    def traced(
+        self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None
+    ) -> tuple[Tensor, BackwardFn]:
+        """Returns `forward`, and a function that propagates its gradient to the parameters.
 
-    def traced(self, prepared: Inputs) -> tuple[Tensor, BackwardFn]:
-        """Returns `forward` without a graph, and a function that propagates its gradient to the parameters."""
-        assert isinstance(self.body, Perceptron)
-        return self.body.traced(prepared[0])
+        A perceptron that reads vectors alone needs no graph for that.
+        """
+        if self.encoder.plain and isinstance(self.body, Perceptron):
+            return self.body.traced(prepared[0])
+        with torch.enable_grad():
+            outputs = self(prepared, layout, memory_QM)
+        return outputs, partial(backpropagate, (outputs,))
 
     def forward(self, prepared: Inputs, layout: Layout | None = None, memory_QM: Tensor | None = None) -> Tensor:
         """Returns the outputs of prepared observations: means and logits [B, H], then values, or values alone.
@@ -84,14 +88,12 @@ class Critic(_EncodedBody):
     Args:
         spec: observations and actions of the behavior.
         settings: the network's settings.
-        signals: names of the reward signals, in the order of the heads.
+        signals: S.
         generator: random source of the initial weights.
     """
 
-    def __init__(
-        self, spec: BehaviorSpec, settings: NetworkSettings, signals: tuple[str, ...], generator: torch.Generator
-    ) -> None:
-        super().__init__(spec, settings.model_copy(update={"normalize": False}), [VALUE_GAIN] * len(signals), generator)
+    def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, signals: int, generator: torch.Generator) -> None:
+        super().__init__(spec, settings.model_copy(update={"normalize": False}), [VALUE_GAIN] * signals, generator)
 
 
 class Actor(_EncodedBody):

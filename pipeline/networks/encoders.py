@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sparring.pipeline.networks.device import CPU, over
-from sparring.pipeline.networks.layers import EntityEncoder, Recurrent
+from sparring.pipeline.networks.layers import EntityEncoder, Recurrent, Trunk
 from sparring.pipeline.networks.perceptron import HIDDEN_GAINS, ConditionedLayers, Perceptron, initialize_weights
 from sparring.pipeline.networks.settings import NetworkSettings, VisualEncoder, refuse_unsupported
 from sparring.pipeline.specs import Array, BehaviorSpec
@@ -32,7 +32,7 @@ Inputs = tuple[Tensor, ...]
 Encode = Callable[[Sequence[Array], Tensor | None], Tensor]
 """Maps one [B, *shape] array per observation, and previous actions [B, P] if enabled, to a body's input, [B, F]."""
 
-Body = Perceptron | ConditionedLayers | Recurrent
+Body = Trunk | Recurrent
 
 CLIP: Final = 5.0
 """Largest absolute value after normalization."""
@@ -43,10 +43,11 @@ _IMAGE_GAIN: Final = math.sqrt(2 / (1 + _SLOPE**2))
 _CONVOLUTIONS: Final[dict[VisualEncoder, tuple[tuple[int, int, int], ...]]] = {
     "simple": ((16, 8, 4), (32, 4, 2)),
     "nature_cnn": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+    "resnet": ((16, 3, 2), (32, 3, 2), (32, 3, 2)),
     "match3": ((35, 3, 1), (144, 3, 1)),
     "fully_connected": (),
 }
-"""Channels, kernel size and stride of each convolution; `resnet` is built by `_resnet`."""
+"""Channels, kernel size and stride of each convolution, for `resnet` of each pooling after one of 3 x 3."""
 
 
 class Normalizer(nn.Module):
@@ -78,11 +79,10 @@ class Normalizer(nn.Module):
         return partial(_normalize_few, self.mean.numpy().copy(), self.variance.sqrt().numpy())
 
     @torch.no_grad()
-    def update(self, rows_BF: Tensor) -> bool:
+    def update(self, rows_BF: Tensor) -> None:
         """Merges the statistics of `rows_BF` into the running ones (Chan et al. 1979), in float64.
 
-        Returns:
-            False if the rows hold a non-finite number: nothing was changed.
+        Rows that hold a non-finite number change nothing.
         """
         rows = rows_BF.double()
         n, seen = len(rows), self.count.item()
@@ -92,12 +92,10 @@ class Normalizer(nn.Module):
         squares_F = (
             rows.sub_(mean_F).square_().sum(0) + seen * self.variance.double() + shift_F.square() * (seen * n / total)
         )
-        if n == 0 or not bool(torch.isfinite(squares_F).all()):
-            return False
-        self.mean += shift_F * (n / total)
-        self.variance.copy_(squares_F / total)
-        self.count += n
-        return True
+        if n and bool(torch.isfinite(squares_F).all()):
+            self.mean += shift_F * (n / total)
+            self.variance.copy_(squares_F / total)
+            self.count += n
 
 
 def _normalize_few(mean_F: Array, deviation_F: Array, rows_BF: Array) -> Array:
@@ -125,8 +123,7 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], kind: VisualEncoder, units: int, generator: torch.Generator) -> None:
         super().__init__()
-        layers = _resnet(shape[0]) if kind == "resnet" else _plain_convolutions(shape[0], kind)
-        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        self.convolutions = nn.Sequential(*_convolutions(shape[0], kind), nn.Flatten())
         with torch.no_grad():
             flat = self.convolutions(torch.zeros(1, *shape)).shape[1]
         self.dense = nn.Linear(flat, units)
@@ -158,20 +155,16 @@ class _Residual(nn.Module):
         return sum_BCHW
 
 
-def _plain_convolutions(channels: int, kind: VisualEncoder) -> list[nn.Module]:
+def _convolutions(channels: int, kind: VisualEncoder) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for width, kernel, stride in _CONVOLUTIONS[kind]:
-        layers += [nn.Conv2d(channels, width, kernel, stride), nn.LeakyReLU(_SLOPE)]
+        if kind == "resnet":
+            pool = nn.MaxPool2d(kernel, stride)
+            layers += [nn.Conv2d(channels, width, 3, padding=1), pool, _Residual(width), _Residual(width)]
+        else:
+            layers += [nn.Conv2d(channels, width, kernel, stride), nn.LeakyReLU(_SLOPE)]
         channels = width
-    return layers
-
-
-def _resnet(channels: int) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    for width in (16, 32, 32):
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, 2), _Residual(width), _Residual(width)]
-        channels = width
-    return [*layers, nn.ReLU()]
+    return [*layers, nn.ReLU()] if kind == "resnet" else layers
 
 
 class Encoder(nn.Module):
@@ -186,6 +179,8 @@ class Encoder(nn.Module):
         generator: random source of the initial weights.
 
     Attributes:
+        vectors: places in the spec of the observations that are joined and normalized.
+        others: places of all others.
         plain: all observations are vectors, so that nothing is trained.
         previous: P; 0 if the network does not read its previous action.
         goal: features of the goals that condition the body.
@@ -200,16 +195,16 @@ class Encoder(nn.Module):
         refuse_unsupported(spec, settings)
         plain_goals = settings.goal_conditioning_type == "none"
         kinds = ["vector" if one.kind == "goal" and plain_goals else one.kind for one in spec.observations]
-        self._vectors = [at for at, kind in enumerate(kinds) if kind == "vector"]
-        self._others = [at for at, kind in enumerate(kinds) if kind != "vector"]
-        self.plain = not self._others
+        self.vectors = [at for at, kind in enumerate(kinds) if kind == "vector"]
+        self.others = [at for at, kind in enumerate(kinds) if kind != "vector"]
+        self.plain = not self.others
         # Places in `Inputs`, after the vectors, and the shapes there.
         self._images, self._entities, self._goals = (
-            [place for place, at in enumerate(self._others, 1) if kinds[at] == kind]
+            [place for place, at in enumerate(self.others, 1) if kinds[at] == kind]
             for kind in ("image", "entities", "goal")
         )
-        shapes = [(), *(spec.observations[at].shape for at in self._others)]
-        size = sum(spec.observations[at].shape[0] for at in self._vectors)
+        shapes = [(), *(spec.observations[at].shape for at in self.others)]
+        size = sum(spec.observations[at].shape[0] for at in self.vectors)
         self.normalizer = Normalizer(size) if settings.normalize and size else None
         self.previous = settings.previous_size(spec.actions)
         units, kind = settings.hidden_units, settings.vis_encode_type
@@ -225,9 +220,9 @@ class Encoder(nn.Module):
 
     def join(self, observations: Sequence[Array]) -> Inputs:
         """Returns tensors of one [B, *shape] array per observation; those of vectors are always copied."""
-        vectors = [observations[at] for at in self._vectors]
+        vectors = [observations[at] for at in self.vectors]
         joined = np.concatenate(vectors, axis=1) if vectors else np.empty((len(observations[0]), 0), np.float32)
-        others = (np.require(observations[at], requirements=["C", "W"]) for at in self._others)
+        others = (np.require(observations[at], requirements=["C", "W"]) for at in self.others)
         return (torch.from_numpy(joined), *map(torch.from_numpy, others))
 
     def prepare(self, joined: Inputs, previous_BP: Tensor | None = None) -> Inputs:
@@ -261,9 +256,7 @@ class Encoder(nn.Module):
         if not self.plain or self.previous:
             encoder = copy.deepcopy(self).requires_grad_(False)
             return lambda seen, previous: encoder(over(encoder.prepare(encoder.join(seen), previous), device))
-        if self.normalizer is None:
-            return lambda observations, _: over(torch.from_numpy(np.concatenate(observations, axis=1)), device)
-        normalize = self.normalizer.frozen()
+        normalize = np.asarray if self.normalizer is None else self.normalizer.frozen()
         return lambda seen, _: over(torch.from_numpy(normalize(np.concatenate(seen, axis=1))), device)
 
     def body(self, settings: NetworkSettings, output_gains: Sequence[float], generator: torch.Generator) -> Body:
@@ -274,15 +267,14 @@ class Encoder(nn.Module):
             output_gains: factors on the initial weights of each output.
             generator: random source of the initial weights.
         """
-        units, features = [settings.hidden_units] * settings.num_layers, self.size - self.goal
+        sizes = [self.size - self.goal, *[settings.hidden_units] * settings.num_layers]
         recurrent = settings.memory is not None
-        body: Perceptron | ConditionedLayers
+        body: Trunk
         if self.goal:
-            gains = None if recurrent else output_gains
-            body = ConditionedLayers(features, self.goal, units, gains, settings, generator)
+            body = ConditionedLayers(sizes, self.goal, None if recurrent else output_gains, settings, generator)
         elif recurrent:  # its outputs are the sums of the last hidden layer
-            hidden = [HIDDEN_GAINS[settings.initialization]] * units[0]
-            body = Perceptron(features, units[1:], hidden, settings, generator)
+            hidden = [HIDDEN_GAINS[settings.initialization]] * sizes[-1]
+            body = Perceptron(sizes[:-1], hidden, settings, generator)
         else:
-            body = Perceptron(features, units, output_gains, settings, generator)
+            body = Perceptron(sizes, output_gains, settings, generator)
         return Recurrent(body, output_gains, settings, generator) if recurrent else body

@@ -30,10 +30,11 @@ FORGET_BIAS: Final = 1.0
 Recurrent Network Architectures", section 2.2)."""
 
 
+Trunk = Perceptron | ConditionedLayers
+
+
 class ResidualAttention(nn.Module):
     """Adds multi-head self-attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2) to its input.
-
-    Its parts `before`, `project`, `attend`, `merge` and `after` can also be used separately.
 
     Args:
         units: U, a multiple of 4.
@@ -56,37 +57,19 @@ class ResidualAttention(nn.Module):
                 softmax over nothing is not a number.
         """
         inputs_BNU = self.before(embedded_BNU)
-        return self.continued(inputs_BNU, self.project(inputs_BNU), here_BN)
-
-    def continued(self, inputs_BNU: Tensor, projected_BNX: Tensor, here_BN: Tensor | None) -> Tensor:
-        """Returns `forward` of members whose inputs, queries, keys and values are known."""
-        attended_BNU: Tensor = self.after(inputs_BNU + self.merge(attend(projected_BNX, here_BN)))
+        attended_BNU: Tensor = self.after(inputs_BNU + self.merge(attend(self.project(inputs_BNU), here_BN)))
         return attended_BNU
 
 
 def attend(projected_BNX: Tensor, here_BN: Tensor | None) -> Tensor:
     """Returns [B, N, U] from queries, keys and values [B, N, 3 U]. Mask as in `ResidualAttention.forward`."""
+    rows, members, width = projected_BNX.shape
+    parts = projected_BNX.view(rows, members, 3, HEADS, width // (3 * HEADS)).permute(2, 0, 3, 1, 4)
     mask = None
     if here_BN is not None:
         seen_BN = here_BN | ~here_BN.any(1, keepdim=True)
         mask = seen_BN[:, None, None].expand(-1, -1, here_BN.shape[1], -1)
-    return scaled_dot_product_attention(*heads(projected_BNX), attn_mask=mask).transpose(1, 2).flatten(2)
-
-
-def heads(projected_BNX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits into queries, keys and values of each head, [B, H, N, u] each."""
-    rows, members, width = projected_BNX.shape
-    parts = projected_BNX.view(rows, members, 3, HEADS, width // (3 * HEADS)).permute(2, 0, 3, 1, 4)
-    return parts[0], parts[1], parts[2]
-
-
-def mean_of(result_BNU: Tensor, here_BN: Tensor | None) -> Tensor:
-    """Returns the mean over members that are present, [B, U]; 0 if none is."""
-    if here_BN is None:
-        return result_BNU.mean(1)
-    weights_BN = here_BN.to(result_BNU.dtype)
-    weights_BN = weights_BN / weights_BN.sum(1, keepdim=True).clamp(min=1)
-    return torch.einsum("bn,bnu->bu", weights_BN, result_BNU)
+    return scaled_dot_product_attention(parts[0], parts[1], parts[2], attn_mask=mask).transpose(1, 2).flatten(2)
 
 
 class EntityEncoder(nn.Module):
@@ -120,7 +103,10 @@ class EntityEncoder(nn.Module):
             for embed, one_BNE in zip(self.embeddings, lists, strict=True)
         ]
         here_BN = torch.cat([one_BNE.any(2) for one_BNE in lists], 1)
-        return mean_of(self.attention(torch.cat(embedded, 1), here_BN), here_BN)
+        result_BNU = self.attention(torch.cat(embedded, 1), here_BN)
+        weights_BN = here_BN.to(result_BNU.dtype)
+        weights_BN = weights_BN / weights_BN.sum(1, keepdim=True).clamp(min=1)
+        return torch.einsum("bn,bnu->bu", weights_BN, result_BNU)
 
 
 class Layout:
@@ -213,11 +199,7 @@ class Recurrent(nn.Module):
     """
 
     def __init__(
-        self,
-        trunk: Perceptron | ConditionedLayers,
-        output_gains: Sequence[float],
-        settings: NetworkSettings,
-        generator: torch.Generator,
+        self, trunk: Trunk, output_gains: Sequence[float], settings: NetworkSettings, generator: torch.Generator
     ) -> None:
         super().__init__()
         assert settings.memory is not None

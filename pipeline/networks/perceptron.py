@@ -27,8 +27,21 @@ from sparring.pipeline.networks.settings import Activation, Initialization, Netw
 HIDDEN_GAINS: Final[dict[Initialization, float]] = {"he_normal": 1.0, "orthogonal": math.sqrt(2)}
 
 
-BackwardFn = Callable[[Tensor], Tensor]
-"""Adds to the parameters' `grad` from the gradient of outputs, and returns the gradient of what they depend on."""
+BackwardFn = Callable[[Tensor], object]
+"""Adds to the parameters' `grad` from the gradient of outputs."""
+
+TracedFn = Callable[[Tensor], Tensor]
+"""Does the same, and returns the gradient of what the outputs depend on."""
+
+
+def backpropagate(outputs: Sequence[Tensor], *gradients: Tensor) -> None:
+    """Propagates gradients of outputs through their graph.
+
+    `torch.autograd.backward` does the same, and imports sympy the first time (0.7 s of CPU time).
+    """
+    with torch.enable_grad():
+        products = [(output * gradient).sum() for output, gradient in zip(outputs, gradients, strict=True)]
+        torch.stack(products).sum().backward()  # type: ignore[no-untyped-call]
 
 
 class Function(NamedTuple):
@@ -91,9 +104,9 @@ def linear(
 
     Torch's own `skip_init` does the same but imports a computer algebra system, which slows the start by half a second.
     """
-    layer = nn.Linear(inputs, outputs, device="meta")  # samples nothing from the global generator
-    layer.weight = nn.Parameter(torch.empty(outputs, inputs))
-    layer.bias = nn.Parameter(torch.empty(outputs))
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(
+        device="cpu"
+    )  # samples nothing from the global generator
     initialize_weights(layer, gain, generator, initialization)
     return layer
 
@@ -117,8 +130,7 @@ class Perceptron(nn.Module):
     """Combines layers of hidden units and a linear layer of outputs.
 
     Args:
-        inputs: F.
-        units: U of each hidden layer, in order.
+        sizes: F, then U of each hidden layer, in order.
         output_gains: O factors on the initial weights of each output.
         settings: with the function of the hidden units and the distribution of the initial weights.
         generator: random source of the initial weights.
@@ -129,18 +141,12 @@ class Perceptron(nn.Module):
     """
 
     def __init__(
-        self,
-        inputs: int,
-        units: Sequence[int],
-        output_gains: Sequence[float],
-        settings: NetworkSettings,
-        generator: torch.Generator,
+        self, sizes: Sequence[int], output_gains: Sequence[float], settings: NetworkSettings, generator: torch.Generator
     ) -> None:
         super().__init__()
         self.activation = settings.activation
-        self.output = f"layers.{len(units)}"
-        sizes = [inputs, *units]
-        hidden = [hidden_layer(before, after, settings, generator) for before, after in pairwise(sizes)]
+        self.output = f"layers.{len(sizes) - 1}"
+        hidden = [hidden_layer(*each, settings, generator) for each in pairwise(sizes)]
         self.layers = nn.ModuleList([*hidden, output_layer(sizes[-1], output_gains, settings, generator)])
         self._chain = tuple(self.layers.parameters())
 
@@ -152,7 +158,7 @@ class Perceptron(nn.Module):
             return Node.apply(rows_BF, self._chain[0], trace)  # type: ignore[no-any-return,no-untyped-call]
         return _infer(_affine(self._chain), function.in_place, rows_BF)
 
-    def traced(self, rows_BF: Tensor, *, to_rows: bool = False) -> tuple[Tensor, BackwardFn]:
+    def traced(self, rows_BF: Tensor, *, to_rows: bool = False) -> tuple[Tensor, TracedFn]:
         """Returns outputs [B, O] and their `trace_layers`."""
         return trace_layers(self._chain, FUNCTIONS[self.activation], rows_BF, to_rows=to_rows)
 
@@ -184,7 +190,7 @@ class Node(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, _: Tensor, trace: Callable[[Tensor], tuple[Tensor, BackwardFn]]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, _: Tensor, trace: Callable[[Tensor], tuple[Tensor, TracedFn]]) -> Tensor:
         outputs, ctx.backward_fn = trace(rows)
         return outputs
 
@@ -198,7 +204,7 @@ class Node(torch.autograd.Function):
 
 def trace_layers(
     chain: Sequence[nn.Parameter], function: Function, rows_BF: Tensor, *, to_rows: bool
-) -> tuple[Tensor, BackwardFn]:
+) -> tuple[Tensor, TracedFn]:
     """Returns the outputs of linear layers with a function between each two, and their derivative.
 
     The derivative adds to the parameters' `grad`, and returns the gradient of the rows if wanted, else that of the
@@ -254,9 +260,8 @@ class ConditionedLayers(nn.Module):
     So each goal selects another network instead of being another input; ML-Agents does the same.
 
     Args:
-        features: F - G.
+        sizes: F - G, then U of each hidden layer, in order.
         goal: G, the last inputs of each row.
-        units: U of each hidden layer, in order.
         output_gains: O factors on the initial weights of each output; None outputs the sums of the last hidden layer.
         settings: with the function of the hidden units and the distribution of the initial weights; the hypernetwork's
             own are He-normal.
@@ -269,9 +274,8 @@ class ConditionedLayers(nn.Module):
 
     def __init__(
         self,
-        features: int,
+        sizes: Sequence[int],
         goal: int,
-        units: Sequence[int],
         output_gains: Sequence[float] | None,
         settings: NetworkSettings,
         generator: torch.Generator,
@@ -280,9 +284,9 @@ class ConditionedLayers(nn.Module):
         self.activation = settings.activation
         self._goal = goal
         self.output = "head"
-        *sizes, last = features, *units
-        hyper = _Hyper(sizes[-1], last, goal, generator, FUNCTIONS[self.activation].forward)
-        self.layers = nn.ModuleList(hidden_layer(*each, settings, generator) for each in pairwise(sizes))
+        *before, last = sizes
+        hyper = _Hyper(before[-1], last, goal, generator, FUNCTIONS[self.activation].forward)
+        self.layers = nn.ModuleList(hidden_layer(*each, settings, generator) for each in pairwise(before))
         self.hyper = hyper
         self.head = None if output_gains is None else output_layer(last, output_gains, settings, generator)
 

@@ -10,7 +10,7 @@ from sparring.pipeline.messages.state import PolicyWeights
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import to_environment
 from sparring.pipeline.networks.device import CPU, Device, load_arrays, move_parameters
-from sparring.pipeline.networks.sampling import Source
+from sparring.pipeline.networks.distributions import Source
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, Array, BehaviorSpec
 from sparring.pipeline.stepping.acting import Carried, Masks

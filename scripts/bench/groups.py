@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from torch.nn.functional import silu
 from sparring.pipeline.assembly.assembler import Assembler
 from sparring.pipeline.assembly.members import Sizes
 from sparring.pipeline.learning import losses
-from sparring.pipeline.learning.algorithm import build
 from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
+from sparring.pipeline.learning.learner import build
 from sparring.pipeline.learning.minibatches import Minibatch
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import BASELINE_WEIGHT, POCA
@@ -38,6 +39,7 @@ from sparring.pipeline.messages.steps import ActionsChosen, AgentsStarted, Behav
 from sparring.pipeline.networks.arrays import previous_features
 from sparring.pipeline.networks.group_critic import GroupCritic
 from sparring.pipeline.networks.layers import attend
+from sparring.pipeline.networks.perceptron import backpropagate
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
@@ -184,13 +186,11 @@ class Copying:
         head = self.actor(some.inputs)
         values, baselines = self.estimate(some.inputs[0], self.teammates[which], self.teammates_done[which])
         with torch.no_grad():
-            chosen = losses.policy_loss(self.actor, head, some, beta)
+            _, to_head, to_log_sigma = losses.policy_loss(self.actor, head, some, beta)
             _, to_values = losses.value_loss(values, some.returns, VALUE_WEIGHT)
             _, to_baselines = losses.value_loss(baselines, some.returns, BASELINE_WEIGHT)
-            self.optimizer.step(
-                (head, self.actor.log_sigma, values, baselines),
-                (chosen.to_head, chosen.to_log_sigma, to_values, to_baselines),
-            )
+            outputs = head, self.actor.log_sigma, values, baselines
+            self.optimizer.step(partial(backpropagate, outputs, to_head, to_log_sigma, to_values, to_baselines))
 
     def estimate(self, own: Tensor, teammates: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
         """Estimates value and baseline of each row from its own copies."""

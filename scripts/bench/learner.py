@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pictures
 
-from sparring.pipeline.learning.algorithm import build
-from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.learner import Learner, build
+from sparring.pipeline.learning.minibatches import RecurrentState
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import Episodes, Segments
@@ -173,14 +173,14 @@ def _own(case: Case, settings: TrainerSettings, random: np.random.Generator) -> 
     assert isinstance(ppo, PPO)
     rows = torch.from_numpy(random.standard_normal((case.buffer, 8), np.float32))
     minibatches = torch.split(rows, case.batch)[: case.buffer // case.batch]
-    gradients = (torch.randn(case.batch, 2) / case.batch, torch.zeros(2), torch.randn(case.batch, 1) / case.batch)
+    gradients = (torch.randn(case.batch, 2) / case.batch, torch.randn(case.batch, 1) / case.batch)
 
     @torch.no_grad()
     def run() -> None:
         for _ in range(case.epochs):
             for inputs in zip(minibatches, strict=True):
-                head, values, backward_fn = ppo.networks.run(inputs)
-                ppo.optimizer.step((head, ppo.actor.log_sigma, values), gradients, backward_fn)
+                _, _, backward_fn = ppo.networks.run(inputs, RecurrentState())
+                ppo.optimizer.step(partial(backward_fn, *gradients))
 
     return run
 

@@ -30,9 +30,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import groups
 import learner
 
-from sparring.pipeline.learning.algorithm import build
 from sparring.pipeline.learning.buffer import Batch, SegmentBuffer
-from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.learner import Learner, build
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.ppo import PPO
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings

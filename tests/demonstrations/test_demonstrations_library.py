@@ -72,15 +72,11 @@ def test_files_of_a_folder_are_joined_by_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.masks, np.concatenate([np.zeros((5, 5), bool), second["masks"]]))
 
 
-def test_the_next_observation_is_the_following_one_or_the_final_one(tmp_path: Path) -> None:
-    """The last step of an episode leads to its final observation, never to the first of the next episode."""
+def test_observations_are_those_of_the_file(tmp_path: Path) -> None:
     content = columns([2, 1, 3])
     found = load(write(tmp_path, "a", content), "Ball", SPEC)
     for at in range(2):
-        seen, final = content[f"observation.{at}"], content[f"final_observation.{at}"]
-        np.testing.assert_array_equal(found.observations[at], seen)
-        expected = [seen[1], final[0], final[1], seen[4], seen[5], final[2]]
-        np.testing.assert_array_equal(found.next_observations[at], np.stack(expected))
+        np.testing.assert_array_equal(found.observations[at], content[f"observation.{at}"])
     assert found.masks is None
 
 
@@ -114,7 +110,7 @@ def key(part: Demonstrations, number: int) -> bytes:
     assert part.masks is not None
     assert len(part.terminated) == part.episodes
     assert part.ended[rows].tolist() == [False] * (int(rows.sum()) - 1) + [True]
-    stepwise = [*part.observations, *part.next_observations, part.continuous, part.discrete, part.masks]
+    stepwise = [*part.observations, part.continuous, part.discrete, part.masks]
     return b"".join([*(column[rows].tobytes() for column in stepwise), part.terminated[number].tobytes()])
 
 

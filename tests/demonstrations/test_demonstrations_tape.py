@@ -159,7 +159,7 @@ def expected(agent_episodes: list[AgentEpisode], column: str) -> list[Any]:
 def test_the_recording_equals_that_of_a_plain_twin(seed: int, frames: int, wanted: int) -> None:
     """It holds the wanted episodes that ended, in the order of their starts, each outcome at the decision before it."""
     rng = random.Random(seed)
-    tape = Tape("B", SPEC, wanted, simulator=5)
+    tape = Tape("B", SPEC, wanted)
     simulator = RandomSimulator(rng, tape)
     for _ in range(frames):
         simulator.frame()
@@ -180,7 +180,7 @@ def test_the_recording_equals_that_of_a_plain_twin(seed: int, frames: int, wante
     assert columns["teams"].tolist() == [episode.team for episode in agent_episodes]
     assert columns["groups"].tolist() == [episode.steps[-1]["group"] for episode in agent_episodes]
     assert columns["terminated"].tolist() == [episode.terminated for episode in agent_episodes]
-    assert columns["simulators"].tolist() == [5] * len(agent_episodes)
+    assert columns["simulators"].tolist() == [0] * len(agent_episodes)
     for name in ("continuous", "discrete", "rewards", "group_rewards"):
         column = np.array(expected(agent_episodes, name), columns[name].dtype).reshape(columns[name].shape)
         np.testing.assert_array_equal(columns[name], column, name)

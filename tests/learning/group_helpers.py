@@ -16,7 +16,6 @@ from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.arrays import previous_features
-from sparring.pipeline.networks.group_attention import Members
 from sparring.pipeline.networks.group_critic import GroupTimesteps
 from sparring.pipeline.networks.settings import MemorySettings, NetworkSettings
 from sparring.pipeline.specs import BehaviorSpec
@@ -222,13 +221,14 @@ def timestep(poca: POCA, group: Group, time: int) -> tuple[GroupTimesteps, list[
     for name in poca.networks.critic.names:
         mine = [(member, decision) for member, decision in there if member.name == name]
         rows = [prepared_row(poca, member, decision) for member, decision in mine]
-        inputs.append(tuple(torch.cat(columns) for columns in zip(*rows, strict=True)) if rows else None)
+        absent = poca.networks._prepare(name, None, None)
+        inputs.append(tuple(map(torch.cat, zip(*rows, strict=True))) if rows else absent.inputs)
         done = [torch.from_numpy(features_of(poca, name, decision)) for _, decision in mine]
-        actions.append(torch.cat(done) if done else None)
+        actions.append(torch.cat([absent.actions, *done]))
         ours += [member for member, _ in mine if name == OWN]
     count = len(there)
-    members = Members(rows=torch.arange(count), here=None, shape=(1, count, len(ours)), decided=torch.arange(len(ours)))
-    timesteps = GroupTimesteps(tuple(inputs), tuple(actions), members, torch.tensor([float(count)]))
+    columns = torch.arange(count), None, torch.tensor([float(count)]), torch.arange(len(ours))
+    timesteps = GroupTimesteps(tuple(inputs), tuple(actions), *columns, (1, count, len(ours)))
     return timesteps, ours
 
 

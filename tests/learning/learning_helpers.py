@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparring.pipeline.learning.algorithm import build
-from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.learner import Learner, build
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.messages.segments import Episodes, Segments
 from sparring.pipeline.networks.actor import Actor

@@ -162,18 +162,13 @@ def write(path: Path, spec: BehaviorSpec, columns: dict[str, np.ndarray], name: 
 def demonstrations_of(spec: BehaviorSpec, columns: dict[str, np.ndarray]) -> Demonstrations:
     """Returns columns as training reads them, row by row."""
     starts = np.cumsum(columns["lengths"]) - columns["lengths"]
-    episode, ended, after = [], [], [[] for _ in spec.observations]
+    episode, ended = [], []
     for number, (start, length) in enumerate(zip(starts, columns["lengths"], strict=True)):
         for row in range(start, start + length):
-            last = row == start + length - 1
             episode.append(number)
-            ended.append(last)
-            for at, column in enumerate(after):
-                kept = columns[f"final_observation.{at}"][number] if last else columns[f"observation.{at}"][row + 1]
-                column.append(kept)
+            ended.append(row == start + length - 1)
     return Demonstrations(
         observations=tuple(columns[f"observation.{at}"] for at in range(len(spec.observations))),
-        next_observations=tuple(np.array(column) for column in after),
         continuous=columns["continuous"],
         discrete=columns["discrete"],
         masks=columns.get("masks"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparring.pipeline.demonstrations.episodes import RecordingError
-from sparring.pipeline.learning.algorithm import build
+from sparring.pipeline.learning.learner import build
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.cloning_helpers import HYBRID, PRETRAINING, cloning, head_of, loss_of, settings_of

@@ -9,6 +9,7 @@ from torch.distributions import Categorical, Normal
 
 from sparring.pipeline.errors import CheckpointError, ServiceError
 from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.minibatches import RecurrentState
 from sparring.pipeline.learning.settings import (
     Coefficients,
     ExtrinsicSettings,
@@ -107,20 +108,22 @@ def test_perceptrons_are_differentiated_without_autograd_bit_for_bit(actions, sh
     ppo = Learner("Test", spec, small_settings(shared_critic=shared), 0)._algorithm
     inputs = (torch.randn(16, 3, generator=torch.Generator().manual_seed(1)),)
     with torch.no_grad():
-        head, values, backward_fn = ppo.networks.run(inputs)
-    expected = ppo.networks.both(inputs)
+        head, values, backward_fn = ppo.networks.run(inputs, RecurrentState())
+    outputs = ppo.actor(inputs)
+    expected = outputs[:, : ppo.actor.outputs], ppo.networks.value(inputs)
+    if shared:
+        expected = expected[0], outputs[:, ppo.actor.outputs :]
     assert not head.requires_grad
     assert torch.equal(head, expected[0])
     assert torch.equal(values, expected[1])
-    outputs = (expected[0], ppo.actor.log_sigma, expected[1])
-    gradients = tuple(torch.randn(one.shape, generator=torch.Generator().manual_seed(2)) for one in outputs)
+    gradients = tuple(torch.randn(one.shape, generator=torch.Generator().manual_seed(2)) for one in expected)
     ppo.optimizer.gradient.zero_()
-    torch.autograd.backward(outputs, gradients)
+    torch.autograd.backward(expected, gradients)
     by_autograd = ppo.optimizer.gradient.clone()
     assert by_autograd.any()
     with torch.no_grad():
         ppo.optimizer.gradient.zero_()
-        backward_fn((), gradients)
+        backward_fn(*gradients)
     assert torch.equal(ppo.optimizer.gradient, by_autograd)
 
 

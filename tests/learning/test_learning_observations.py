@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.pipeline.learning.buffer import Batch
-from sparring.pipeline.learning.minibatches import Minibatch, minibatches
+from sparring.pipeline.learning.minibatches import Minibatch, RecurrentState, minibatches
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actor import Actor
@@ -91,9 +91,10 @@ def test_shared_critic_is_one_network_whose_values_are_not_published(conditionin
     assert ppo.optimizer.flat.numel() < 0.6 * separate.optimizer.flat.numel()
     steps = batch(ppo)
     inputs = ppo.actor.encoder.prepare(ppo.actor.encoder.join(steps.observations))
-    head, values = ppo.networks.both(inputs)
-    assert (head.shape, values.shape) == ((32, 3), (32, 1))
+    with torch.no_grad():
+        head, values, _ = ppo.networks.run(inputs, RecurrentState())
     assert torch.equal(values, ppo.networks.value(inputs))
+    assert (head.shape, values.shape) == ((32, 3), (32, 1))
     before = to_arrays(ppo.networks.modules)
     assert ppo.update(steps, 0, 0).skipped == 0
     after = to_arrays(ppo.networks.modules)
@@ -145,7 +146,7 @@ def test_wide_and_narrow_columns_are_shuffled_in_the_same_order(steps, size, see
         values=number.unsqueeze(1),
     )
     pairs = list(minibatches(rows, size, torch.Generator().manual_seed(seed)))
-    assert all(recalled is None for _, recalled, _ in pairs)
+    assert all(recalled == RecurrentState() for _, recalled, _ in pairs)
     assert all(at.tolist() == part.log_prob.tolist() for part, _, at in pairs)
     parts = [part for part, _, _ in pairs]
     assert [len(part.log_prob) for part in parts] == [size] * (steps // size)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from sparring.pipeline.learning.optimizer import Adam, StepTaken
+from sparring.pipeline.networks.perceptron import backpropagate
 
 
 def layer() -> nn.Linear:
@@ -22,7 +25,7 @@ def gradient(scale: float) -> torch.Tensor:
 
 
 def stepped(adam: Adam, module: nn.Linear, scale: float) -> StepTaken:
-    return adam.step((module(torch.ones(1, 3)),), (gradient(scale),))
+    return adam.step(partial(backpropagate, (module(torch.ones(1, 3)),), gradient(scale)))
 
 
 SCALES = (1e-6, 0.1, 30.0, 0.3)
@@ -80,6 +83,6 @@ def test_grown_optimizer_keeps_its_limit_and_epsilon() -> None:
     for scale in (30.0, 1e-4):
         for optimizer, modules in ((grown, parts), (twin, twin_parts)):
             outputs = [module(torch.ones(1, 3)) for module in modules]
-            assert not optimizer.step(outputs, [gradient(scale)] * 2).skipped
+            assert not optimizer.step(partial(backpropagate, outputs, *[gradient(scale)] * 2)).skipped
     for mine, theirs in zip(parts.parameters(), twin_parts.parameters(), strict=True):
         assert torch.equal(mine, theirs)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.learning import group_networks, losses
 from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.minibatches import RecurrentState
 from sparring.pipeline.learning.poca import shuffled
 from sparring.pipeline.learning.settings import Coefficients
 from sparring.pipeline.networks.device import to_arrays
@@ -229,16 +230,17 @@ def test_every_step_follows_the_gradient_of_the_loss(variant, clip):
     timesteps = timesteps_of(groups)
     real, gradient, losses = poca._step, poca.optimizer.gradient, []
 
-    def compared(rows, recalled, critic_rows, *others):
+    def compared(targets, part, *others):
         gradient.zero_()
+        rows, critic_rows = part[0], poca.networks.inputs(targets.prepared, part[3], targets.estimates)
         steps = [named[one] for one in rows.log_prob.tolist()]
-        chosen = [timesteps[at] for at in critic_rows.inputs.timesteps.tolist()]
+        chosen = [timesteps[at] for at in critic_rows.timesteps.tolist()]
         surrogate, entropy = policy_part(poca, steps, of_step, coefficients.epsilon)
         value, baseline = critic_part(poca, chosen, returns, values, baselines, coefficients.epsilon)
         (-surrogate + 0.5 * (value + 0.5 * baseline) - coefficients.beta * parts * entropy).backward()
         expected = gradient.clone()
         losses.append([one.item() for one in (surrogate, value, baseline, entropy)])
-        out = real(rows, recalled, critic_rows, *others)
+        out = real(targets, part, *others)
         torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=2e-5)
         assert expected.abs().max() > 0.01
         return out
@@ -318,13 +320,14 @@ def test_epoch_has_decisions_for_the_actor_and_whole_timesteps_for_the_critic(va
     for row, (group, _, step) in enumerate(decisions_of(groups)):
         decided.setdefault((group, step.time), set()).add(row)
     acted, evaluated, valued = [], [], set()
-    for rows, recalled, _, critic_rows in poca._minibatches(numbers):
+    for rows, recalled, _, windows in poca._minibatches(numbers):
+        critic_rows = poca.networks.inputs(prepared, windows, targets.estimates)
         acted.append([int(one) for one in rows.log_prob.tolist()])
-        evaluated.append(critic_rows.inputs.rows.tolist())
-        valued.update(critic_rows.inputs.timesteps.tolist())
-        assert recalled is None
+        evaluated.append(critic_rows.rows.tolist())
+        valued.update(critic_rows.timesteps.tolist())
+        assert recalled == RecurrentState()
         assert set(evaluated[-1]) == set().union(
-            *(decided.get(timesteps[at], set()) for at in critic_rows.inputs.timesteps.tolist())
+            *(decided.get(timesteps[at], set()) for at in critic_rows.timesteps.tolist())
         )
         for number, at in enumerate(acted[-1]):
             assert torch.equal(rows.advantage[number], targets.rows.advantage[at])

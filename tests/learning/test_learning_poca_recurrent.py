@@ -110,18 +110,19 @@ def test_replay_from_stored_memories_gives_the_same_values_and_log_probabilities
     poca.networks.critic.largest.clamp_(min=4)
     batch, actions, later = batch_for(poca, groups[half:]), poca.actor.actions, groups[half:]
     targets, timesteps, rows_seen = poca._targets(batch, 0.2), timesteps_of(later), set()
-    for rows, recurrent_state, _, part in poca._minibatches(targets):
+    for rows, recurrent_state, _, windows in poca._minibatches(targets):
+        part = poca.networks.inputs(targets.prepared, windows, targets.estimates)
         with torch.no_grad():
-            values, baselines, _ = poca.networks.critic.remember(part.inputs.members, part.inputs.state)
+            values, baselines, _ = poca.networks.critic.remember(part.members, part.state)
             head = poca.actor(rows.inputs, recurrent_state.layout, recurrent_state.actor)
             evaluated = distributions.evaluate(
                 actions, head, poca.actor.log_sigma, rows.continuous, rows.discrete, rows.masks
             )
-        torch.testing.assert_close(values, targets.of_timesteps[1][part.inputs.timesteps], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(baselines, targets.rows.values[part.inputs.rows], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(values, targets.of_timesteps[1][part.timesteps], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(baselines, targets.rows.values[part.rows], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(evaluated.log_prob, rows.log_prob, rtol=1e-4, atol=1e-4)
-        rows_seen |= set(part.inputs.rows.tolist())
-        timesteps_shown = [timesteps[at] for at in part.inputs.timesteps.tolist()]
+        rows_seen |= set(part.rows.tolist())
+        timesteps_shown = [timesteps[at] for at in part.timesteps.tolist()]
         for group, time in timesteps_shown:
             start = time - time % LENGTH
             assert all((group, at) in timesteps_shown for at in range(start, min(start + LENGTH, group.span)))

@@ -92,17 +92,18 @@ def test_every_step_follows_the_gradient_within_each_window(variant):
     coefficients, parts = Coefficients.at(poca.settings, 0), poca.actor.actions.continuous + 2
     real, gradient, counts = poca._step, poca.optimizer.gradient, []
 
-    def compared(rows, recurrent_state, part, *others):
+    def compared(targets, part, *others):
         gradient.zero_()
+        rows, inputs = part[0], poca.networks.inputs(targets.prepared, part[3], targets.estimates)
         log_probs = rows.log_prob.tolist()
         sequences = [named[one] for one in log_probs if one in named]
         assert sum(len(steps) for _, steps in sequences) == len(log_probs)
-        windows = [one for one in (timesteps[at] for at in part.inputs.timesteps.tolist()) if one[1] % LENGTH == 0]
+        windows = [one for one in (timesteps[at] for at in inputs.timesteps.tolist()) if one[1] % LENGTH == 0]
         surrogate, entropy = policy_part(poca, sequences, of_step, coefficients.epsilon)
         value, baseline = critic_part(poca, windows, walked, returns)
         (-surrogate + 0.5 * (value + 0.5 * baseline) - coefficients.beta * parts * entropy).backward()
         expected = gradient.clone()
-        out = real(rows, recurrent_state, part, *others)
+        out = real(targets, part, *others)
         torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=2e-5)
         assert expected.abs().max() > 0.01
         counts.append(len(sequences))

@@ -236,7 +236,11 @@ def test_diagnostics_follow_their_formulas():
     ratios = torch.tensor([0.5, 1.0, 1.1, 1.5])
     nothing = torch.zeros(())
     minibatches = [
-        Losses(nothing, log_ratio, nothing, {}, StepTaken(skipped=nothing, square=torch.tensor(norm**2)))
+        Losses(
+            losses.PolicyTerms(nothing, log_ratio, nothing),
+            {},
+            StepTaken(skipped=nothing, square=torch.tensor(norm**2)),
+        )
         for log_ratio, norm in zip(ratios.log().split(2), (1.0, 3.0), strict=True)
     ]
     targets, values = np.array([[1.0], [2.0], [4.0]], np.float32), np.array([[1.0], [1.0], [4.0]], np.float32)

@@ -175,7 +175,6 @@ def test_learner_takes_complete_sequences_and_predicts_their_steps():
     one.add(segments([1, 1], spec=ppo.actor.spec, carried=carried[:2]))
     assert one.update().steps == 32
     assert (one.buffered, one.size_of_update(), one.size_of_update(everything=True)) == (4, 4, 4)
-    assert one.sizes["memory"] == MEMORY
     assert one.update(everything=True).steps == 4
     one.add(segments([34], spec=ppo.actor.spec, carried=carried[:12]))
     assert (one.size_of_update(), one.update().steps, one.buffered) == (30, 30, 4)

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.pipeline.learning.minibatches import MOST_AGENTS
-from sparring.pipeline.learning.signals import EpisodeStarts, EpisodeSums, Features, Signals, Steps, by_series
+from sparring.pipeline.learning.minibatches import MOST_AGENTS, Memories
+from sparring.pipeline.learning.signals import EpisodeStarts, Features, Signals, Steps, add_to_sums, by_series
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from tests.learning.learning_helpers import algorithm_of
@@ -77,7 +77,7 @@ histories = st.lists(
 @given(batches=histories)
 def test_sums_of_episodes_over_several_batches(batches: list[Any]) -> None:
     """Rewards of an agent episode are summed over batches until it ends, and the sum is returned once."""
-    sums, running, ended, returns, expected = EpisodeSums(), {}, set(), [], []
+    sums, running, ended, returns, expected = Memories(1), {}, set(), [], []
     for batch in batches:
         rows = []
         for slot, reward, over in batch:
@@ -89,17 +89,19 @@ def test_sums_of_episodes_over_several_batches(batches: list[Any]) -> None:
                 expected.append(running.pop(episode))
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
         rewards, over = np.array(columns[1], np.float32), np.array(columns[2], np.bool_)
-        returns += sums.add(np.array(columns[0], np.int64), rewards, over).tolist()
+        returns += add_to_sums(sums, np.array(columns[0], np.int64), rewards, over).tolist()
     assert sorted(returns) == sorted(expected)
 
 
 def test_number_of_open_episode_sums_is_limited() -> None:
     """Agents of disconnected simulators never end, so the number of sums has a limit, as for memories."""
-    sums = EpisodeSums()
+    sums = Memories(1)
     for batch in range(4):
         agent_episodes = np.arange(MOST_AGENTS // 2) + batch * MOST_AGENTS
-        sums.add(agent_episodes, np.ones(len(agent_episodes), np.float32), np.zeros(len(agent_episodes), np.bool_))
-    assert len(sums._sums) <= MOST_AGENTS
+        add_to_sums(
+            sums, agent_episodes, np.ones(len(agent_episodes), np.float32), np.zeros(len(agent_episodes), np.bool_)
+        )
+    assert len(sums) <= MOST_AGENTS
 
 
 episodes_of_batches = st.lists(
@@ -206,7 +208,6 @@ def test_no_steps_are_prepared_without_reward_networks() -> None:
     """The extrinsic signal alone needs no `Steps`."""
     signals = Signals(signals_of(["extrinsic"]), {})
     assert not signals.sources
-    assert signals.moments == {}
     assert not signals.modules.state_dict()
 
     def never() -> Steps:

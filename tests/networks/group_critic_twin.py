@@ -9,7 +9,6 @@ import torch
 from torch.nn.functional import silu
 
 from sparring.pipeline.networks.encoders import Encoder
-from sparring.pipeline.networks.group_attention import Members
 from sparring.pipeline.networks.group_critic import GroupCritic, GroupTimesteps
 from sparring.pipeline.networks.settings import HEADS, NetworkSettings
 from sparring.pipeline.specs import ActionSpec, BehaviorSpec, ObservationSpec
@@ -51,7 +50,8 @@ def randomized(module, seed=7):
 
 def critic(known=("Own", "Teammate", "Third"), largest=6, own="Own", **network):
     settings = NetworkSettings(hidden_units=UNITS, vis_encode_type="match3", **network)
-    one = randomized(GroupCritic(own, {name: SPECS[name] for name in known}, settings, SIGNALS, seeded()))
+    specs = {name: SPECS[name] for name in dict.fromkeys((own, *known))}
+    one = randomized(GroupCritic(specs, settings, len(SIGNALS), seeded()))
     one.largest.clamp_(min=largest)
     return one
 
@@ -102,9 +102,13 @@ def timesteps_for(one, groups, *, most=None, seed=0, decided=None):
     for name in one.names:
         mine = [token for token in dict.fromkeys(every) if token.name == name]
         mine = [mine[at] for at in np.random.default_rng(seed).permutation(len(mine))]
+        columns = mine or [Token(SPECS[name], name, 0)]
         row |= {token: len(row) + at for at, token in enumerate(mine)}
-        inputs.append(tuple(map(torch.cat, zip(*(token.inputs for token in mine), strict=True))) if mine else None)
-        actions.append(torch.cat([token.done for token in mine]) if mine else None)
+        joined = map(torch.cat, zip(*(token.inputs for token in columns), strict=True))
+        done = torch.cat([token.done for token in columns])
+        kind = one.value.weight.dtype
+        inputs.append(tuple(joined) if mine else tuple(column[:0].to(kind) for column in joined))
+        actions.append(done if mine else done[:0].to(kind))
     if decided is None:
         decided = [(at, member) for at, count in enumerate(ours) for member in range(count)]
     slots = torch.zeros(n, m, dtype=torch.int64)
@@ -112,14 +116,15 @@ def timesteps_for(one, groups, *, most=None, seed=0, decided=None):
     for at, group in enumerate(groups):
         for place, token in enumerate(group):
             slots[place, at], here[place, at] = row[token], True
-    members = Members(
+    timesteps = GroupTimesteps(
+        inputs=tuple(inputs),
+        actions=tuple(actions),
         rows=slots.flatten(),
         here=None if here.all() else here,
-        shape=(m, n, j),
+        counts=torch.tensor([float(len(group)) for group in groups]),
         decided=torch.tensor([member * m + at for at, member in decided], dtype=torch.int64),
+        shape=(m, n, j),
     )
-    counts = torch.tensor([float(len(group)) for group in groups])
-    timesteps = GroupTimesteps(tuple(inputs), tuple(actions), members, counts)
     return timesteps, row, decided
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch.distributions import Categorical, Normal
 
 from sparring.pipeline.networks import distributions
-from sparring.pipeline.networks.sampling import ActionSampler
 from sparring.pipeline.specs import ActionSpec
 
 SPECS = [
@@ -26,7 +25,7 @@ SPECS = [
 
 def sample(actions, head, log_sigma, masks, source, deterministic=False):
     """Returns samples in the form that `evaluate` takes."""
-    sampler = ActionSampler(actions, log_sigma.numpy())
+    sampler = distributions.ActionSampler(actions, log_sigma.numpy())
     arrays = sampler.sample(head.numpy(), None if masks is None else masks.numpy(), source, deterministic)
     continuous, discrete, log_prob = map(torch.from_numpy, arrays)
     return continuous, discrete.long(), log_prob
@@ -86,7 +85,7 @@ def test_sampled_log_probability_equals_the_evaluated_one(actions, masked, deter
 @pytest.mark.parametrize("actions", SPECS, ids=str)
 def test_sampling_changes_neither_the_head_nor_earlier_samples(actions):
     head, generator = torch.randn(5, actions.continuous + actions.mask_size).numpy(), np.random.default_rng(0)
-    sampler, before = ActionSampler(actions, np.zeros(actions.continuous, np.float32)), head.copy()
+    sampler, before = distributions.ActionSampler(actions, np.zeros(actions.continuous, np.float32)), head.copy()
     for deterministic in (False, True):
         first = sampler.sample(head, None, generator, deterministic)
         copies = [array.copy() for array in first]

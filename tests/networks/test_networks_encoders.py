@@ -188,7 +188,7 @@ def test_empty_list_of_entities_gives_zero_features():
 @settings(max_examples=20, deadline=None)
 def test_goal_generates_the_last_hidden_layer(name, activate, seed, layers):
     """The output of the hypernetwork has the weights and biases of an ordinary layer, row by row."""
-    body = randomized(ConditionedLayers(3, 2, [4] * layers, [1.0, 1.0], NetworkSettings(activation=name), seeded()))
+    body = randomized(ConditionedLayers([3, *[4] * layers], 2, [1.0, 1.0], NetworkSettings(activation=name), seeded()))
     rows = torch.randn(5, 5, generator=seeded(seed), dtype=torch.float64)
     slow = []
     for row in rows:
@@ -203,7 +203,7 @@ def test_goal_generates_the_last_hidden_layer(name, activate, seed, layers):
 
 
 def test_gradients_of_a_conditioned_body_equal_differences():
-    body = randomized(ConditionedLayers(2, 1, [3, 3], [1.0], NetworkSettings(), seeded()))
+    body = randomized(ConditionedLayers([2, 3, 3], 1, [1.0], NetworkSettings(), seeded()))
     names = [name for name, _ in body.named_parameters()]
     values = tuple(parameter.detach().requires_grad_() for parameter in body.parameters())
     rows = torch.randn(2, 3, generator=seeded(3), dtype=torch.float64, requires_grad=True)
@@ -258,7 +258,7 @@ def test_frozen_policy_does_not_change_with_its_actor():
 
 
 def test_same_seed_gives_the_same_weights():
-    one, same, other = (Critic(MIXED, NetworkSettings(hidden_units=8), ("a",), seeded(s)) for s in (1, 1, 2))
+    one, same, other = (Critic(MIXED, NetworkSettings(hidden_units=8), 1, seeded(s)) for s in (1, 1, 2))
     for (name, left), right, third in zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True):
         assert torch.equal(left, right), name
         constant = "bias" in name or "after" in name or "before" in name or "last.weight" in name

@@ -189,7 +189,7 @@ def test_places_for_absent_members_change_nothing(names, more):
     one, groups = critic(), groups_of(names)
     narrow = timesteps_for(one, groups)[0]
     wide = timesteps_for(one, groups, most=max(map(len, groups)) + more)[0]
-    assert wide.members.here is not None
+    assert wide.here is not None
     for got, expected in zip(one(wide), one(narrow), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 
@@ -240,7 +240,7 @@ def test_adding_a_behavior_does_not_change_groups_without_it():
 
 def test_critic_normalizes_teammates_only_and_previous_actions_are_ours_only():
     settings = NetworkSettings(hidden_units=UNITS, vis_encode_type="match3", normalize=True, previous_action=True)
-    one = GroupCritic("Own", SPECS, settings, SIGNALS, seeded())
+    one = GroupCritic(SPECS, settings, len(SIGNALS), seeded())
     assert one.encoders[0].normalizer is None
     assert one.encoders[1].normalizer is not None
     assert (one.encoders[0].previous, one.encoders[1].previous) == (5, 0)

@@ -28,9 +28,9 @@ def seeded(seed=0):
 def recurrent(kind="perceptron", seed=0):
     """Returns a small body in float64 with random parameters, so that no zero hides an error."""
     trunk = (
-        Perceptron(FEATURES, [5], [1.0] * UNITS, SETTINGS, seeded())
+        Perceptron([FEATURES, 5], [1.0] * UNITS, SETTINGS, seeded())
         if kind == "perceptron"
-        else ConditionedLayers(FEATURES - 1, 1, [5, UNITS], None, SETTINGS, seeded())
+        else ConditionedLayers([FEATURES - 1, 5, UNITS], 1, None, SETTINGS, seeded())
     )
     body = Recurrent(trunk, [1.0] * OUTPUTS, SETTINGS, seeded())
     random = seeded(seed)
@@ -155,7 +155,7 @@ def test_gradients_of_parameters_equal_differences(kind):
 def test_new_memory_has_forget_biases_of_1():
     """Biases of forget gates are 1, all others 0; weights are scaled by their number of inputs."""
     settings = NetworkSettings(hidden_units=100, memory=MemorySettings(memory_size=128))
-    body = Recurrent(Perceptron(3, [], [1.0] * 100, settings, seeded()), [1.0, 0.1], settings, seeded())
+    body = Recurrent(Perceptron([3], [1.0] * 100, settings, seeded()), [1.0, 0.1], settings, seeded())
     bias = body.lstm.bias_ih_l0 + body.lstm.bias_hh_l0
     assert bias.tolist() == [0.0] * 64 + [FORGET_BIAS] * 64 + [0.0] * 128
     assert body.lstm.weight_ih_l0.std().item() == pytest.approx(1 / 10, rel=0.03)

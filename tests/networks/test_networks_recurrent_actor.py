@@ -224,7 +224,7 @@ def test_actor_without_memory_carries_no_state():
 def test_critic_has_its_own_memory():
     """Its values follow from its own memories, and it has no normalizer."""
     network = NetworkSettings(normalize=True, hidden_units=8, memory=MemorySettings(memory_size=6))
-    critic = Critic(spec_of(ACTIONS["hybrid"]), network, ("extrinsic", "other"), seeded())
+    critic = Critic(spec_of(ACTIONS["hybrid"]), network, 2, seeded())
     rows, lengths = torch.randn(7, 3, generator=seeded(1)), np.array([3, 4])
     values = critic((rows,), Layout(lengths), torch.zeros(2, 6))
     assert values.shape == (7, 2)

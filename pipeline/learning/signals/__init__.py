@@ -32,10 +32,9 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.losses import advantages
 from sparring.pipeline.learning.minibatches import Memories
-from sparring.pipeline.learning.optimizer import Adam
+from sparring.pipeline.learning.optimizer import Adam, of_finite
 from sparring.pipeline.learning.settings import RewardSignals
 from sparring.pipeline.networks.arrays import previous_features
-from sparring.pipeline.networks.device import back
 from sparring.pipeline.networks.encoders import Encoder, Inputs, Normalizer
 from sparring.pipeline.networks.perceptron import hidden_layer
 from sparring.pipeline.networks.settings import ACTION_LIMIT, NetworkSettings
@@ -170,13 +169,12 @@ class RewardNetwork(ABC):
 
     def statistics(self) -> dict[str, float]:
         """Ends the batch and returns the means of its measures since `begin`, by ML-Agents' names."""
-        skipped = back(torch.stack([one for one, _ in self._steps])) if self._steps else ()
-        taken = [measures for (_, measures), is_skipped in zip(self._steps, skipped, strict=True) if not is_skipped]
+        taken = of_finite(self._steps)
         return {name: torch.stack([one[name] for one in taken]).mean().item() for name in (taken[0] if taken else ())}
 
     def take_step(self, loss: Tensor, measures: dict[str, Tensor]) -> Tensor:
         """Takes one optimizer step and stores its measures; returns 1 if it was skipped, else 0, on the device."""
-        skipped = self.optimizer.step((loss,), (torch.ones_like(loss),)).skipped
+        skipped = self.optimizer.step(loss.backward).skipped
         self._steps.append((skipped, measures))
         return skipped
 
@@ -198,7 +196,7 @@ class Signals:
         self.settings = wanted.named()
         self.sources = dict(sources)
         self.modules = nn.ModuleDict({name: source.module for name, source in self.sources.items()})
-        self._sums = {name: EpisodeSums() for name in self.sources}
+        self._sums = {name: Memories(1) for name in self.sources}
         self._ended: dict[str, Floats] = {}
         extrinsic = wanted.extrinsic
         self._scale = RewardScale(extrinsic.gamma) if extrinsic is not None and extrinsic.normalize else None
@@ -223,7 +221,7 @@ class Signals:
                 found[name] = extrinsic * np.float32(signal.strength)
                 continue
             found[name] = self.sources[name].begin(batch) * np.float32(signal.strength)
-            self._ended[name] = self._sums[name].add(batch.agent_episodes, found[name], batch.ended)
+            self._ended[name] = add_to_sums(self._sums[name], batch.agent_episodes, found[name], batch.ended)
         return found
 
     def learn(self, at_B: Tensor) -> None:
@@ -239,12 +237,6 @@ class Signals:
             if self._ended[name].size:
                 found[f"Policy/{name.capitalize()} Reward"] = float(self._ended[name].mean())
         return found
-
-    @property
-    def moments(self) -> dict[str, Tensor]:
-        """Returns the states of all optimizers, to be saved and restored in place."""
-        states = ((name, source.optimizer.moments.items()) for name, source in self.sources.items())
-        return {f"{name}.{moment}": values for name, moments in states for moment, values in moments}
 
 
 class EpisodeStarts:
@@ -280,22 +272,16 @@ class EpisodeStarts:
         return self._means.get(signal, np.float32(0.0))
 
 
-class EpisodeSums:
-    """Sums rewards over episodes, which may span several batches."""
-
-    def __init__(self) -> None:
-        self._sums = Memories(1)
-
-    def add(self, episodes_r: Numbers, rewards_r: Floats, ended_r: Flags) -> Floats:
-        """Adds the rewards of steps to the sums of their episodes, and returns the sums of those that ended."""
-        agent_episodes, at = np.unique(episodes_r, return_inverse=True)
-        sums = self._sums.recall(agent_episodes)
-        sums[:, 0] += np.bincount(at, rewards_r, len(agent_episodes))
-        over = np.zeros(len(agent_episodes), bool)
-        over[at[ended_r]] = True
-        self._sums.keep(agent_episodes, sums, over)
-        ended: Floats = sums[over, 0]
-        return ended
+def add_to_sums(sums: Memories, episodes_r: Numbers, rewards_r: Floats, ended_r: Flags) -> Floats:
+    """Adds rewards of steps to the sums of their episodes so far, and returns the sums of those that ended."""
+    agent_episodes, at = np.unique(episodes_r, return_inverse=True)
+    present = sums.recall(agent_episodes)
+    present[:, 0] += np.bincount(at, rewards_r, len(agent_episodes))
+    over = np.zeros(len(agent_episodes), bool)
+    over[at[ended_r]] = True
+    sums.keep(agent_episodes, present, over)
+    ended: Floats = present[over, 0]
+    return ended
 
 
 class RewardScale:
