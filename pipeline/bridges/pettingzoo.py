@@ -277,6 +277,14 @@ class _PettingZooBase:
 
     def _begin(self, area: _Area, seed: int | None) -> None:
         """Begins an episode and adds its first decisions."""
+        area.match += 1
+        area.playing.clear()
+        self._open(area, area.env.reset(seed=seed, options=dict(self._parameters) or None))
+        if not area.playing:
+            raise SpecError(got="no agents after reset()", expected="some", remedy="set self.agents in reset()")
+
+    def _open(self, area: _Area, begun: Value) -> None:
+        """Adds the first decisions of an episode, for which `reset` has returned `begun`; none without agents."""
         raise NotImplementedError
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
@@ -298,10 +306,6 @@ class _PettingZooBase:
         self._begin(area, None)
 
     # ------------------------------------------------------------ one frame
-
-    def _next_match(self, area: _Area) -> None:
-        area.match += 1
-        area.playing.clear()
 
     def _decide(
         self, area: _Area, agent: str, seen: Value, info: Mapping[str, Value], reward: float = 0, shared: float = 0
@@ -378,12 +382,8 @@ class _PettingZooBase:
 class ParallelGame(_PettingZooBase):
     """Steps environments whose agents act at once."""
 
-    def _begin(self, area: _Area, seed: int | None) -> None:
-        self._next_match(area)
-        result = area.env.reset(seed=seed, options=dict(self._parameters) or None)
-        observations, infos = self._by_agent("reset", result, _RESET)
-        if not observations:
-            raise _no_agents()
+    def _open(self, area: _Area, begun: Value) -> None:
+        observations, infos = self._by_agent("reset", begun, _RESET)
         for agent, seen in observations.items():
             self._decide(area, agent, seen, infos.get(agent, {}))
 
@@ -434,12 +434,9 @@ class ParallelGame(_PettingZooBase):
 class TurnGame(_PettingZooBase):
     """Steps environments whose agents act in turn: an agent's reward accumulates until its next turn."""
 
-    def _begin(self, area: _Area, seed: int | None) -> None:
-        self._next_match(area)
-        area.env.reset(seed=seed, options=dict(self._parameters) or None)
-        if not area.env.agents:
-            raise _no_agents()
-        self._advance(area)
+    def _open(self, area: _Area, begun: Value) -> None:
+        if area.env.agents:
+            self._advance(area)
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
         area.env.step(values[area.env.agent_selection])
@@ -471,10 +468,6 @@ class TurnGame(_PettingZooBase):
 
 def _names(agents: Iterable[str]) -> str:
     return ", ".join(sorted(agents))
-
-
-def _no_agents() -> SpecError:
-    return SpecError(got="no agents after reset()", expected="some", remedy="set self.agents in reset()")
 
 
 # ---------------------------------------------------------------- spaces
