@@ -26,7 +26,7 @@ from sparring.pipeline.bridges.spaces import (
     import_optional,
     read_wrappers,
 )
-from sparring.pipeline.bridges.video import Video, make_areas
+from sparring.pipeline.bridges.video import make_areas
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
@@ -93,8 +93,8 @@ def make_gymnasium(
             if vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP:
                 return check_images(NativeGame(name, vector, observe), images)
             vector.close()
-        envs, recorded = make_areas(partial(gymnasium.make, env_id, **options), areas, classes, video)
-        return check_images(GymnasiumGame(name, envs, observe, recorded), images)
+        envs = make_areas(partial(gymnasium.make, env_id, **options), areas, classes, video)
+        return check_images(GymnasiumGame(name, envs, observe), images)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
         raise _refusal(env_id, options, error) from error
 
@@ -155,19 +155,11 @@ class GymnasiumGame(_GymnasiumBase):
         name: name of the behavior.
         envs: one environment for each area, all with the same spaces.
         observe: reads the observation space.
-        video: gets what the first environment renders; None for nothing.
     """
 
-    def __init__(
-        self,
-        name: str,
-        envs: Sequence[Env[Value, Value]],
-        observe: Observe = Observations,
-        video: Video | None = None,
-    ) -> None:
+    def __init__(self, name: str, envs: Sequence[Env[Value, Value]], observe: Observe = Observations) -> None:
         super().__init__(name, len(envs), envs[0].observation_space, envs[0].action_space, observe)
         self._envs = list(envs)
-        self._video = video
         self._parameters: Mapping[str, float] = {}
 
     def reset(self, parameters: Mapping[str, float], seed: int | None) -> Sequence[BehaviorReport]:
@@ -192,8 +184,6 @@ class GymnasiumGame(_GymnasiumBase):
         values = self._actions.rows(act.continuous, act.discrete)
         for row, (area, value) in enumerate(zip(act.agents.tolist(), values, strict=True)):
             env = self._envs[area]
-            if self._video is not None and area == 0:
-                self._video.add(env)
             observation, reward, terminated, truncated, info = returned("step", env.step(value), _STEP)
             try:
                 rewards[row] = reward
@@ -216,9 +206,7 @@ class GymnasiumGame(_GymnasiumBase):
         return self._report(following, ended)
 
     def close(self) -> None:
-        """Closes the environments, and writes the video."""
-        if self._video is not None:
-            self._video.close()
+        """Closes the environments."""
         for env in self._envs:
             env.close()
 

@@ -29,7 +29,7 @@ from sparring.pipeline.bridges.spaces import (
     import_optional,
     read_wrappers,
 )
-from sparring.pipeline.bridges.video import Video, make_areas
+from sparring.pipeline.bridges.video import make_areas
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport, Decisions, Ends
 from sparring.pipeline.simulation.game import decisions, ends
@@ -130,7 +130,7 @@ def make_pettingzoo(
     import_optional("pettingzoo", "pettingzoo")
     make, classes = _environment(env_id), read_wrappers(wrappers)
     try:
-        envs, recorded = make_areas(partial(make, **options), areas, classes, video)
+        envs = make_areas(partial(make, **options), areas, classes, video)
     except TypeError as error:
         raise SettingsError(
             f"got options {options} for {env_id!r}: {error}{place_of(error)}; expected its own; check the "
@@ -143,7 +143,7 @@ def make_pettingzoo(
             "leave the option out: agents that act in turn keep their own rewards"
         )
     observe = partial(Observations, brightest=brightest, images=images)
-    return check_images(form(name, envs, roles, observe, recorded), images)
+    return check_images(form(name, envs, roles, observe), images)
 
 
 def _environment(env_id: str) -> Callable[..., Value]:
@@ -214,7 +214,6 @@ class _PettingZooBase:
         envs: one environment for each area, all the same.
         roles: behaviors, teams and groups.
         observe: reads an observation space.
-        video: gets what the first environment renders; None for nothing.
     """
 
     def __init__(
@@ -223,10 +222,8 @@ class _PettingZooBase:
         envs: Sequence[AECEnv | ParallelEnv],
         roles: Teams,
         observe: Callable[[Space[Value]], Observations],
-        video: Video | None,
     ) -> None:
         self.name = name
-        self._video = video
         self._areas = [_Area(number, env) for number, env in enumerate(envs)]
         self._names: list[str] = list(envs[0].possible_agents)
         self._index = {agent: index for index, agent in enumerate(self._names)}
@@ -263,20 +260,24 @@ class _PettingZooBase:
                 number, index = divmod(agent, len(self._names))
                 chosen[number][self._names[index]] = value
         for number, mine in chosen.items():
-            if self._video is not None and number == 0:
-                self._video.add(self._areas[0].env)
             self._play(self._areas[number], mine)
         return self._reports()
 
     def close(self) -> None:
-        """Closes the environments, and writes the video."""
-        if self._video is not None:
-            self._video.close()
+        """Closes the environments."""
         for area in self._areas:
             area.env.close()
 
     def _begin(self, area: _Area, seed: int | None) -> None:
         """Begins an episode and adds its first decisions."""
+        area.match += 1
+        area.playing.clear()
+        self._open(area, area.env.reset(seed=seed, options=dict(self._parameters) or None))
+        if not area.playing:
+            raise SpecError(got="no agents after reset()", expected="some", remedy="set self.agents in reset()")
+
+    def _open(self, area: _Area, begun: Value) -> None:
+        """Adds the first decisions of an episode, for which `reset` has returned `begun`; none without agents."""
         raise NotImplementedError
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
@@ -298,10 +299,6 @@ class _PettingZooBase:
         self._begin(area, None)
 
     # ------------------------------------------------------------ one frame
-
-    def _next_match(self, area: _Area) -> None:
-        area.match += 1
-        area.playing.clear()
 
     def _decide(
         self, area: _Area, agent: str, seen: Value, info: Mapping[str, Value], reward: float = 0, shared: float = 0
@@ -378,12 +375,8 @@ class _PettingZooBase:
 class ParallelGame(_PettingZooBase):
     """Steps environments whose agents act at once."""
 
-    def _begin(self, area: _Area, seed: int | None) -> None:
-        self._next_match(area)
-        result = area.env.reset(seed=seed, options=dict(self._parameters) or None)
-        observations, infos = self._by_agent("reset", result, _RESET)
-        if not observations:
-            raise _no_agents()
+    def _open(self, area: _Area, begun: Value) -> None:
+        observations, infos = self._by_agent("reset", begun, _RESET)
         for agent, seen in observations.items():
             self._decide(area, agent, seen, infos.get(agent, {}))
 
@@ -434,12 +427,9 @@ class ParallelGame(_PettingZooBase):
 class TurnGame(_PettingZooBase):
     """Steps environments whose agents act in turn: an agent's reward accumulates until its next turn."""
 
-    def _begin(self, area: _Area, seed: int | None) -> None:
-        self._next_match(area)
-        area.env.reset(seed=seed, options=dict(self._parameters) or None)
-        if not area.env.agents:
-            raise _no_agents()
-        self._advance(area)
+    def _open(self, area: _Area, begun: Value) -> None:
+        if area.env.agents:
+            self._advance(area)
 
     def _play(self, area: _Area, values: Mapping[str, Value]) -> None:
         area.env.step(values[area.env.agent_selection])
@@ -471,10 +461,6 @@ class TurnGame(_PettingZooBase):
 
 def _names(agents: Iterable[str]) -> str:
     return ", ".join(sorted(agents))
-
-
-def _no_agents() -> SpecError:
-    return SpecError(got="no agents after reset()", expected="some", remedy="set self.agents in reset()")
 
 
 # ---------------------------------------------------------------- spaces

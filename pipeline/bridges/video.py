@@ -26,9 +26,10 @@ _COLORS: Final = 64
 
 
 class Video:
-    """Collects the first frames of an environment, and writes them once there are enough, or at the end.
+    """Wraps an environment, and writes what it renders before its first steps: once it is enough, or at the end.
 
     Args:
+        environment: of one agent, or of several.
         path: of the file.
         frames_per_s: speed at which it is played.
 
@@ -36,24 +37,36 @@ class Video:
         SettingsError: Pillow is not installed.
     """
 
-    def __init__(self, path: str, frames_per_s: float) -> None:
+    def __init__(self, environment: Value, path: str, frames_per_s: float) -> None:
+        self._environment = environment
         self._images = import_optional("PIL.Image", "gymnasium")
         self._path = Path(path)
         self._frame_ms = round(1000 / max(1.0, min(50.0, frames_per_s)))  # viewers slow down shorter frames
         self._frames: list[Image] = []
         self._is_written = False
 
-    def add(self, environment: Value) -> None:
-        """Adds what an environment renders, [height, width, 3] bytes; does nothing once the file is written.
+    def __getattr__(self, name: str) -> Value:
+        return getattr(self._environment, name)
+
+    def step(self, action: Value) -> Value:
+        """Adds a frame, [height, width, 3] bytes, and steps the environment; None removes an agent, without a frame.
 
         Raises:
             SettingsError: the environment renders something else, or nothing.
         """
-        if self._is_written:
-            return
+        if action is not None and not self._is_written:
+            self._add()
+        return self._environment.step(action)
+
+    def close(self) -> None:
+        """Writes the file, and closes the environment."""
+        self._write()
+        self._environment.close()
+
+    def _add(self) -> None:
         frame = None
         with contextlib.suppress(NotImplementedError):
-            frame = environment.render()
+            frame = self._environment.render()
         pixels = np.asarray(frame)
         if pixels.ndim != 3 or pixels.shape[2] != 3:
             raise SettingsError(
@@ -64,9 +77,9 @@ class Video:
         image.thumbnail((_LARGEST, _LARGEST))
         self._frames.append(image.quantize(_COLORS, method=self._images.Quantize.FASTOCTREE))
         if len(self._frames) == MOST_FRAMES:
-            self.close()
+            self._write()
 
-    def close(self) -> None:
+    def _write(self) -> None:
         """Writes the file, if there is a frame and it is not written yet."""
         if self._frames and not self._is_written:
             first, *others = self._frames
@@ -76,14 +89,14 @@ class Video:
 
 def make_areas(
     make: Callable[..., Value], areas: int, wrappers: Sequence[Callable[[Value], Value]], video: str
-) -> tuple[list[Value], Video | None]:
-    """Returns the wrapped environments of all areas, and the video of the first.
+) -> list[Value]:
+    """Returns the wrapped environments of all areas.
 
     Args:
         make: makes an environment.
         areas: number of environments.
         wrappers: functions that wrap each, innermost first.
-        video: file; only the first simulator of a run makes one. "" for none.
+        video: file for a video of the first; only the first simulator of a run makes one. "" for none.
 
     Raises:
         SettingsError: the video is no GIF, or its folder does not exist.
@@ -96,5 +109,7 @@ def make_areas(
         video = ""
     plain = [make(render_mode="rgb_array") if video and not area else make() for area in range(areas)]
     envs = [reduce(lambda env, wrap: wrap(env), wrappers, env) for env in plain]
-    rate = (getattr(envs[0], "metadata", None) or {}).get("render_fps") or 30
-    return envs, Video(video, float(rate)) if video else None
+    if video:
+        rate = (getattr(envs[0], "metadata", None) or {}).get("render_fps") or 30
+        envs[0] = Video(envs[0], video, float(rate))
+    return envs

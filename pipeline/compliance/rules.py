@@ -99,10 +99,6 @@ def _specs(trial: Trial) -> Finding | None:
     return None
 
 
-def _ping_waiting(trial: Trial) -> Finding | None:
-    return _answers_ping(trial.welcomed(), 1)
-
-
 def _answers_ping(peer: TrialConnection, number: int) -> Finding | None:
     peer.send(Ping(number=number))
     answer = peer.expect(Pong).number
@@ -122,10 +118,6 @@ def _heartbeat(trial: Trial) -> Finding | None:
 
 def _reset(trial: Trial) -> None:
     trial.first = first_decisions(trial.reset(SEED))
-
-
-def _ping_deciding(trial: Trial) -> Finding | None:
-    return _answers_ping(trial.deciding(), 2)
 
 
 def _plays(trial: Trial) -> Finding | None:
@@ -229,10 +221,10 @@ RULES: Final[dict[str, tuple[str, Callable[[Trial], Finding | None]]]] = {
     "connects": ("It connects in time.", _connects),
     "hello": ("Its first message is Hello with the right version.", _hello),
     "specs": ("Behavior ids can be read; one name has one spec.", _specs),
-    "ping_waiting": ("It answers Ping while it waits for Reset.", _ping_waiting),
+    "ping_waiting": ("It answers Ping while it waits for Reset.", lambda trial: _answers_ping(trial.welcomed(), 1)),
     "heartbeat": ("It sends Ping when it has been silent.", _heartbeat),
     "reset": ("It answers Reset with a Step.", _reset),
-    "ping_deciding": ("It answers Ping while it waits for Act.", _ping_deciding),
+    "ping_deciding": ("It answers Ping while it waits for Act.", lambda trial: _answers_ping(trial.deciding(), 2)),
     "plays": ("It answers every Act with a Step, and episodes end.", _plays),
     "parameters": ("It continues after an Act that changes parameters.", _parameters),
     "reset_in_place": ("Reset in place of Act begins all episodes anew.", _resets_in_place),

@@ -14,7 +14,8 @@ from sparring.pipeline.messages.simulator import (
     Sampler,
     Statistic,
 )
-from sparring.pipeline.simulation.client import Client, Result, run
+from sparring.pipeline.simulation.client import Result, run
+from sparring.pipeline.simulation.connection import Client
 from sparring.pipeline.simulation.game import Game, decisions, ends
 from sparring.pipeline.simulation.link import LinkLost
 from sparring.pipeline.simulation.parameters import Parameters

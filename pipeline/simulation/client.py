@@ -18,8 +18,6 @@ from sparring.pipeline.simulation.dialer import Dialer, parse_address
 from sparring.pipeline.simulation.encrypted import credential_of
 from sparring.pipeline.simulation.game import Game, PlayerGame, ScriptedGame, StatisticsGame
 
-__all__ = ["Actions", "Client", "Result", "run"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:

@@ -225,13 +225,15 @@ def test_a_video_shows_the_first_area_from_its_first_frame(tmp_path: Path) -> No
 
 def test_a_video_is_bounded_and_of_the_first_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "video.gif"
-    video, screen = Video(str(file), 30), Screen()
+    screen = Screen()
+    video = Video(screen, str(file), 30)
     for number in range(MOST_FRAMES):
         assert not file.exists()
         screen.time = number % 4
-        video.add(screen)
+        video.step(0)
     written = file.stat().st_mtime_ns
-    video.add(screen)
+    screen.reset()
+    video.step(0)
     video.close()
     assert file.stat().st_mtime_ns == written
     monkeypatch.setenv("SPARRING_NUMBER", "1")
@@ -242,7 +244,7 @@ def test_a_video_is_bounded_and_of_the_first_simulator(tmp_path: Path, monkeypat
 
 
 def test_an_environment_that_does_not_render_is_refused(tmp_path: Path) -> None:
-    blind = GymnasiumGame("a", [Blind()], video=Video(str(tmp_path / "video.gif"), 30))
+    blind = GymnasiumGame("a", [Video(Blind(), str(tmp_path / "video.gif"), 30)])
     silent = make_gymnasium("ScreenOfATest-v0", 1, video=str(tmp_path / "video.gif"), result="nothing")
     for game in (silent, blind):
         with pytest.raises(

@@ -26,7 +26,7 @@ from tests.simulation.unity_player_peer import Message
 
 T = TypeVar("T")
 QUIT = 2
-SETTINGS = channels.parameter("engine", 1.0)
+SETTINGS = channels.parameters({"engine": 1.0}, {})
 
 
 class LoopThread:
@@ -157,14 +157,14 @@ def test_the_player_receives_parameters_and_settings(scene: Scene) -> None:
     """Settings are sent once, parameters and samplers with the Reset or Act that brings them."""
     sampler = Sampler(kind="uniform", values=(0.0, 1.0), seed=4)
     scene.begin(Reset(parameters={"mass": 2.0, "wind": 0.5}, samplers={"wind": sampler}))
-    wind = channels.sampler("wind", "uniform", (0.0, 1.0), 4)
-    assert scene.reset.side_channel == SETTINGS + wind + channels.parameter("mass", 2.0)
-    assert scene.answer(act(0, 0, parameters={"mass": 3.0})).side_channel == channels.parameter("mass", 3.0)
+    wind = channels.parameters({}, {"wind": sampler})
+    assert scene.reset.side_channel == SETTINGS + wind + channels.parameters({"mass": 2.0}, {})
+    assert scene.answer(act(0, 0, parameters={"mass": 3.0})).side_channel == channels.parameters({"mass": 3.0}, {})
     scene.doll.open = scene.doll.call(agents(count=2))
     scene.next()
     scene.loop.do(lambda: scene.connection.answer(Reset(parameters={"mass": 4.0})))
     received = Message.FromString(scene.doll.open.result(LONG_S)).unity_input.rl_input
-    assert (received.command, received.side_channel) == (1, channels.parameter("mass", 4.0))
+    assert (received.command, received.side_channel) == (1, channels.parameters({"mass": 4.0}, {}))
 
 
 def test_a_message_without_agents_is_answered_without_the_loop(scene: Scene) -> None:

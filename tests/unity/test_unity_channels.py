@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.bridges.unity import RECORD_AGAIN, UnreadableData, channels
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.messages.simulator import Statistic
+from sparring.pipeline.messages.simulator import Sampler, Statistic
 
 ENGINE = bytes.fromhex("2c3451e97e4fea11b238784f4387d1f7")
 PARAMETERS = bytes.fromhex("1e894c530f81ea11a9d0822485860400")
@@ -39,6 +39,10 @@ def engine(resolution: tuple[int, int] = (84, 48), quality_level: int = 5) -> by
     )
 
 
+def sampled(kind: Any, values: list[float], seed: int = 0) -> bytes:
+    return channels.parameters({"g": 1.0}, {"g": Sampler(kind=kind, values=tuple(values), seed=seed)})
+
+
 def test_each_engine_setting_is_one_message() -> None:
     assert engine() == (
         ENGINE
@@ -56,7 +60,7 @@ def test_each_engine_setting_is_one_message() -> None:
 
 def test_a_parameter_consists_of_its_name_and_a_float() -> None:
     payload = bytes.fromhex("04000000 6d617373 00000000 0000c03f")
-    assert channels.parameter("mass", 1.5) == PARAMETERS + bytes.fromhex("10000000") + payload
+    assert channels.parameters({"mass": 1.5}, {}) == PARAMETERS + bytes.fromhex("10000000") + payload
 
 
 @pytest.mark.parametrize(
@@ -69,23 +73,23 @@ def test_a_parameter_consists_of_its_name_and_a_float() -> None:
 )
 def test_a_sampler_consists_of_its_name_seed_kind_and_numbers(kind: Any, values: list[float], rest: str) -> None:
     payload = bytes.fromhex("01000000 67 01000000 feffffff" + rest)
-    assert channels.sampler("g", kind, values, -2) == message(PARAMETERS, payload)
+    assert sampled(kind, values, -2) == message(PARAMETERS, payload)
 
 
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
-        (lambda: channels.parameter("größe", 1.0), "'größe'.*ASCII"),
-        (lambda: channels.parameter("mass", math.nan), "mass.*32 bits"),
-        (lambda: channels.parameter("mass", 1e300), "mass.*32 bits"),
+        (lambda: channels.parameters({"größe": 1.0}, {}), "'größe'.*ASCII"),
+        (lambda: channels.parameters({"mass": math.nan}, {}), "mass.*32 bits"),
+        (lambda: channels.parameters({"mass": 1e300}, {}), "mass.*32 bits"),
         (lambda: engine(quality_level=2**31), "engine settings.*32 bits"),
         (lambda: engine(resolution=(84, -(2**40))), "engine settings.*32 bits"),
-        (lambda: channels.sampler("g", "uniform", [1.0], 0), "'uniform'"),
-        (lambda: channels.sampler("g", "multirangeuniform", [], 0), "'multirangeuniform'"),
-        (lambda: channels.sampler("g", "multirangeuniform", [1.0, 2.0, 3.0], 0), "'multirangeuniform'"),
-        (lambda: channels.sampler("g", "triangular", [1.0, 2.0], 0), "'triangular'"),  # type: ignore[arg-type]
-        (lambda: channels.sampler("g", "uniform", [1.0, math.inf], 0), "sampler .*'g'.*32 bits"),
-        (lambda: channels.sampler("g", "uniform", [1.0, 2.0], 2**31), "sampler .*'g'.*32 bits"),
+        (lambda: sampled("uniform", [1.0]), "'uniform'"),
+        (lambda: sampled("multirangeuniform", []), "'multirangeuniform'"),
+        (lambda: sampled("multirangeuniform", [1.0, 2.0, 3.0]), "'multirangeuniform'"),
+        (lambda: sampled("triangular", [1.0, 2.0]), "'triangular'"),
+        (lambda: sampled("uniform", [1.0, math.inf]), "sampler .*'g'.*32 bits"),
+        (lambda: sampled("uniform", [1.0, 2.0], 2**31), "sampler .*'g'.*32 bits"),
     ],
 )
 def test_values_that_the_wire_format_cannot_hold_are_refused(write: Any, reason: str) -> None:

@@ -8,7 +8,7 @@ package appends to a payload.
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 from uuid import UUID
 
@@ -68,45 +68,26 @@ def parameters(values: Mapping[str, float], samplers: Mapping[str, Sampler]) -> 
         samplers: those that the player samples, by key.
 
     Raises:
-        SettingsError: a key is not ASCII, or a number does not fit into 32 bits.
+        SettingsError: a key is not ASCII, a number does not fit into 32 bits, or a sampler has a wrong count of values.
     """
-    sampled = (sampler(key, one.kind, one.values, one.seed) for key, one in samplers.items())
-    constant = (parameter(key, values[key]) for key in values if key not in samplers)
-    return b"".join((*sampled, *constant))
+    contents = {key: _sampler(f"environment parameter {key!r}", one) for key, one in samplers.items()}
+    for key in values:
+        if key not in samplers:
+            contents[key] = _packed(f"environment parameter {key!r}", "<if", _FLOAT, values[key])
+    return b"".join(_message(PARAMETERS, _text(key) + content) for key, content in contents.items())
 
 
-def parameter(key: str, value: float) -> bytes:
-    """Returns an environment parameter with a constant value.
-
-    Raises:
-        SettingsError: the key is not ASCII, or the value is no finite float32.
-    """
-    return _message(PARAMETERS, _text(key) + _packed(f"environment parameter {key!r}", "<if", _FLOAT, value))
-
-
-def sampler(key: str, kind: Distribution, values: Sequence[float], seed: int) -> bytes:
-    """Returns an environment parameter that the player samples itself.
-
-    Args:
-        key: name of the parameter.
-        kind: kind of distribution.
-        values: uniform: minimum, maximum; gaussian: mean, standard deviation; multirangeuniform: minimum and maximum of
-            each range, one after the other.
-        seed: seed of the player's samples, an int32.
-
-    Raises:
-        SettingsError: the key is not ASCII, a number does not fit into 32 bits, or the count of values is wrong.
-    """
+def _sampler(what: str, sampler: Sampler) -> bytes:
+    kind, values = sampler.kind, sampler.values
     several = kind == "multirangeuniform"
     if kind not in _KINDS or (several and (not values or len(values) % 2)) or (not several and len(values) != 2):
         raise SettingsError(
-            f"got sampler {kind!r} of {list(values)} for environment parameter {key!r}; "
+            f"got sampler {kind!r} of {list(values)} for {what}; "
             "expected uniform or gaussian of two numbers, or multirangeuniform of two for each range; correct it"
         )
-    what = f"the sampler of environment parameter {key!r}"
-    content = _text(key) + _packed(what, "<iii", _SAMPLER, seed, _KINDS[kind])
-    content += _packed(what, "<i", len(values)) if several else b""
-    return _message(PARAMETERS, content + _packed(what, f"<{len(values)}f", *values))
+    head = (_SAMPLER, sampler.seed, _KINDS[kind], *([len(values)] if several else []))
+    what = f"the sampler of {what}"
+    return _packed(what, f"<{len(head)}i", *head) + _packed(what, f"<{len(values)}f", *values)
 
 
 def analytics(payload: bytes) -> bytes:

@@ -9,6 +9,7 @@ trainer the bridge speaks with the player, on a loop of its own.
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import anyio
@@ -130,17 +131,15 @@ class PlayerConnection:
         self._due = None
         if self._phase == "launched":
             self._set_phase("connected")
+        read = partial(self._conversation.receive, content)
         if len(content) <= _LARGE:
-            with self._ending_on_error():
-                self._react(self._conversation.receive(content))
-            return
-        reading = self._loop.run_in_executor(None, self._conversation.receive, content)
-        reading.add_done_callback(self._read)
+            self._react_to(read)
+        else:
+            self._loop.run_in_executor(None, read).add_done_callback(lambda done: self._react_to(done.result))
 
-    def _read(self, reading: asyncio.Future[PlayerMessage]) -> None:
-        """Handles a large message parsed on a thread."""
+    def _react_to(self, read: Callable[[], PlayerMessage]) -> None:
         with self._ending_on_error():
-            self._react(reading.result())
+            self._react(read())
 
     @contextlib.contextmanager
     def _ending_on_error(self) -> Iterator[None]:

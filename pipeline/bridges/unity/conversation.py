@@ -32,7 +32,9 @@ PACKAGE: Final = "1.1.0"
 """Version of ML-Agents' trainers whose behavior towards games is implemented here."""
 
 State = Literal["calling", "introduced", "initialized", "ready", "playing", "deciding", "parting", "ended"]
-"""`introduced`, `ready`, `deciding` and `parting` wait for the trainer; the others for the player."""
+
+_PLAYERS_TURN: Final[tuple[State, ...]] = ("calling", "initialized", "playing", "ended")
+_TRAINERS_TURN: Final[tuple[State, ...]] = ("introduced", "ready", "deciding", "parting")
 
 TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     ("calling", "introduction"): "introduced",
@@ -42,21 +44,14 @@ TRANSITIONS: Final[dict[tuple[State, str], State]] = {
     ("playing", "output"): "deciding",
     ("deciding", "step"): "playing",
     ("deciding", "reset"): "playing",
-    ("calling", "farewell"): "parting",
-    ("initialized", "farewell"): "parting",
-    ("playing", "farewell"): "parting",
-    ("ended", "farewell"): "parting",
-    ("introduced", "quit"): "ended",
-    ("ready", "quit"): "ended",
-    ("deciding", "quit"): "ended",
-    ("parting", "quit"): "ended",
+    **{(state, "farewell"): "parting" for state in _PLAYERS_TURN},
+    **{(state, "quit"): "ended" for state in _TRAINERS_TURN},
 }
 """(state, message) -> next state. A message that is rejected leads to `parting` too."""
 
 _GOOD, _ENDS = 200, 400
 """Statuses of a message; the trainer's `quit` has the second one, too."""
 _COMMANDS: Final = {"step": 0, "reset": 1, "quit": 2}
-_PLAYERS_TURN: Final = ("calling", "initialized", "playing", "ended")
 _UPDATE: Final = "update the package com.unity.ml-agents in the game's project to 1.0 or later, and build it again"
 _OWN_PROTOCOL: Final = "let only games with ML-Agents' package connect here"
 _RESTARTED: Final = "restart the training, and do not reload the game's Academy while it trains"

@@ -192,7 +192,12 @@ class Unity:
     def _receive(self, connection: PlayerConnection, program: PlayerProgram) -> Sequence[messages.BehaviorReport]:
         """Returns the reports of the next message that needs an answer; none if the player is ready for a reset."""
         while True:
-            event = self._next_event(connection)
+            try:
+                event = self._events.get(timeout=_CHECK_S)
+            except queue.Empty:
+                if (overdue := connection.overdue(self._clock())) is None:
+                    continue
+                event = overdue
             if isinstance(event, messages.Fault):
                 self._events.put(event)  # nothing follows it
                 raise _failure(program, event)
@@ -204,14 +209,6 @@ class Unity:
             _warn_of_plain_goals(program.name, event)
             if event.kind == "ready" or event.reports:
                 return event.reports
-
-    def _next_event(self, connection: PlayerConnection) -> Event:
-        while True:
-            try:
-                return self._events.get(timeout=_CHECK_S)
-            except queue.Empty:
-                if (fault := connection.overdue(self._clock())) is not None:
-                    return fault
 
     def _changed_parameters(self) -> dict[str, float]:
         """Returns all parameters, if the trainer has changed one."""

@@ -59,6 +59,7 @@ class Server:
 
     Attributes:
         port: the port in use.
+        player: the connection of the player; None without one.
 
     Raises:
         SettingsError: the port is in use.
@@ -76,7 +77,7 @@ class Server:
         self._broken = broken
         self._loop = loop
         self._connections: list[_PlayerSocket] = []  # oldest first
-        self._player: _PlayerSocket | None = None
+        self.player: _PlayerSocket | None = None
         self._open: int | None = None  # stream of the call that waits for its answer
         listener = _listen(port, host)
         self.port: int = listener.getsockname()[1]
@@ -86,7 +87,7 @@ class Server:
 
     def answer(self, message: bytes | None) -> None:
         """Answers the open call; None rejects it. Does nothing if no call is open."""
-        player, stream, self._open = self._player, self._open, None
+        player, stream, self._open = self.player, self._open, None
         if stream is None or player is None:
             return
         if message is None:
@@ -107,27 +108,23 @@ class Server:
 
     # ------------------------------------------------------------ for the connections
 
-    def is_player(self, client: _PlayerSocket) -> bool:
-        """Returns whether a connection is the player's."""
-        return client is self._player
-
     def on_connect(self, client: _PlayerSocket) -> None:
         """Handles a new connection, which closes the oldest one if there are too many."""
-        candidates = [client for client in self._connections if client is not self._player]
+        candidates = [client for client in self._connections if client is not self.player]
         if len(candidates) >= _MOST_CANDIDATES:
             candidates[0].end()
-        client.connection.limit(_FIRST if self._player is None else 0)
+        client.connection.limit(_FIRST if self.player is None else 0)
         self._connections.append(client)
 
     def on_call(self, client: _PlayerSocket, stream: int, message: bytes | None) -> None:
         """Handles a call that came or, with None, was broken off; candidates cannot break one off."""
         if message is not None:
-            if self._player is None:
+            if self.player is None:
                 client.connection.admit(_LARGEST)
                 self._set_player(client)
             self._open = stream
             self._called(message)
-        elif client is self._player and stream == self._open:
+        elif client is self.player and stream == self._open:
             self._open = None
             self._broken()
 
@@ -136,7 +133,7 @@ class Server:
         if client not in self._connections:
             return
         self._connections.remove(client)
-        if client is self._player:
+        if client is self.player:
             broken, self._open = self._open is not None, None
             self._set_player(None)
             if broken:
@@ -144,7 +141,7 @@ class Server:
 
     def _set_player(self, player: _PlayerSocket | None) -> None:
         """Takes calls from one connection only, or from all if there is no player."""
-        self._player = player
+        self.player = player
         for client in list(self._connections):
             if client is not player:
                 client.connection.limit(_FIRST if player is None else 0)
@@ -169,7 +166,7 @@ class _PlayerSocket(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Returns the buffer for the next bytes."""
-        return memoryview(self._received)[: _RECEIVE if self._server.is_player(self) else _RECEIVE_FIRST]
+        return memoryview(self._received)[: _RECEIVE if self is self._server.player else _RECEIVE_FIRST]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Handles received bytes."""
@@ -216,7 +213,7 @@ class _PlayerSocket(asyncio.BufferedProtocol):
 
     def _check(self) -> None:
         """Checks the connection periodically."""
-        if self._server.is_player(self):
+        if self is self._server.player:
             self.connection.reset_overhead()
             self._watch = self._loop.call_later(CANDIDATE_S, self._check)
         else:
