@@ -10,6 +10,7 @@ unblocked by   produced steps, a published update, an ended match
 Results are acknowledged once the ratings that include them are on disk, so that a restart loses none.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -37,6 +38,7 @@ from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import MATCHES, Context, follow, follow_growth, publish_metrics, refuse_restart
 
 _SAVE_INTERVAL_S: Final = 0.2
+_IDLE_TURNS: Final = 5
 _LEAST_PLACES: Final = 4
 _MOST_PLACES: Final = 16
 
@@ -190,10 +192,11 @@ class Coordination:
     # ---------------------------------------------------------------- on disk
 
     async def settle(self) -> None:
-        """Saves the state at a pace, and acknowledges the results that it includes."""
-        while True:
+        """Saves the state every second, or sooner where results wait for it, which are acknowledged then."""
+        for turn in itertools.count(1):
             await anyio.sleep(_SAVE_INTERVAL_S)
-            await self._context.writing.until_done(self._settle, "the state of coordination")
+            if self._unsaved or self._unwritten or turn % _IDLE_TURNS == 0:
+                await self._context.writing.until_done(self._settle, "the state of coordination")
 
     async def _settle(self) -> None:
         self.save()

@@ -69,7 +69,7 @@ async def run(context: Context, display: Display | None = None) -> None:
 
         async def follow_services(services: Iterable[str]) -> None:
             for service in services:
-                subscriptions[service] = await context.transport.subscribe(service, pace=TOPIC_PACE_S)
+                subscriptions[service] = await context.transport.subscribe(service, METRICS, pace=TOPIC_PACE_S)
                 tasks.start_soon(follow, subscriptions[service], state.take)
 
         async def grow(names: Sequence[str]) -> None:

@@ -17,7 +17,15 @@ from anyio.abc import TaskGroup, TaskStatus
 from structlog.typing import FilteringBoundLogger
 
 from sparring.pipeline.errors import SparringError
-from sparring.pipeline.messages.channels import ADDED, RUN, SPECS, STEPPING_STATE
+from sparring.pipeline.messages.channels import (
+    ADDED,
+    ASSEMBLY_STATE,
+    LEARNER_STATE,
+    METRICS,
+    RUN,
+    SPECS,
+    STEPPING_STATE,
+)
 from sparring.pipeline.messages.state import AddedBehaviors, RunState
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.monitoring.metrics import Registry
@@ -37,6 +45,7 @@ EXPORT_S = 60.0
 """The time for the exports of the last checkpoints."""
 
 TOPIC_PACE_S = 0.25
+_TOPICS = (METRICS, RUN, SPECS, STEPPING_STATE, ASSEMBLY_STATE, LEARNER_STATE)
 """Topics change hundreds of times a second; the decisions that are made here can wait that long."""
 
 
@@ -126,7 +135,8 @@ class Supervisor:
             active.keep(tasks, plan)
 
     async def _add_services(self, tasks: TaskGroup, plans: Sequence[ServicePlan]) -> None:
-        topics = {plan.name: await self._transport.subscribe(plan.name, pace=TOPIC_PACE_S) for plan in plans}
+        subscribe = self._transport.subscribe
+        topics = {plan.name: await subscribe(plan.name, *_TOPICS, pace=TOPIC_PACE_S) for plan in plans}
         if not self.active.over.is_set():
             self.active.topics |= topics
             for plan in plans:
