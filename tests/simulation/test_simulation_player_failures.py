@@ -160,7 +160,7 @@ def test_a_lost_connection_is_reported_with_the_exit_status(tmp_path: Path, brid
     (inner,) = psutil.Process(process.pid).children()
     inner.kill()
     assert unity._connection is not None
-    event = unity._next_event(unity._connection)
+    event = unity._events.get(timeout=20)
     assert isinstance(event, Fault)
     assert event.got == "the player broke the connection"
     opener = threading.Thread(target=lambda: gate.write_text("\n"))
