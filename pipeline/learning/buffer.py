@@ -1,4 +1,4 @@
-"""This module buffers finished segments of agents and of groups for the learner, and counts which have arrived.
+"""This module buffers finished segments of agents and of groups for the learner.
 
 An agent without a group is a group of one: its segment is a group segment of a single member, and needs no columns that
 join it with others. Only such a segment can be split.
@@ -17,9 +17,7 @@ import numpy as np
 
 from sparring.pipeline.assembly import sequences
 from sparring.pipeline.errors import ServiceError
-from sparring.pipeline.files import Json
 from sparring.pipeline.messages.segments import GroupSegments, Segments, TeammateSegments
-from sparring.pipeline.messages.state import EARLIER
 from sparring.pipeline.specs import Array, Flags, Numbers
 
 _EPISODES_PER_SOURCE: Final = 2**40
@@ -355,55 +353,3 @@ def _joined(records: Sequence[R]) -> R:
             padded = (one if one.shape[1:] == width else np.zeros((len(one), *width), one.dtype) for one in columns)
             joined[name] = np.concatenate(list(padded))
     return replace(records[0], **joined)
-
-
-class Intake:
-    """Counts the steps of each source up to which a learner has received segments, and the gaps before them.
-
-    Assembly says in each message how far it has come with the source. What is missing between that and the last message
-    was lost: with the learner's predecessor, if it is missing before the first message of a source that a restarted
-    learner receives, else with an incarnation of assembly.
-
-    Args:
-        restarted: the learner has predecessors.
-
-    Attributes:
-        reached: steps received or lost, by incarnation of stepping, in the order of their first segments.
-        lost: steps lost, by the stage that lost them.
-    """
-
-    def __init__(self, *, restarted: bool) -> None:
-        self.reached: dict[str, int] = {}
-        self.lost: dict[str, int] = {}
-        self._restarted = restarted
-        self._received: set[str] = set()  # sources of which this learner has received segments
-
-    def add(self, segments: Segments) -> None:
-        """Counts segments that have arrived."""
-        source, first = segments.source, segments.source not in self._received
-        missing = segments.reached - len(segments.log_probs) - self.reached.get(source, 0)
-        self._lose("learning" if self._restarted and first else "assembly", missing)
-        self.reached[source] = segments.reached
-        self._received.add(source)
-
-    def to_plain(self) -> dict[str, Json]:
-        """Returns the counts as plain JSON values, for a checkpoint."""
-        return {"reached": dict(self.reached), "lost": dict(self.lost)}
-
-    def restore(self, plain: Mapping[str, Json], resolved: int) -> None:
-        """Continues from what `to_plain` returned.
-
-        Args:
-            plain: counts of a checkpoint, which may have none.
-            resolved: steps that the checkpoint holds as trained, stale or played. What it had received beyond them was
-                in a buffer, and is lost; what it holds beyond those that it had received was produced by others.
-        """
-        self.reached, self.lost = dict(plain.get("reached", {})), dict(plain.get("lost", {}))
-        beyond = sum(self.reached.values()) - sum(self.lost.values()) - resolved
-        self._lose("learning", max(0, beyond))
-        if beyond < 0:
-            self.reached[EARLIER] = self.reached.get(EARLIER, 0) - beyond
-
-    def _lose(self, stage: str, steps: int) -> None:
-        if steps:
-            self.lost[stage] = self.lost.get(stage, 0) + steps

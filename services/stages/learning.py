@@ -20,8 +20,8 @@ import numpy as np
 from sparring.pipeline.coordination.ledger import LAST_EPISODES
 from sparring.pipeline.coordination.lessons import MOST_RECENT
 from sparring.pipeline.errors import QueueClosed
-from sparring.pipeline.learning.buffer import Intake
 from sparring.pipeline.learning.checkpoints import Checkpoint, CheckpointFolder, initial_folder, load
+from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.learning.losses import UpdateReport
 from sparring.pipeline.learning.signals.gail import biased

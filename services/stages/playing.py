@@ -19,8 +19,8 @@ import anyio
 
 from sparring.pipeline.errors import CheckpointError, QueueClosed, ServiceError
 from sparring.pipeline.evaluation.episodes import EPISODES_FILE, FirstEpisodes, Recorder, write_episodes
-from sparring.pipeline.learning.buffer import Intake
 from sparring.pipeline.learning.checkpoints import Checkpoint, load
+from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.learning.learner import Learner
 from sparring.pipeline.messages.channels import LEARNER_STATE, POLICY_WEIGHTS
 from sparring.pipeline.messages.segments import Segments

@@ -14,7 +14,7 @@ from typing import Any
 
 from sparring.pipeline.coordination.coordinator import Coordinator
 from sparring.pipeline.coordination.ledger import StepLedger
-from sparring.pipeline.learning.buffer import Intake
+from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.messages.state import (
     BehaviorSpecs,
     FlushRequest,

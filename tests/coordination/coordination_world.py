@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 
 from sparring.pipeline.coordination.coordinator import SAVED
-from sparring.pipeline.learning.buffer import Intake
+from sparring.pipeline.learning.intake import Intake
 from tests.coordination.coordination_parts import Part, Segments, Stepping
 from tests.coordination.coordination_stages import Stages
 

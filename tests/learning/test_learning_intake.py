@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.pipeline.learning.buffer import Intake
+from sparring.pipeline.learning.intake import Intake
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import EARLIER
 from tests.learning.learning_helpers import segments
