@@ -45,6 +45,14 @@ def is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
+def is_tcp(address: str) -> bool:
+    """Returns whether an address has the form `tcp://HOST:PORT`."""
+    with suppress(ValueError):  # of a port that is no number, or above 65535
+        parts = urlsplit(address)
+        return bool(parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path)
+    return False
+
+
 def is_open(endpoint: str) -> bool:
     """Returns whether other machines can connect to an endpoint."""
     parts = urlsplit(endpoint)

@@ -6,12 +6,14 @@ import re
 import shlex
 from collections.abc import Iterable
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from sparring.pipeline.coordination.settings import CoordinationSettings, Mode, SelfPlaySettings, SettingsModel
 from sparring.pipeline.files import Json
 from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.queues.endpoints import is_tcp
 from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.settings.parameters import EnvironmentParameter
 from sparring.pipeline.settings.simulators import Option, SimulatorSettings
@@ -232,6 +234,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         leave_cores_to_learners: services other than learners leave as many CPU cores free as the learners have threads,
             if any remain (Linux); so do launched simulators, if each has a core then. Learners may run on all.
         stop_timeout_s: seconds for a service to stop in order.
+        metrics_address: `tcp://HOST:PORT` at which the monitor answers Prometheus by HTTP; None for no answers.
         export: write every checkpoint as ONNX too, in a process of low priority, if the extra `onnx` is installed.
         training_analytics: send Unity players a description of the training, which their package hands to its vendor's
             analytics.
@@ -253,6 +256,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     torch_threads: ThreadSettings = ThreadSettings()
     leave_cores_to_learners: bool = True
     stop_timeout_s: float = Field(default=20.0, gt=0)
+    metrics_address: str | None = None
     export: bool = True
     training_analytics: bool = False
     hosts: dict[str, HostSettings] = Field(default={})
@@ -260,6 +264,16 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     host_timeout_s: float = Field(default=600.0, gt=0)
     keys: str | None = Field(default=None, min_length=1)
     python_path: tuple[str, ...] = ()
+
+    @field_validator("metrics_address")
+    @classmethod
+    def _a_port(cls, address: str | None) -> str | None:
+        if address is None or (is_tcp(address) and urlsplit(address).port):
+            return address
+        raise ValueError(
+            f"got {address!r}; expected tcp://HOST:PORT with a port from 1 to 65535; write for example "
+            "tcp://127.0.0.1:9400"
+        )
 
     @field_validator("hosts")
     @classmethod

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from sparring.pipeline.networks.settings import StrictSettings
-from sparring.pipeline.queues.endpoints import is_open
+from sparring.pipeline.queues.endpoints import is_open, is_tcp
 from sparring.pipeline.stepping.limits import LimitSettings
 
 Accepted = Literal["certificate", "token", "either"]
@@ -56,11 +54,10 @@ class SteppingSettings(StrictSettings):
     @field_validator("address")
     @classmethod
     def _well_formed(cls, address: str) -> str:
-        with suppress(ValueError):  # of a port that is no number, or above 65535
-            parts = urlsplit(address)
-            is_tcp = parts.scheme == "tcp" and parts.hostname and parts.port is not None and not parts.path
-            if is_tcp or (address == f"unix://{parts.path}" and Path(parts.path).name):  # without query and fragment
-                return address
+        path = address.removeprefix("unix://")
+        is_file = path != address and path.startswith("/") and Path(path).name and not {*"?#"} & {*path}
+        if is_file or is_tcp(address):
+            return address
         raise ValueError(
             f"got {address!r}; expected tcp://HOST:PORT with a port from 0 to 65535, or unix:///PATH; "
             "write for example tcp://127.0.0.1:5005, or tcp://127.0.0.1:0 for a free port"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # `sparring check` needs no event loop
 KEYS_VARIABLE: Final = "SPARRING_KEYS"
 
 _DANGER: Final = "any peer that reaches it can act as a simulator, poison the training and copy the policies"
+_NUMBERS_DANGER: Final = "any peer that reaches it can read all numbers of the run"
 
 
 def keys_folder(settings: Settings) -> Path | None:
@@ -39,7 +40,7 @@ def exposed(settings: Settings, *, insecure: bool) -> list[str]:
     """
     lines = [
         f"got {what}, which other machines can reach{remedy}, or pass --insecure where any peer may take part"
-        for what, remedy in ([] if insecure else _open_addresses(settings))
+        for what, remedy, _ in ([] if insecure else _open_addresses(settings))
     ]
     if settings.pipeline.hosts and keys_folder(settings) is None:
         lines.append(
@@ -52,21 +53,24 @@ def exposed(settings: Settings, *, insecure: bool) -> list[str]:
 def unprotected(settings: Settings, *, insecure: bool) -> list[str]:
     """Returns the warnings of a run with `--insecure`, one line for each."""
     found = _open_addresses(settings) if insecure else []
-    return [f"--insecure: {what} is open to any peer: {_DANGER}" for what, _ in found]
+    return [f"--insecure: {what} is open to any peer: {danger}" for what, _, danger in found]
 
 
-def _open_addresses(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yields each address for simulators that no key protects, and the remedy."""
+def _open_addresses(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """Yields each address that no key protects, the remedy, and the danger."""
     pipeline = settings.pipeline
     if not is_loopback(pipeline.player_host) and any(one.name == "unity" for one in settings.launched):
         remedy = "; expected loopback, for no key protects it; use an SSH tunnel to the players' ports"
-        yield f"pipeline.player_host {pipeline.player_host!r}", remedy
+        yield f"pipeline.player_host {pipeline.player_host!r}", remedy, _DANGER
+    if pipeline.metrics_address is not None and is_open(pipeline.metrics_address):
+        remedy = "; expected loopback, for no key protects it; let a proxy of your own answer other machines"
+        yield f"pipeline.metrics_address {pipeline.metrics_address!r}", remedy, _NUMBERS_DANGER
     if is_open(pipeline.address) and keys_folder(settings) is None:
         remedy = (
             ", without keys; expected keys, or loopback (127.0.0.1, ::1, localhost) or unix:///PATH; make keys with "
             "`sparring keys DIR` and set pipeline.keys: DIR, use loopback and an SSH tunnel"
         )
-        yield f"pipeline.address {pipeline.address!r}", remedy
+        yield f"pipeline.address {pipeline.address!r}", remedy, _DANGER
 
 
 def socket_paths(settings: Settings, *, in_process: bool = False) -> Iterator[tuple[str, Path]]:

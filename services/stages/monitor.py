@@ -8,7 +8,8 @@
 | unblocked by | every service, about once a second |
 
 Files: `metrics.jsonl` (a line per interval and behavior) and `services.jsonl` (a line per service every 30 s), of which
-rotation deletes the oldest lines; `status.json` (the state of the run, every second), `metrics.prom` (for Prometheus),
+rotation deletes the oldest lines; `status.json` (the state of the run, every second), `metrics.prom` (for Prometheus,
+which may also ask for its content by HTTP),
 `BEHAVIOR/events.out.tfevents.*` (for TensorBoard), and at the end `curves.png`.
 
 No service waits for the monitor: training continues when it dies. It saves its sums in `monitor.json` every second,
@@ -16,7 +17,8 @@ from which its next incarnation continues.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,11 +27,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparring.pipeline.files import Json
 from sparring.pipeline.messages.channels import METRICS
-from sparring.pipeline.monitoring import console, events, logs, prometheus
+from sparring.pipeline.monitoring import console, events, logs
 from sparring.pipeline.monitoring.console import Display
 from sparring.pipeline.monitoring.files import RunFiles, to_json
 from sparring.pipeline.monitoring.intervals import Interval, Intervals, IntervalStart, Pace
 from sparring.pipeline.monitoring.overview import Overview, Totals
+from sparring.pipeline.monitoring.prometheus import Exporter
 from sparring.pipeline.monitoring.stalls import Stall, Stalls
 from sparring.pipeline.monitoring.summary import CounterWindows, behavior_entry, service_entry, summarize_behavior
 from sparring.pipeline.queues.interface import Subscription
@@ -76,18 +79,37 @@ async def run(context: Context, display: Display | None = None) -> None:
             state.grow()
             await follow_services(f"learning-{name}" for name in names)
 
-        async with anyio.create_task_group() as tasks:
-            await follow_services(context.run.services)
-            tasks.start_soon(publish_metrics, context, topic, state.refresh)
-            tasks.start_soon(follow_growth, context, grow)
-            await context.stop.wait()
-            tasks.cancel_scope.cancel()
+        with _served(context, state.exporter):
+            async with anyio.create_task_group() as tasks:
+                await follow_services(context.run.services)
+                tasks.start_soon(publish_metrics, context, topic, state.refresh)
+                tasks.start_soon(follow_growth, context, grow)
+                await context.stop.wait()
+                tasks.cancel_scope.cancel()
         state.finish()
     finally:
         display.close()
         with anyio.CancelScope(shield=True):
             for subscription in subscriptions.values():
                 await subscription.aclose()
+
+
+@contextmanager
+def _served(context: Context, exporter: Exporter) -> Iterator[None]:
+    """Answers Prometheus at the address of the settings, if there is one; an address in use does not end the run."""
+    address = context.run.settings.pipeline.metrics_address
+    if address is None:
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(exporter.served(address))
+        except OSError as error:
+            remedy = "free the port, or set pipeline.metrics_address to another"
+            context.log.warning("metrics_not_served", address=address, error=str(error), remedy=remedy, notice=True)
+        else:
+            context.log.info("metrics_served", address=f"http{address.removeprefix('tcp')}/metrics", notice=True)
+        yield
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +130,7 @@ class MonitorState:
 
     Attributes:
         stalled: stalls at the last tick.
+        exporter: numbers for Prometheus.
 
     Args:
         context: of the monitor.
@@ -133,6 +156,7 @@ class MonitorState:
         self._progress: dict[str, str] = {}
         self._stalls = Stalls((), limits.stall_timeout_s)
         self.stalled: list[Stall] = []
+        self.exporter = Exporter(run.id)
         context.registry.add("unwatched_s", self._restore())
         self.grow()
 
@@ -227,9 +251,12 @@ class MonitorState:
         for service, totals in self._overview.services.items():
             self._service_lines[service] = self._windows.report(service, totals, time_s)
             self._files.services.append(to_json(self._service_lines[service]))
-        stalled = [stall.root for stall in self.stalled]
-        text = prometheus.text(self._context.run.id, self._overview.services, self._behaviors(), stalled)
-        self._files.replace("metrics.prom", text.encode())
+        self._export()
+        self._files.replace("metrics.prom", self.exporter.text())
+
+    def _export(self) -> None:
+        roots = [stall.root for stall in self.stalled]
+        self.exporter.update(self._overview.services, self._behaviors(), roots)
 
     def _write_status(self, clock_s: float, time_s: float, *, ended: bool) -> None:
         content = {
@@ -241,6 +268,8 @@ class MonitorState:
             "behaviors": {behavior: self._behavior(behavior, time_s) for behavior in self._behaviors()},
         }
         self._files.replace("status.json", to_json(content))
+        if self._context.run.settings.pipeline.metrics_address is not None:
+            self._export()
         self._display.progress(list(self._progress.values()))
         starts, services = self._intervals.starts, self._overview.services
         paces = {behavior: {"active_s": pace.active_s} for behavior, pace in self._paces.items()}

@@ -142,9 +142,12 @@ class FakeRun:
             transport.subscriptions[record.service].publish(record)
 
 
-def monitor_context(folder: Path, transport: Any = None, *, training: bool = True, first: bool = True) -> Context:
+def monitor_context(
+    folder: Path, transport: Any = None, *, training: bool = True, first: bool = True, pipeline: str = "{}"
+) -> Context:
     """Returns the context of a monitor of the run with the behavior Balance."""
-    settings = parse_settings("behaviors: {Balance: {max_steps: 500000, summary_freq: 10000}}", "run.yaml").settings
+    text = f"behaviors: {{Balance: {{max_steps: 500000, summary_freq: 10000}}}}\npipeline: {pipeline}"
+    settings = parse_settings(text, "run.yaml").settings
     addresses = {"stepping-0": "unix:///stepping-0"}
     run = Run(
         id="r1",

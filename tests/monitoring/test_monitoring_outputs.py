@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import pty
+import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,14 +17,18 @@ import pytest
 from matplotlib.axes import Axes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sparring.pipeline.monitoring import console, curves, events, logs, prometheus
+from sparring.pipeline.monitoring import console, curves, events, logs
 from sparring.pipeline.monitoring.files import RunFiles, to_json
 from sparring.pipeline.monitoring.intervals import Interval
+from sparring.pipeline.monitoring.metrics import SIMULATOR
 from sparring.pipeline.monitoring.overview import Overview
+from sparring.pipeline.monitoring.prometheus import HELP, UNKNOWN, Exporter
 from tests.monitoring.monitoring_fakes import EPOCH_S, FakeRun
 
 Make = Callable[..., Interval]
 Patch = pytest.MonkeyPatch
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 
 
 # ---------------------------------------------------------------- console
@@ -304,17 +309,59 @@ def test_json_has_null_where_there_is_no_number() -> None:
 # ---------------------------------------------------------------- Prometheus
 
 
-def test_prometheus_reads_names_labels_and_buckets(fake_run: FakeRun) -> None:
+def exported(fake_run: FakeRun, run_id: str = "r1") -> list[str]:
     overview = Overview()
+    fake_run.update(overview)
+    exporter = Exporter(run_id)
+    exporter.update(overview.services, overview.behaviors(), ["simulators"])
+    return exporter.text().decode().splitlines()
+
+
+def test_prometheus_reads_names_labels_and_buckets(fake_run: FakeRun) -> None:
     fake_run.collect(1_000, [1.0])
     fake_run.train(800)
-    fake_run.update(overview)
-    lines = prometheus.text('run "1"', overview.services, overview.behaviors()).splitlines()
-    labels = r'run="run \"1\"",service="learning-Balance",behavior="Balance"'
-    assert f"sparring_trained_total{{{labels}}} 800.0" in lines
-    assert f'sparring_lag_bucket{{{labels},le="0"}} 0' in lines
-    assert f'sparring_lag_bucket{{{labels},le="+Inf"}} 800' in lines
-    assert f"sparring_losses_policy_loss_count_total{{{labels}}} 10.0" in lines
-    assert len({line for line in lines if line.startswith("# TYPE")}) == sum(
-        line.startswith("# TYPE") for line in lines
-    )
+    lines = exported(fake_run, 'run "1"')
+    labels = r'behavior="Balance",{}run="run \"1\"",service="learning-Balance"'
+    assert f"sparring_trained_total{{{labels.format('')}}} 800.0" in lines
+    bucket = labels.format('le="{}",')
+    assert f"sparring_lag_bucket{{{bucket.format('0')}}} 0.0" in lines
+    assert f"sparring_lag_bucket{{{bucket.format('+Inf')}}} 800.0" in lines
+    assert f'sparring_statistic_count_total{{{labels.format("")},statistic="Losses/Policy Loss"}} 10.0' in lines
+    assert 'sparring_stalled{root="simulators",run="run \\"1\\""} 1.0' in lines
+    types = [line for line in lines if line.startswith("# TYPE")]
+    assert len(set(types)) == len(types)
+
+
+def test_prometheus_has_a_help_text_for_each_family(fake_run: FakeRun) -> None:
+    fake_run.collect(1_000, [1.0])
+    fake_run.train(800)
+    lines = exported(fake_run)
+    helps = [line.split(" ", 3) for line in lines if line.startswith("# HELP")]
+    assert len(helps) == sum(line.startswith("# TYPE") for line in lines)
+    assert [words[2] for words in helps if words[3] == UNKNOWN] == []
+
+
+def test_the_dashboard_asks_for_families_that_exist() -> None:
+    asked = set(re.findall(r"sparring_([a-z_0-9]+)\{", DASHBOARD.read_text()))
+    assert len(asked) > 15
+    families = {re.sub("_(total|bucket)$", "", name) for name in asked}
+    assert families - HELP.keys() == {"lag_sum", "lag_count"}  # of a histogram
+
+
+def test_prometheus_labels_queues_and_statistics_instead_of_naming_families_after_them(fake_run: FakeRun) -> None:
+    """Names that differ in punctuation alone stay apart."""
+    assembly, stepping = fake_run.registries["assembly"], fake_run.registries["stepping-0"]
+    assembly.queue("segments:Balance.out", messages=1, steps=64, capacity=256, waits=0, waited_s=0.0)
+    assembly.queue("steps", messages=2, steps=9, capacity=64, waits=0, waited_s=0.0)
+    for name, value in (("goals/left", 1.0), ("goals left", 2.0)):
+        stepping.add(f"{SIMULATOR}{name}.total", value)
+        stepping.gauge(SIMULATOR + name, value)
+    stepping.add("faults.malformed", 3)
+    lines = exported(fake_run)
+    run, own = 'run="r1",service="assembly"', 'run="r1",service="stepping-0"'
+    assert f'sparring_queue_steps{{behavior="Balance",end="sender",queue="segments",{run}}} 64.0' in lines
+    assert f'sparring_queue_messages{{end="receiver",queue="steps",{run}}} 2.0' in lines
+    for name, value in (("goals/left", 1.0), ("goals left", 2.0)):
+        assert f'sparring_simulator_statistic_accumulated_total{{{own},statistic="{name}"}} {value}' in lines
+        assert f'sparring_simulator_statistic{{{own},statistic="{name}"}} {value}' in lines
+    assert f'sparring_faults_by_code_total{{code="malformed",{own}}} 3.0' in lines

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
+from structlog.testing import capture_logs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sparring.pipeline.monitoring.metrics import Registry
@@ -19,6 +23,14 @@ from tests.monitoring.monitoring_fakes import (
     seconds,
     work,
 )
+from tests.queues.queues_worlds import free_ports
+
+
+def scraped(address: str) -> str:
+    """Returns what Prometheus gets at an address; another thread answers."""
+    with urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
 
 
 @pytest.mark.anyio
@@ -43,6 +55,33 @@ async def test_run_is_reported_on_the_console_in_files_and_in_curves(
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "sparring_trained_total" in (folder / "metrics.prom").read_text()
     assert all(subscription.closed for subscription in transport.subscriptions.values())
+
+
+@pytest.mark.anyio
+async def test_prometheus_is_answered_by_http_until_the_end(
+    fake_run: FakeRun, transport: FakeTransport, folder: Path
+) -> None:
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    async with running_monitor(transport, folder, pipeline=f"{{metrics_address: 'tcp://{address}'}}"):
+        await work(fake_run, transport, 5)
+        text = scraped(address)
+    assert 'sparring_trained_total{behavior="Balance",run="r1",service="learning-Balance"} 25000.0' in text
+    with pytest.raises(URLError):
+        scraped(address)
+
+
+@pytest.mark.anyio
+async def test_port_of_prometheus_that_is_in_use_does_not_fail_the_monitor(
+    fake_run: FakeRun, transport: FakeTransport, folder: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, capture_logs() as caught:
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        async with running_monitor(transport, folder, pipeline=f"{{metrics_address: '{address}'}}"):
+            await work(fake_run, transport, 2)
+    (line,) = [one for one in caught if one["event"] == "metrics_not_served"]
+    assert (line["address"], line["log_level"]) == (address, "warning")
+    assert "sparring_trained_total" in (folder / "metrics.prom").read_text()
 
 
 @pytest.mark.anyio

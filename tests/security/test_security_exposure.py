@@ -57,6 +57,17 @@ def test_listening_beyond_loopback_needs_keys_or_insecure(
     assert unprotected(configured, insecure=True) == []
 
 
+def test_numbers_beyond_loopback_need_insecure(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARRING_KEYS", str(made))  # which protect nothing there
+    assert exposed(settings(metrics_address="tcp://127.0.0.1:9400"), insecure=False) == []
+    configured = settings(metrics_address="tcp://0.0.0.0:9400")
+    (line,) = exposed(configured, insecure=False)
+    assert line.startswith("got pipeline.metrics_address 'tcp://0.0.0.0:9400', which other machines can reach")
+    assert exposed(configured, insecure=True) == []
+    (warning,) = unprotected(configured, insecure=True)
+    assert warning.endswith("any peer that reaches it can read all numbers of the run")
+
+
 @pytest.mark.parametrize("insecure", [False, True])
 def test_several_machines_always_need_keys(insecure: bool, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reaches a service there could start programs."""

@@ -261,6 +261,7 @@ pipeline:
   leave_cores_to_learners: false
   stop_timeout_s: 10.0
   export: false
+  metrics_address: tcp://127.0.0.1:9400
   training_analytics: true
   hosts:
     desk:
