@@ -121,7 +121,7 @@ class Link:
 
         Raises:
             LinkLost: the connection broke or was silent.
-            Stopped: a stop was requested.
+            StopRequested: a stop was requested.
             RemoteProtocolError: the trainer sent a malformed message or one out of turn; a Fault was sent to it.
         """
         while True:
