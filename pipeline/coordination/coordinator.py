@@ -35,6 +35,7 @@ class SavedState:
         lessons: of environment parameters.
         matches: by incarnation of stepping, results that it has reported.
         simulators: what they count themselves.
+        final: coordination has ended in order; these counts are the last of a session.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
@@ -44,6 +45,7 @@ class SavedState:
     lessons: Lessons
     matches: dict[str, int]
     simulators: SimulatorTotals
+    final: bool = False
 
 
 SAVED: Final = TypeAdapter(SavedState)
@@ -181,7 +183,11 @@ class Coordinator:
             specs=dict(self.specs),
             step_counts=step_counts,
             losses={name: ledger.losses for name, ledger in ledgers.items()},
-            unaccounted={name: self._simulators.total(name) - counts.produced for name, counts in step_counts.items()},
+            unaccounted={
+                name: self._simulators.total(name) - counts.produced
+                for name, counts in step_counts.items()
+                if not self._simulators.unheard
+            },
             versions={name: ledger.version for name, ledger in ledgers.items()},
             reward_mean_last100={name: mean for name, mean in means.items() if mean is not None},
             episodes={name: ledger.episodes.episodes for name, ledger in ledgers.items()},
@@ -220,6 +226,7 @@ class Coordinator:
             lessons=self.lessons,
             matches=self._matches,
             simulators=self._simulators,
+            final=self._is_closed,
         )
         return SAVED.dump_json(state)
 
@@ -231,6 +238,15 @@ class Coordinator:
         self._matches, self._simulators = saved.matches, saved.simulators
         for name in saved.behaviors.keys() & self.ledgers.keys():
             self.ledgers[name] = self.ledgers[name].continue_from(saved.behaviors[name])
+
+    def begin_session(self, saved: SavedState | None) -> None:
+        """Begins another session of a run, after `saved` of the former one; None where its file is gone."""
+        for ledger in self.ledgers.values():
+            ledger.close_former_run()
+        if saved is None:
+            self._simulators.unheard.add("")
+        elif not saved.final:
+            self._simulators.miss_last_counts()
 
     # ---------------------------------------------------------------- inside
 
@@ -250,6 +266,11 @@ def read_state(path: Path) -> SavedState | None:
         return None
     try:
         return SAVED.validate_json(path.read_bytes())
+    except OSError as error:
+        raise ServiceError(
+            f"got {path}, which cannot be read ({error.strerror}); expected the step counts of this run; correct its "
+            "permissions, or remove what is in its place"
+        ) from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"

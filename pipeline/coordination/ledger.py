@@ -338,11 +338,20 @@ class SimulatorTotals:
         known: by process, the incarnation of stepping that it last reported to, and this report.
         first: by process, what it had reported to earlier runs.
         unnamed: steps of processes without a name, by stepping's incarnation.
+        unheard: processes that may have reported more than is known, because a session of the run ended without its
+            last counts and they have not connected since; "" for those that no one can name.
     """
 
     known: dict[str, tuple[str, records.SimulatorSteps]] = field(default_factory=dict)
     first: dict[str, dict[str, int]] = field(default_factory=dict)
     unnamed: dict[str, dict[str, int]] = field(default_factory=dict)
+    unheard: set[str] = field(default_factory=set)
+
+    def miss_last_counts(self) -> None:
+        """Notes that the last counts of a former session are missing; a process that has said goodbye has told all."""
+        self.unheard |= {process for process, (_, steps) in self.known.items() if not steps.total}
+        if self.unnamed:
+            self.unheard.add("")
 
     def on_stepping_state(self, state: records.SteppingState) -> Counter[str]:
         """Takes over the steps of simulators; returns by behavior those that no report of stepping has counted."""
@@ -351,6 +360,7 @@ class SimulatorTotals:
             if not process:
                 self.unnamed[state.source] = dict(steps.completed)
                 continue
+            self.unheard.discard(process)
             source, known = self.known.get(process, ("", records.SimulatorSteps()))
             # A process that is new to a restarted stepping service had reported to the one that died.
             first = self.first.setdefault(process, {} if is_restart(state.source) else dict(steps.before))

@@ -140,11 +140,22 @@ class CheckpointFolder:
         write_atomically(self.path / _VERSION, str(version).encode(), durable=False)
 
     def noted_version(self) -> int:
-        """Returns the version noted last; 0 if there is none, or if a power loss removed it."""
+        """Returns the version noted last; 0 if there is none, or if a power loss removed it.
+
+        Raises:
+            CheckpointError: its file cannot be read.
+        """
+        path = self.path / _VERSION
         try:
-            text = (self.path / _VERSION).read_bytes()
+            text = path.read_bytes()
         except FileNotFoundError:
             return 0
+        except OSError as error:
+            raise CheckpointError(
+                got=f"{path}, which cannot be read ({error.strerror})",
+                expected="the file of an earlier start in the folder of the behavior",
+                remedy="correct its permissions, or remove what is in its place",
+            ) from error
         return int(text) if text.isdigit() else 0
 
     def _save(self, checkpoint: Checkpoint, name: str, keep: int) -> Path:

@@ -299,7 +299,8 @@ class RunState:
         losses: by behavior name, the lost steps by cause: the stage whose death lost them, or "both_ends" for steps
             that only the simulators still knew of.
         unaccounted: by behavior name, steps that the simulators count beyond the produced ones; below 0 where some died
-            together with stepping, before they could tell.
+            together with stepping, before they could tell; absent where a former session of the run left no last counts
+            and some of its simulators have not connected since.
         versions: highest weights version seen, by behavior name.
         reward_mean_last100: by behavior name, mean return of the last 100 episodes; absent before the first episode.
         episodes: by behavior name, episodes ended.

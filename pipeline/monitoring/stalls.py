@@ -147,7 +147,10 @@ class Stalls:
         before = [(name, one.activity) for name, one in links]
         kind: Kind
         if wait is None:
-            root, kind, moved, last = service, "stuck", stage.last_moved(), _stuck(service, stage.queued)
+            # A stage that was idle is not stuck before those who wait for it have waited that long themselves.
+            asked = (self._stages[name].last_moved((one.activity,)) for name, one in links)
+            moved = max(stage.last_moved(), *asked, -math.inf)
+            root, kind, last = service, "stuck", _stuck(service, stage.queued)
         elif (service, wait.activity) in before:
             names = list(dict.fromkeys(name for name, _ in before[before.index((service, wait.activity)) :]))
             moved = max(self._stages[name].last_moved() for name in names)

@@ -20,7 +20,7 @@ from typing import Final
 
 import anyio
 
-from sparring.pipeline.coordination.coordinator import STATE_FILE, Coordinator, read_state
+from sparring.pipeline.coordination.coordinator import STATE_FILE, Coordinator, SavedState, read_state
 from sparring.pipeline.coordination.ghosts import Ghosts
 from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.coordination.lessons import Lessons
@@ -244,8 +244,8 @@ class Coordination:
         while self._unsaved:
             self._unsaved.popleft().acknowledge()
 
-    def restore(self) -> None:
-        """Continues from what an earlier incarnation has saved, if there is anything.
+    def restore(self) -> SavedState | None:
+        """Continues from what an earlier incarnation has saved, if there is anything, and returns that.
 
         Raises:
             ServiceError: a loss of power or another program has damaged the file.
@@ -254,6 +254,7 @@ class Coordination:
         if saved is not None:
             self.coordinator.restore(saved)
             self._context.log.info("step_counts_restored", behaviors=sorted(saved.behaviors))
+        return saved
 
     def log_losses(self) -> None:
         """Logs the steps that were lost since the last call."""
@@ -310,10 +311,9 @@ async def open_coordination(context: Context, topic: Publisher) -> Coordination:
     former = None if playing is None else read_state(run.directory.parent / STATE_FILE)
     if former is not None:  # checkpoints play in the lessons that their run has come to
         coordinator.lessons = coordinator.lessons.continue_from(former.lessons)
-    coordination.restore()
+    saved = coordination.restore()
     if run.resumed and context.first:
-        for ledger in coordinator.ledgers.values():
-            ledger.close_former_run()
+        coordinator.begin_session(saved)
         coordination.log_losses()
     coordination.publish_flushes()
     coordinator.publish_lessons(topic, coordination.save)

@@ -167,7 +167,7 @@ def _with_final_counts(active: ActiveRun, name: str, monitored: BehaviorSummary)
         updates=learner.updates,
         step_counts=dataclasses.asdict(run.step_counts[name]),
         losses=run.losses[name],
-        unaccounted=run.unaccounted[name] if run.final else None,
+        unaccounted=run.unaccounted.get(name) if run.final else None,
     )
     if not found.balanced:
         active.log.error("step_counts_unbalanced", behavior=name, **found.step_counts, notice=True)

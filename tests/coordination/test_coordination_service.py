@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import structlog
 
-from sparring.pipeline.coordination.coordinator import STATE_FILE, Coordinator
+from sparring.pipeline.coordination.coordinator import SAVED, STATE_FILE, Coordinator
+from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.errors import ServiceError
+from sparring.pipeline.messages.state import BehaviorSpecs, SimulatorSteps, SteppingState
 from sparring.services.stages.coordination import Coordination
 
 
@@ -34,6 +36,35 @@ def test_a_damaged_state_file_is_refused_with_its_remedy(tmp_path: Path, damaged
         coordination_in(tmp_path).restore()
 
 
+def test_a_folder_in_place_of_the_state_file_is_refused_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / STATE_FILE).mkdir()
+    with pytest.raises(ServiceError, match=r"got .*coordination\.json.*Is a directory.*remove what is in its place"):
+        coordination_in(tmp_path).restore()
+
+
+@pytest.mark.parametrize(("missing", "known"), [("the file", False), ("its last counts", False), ("nothing", True)])
+def test_a_resumed_run_compares_with_simulators_only_what_it_knows_of_them(missing: str, known: bool) -> None:
+    former = Coordinator("coordination.1")
+    former.on_stepping_state(BehaviorSpecs(behaviors={}), stepping_state("stepping-0.a-1"))
+    if missing == "nothing":
+        former.close(None)
+    resumed = Coordinator("coordination.2")
+    resumed.ledgers["B"] = StepLedger(buffer_size=64, overlap=1)
+    saved = None if missing == "the file" else SAVED.validate_json(former.saved())
+    if saved is not None:
+        resumed.restore(saved)
+    resumed.begin_session(saved)
+    assert resumed.state().unaccounted == ({"B": 0} if known else {})
+    if missing == "its last counts":
+        resumed.on_stepping_state(BehaviorSpecs(behaviors={}), stepping_state("stepping-0.b-1"))
+        assert resumed.state().unaccounted == {"B": 0}
+
+
+def stepping_state(source: str) -> SteppingState:
+    """Returns a state with one process that has reported nothing yet."""
+    return SteppingState(source=source, behaviors={}, simulators=1, processes={"p": SimulatorSteps()})
+
+
 def test_a_run_without_a_state_file_begins_with_empty_counts(tmp_path: Path) -> None:
     coordination = coordination_in(tmp_path)
     coordination.restore()
@@ -50,5 +81,6 @@ def test_a_run_without_a_state_file_begins_with_empty_counts(tmp_path: Path) -> 
             "asked": {},
         },
         "matches": {},
-        "simulators": {"known": {}, "first": {}, "unnamed": {}},
+        "simulators": {"known": {}, "first": {}, "unnamed": {}, "unheard": []},
+        "final": False,
     }

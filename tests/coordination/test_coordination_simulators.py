@@ -72,6 +72,26 @@ def test_a_file_older_than_the_last_reports_recovers_as_much_more() -> None:
     assert older.total("B") == totals.total("B") == 34
 
 
+def test_missing_last_counts_are_known_once_every_process_has_connected_again() -> None:
+    """A session ended without its last counts; one process had said goodbye, two had not."""
+    totals = SimulatorTotals()
+    totals.on_stepping_state(report(FIRST, p=(0, 10), q=(0, 5), left=(0, 7, 7)))
+    totals.miss_last_counts()
+    assert totals.unheard == {"p", "q"}
+    totals.on_stepping_state(report(SECOND, p=(17, 0)))
+    assert through_json(totals).unheard == {"q"}
+    totals.on_stepping_state(report(SECOND, q=(5, 1)))
+    assert not totals.unheard
+
+
+def test_processes_without_a_name_leave_missing_last_counts_unknown() -> None:
+    totals = SimulatorTotals()
+    totals.on_stepping_state(report(FIRST, _=(0, 10)))
+    totals.miss_last_counts()
+    totals.on_stepping_state(report(SECOND, _=(0, 3)))
+    assert totals.unheard == {""}
+
+
 def test_a_process_that_served_an_earlier_run_begins_with_what_it_had_reported() -> None:
     """Its steps of another run are neither recovered nor in the total, whatever it loses later."""
     totals = SimulatorTotals()

@@ -167,6 +167,12 @@ def test_noted_version_is_read_back_and_is_no_checkpoint(folder):
     assert names(folder) == []
 
 
+def test_file_in_place_of_the_folder_is_refused_with_its_remedy(folder):
+    folder.path.write_text("not a folder")
+    with pytest.raises(CheckpointError, match=r"version, which cannot be read \(Not a directory\).*remove what is in"):
+        folder.noted_version()
+
+
 @pytest.mark.parametrize("step", ["write", "replace"])
 def test_crash_while_noting_keeps_the_earlier_version(folder, monkeypatch, step):
     folder.note_version(7)

@@ -160,6 +160,18 @@ def test_new_incarnation_of_a_service_has_the_full_timeout() -> None:
     assert judge(stages, stalls, TIMEOUT_S, begin=TIMEOUT_S + 1) == []
 
 
+def test_idle_stage_has_the_full_timeout_from_when_it_is_asked() -> None:
+    """A learner restarts while its simulators pause: coordination, which had nothing to do, is not the cause."""
+    stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
+    (stall,) = judge(stages, stalls, 2 * TIMEOUT_S)
+    assert stall.root == SIMULATORS
+    stages["learning-Walk"] = Stage("learning-Walk", start=2)
+    stages["learning-Walk"].progress.waits(ALL, "specs/Walk", "coordination")
+    assert judge(stages, stalls, TIMEOUT_S, begin=2 * TIMEOUT_S) == []
+    (stall,) = judge(stages, stalls, 1, begin=3 * TIMEOUT_S)
+    assert (stall.root, stall.kind) == ("coordination", "stuck")
+
+
 def test_pause_of_the_stall_check_itself_is_not_counted() -> None:
     stages, stalls = healthy(), Stalls(["learning-Walk"], TIMEOUT_S)
     judge(stages, stalls, 10)
