@@ -348,7 +348,7 @@ class SimulatorTotals:
     unheard: set[str] = field(default_factory=set)
 
     def miss_last_counts(self) -> None:
-        """Notes that the last counts of a former session are missing; a process that has said goodbye has told all."""
+        """Notes that the last counts of a former session are missing; those that reported a total are complete."""
         self.unheard |= {process for process, (_, steps) in self.known.items() if not steps.total}
         if self.unnamed:
             self.unheard.add("")
