@@ -222,6 +222,7 @@ class StepLedger:
         for name in self.sources:
             if name != present and service_of(name) == service_of(present):
                 self.retire(name)
+        self._close_passed()  # the learner may have heard of `present` first
 
     def retire(self, name: str) -> None:
         """Takes back the allowance of a source that died or was replaced; its steps may still arrive."""
@@ -237,10 +238,15 @@ class StepLedger:
         for name, steps in state.reached.items():
             source = self.sources.setdefault(name, SteppingSource(alive=False))
             source.received = max(source.received, steps)
-        latest = {service_of(name): name for name in state.reached}
+        self._close_passed()
+
+    def _close_passed(self) -> None:
+        """Closes the sources of which nothing can arrive any more: the learner has received from a later one."""
+        reached = self.learner.reached
+        latest = {service_of(name): name for name in reached}
         for name, source in self.sources.items():
             newest = latest.get(service_of(name), "")
-            passed = name in state.reached and name != newest
+            passed = name in reached and name != newest
             if passed or name == records.EARLIER or (not source.alive and precedes(name, newest)):
                 self.retire(name)
                 source.closed = True

@@ -2,7 +2,8 @@
 
 Receivers and publishers bind ROUTER sockets, senders and subscribers connect DEALER sockets.
 ZeroMQ's own limits never act: credit bounds the messages in transit, and the rules in `sending` and
-`topic` find and repeat what a broken connection loses. While a receiver is away, one small message per
+`topic` find and repeat what a broken connection loses. An end that connects introduces itself at once, and again to
+each later incarnation of the listener. While a receiver is away, one small message per
 heartbeat waits for it. (`IMMEDIATE` would prevent that, and lose the last acknowledgements of a
 receiver that closes.)
 
@@ -164,7 +165,13 @@ class ZmqLink:
         self._rejections = rejections
         self.close = socket.close
         self.poll = socket.poll
-        self._socket.open(lambda frames, route: end.received(decode(frames), route), end.settle, self._discard)
+        self._socket.open(self._received, end.settle, self._discard)
+
+    def _received(self, frames: Sequence[Buffer], route: bytes) -> None:
+        if not (route or frames[0] or frames[1:]):
+            self._end.linked()  # the empty message by which a listener answers a new connection (`PROBE_ROUTER`)
+        else:
+            self._end.received(decode(frames), route)
 
     def _discard(self, error: CodecError) -> None:
         self._rejections.log_event("discarded", "any peer", self._end.name, queue=self._end.name, error=str(error))
@@ -249,6 +256,7 @@ class ZmqTransport(Transport):
         name, endpoint = end.name, addresses.endpoint_of(self.endpoints, end.name)
         max_bytes = _MAX_STATUS_BYTES if isinstance(end, Publisher) else _MAX_BYTES
         link = self._socket(zmq.ROUTER, name, endpoint, max_bytes)
+        link.socket.setsockopt(zmq.PROBE_ROUTER, 1)  # so that a restarted service need not wait for heartbeats
         deadline = anyio.current_time() + self._bind_s
         try:
             if addresses.ipc_path(endpoint) is None:

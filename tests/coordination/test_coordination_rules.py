@@ -73,6 +73,18 @@ def test_a_dead_source_is_lost_once_its_successor_reaches_the_learner() -> None:
     assert (terms(ledger)[4:], ledger.losses) == ((15, 45), {"stepping": 15})
 
 
+def test_a_dead_source_is_lost_also_where_the_learner_heard_of_its_successor_first() -> None:
+    """A restarted learner says nothing more while it waits for steps, which lockstep allows once the old are lost."""
+    ledger = new_ledger(overlap=0)
+    ledger.on_produced(FIRST, produced(100, serial=1, allowance=100))
+    ledger.on_learner_state(state(2, reached={SECOND: 0}))
+    assert ledger.allowances()[FIRST].steps == 100, "coordination has not heard of the successor"
+    ledger.on_produced(SECOND, produced(0))
+    ledger.replace(SECOND)
+    assert ledger.losses == {"stepping": 100}
+    assert ledger.allowances()[SECOND].steps == 100
+
+
 def test_steps_that_an_earlier_learner_received_are_lost_with_it() -> None:
     """It had 40 of 50 steps of a dead source, whose assembler is gone; its successor restores 25."""
     ledger = new_ledger()

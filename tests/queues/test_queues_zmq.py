@@ -31,7 +31,7 @@ from sparring.pipeline.queues.wire import (
     TopicUpdate,
 )
 from sparring.pipeline.queues.zmq import ZmqTransport, new_secret
-from tests.queues.queues_worlds import QUEUE, REAL, free_ports, short_folder
+from tests.queues.queues_worlds import QUEUE, REAL, free_ports, short_folder, topic
 
 TEN = Capacity(messages=10, steps=100)
 KEY = new_secret()
@@ -174,6 +174,26 @@ async def test_malformed_frames_are_counted_and_change_nothing(folder: Path) -> 
                 ):  # `D` and 17 bytes may be a header
                     await anyio.lowlevel.checkpoint()
         assert receiver.statistics().senders == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+async def test_a_new_publisher_reaches_its_subscribers_before_the_next_heartbeat(folder: Path, kind: str) -> None:
+    endpoint = f"ipc://{folder}/q" if kind == "ipc" else f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    rare = REAL._replace(heartbeat=600.0, retry=600.0, peer_timeout=6000.0)
+
+    def opened(incarnation: str) -> ZmqTransport:
+        return ZmqTransport({"topic:b": endpoint}, incarnation, timing=rare, reconnect=0.01, secret=KEY)
+
+    with anyio.fail_after(30):
+        async with opened("reader.1") as theirs:
+            subscription = await theirs.subscribe("b")
+            for number in range(1, 4):
+                async with opened(f"b.{number}") as ours:
+                    (await ours.publisher("b")).publish(topic("a"), Ping(number=number))
+                    await subscription.changed()
+                    assert subscription.publisher == f"b.{number}"
+                    ours.abandon()
 
 
 @pytest.mark.asyncio

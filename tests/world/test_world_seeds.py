@@ -37,6 +37,8 @@ FOUND = {
     8263: "stepping, paused while the run ended, had no time left for its last steps",
     4701: "a simulator took a message that never became complete for a heartbeat",
     5427: "steps that a dead assembly had forwarded were counted twice",
+    1234: "an idle learner heard of a new stepping before coordination did, and the steps of the dead one stayed open",
+    3728: "a restarted assembly ended within a heartbeat, and coordination, unknown to it, missed its final state",
     151: "a new coordination counted segments of a surviving learner as its predecessor's: step counts fell below 0",
 }
 """Seeds that found a bug, with the bug."""

@@ -178,9 +178,13 @@ class Network:
         self._waiting.setdefault(key, []).append((post, frames))
 
     def opened(self, key: str) -> None:
-        """Delivers what was kept for `key` to the end that listens now."""
+        """Delivers what was kept for `key` to the end that listens now, to which all others connect."""
         for post, frames in self._waiting.pop(key, []):
             post(frames)
+        for end in self.connected.get(key, ()):
+            lane = Lane(self.listening[key].transport.part, end._link.transport.part)
+            if not self.between(lane.source, lane.target).down:
+                self._fly(lane, end._link.reconnected, (), LATENCY_S, CALM, damaged=False)
 
 
 def damage(frames: Sequence[Buffer], chance: Random) -> list[Buffer]:

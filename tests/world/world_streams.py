@@ -23,7 +23,7 @@ class Stream(ByteStream):
         self.other: Stream
         self._chunks: list[bytes] = []
         self._arrived = anyio.Event()
-        self._ended = self._broken = self._closed = False
+        self._ended = self._broken = self._closed = self._begun = False
 
     async def send(self, item: bytes) -> None:
         await anyio.lowlevel.checkpoint()
@@ -45,8 +45,11 @@ class Stream(ByteStream):
                 data, delay = data[at:], delay + network.chance.random() * conditions.delay_s
             if data and network.chance.random() < conditions.damaged:
                 at = network.chance.randrange(min(len(data), 200))
-                data = data[:at] + network.chance.randbytes(4) + data[at + 4 :]
+                # Bytes that no message contains: a Hello must not become one with another valid spec.
+                noise = network.chance.randbytes(4) if self._begun else b"\xc1" * 4
+                data = data[:at] + noise + data[at + 4 :]
                 network.watcher.event("damaged", lane.source, lane.target)
+        self._begun = True
         self._fly(data, delay)
 
     def _fly(self, data: bytes, delay: float) -> None:

@@ -49,6 +49,15 @@ class WorldLink:
         if not self.end.closed:  # otherwise its socket is closed and its content lost
             self._post(frames, None)
 
+    def reconnected(self, _frames: Sequence[Buffer]) -> None:
+        """Lets the end introduce itself to the one that listens now; any failure ends the part."""
+        if self.end.closed:
+            return
+        try:
+            self.end.linked()
+        except Exception as error:
+            self.transport._fail(error)
+
     def take(self, frames: Sequence[Buffer], source: WorldLink) -> None:
         """Passes frames to the end and discards malformed ones; any failure but a CodecError ends the part."""
         if self.end.closed:
