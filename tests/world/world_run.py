@@ -270,8 +270,11 @@ class World:
             most = max(map(self.run.settings.budget, plan.setting.names)) + 2 * rows
             run: RunState = watch.latest_records["coordination", "run"]
             links = sum(fault.kind in ("link", "reset", "hang", "slow", "crash") for fault in plan.faults)
+            # Where a link loses the last report of assembly, what that held counts as lost with it.
+            ends = {"assembly", "coordination"}
+            unheard = sum(fault.kind == "link" and (not fault.parts or ends == {*fault.parts}) for fault in plan.faults)
             for name in plan.setting.names:
-                watch.check_losses(name, run.losses[name], self.failed_stages + Counter(link=links), most)
+                watch.check_losses(name, run.losses[name], self.failed_stages + Counter(link=links, assembly=unheard), most)
             complete = len(self.parted) == plan.setting.simulators and not self.unparted
             complete &= not any(part.startswith("stepping") for part in self.died)  # with what simulators said last
             watch.check_end(
