@@ -167,7 +167,7 @@ def server() -> ForkServer:
     with _lock:
         if _current is None:
             _current = ForkServer(MODULES)
-            atexit.register(end)
+            atexit.register(_end_at_exit)
         return _current
 
 
@@ -176,7 +176,7 @@ def fork(arguments: Sequence[str], environment: Mapping[str, str], descriptors: 
     former = server()
     try:
         return former.fork(arguments, environment, descriptors)
-    except (ConnectionError, TimeoutError):
+    except OSError:  # it has died, or another thread has just replaced it for that
         former.kill()
         end(former)
         return server().fork(arguments, environment, descriptors)
@@ -189,6 +189,11 @@ def end(former: ForkServer | None = None) -> None:
         if _current is not None and former in (None, _current):
             _current.close()
             _current = None
+
+
+def _end_at_exit() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave a traceback
+    end()
 
 
 # ---------------------------------------------------------------- the server

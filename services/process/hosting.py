@@ -203,7 +203,10 @@ class ProcessHost:
             return self.start(name, [*SPARRING, *arguments], environment, output)
         with self._errors(name) as errors:
             offset, descriptors = errors.tell(), [(output or errors).fileno(), errors.fileno(), self._reader]
-            child = await anyio.to_thread.run_sync(forking.fork, arguments, environment, descriptors)
+            try:
+                child = await anyio.to_thread.run_sync(forking.fork, arguments, environment, descriptors)
+            except OSError:  # the server has died twice
+                return self.start(name, [*SPARRING, *arguments], environment, output)
             return Process(child, Path(errors.name), offset)
 
     def _errors(self, name: str) -> IO[bytes]:

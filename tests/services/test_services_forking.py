@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -131,6 +132,18 @@ if sys.argv[1] == "stopped":
 print(server._server.pid, *[one.pid for one in children], flush=True)
 time.sleep(1000)
 """
+
+
+def test_all_processes_start_that_several_threads_ask_a_dead_server_for(
+    commands: None, tmp_path: Path, lifeline: tuple[int, int]
+) -> None:
+    with (tmp_path / "out").open("ab") as out, ThreadPoolExecutor(8) as threads:
+        descriptors = [out.fileno(), out.fileno(), lifeline[0]]
+        for _ in range(3):
+            forking.server().kill()
+            asked = [threads.submit(forking.fork, ["pass"], {}, descriptors) for _ in range(8)]
+            assert [one.result(LIMIT_S).wait(LIMIT_S) for one in asked] == [0] * 8
+    forking.end()
 
 
 @pytest.mark.parametrize("kind", ["running", "stopped"])
