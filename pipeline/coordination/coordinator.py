@@ -88,6 +88,8 @@ class Coordinator:
         for behavior, spec in specs.behaviors.items():
             self.specs.setdefault(behavior, spec)
         name = service_of(state.source)
+        if self._sources.get(name) != state.source:
+            self._simulators.replace(state.source)
         self._sources[name] = state.source
         self._matches[state.source] = state.matches
         for behavior, produced in state.behaviors.items():

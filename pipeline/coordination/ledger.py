@@ -344,8 +344,8 @@ class SimulatorTotals:
         known: by process, the incarnation of stepping that it last reported to, and this report.
         first: by process, what it had reported to earlier runs.
         unnamed: steps of processes without a name, by stepping's incarnation.
-        unheard: processes that may have reported more than is known, because a session of the run ended without its
-            last counts and they have not connected since; "" for those that no one can name.
+        unheard: processes that may have reported more than is known, because their stepping process died, or a session
+            of the run ended without its last counts, and they have not connected since; "" for those without a name.
     """
 
     known: dict[str, tuple[str, records.SimulatorSteps]] = field(default_factory=dict)
@@ -358,6 +358,12 @@ class SimulatorTotals:
         self.unheard |= {process for process, (_, steps) in self.known.items() if not steps.total}
         if self.unnamed:
             self.unheard.add("")
+
+    def replace(self, present: str) -> None:
+        """Notes that processes which were connected to an earlier incarnation of stepping may have died with it."""
+        for process, (source, steps) in self.known.items():
+            if steps.connected and source != present and service_of(source) == service_of(present):
+                self.unheard.add(process)
 
     def on_stepping_state(self, state: records.SteppingState) -> Counter[str]:
         """Takes over the steps of simulators; returns by behavior those that no report of stepping has counted."""

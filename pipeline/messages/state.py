@@ -138,11 +138,13 @@ class SimulatorSteps:
         before: that it had reported when it connected, less those that this incarnation of stepping had counted before.
         completed: that this incarnation of stepping has counted.
         total: that it reported at its end; empty before.
+        connected: it is connected.
     """
 
     before: dict[str, int] = field(default_factory=dict)
     completed: dict[str, int] = field(default_factory=dict)
     total: dict[str, int] = field(default_factory=dict)
+    connected: bool = False
 
 
 @record("stepping_state")
@@ -243,6 +245,17 @@ class AddedBehaviors:
     """The supervisor names the behaviors that the run has got since it started, once their queues and topics exist."""
 
     names: tuple[str, ...]
+
+
+@record("endpoints")
+class Endpoints:
+    """The supervisor says where services listen, once a part of the run was placed on another node.
+
+    Attributes:
+        addresses: of queues and topics, by name; those that a service knows count until this one arrives.
+    """
+
+    addresses: dict[str, str]
 
 
 @record("assembled")

@@ -50,9 +50,13 @@ class SimulatorProcesses:
         present = [*connections]
         if self.has_news(present):
             self._apply_hellos(present)
+        connected = {one.process for one in present}
         return {
             process: SimulatorSteps(
-                before=dict(record.before), completed=dict(self._completed(process, present)), total=dict(record.total)
+                before=dict(record.before),
+                completed=dict(self._completed(process, present)),
+                total=dict(record.total),
+                connected=process in connected,
             )
             for process, record in self._records.items()
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,9 +61,25 @@ def test_a_resumed_run_compares_with_simulators_only_what_it_knows_of_them(missi
         assert resumed.state().unaccounted == {"B": 0}
 
 
-def stepping_state(source: str) -> SteppingState:
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_process_that_was_connected_to_a_dead_stepping_is_compared_once_it_is_back(connected: bool) -> None:
+    """It may have died, too, with steps that the learner has received and that nobody can count any more."""
+    coordinator = Coordinator("coordination.1")
+    coordinator.ledgers["B"] = StepLedger(buffer_size=64, overlap=1)
+    coordinator.on_stepping_state(BehaviorSpecs(behaviors={}), stepping_state("stepping-0.a-1", connected=connected))
+    assert coordinator.state().unaccounted == {"B": 0}
+    back = stepping_state("stepping-0.a-2")
+    coordinator.on_stepping_state(BehaviorSpecs(behaviors={}), replace(back, processes={}))
+    assert coordinator.state().unaccounted == ({} if connected else {"B": 0})
+    coordinator.on_stepping_state(BehaviorSpecs(behaviors={}), back)
+    assert coordinator.state().unaccounted == {"B": 0}
+
+
+def stepping_state(source: str, *, connected: bool = False) -> SteppingState:
     """Returns a state with one process that has reported nothing yet."""
-    return SteppingState(source=source, behaviors={}, simulators=1, processes={"p": SimulatorSteps()})
+    return SteppingState(
+        source=source, behaviors={}, simulators=1, processes={"p": SimulatorSteps(connected=connected)}
+    )
 
 
 def test_a_run_without_a_state_file_begins_with_empty_counts(tmp_path: Path) -> None:

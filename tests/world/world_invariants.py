@@ -254,6 +254,6 @@ class Watch:
                 "no more": step_counts["produced"] <= steps,
                 "nothing": True,
             }[counts]
-            text = f"{name}: simulators counted {steps}, {step_counts}, {run.unaccounted[name]} unaccounted"
+            text = f"{name}: simulators counted {steps}, {step_counts}, {run.unaccounted.get(name)} unaccounted"
             self.require(fits, "unaccounted", text)
         return found

@@ -273,8 +273,9 @@ class World:
             # Where a link loses the last report of assembly, what that held counts as lost with it.
             ends = {"assembly", "coordination"}
             unheard = sum(fault.kind == "link" and (not fault.parts or ends == {*fault.parts}) for fault in plan.faults)
+            failed = self.failed_stages + Counter(link=links, assembly=unheard)
             for name in plan.setting.names:
-                watch.check_losses(name, run.losses[name], self.failed_stages + Counter(link=links, assembly=unheard), most)
+                watch.check_losses(name, run.losses[name], failed, most)
             complete = len(self.parted) == plan.setting.simulators and not self.unparted
             complete &= not any(part.startswith("stepping") for part in self.died)  # with what simulators said last
             watch.check_end(
