@@ -23,8 +23,7 @@ COMMANDS: Final = {
     "tournament": "let trained policies play against each other",
     "check": "check a configuration without running it",
     "try": "show what an environment is read as, and play random steps in it",
-    "keys": "make keys for a run on several machines",
-    "join": "run this machine's part of a run on several machines",
+    "keys": "make keys for simulators on other machines",
     "status": "show the state of a run",
     "doctor": "show what this machine lacks for a run",
     "simulator": "run a built-in simulator or a bridge",
@@ -33,7 +32,15 @@ COMMANDS: Final = {
 }
 
 
-_UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EISDIR, errno.ENOTDIR)
+_UNWRITABLE: Final = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+)
 _FORKING: Final = {"train", "evaluate", "tournament"}
 """Commands that start services."""
 _MODULES: Final = {"simulator": "sparring.services.stages.simulator", "try": "sparring.services.commands.tryout"}
@@ -116,7 +123,7 @@ def _report(failure: Exception) -> int:
 
     error = first_failure(failure)
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-        text = f"got {error}; expected a folder with room, and with permission to write; mend it"
+        text = f"got {error}; expected a valid path, with room, and with permission to write; mend it"
     elif isinstance(error, SparringError):
         text = str(error)
     else:

@@ -32,21 +32,23 @@ NAMES: Final = tuple(_MAKERS)
 _TYPES: Final[Mapping[str, type[Option]]] = {"bool": bool, "int": int, "float": float, "str": str}
 _SWITCHES: Final = {"true": True, "false": False}
 
+MOST_AREAS: Final = 1_000_000
+
 
 def make(name: str, areas: int, /, **options: Option) -> Game:
     """Returns the simulator `name` with `areas` copies of its environment.
 
     Args:
         name: one of `NAMES`.
-        areas: number of copies, 1 or more.
+        areas: number of copies, from 1 to `MOST_AREAS`.
         options: options from `option_types`.
 
     Raises:
         SettingsError: the name or an option is unknown, an option is missing or impossible, or a package is not
             installed.
     """
-    if areas < 1:
-        raise SettingsError(f"got {areas} areas; expected 1 or more; correct the number of areas")
+    if not 1 <= areas <= MOST_AREAS:
+        raise SettingsError(f"got {areas} areas; expected from 1 to {MOST_AREAS:,}; correct the number of areas")
     known, free = option_types(name)
     for option in options:
         if option not in known and not free:

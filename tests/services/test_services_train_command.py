@@ -142,3 +142,32 @@ def test_incomplete_line_waits_and_a_truncated_file_is_read_from_its_start(tmp_p
 def test_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"got no checkpoint of Ball in .*; expected a run that has trained it"):
         checkpoints(tmp_path, argparse.Namespace(behaviors={"Ball": None}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "CONFIG", "--max-steps", "1e999"], "argument --max-steps"),
+        (["train", "CONFIG", "--max-steps", "nan"], "argument --max-steps"),
+        (["train", "CONFIG", "--max-steps", "2.5"], "argument --max-steps"),
+        (["train", "CONFIG", "--env="], "got the build ''; expected the path of its program"),
+        (["train", "LONG"], "File name too long"),
+        (["check", "LONG"], "File name too long"),
+        (["simulator", "balance", "--connect", "unix:///x", "--areas", "9" * 20], "expected from 1 to 1,000,000"),
+        (["try", "balance", "--areas", "9" * 20], "expected from 1 to 1,000,000"),
+    ],
+)
+def test_an_absurd_value_is_refused_in_a_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"CONFIG": "behaviors: {A: }\n", "LONG": f"behaviors: {{A: }}\npipeline: {{keys: {'k' * 300}}}\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    try:
+        status = main([str(tmp_path / word) if word in texts else word for word in words])
+    except SystemExit as end:
+        status = end.code
+    shown = capsys.readouterr()
+    assert status not in (0, None)
+    assert message in shown.out + shown.err
+    assert "Traceback" not in shown.out + shown.err

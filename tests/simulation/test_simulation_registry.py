@@ -122,7 +122,7 @@ def test_an_invalid_option_is_refused_with_the_allowed_ones(name: str, texts: li
 @pytest.mark.parametrize(
     ("name", "areas", "options", "expected"),
     [
-        ("balance", 0, {}, "1 or more"),
+        ("balance", 0, {}, "expected from 1 to 1,000,000"),
         ("balance", 1, {"discrete": True}, "expected one of behavior"),
         ("gymnasium", 1, {}, "'env_id'"),
     ],

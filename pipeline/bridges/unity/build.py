@@ -20,6 +20,8 @@ def find_build(text: str) -> Path:
     Raises:
         SettingsError: the program does not exist, or cannot be run.
     """
+    if not Path(text).name:
+        raise SettingsError(f"got the build {text!r}; expected the path of its program; correct --env")
     path = Path(text).expanduser()
     found = next((one for one in _candidates(path) if one.is_file()), None)
     if found is None:
