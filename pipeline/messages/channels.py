@@ -7,7 +7,6 @@ same key for records of their own.
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from sparring.pipeline.messages import state
-from sparring.pipeline.messages.hosts import HostOrders, HostRun, HostState
 from sparring.pipeline.messages.matches import MatchupAssignment, Results
 from sparring.pipeline.messages.metrics import Metrics
 from sparring.pipeline.messages.segments import Segments
@@ -58,8 +57,8 @@ FLUSHES: Final = Topic("flushes", state.FlushRequests)
 
 ADDED: Final = Topic("added", state.AddedBehaviors)
 """The supervisor's, in a run that may get behaviors."""
-HOST_RUN: Final = Topic("run", HostRun)
-HOST_STATE: Final = Topic("state", HostState)
+ENDPOINTS: Final = Topic("endpoints", state.Endpoints)
+"""The supervisor's, in a run on a cluster."""
 
 
 def allowances_topic(service: str) -> Topic[state.StepAllowances]:
@@ -70,8 +69,3 @@ def allowances_topic(service: str) -> Topic[state.StepAllowances]:
 def ghost_topic(place: int) -> Topic[state.PolicyWeights]:
     """Returns coordination's topic for the weights of one ghost that plays now."""
     return Topic(f"ghost-{place}", state.PolicyWeights)
-
-
-def orders_topic(host: str) -> Topic[HostOrders]:
-    """Returns the main machine's topic for the orders of another machine."""
-    return Topic(f"orders:{host}", HostOrders)

@@ -214,6 +214,7 @@ class ZmqTransport(Transport):
     ) -> None:
         super().__init__(start, timing, time.monotonic, time.time_ns)
         self.endpoints = dict(endpoints)
+        self._outgoing: list[tuple[str, ZmqSocket]] = []  # name and socket of each end that connects
         self._reconnect = reconnect
         self._bind_s = bind
         self._secret = None if secret is None else secret.encode()
@@ -250,7 +251,17 @@ class ZmqTransport(Transport):
         except zmq.ZMQError as error:
             link.close()
             raise addresses.unavailable(endpoint, error.errno, error) from error
+        self._outgoing.append((name, link))
+        link.closing.callback(self._outgoing.remove, (name, link))
         return ZmqLink(link, end, self._rejections)
+
+    def move(self, endpoints: Mapping[str, str]) -> None:
+        """Connects the ends of this transport to endpoints that have changed; a listener is not moved."""
+        for name, link in self._outgoing:
+            if (new := endpoints.get(name, self.endpoints[name])) != (old := self.endpoints[name]):
+                link.socket.disconnect(old)
+                link.socket.connect(new)
+        self.endpoints |= endpoints
 
     async def _listen(self, end: End) -> ZmqLink:
         name, endpoint = end.name, addresses.endpoint_of(self.endpoints, end.name)

@@ -1,7 +1,6 @@
-"""Reads the folder of keys of a run on several machines, and makes TLS contexts from it.
+"""Reads the folder of keys for simulators on other machines, and makes TLS contexts from it.
 
     DIR/                          mode 700, its files 600
-        services.key              the CURVE key that the services of the run share
         allowed.yaml              names of the simulators whose certificates are accepted
         tls/authority.pem, .key   the authority that signs the certificates of this folder
         tls/server.pem, .key      of the endpoint for simulators
@@ -22,7 +21,7 @@ from typing import Final
 from sparring.pipeline.errors import SettingsError
 
 KEY_FILE: Final = "services.key"
-"""File with the CURVE key that all services of a run share, in a folder of keys or in that of the run."""
+"""File in the folder of a run with the CURVE key that its services share; each run makes one for itself."""
 
 _KEY: Final = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
 _TOKEN: Final = re.compile(r".{32,}", re.DOTALL)

@@ -23,8 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
-from sparring.pipeline.queues.zmq import new_secret
-from sparring.pipeline.security import KEY_FILE, allowed, read_text
+from sparring.pipeline.security import allowed, read_text
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -118,7 +117,6 @@ def numbered(count: int, directory: Path | None = None) -> list[str]:
 def _fill(directory: Path, simulators: Sequence[str], hosts: Sequence[str]) -> None:
     tls = directory / "tls"
     tls.mkdir(mode=0o700)
-    _write(directory / KEY_FILE, f"{new_secret()}\n".encode())
     alone = x509.BasicConstraints(ca=True, path_length=0)  # it signs no further authority
     signer = _issued(None, "sparring keys", alone, _usage("key_cert_sign", "crl_sign"))
     _write_identity(tls, "authority", signer)

@@ -8,7 +8,6 @@ from typing import Final
 from sparring.pipeline.learning.settings import IntrinsicSettings
 from sparring.pipeline.networks.settings import NetworkSettings
 from sparring.pipeline.settings.document import Path, did_you_mean
-from sparring.pipeline.settings.hosts import MOVABLE
 from sparring.pipeline.settings.model import BehaviorSettings, Settings
 from sparring.pipeline.settings.parameters import Curriculum
 from sparring.pipeline.specs import names_a_folder
@@ -38,7 +37,7 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     """Yields all contradictions in `settings`."""
     sizes = list(_sizes(settings))
     yield from sizes
-    rules = (_any_behavior, _names, _mode, _sequences, _lessons, _opponents, _players, _services, _hosts, _devices)
+    rules = (_any_behavior, _names, _mode, _sequences, _lessons, _opponents, _players, _devices)
     for rule in () if sizes else rules:
         yield from rule(settings)
 
@@ -51,12 +50,6 @@ def _any_behavior(settings: Settings) -> Iterator[Conflict]:
             (("behaviors",),),
             "got no behavior; expected at least one; write `behaviors: {NAME: {}}` with its name in the "
             "game, or `default_settings: {}`, which apply to any name",
-        )
-    elif settings.pipeline.hosts:
-        yield Conflict(
-            (("default_settings",), ("pipeline", "hosts")),
-            "got default_settings without behaviors on several machines; expected the name of each behavior, "
-            "because its learner needs a machine before the game names it; add `behaviors: {NAME: {}}`",
         )
 
 
@@ -205,38 +198,6 @@ def _players(settings: Settings) -> Iterator[Conflict]:
             (("env_settings", "num_envs"),),
             f"got num_envs {own.num_envs} without env_path; expected 1, because there is one editor only; name a "
             "build (--env PATH), or write a count at an entry of simulators",
-        )
-
-
-def _services(settings: Settings) -> Iterator[Conflict]:
-    """Finds services of the hosts that do not exist or are on two of them."""
-    stepping = (f"stepping-{index}" for index in range(settings.pipeline.stepping_processes))
-    words = [*MOVABLE, *stepping, *(f"learning-{name}" for name in settings.behaviors)]
-    seen: dict[str, str] = {}
-    for name, host in settings.pipeline.hosts.items():
-        paths: tuple[Path, ...] = (("pipeline", "hosts", name, "services"),)
-        for word in host.services:
-            if word in seen:
-                text = f"got {word!r} on {seen[word]} and on {name}; expected it on one host; remove it from the other"
-                yield Conflict(paths, text)
-            elif word not in words:
-                text = f"got the service {word!r}; expected one of {', '.join(words)}; correct it, or leave it out: "
-                yield Conflict(paths, text + "services that no host names run on the first")
-            seen.setdefault(word, name)
-
-
-def _hosts(settings: Settings) -> Iterator[Conflict]:
-    own = settings.pipeline
-    for number, simulator in enumerate(settings.simulators):
-        if simulator.host is not None and simulator.host not in own.hosts:
-            remedy = did_you_mean(simulator.host, own.hosts) or "describe it in pipeline.hosts, or leave it out"
-            text = f"got the host {simulator.host!r}; expected one of {', '.join(own.hosts) or 'none'}; {remedy}"
-            yield Conflict((("simulators", number, "host"),), text)
-    if own.hosts and (own.transport == "ipc" or own.address.startswith("unix:")):
-        yield Conflict(
-            (("pipeline", "transport"), ("pipeline", "address"), ("pipeline", "hosts")),
-            "got Unix sockets with pipeline.hosts; expected TCP, which other machines can reach; "
-            "leave transport out, and write an address as tcp://0.0.0.0:5005, of which the port counts",
         )
 
 

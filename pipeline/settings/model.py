@@ -14,8 +14,8 @@ from sparring.pipeline.coordination.settings import CoordinationSettings, Mode, 
 from sparring.pipeline.files import Json
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.queues.endpoints import is_tcp
-from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.settings.parameters import EnvironmentParameter
+from sparring.pipeline.settings.placement import PlacementSettings
 from sparring.pipeline.settings.simulators import Option, SimulatorSettings
 from sparring.pipeline.stepping.settings import SteppingSettings
 
@@ -238,9 +238,9 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         export: write every checkpoint as ONNX too, in a process of low priority, if the extra `onnx` is installed.
         training_analytics: send Unity players a description of the training, which their package hands to its vendor's
             analytics.
-        hosts: machines of the run by name, the one on which it is started first; empty for this one only.
-        port: first of the ports for connections between machines.
-        host_timeout_s: seconds for which a machine may be unreachable before the run ends.
+        placement: where a cluster runs the parts of a run (`sparring train --ray`).
+        interface: network interface of every node for connections between services on a cluster; None for the one that
+            Ray uses.
         python_path: folders with Gymnasium and PettingZoo environments, searched after that of the configuration file;
             relative paths are relative to it.
         keys: folder made by `sparring keys`; `$SPARRING_KEYS` wins. Required to listen beyond loopback.
@@ -259,9 +259,8 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     metrics_address: str | None = None
     export: bool = True
     training_analytics: bool = False
-    hosts: dict[str, HostSettings] = Field(default={})
-    port: int = Field(default=5100, ge=1024, le=65_000)
-    host_timeout_s: float = Field(default=600.0, gt=0)
+    placement: PlacementSettings = PlacementSettings()
+    interface: str | None = Field(default=None, min_length=1)
     keys: str | None = Field(default=None, min_length=1)
     python_path: tuple[str, ...] = ()
 
@@ -274,14 +273,6 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
             f"got {address!r}; expected tcp://HOST:PORT with a port from 1 to 65535; write for example "
             "tcp://127.0.0.1:9400"
         )
-
-    @field_validator("hosts")
-    @classmethod
-    def _named(cls, hosts: dict[str, HostSettings]) -> dict[str, HostSettings]:
-        for name in hosts:  # a part of a topic's name
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
-                raise ValueError(f"got the host {name!r}; expected a name of letters, digits, - and _; choose another")
-        return hosts
 
 
 # ---------------------------------------------------------------- the whole
@@ -349,24 +340,9 @@ class Settings(SettingsModel):
         return 1 if self.mode == "overlap" else 0
 
     @property
-    def alone(self) -> Settings:
-        """Returns the same settings for this machine only."""
-        if not self.pipeline.hosts:
-            return self
-        simulators = tuple(simulator.model_copy(update={"host": None}) for simulator in self.simulators)
-        own: dict[str, object] = {"hosts": {}}
-        if "address" in self.pipeline.model_fields_set:  # `launched` asks whether it is written
-            own["address"] = PipelineSettings.model_fields["address"].default
-        pipeline = self.pipeline.model_copy(update=own)
-        return self.model_copy(update={"simulators": simulators, "pipeline": pipeline})
-
-    @property
     def unnamed(self) -> BehaviorSettings | None:
-        """Returns the settings of behaviors that only a simulator names; None if these are rejected.
-
-        A run on several machines rejects them, because each service needs a machine before the run starts.
-        """
-        return None if self.pipeline.hosts else self.default_settings
+        """Returns the settings of behaviors that only a simulator names; None if these are rejected."""
+        return self.default_settings
 
     @property
     def sections(self) -> dict[str, BehaviorSettings]:

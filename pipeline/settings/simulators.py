@@ -30,7 +30,6 @@ class SimulatorSettings(SettingsModel):
         areas: copies of the environment in each process; for a `name` only.
         options: further options of the built-in simulator or bridge; for a `name` only.
         seed: seed of the first process, the next ones count up; None computes it from the run's seed.
-        host: machine of `pipeline.hosts` for the processes; None: the first.
     """
 
     name: str | None = None
@@ -39,7 +38,6 @@ class SimulatorSettings(SettingsModel):
     areas: int = Field(default=1, ge=1)
     options: dict[str, Option] = Field(default={}, validate_default=True)
     seed: int | None = Field(default=None, ge=0, lt=2**31)
-    host: str | None = None
 
     @field_validator("name")
     @classmethod

@@ -10,7 +10,6 @@ from typing import Final
 from sparring.pipeline.bridges.unity.build import find_build
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.networks.settings import NetworkSettings, Unsupported
-from sparring.pipeline.settings.hosts import main, place
 from sparring.pipeline.settings.model import Settings
 
 _BY_HAND: Final = {
@@ -63,15 +62,13 @@ def started_by_hand(settings: Settings) -> list[str]:
 
 def not_here(settings: Settings) -> list[str]:
     """Returns the programs of simulators that this machine does not have, one line for each."""
-    hosts = settings.pipeline.hosts
-    here = [simulator for simulator in settings.launched if simulator.host in (None, main(hosts))]
-    commands = [simulator.command[0] for simulator in here if simulator.command is not None]
+    commands = [simulator.command[0] for simulator in settings.launched if simulator.command is not None]
     lines = [
         f"simulators: command {program!r}, which is no program on this machine: give its path, or start it by hand"
         for program in dict.fromkeys(commands)
         if shutil.which(program) is None
     ]
-    for one in here:
+    for one in settings.launched:
         if one.name == "unity" and "path" in one.options:
             try:
                 find_build(str(one.options["path"]))
@@ -80,24 +77,17 @@ def not_here(settings: Settings) -> list[str]:
     return lines
 
 
-def no_device(settings: Settings, host: str | None = None) -> Unsupported | None:
-    """Returns why the services of a machine cannot use the configured devices; None if they can.
+def no_device(settings: Settings) -> Unsupported | None:
+    """Returns why services on this machine cannot use the configured devices; None if they can.
 
     A process of its own tries each device, so that the caller neither loads torch nor holds GPU memory.
 
     Args:
         settings: settings of the run.
-        host: this machine; None for the one on which the run is started.
     """
-    hosts, of_torch = settings.pipeline.hosts, settings.torch_settings
-    here = main(hosts) if host is None else host
-    wanted = {
-        of_torch.of_learner(name): "device"
-        for name in settings.behaviors or ("*",)
-        if place(hosts, f"learning-{name}") == here
-    }
-    if here in {place(hosts, f"stepping-{at}") for at in range(settings.pipeline.stepping_processes)}:
-        wanted.setdefault(of_torch.acting_device, "acting_device")
+    of_torch = settings.torch_settings
+    wanted = {of_torch.of_learner(name): "device" for name in settings.behaviors or ("*",)}
+    wanted.setdefault(of_torch.acting_device, "acting_device")
     for device, key in wanted.items():
         if device not in (None, "cpu") and (refused := _try_device(f"torch_settings.{key}", str(device))):
             return refused

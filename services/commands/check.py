@@ -15,11 +15,9 @@ from sparring.pipeline.demonstrations.episodes import RecordingError
 from sparring.pipeline.demonstrations.library import files_of, read_any
 from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.settings import Settings, SimulatorSettings, no_device, not_here, read, without_effect
-from sparring.pipeline.settings.hosts import main as main_host
-from sparring.pipeline.settings.hosts import place
 from sparring.pipeline.settings.model import BehaviorSettings
 from sparring.services.commands import tryout
-from sparring.services.commands.runs import add_insecure
+from sparring.services.commands.runs import add_insecure, add_ray, connect, not_on_a_cluster
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths, unprotected
 
 _MISSING = ("not found: ", "not usable: ")
@@ -33,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command line of `sparring check`."""
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
     add_insecure(parser)
+    add_ray(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,12 +52,28 @@ def run(args: argparse.Namespace) -> int:
     if problems := [*exposed(settings, insecure=args.insecure), *keys_unusable(settings), *long_paths(settings)]:
         sys.stderr.writelines(f"{args.config}: {problem}\n" for problem in problems)
         return FAILED
+    if args.ray is not None:
+        return _check_cluster(args, settings)
     described = [*tryout.described(args.config, settings)]
     lines = [*summary(settings, insecure=args.insecure), *(f"notice: {notice}" for notice in loaded.notices)]
     missing = any(line.startswith((*_MISSING, tryout.REFUSED)) for line in [*lines, *described])
     verdict = "valid, but it cannot run here" if missing else "valid"
     sys.stdout.write("\n".join([f"{args.config}: {verdict}", *lines, *described]) + "\n")
     return FAILED if missing else 0
+
+
+def _check_cluster(args: argparse.Namespace, settings: Settings) -> int:
+    """Shows where a cluster would run the parts of a run; returns as `run`.
+
+    Raises:
+        SettingsError: no cluster can be used, or something has no room.
+    """
+    if lines := [*not_on_a_cluster(settings, in_process=False)]:
+        sys.stderr.writelines(f"{args.config}: {line}\n" for line in lines)
+        return FAILED
+    with connect(args.ray, settings) as cluster:
+        sys.stdout.write("\n".join([f"{args.config}: valid", *cluster.described()]) + "\n")
+    return 0
 
 
 def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
@@ -70,11 +85,9 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
         other = "any other behavior" if settings.behaviors else "any behavior"
         yield f"{other} that a simulator names: {_behavior(settings.unnamed)}"
     for simulator in settings.launched:
-        yield f"simulator: {_simulator(simulator)}" + (f", on {simulator.host}" if simulator.host else "")
+        yield f"simulator: {_simulator(simulator)}"
     if not settings.launched:
         yield f"simulators: none to launch; waits for them at {settings.pipeline.address}"
-    for name, host in settings.pipeline.hosts.items():
-        yield f"machine {name}: {host.address}: {', '.join(host.services) or 'all other services'}"
     for line in (*not_here(settings), *unreadable(settings), *keys_missing(settings)):
         yield f"not found: {line}"
     if refused := no_device(settings):
@@ -87,10 +100,7 @@ def summary(settings: Settings, *, insecure: bool = False) -> Iterator[str]:
 
 def unreadable(settings: Settings) -> Iterator[str]:
     """Lists demonstrations that cannot be read, a line for each; whether they fit a simulator is checked in the run."""
-    hosts = settings.pipeline.hosts
     for section, behavior in settings.sections.items():
-        if place(hosts, f"learning-{section.removeprefix('behaviors.')}") != main_host(hosts):
-            continue  # read where the learner is
         gail, cloning = behavior.reward_signals.gail, behavior.behavioral_cloning
         for key, demonstrations in (("reward_signals.gail", gail), ("behavioral_cloning", cloning)):
             if demonstrations is None:

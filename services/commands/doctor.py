@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
-from sparring.pipeline.errors import FAILED, SettingsError, install_command
+from sparring.pipeline.errors import FAILED, install_command
 from sparring.pipeline.queues.endpoints import LONGEST_PATH, refuse_used_path
 from sparring.services.commands.runs import add_json, print_json
 
@@ -252,59 +252,17 @@ def _endpoints(settings: Settings) -> Iterator[Row]:
     parts = urlsplit(pipeline.address)
     for what, path in socket_paths(settings):
         yield socket_path(what, path)
-    if pipeline.hosts:
-        yield from _between_machines(settings)
-    elif parts.port:
+    if parts.port:
         for number in range(parts.port, parts.port + pipeline.stepping_processes):
             yield port("pipeline.address", parts.hostname or "127.0.0.1", number)
     for what, number in _games(settings):
         yield port(what, "127.0.0.1", number, other="choose another with the option port or --base-port")
 
 
-def _between_machines(settings: Settings) -> Iterator[Row]:
-    """Checks the numbered ports of a run on several machines, at the addresses of this machine."""
-    what = "ports between machines"
-    try:
-        wanted = _numbered(settings)
-    except (ImportError, SettingsError) as error:
-        remedy = "repair that first: the ports are unknown until then"
-        yield finding(what, str(error), "libraries and keys of a run", remedy)
-        return
-    addresses = list(dict.fromkeys(host for host, _ in wanted))
-    here = [host for host in addresses if ours(host)]
-    if not here:
-        got = f"none of {', '.join(addresses)} is an address of this machine"
-        remedy = "run the doctor there too, or correct pipeline.hosts"
-        yield finding(what, got, "a machine of pipeline.hosts", remedy, "warn")
-    for host in here:
-        ports = sorted(number for one, number in wanted if one == host)
-        rows = [port(what, host, number, other="set pipeline.port to another first one") for number in ports]
-        free = finding(what, f"{host}: the {len(ports)} from {ports[0]} to {ports[-1]} are free")
-        yield from [row for row in rows if row.state != "ok"] or [free]
-
-
-def _numbered(settings: Settings) -> list[tuple[str, int]]:
-    """Returns the addresses and ports of all machines of a run."""
-    from sparring.services.supervision.ports import Ports
-    from sparring.services.supervision.topology import build
-
-    class FreePortProbe(Ports):
-        """Accepts every wanted port as free."""
-
-        def find(self, host: str, wanted: int = 0) -> int:
-            del host
-            return wanted
-
-    made = build(settings, FreePortProbe(), run_id="doctor", directory=Path(), seed=0)
-    parts = [urlsplit(address) for address in (*made.run.addresses.values(), *made.endpoints.values())]
-    return [(one.hostname, one.port) for one in parts if one.scheme == "tcp" and one.hostname and one.port]
-
-
 def _games(settings: Settings) -> Iterator[tuple[str, int]]:
     """Lists the ports on which this machine waits for games; those of builds rise with the numbers of simulators."""
     from sparring.pipeline.bridges.godot.game import PORT
     from sparring.pipeline.bridges.unity.build import BUILD_PORT, EDITOR_PORT
-    from sparring.pipeline.settings.hosts import main
 
     number = 0
     for one in settings.launched:
@@ -312,7 +270,7 @@ def _games(settings: Settings) -> Iterator[tuple[str, int]]:
         usual = {"unity": BUILD_PORT if launched else EDITOR_PORT, "godot": PORT}.get(one.name or "", 0)
         first = int(one.options.get("port", usual)) if usual else 0
         anywhere = one.name == "godot" and launched and first == PORT  # it gets another port where this is taken
-        if first and not anywhere and one.host in (None, main(settings.pipeline.hosts)):
+        if first and not anywhere:
             what = "port of a Unity player" if one.name == "unity" else "port of a Godot game"
             yield from ((what, first + at) for at in (range(number, number + one.count) if launched else (0,)))
         number += one.count

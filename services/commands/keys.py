@@ -1,4 +1,4 @@
-"""Makes the keys of a run on several machines: `sparring keys DIR`.
+"""Makes the keys for simulators on other machines: `sparring keys DIR`.
 
 consumes      nothing
 produces      a folder that `docs/security.md` describes

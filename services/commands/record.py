@@ -385,7 +385,7 @@ def _print(line: str) -> None:
 @contextlib.contextmanager
 def lone_simulator(settings: Settings, seed: int) -> Iterator[SimulatorProcess]:
     """Starts the first simulator of a configuration, as the supervisor does; without one, waits for any to connect."""
-    topology = build(settings.alone, run_id="record", directory=Path(), seed=seed)
+    topology = build(settings, run_id="record", directory=Path(), seed=seed)
     plan = next(iter(topology.simulators), None)
     address = next(iter(topology.run.addresses.values())) if plan is None else plan.environment["SPARRING_ADDRESS"]
     if is_open(address):

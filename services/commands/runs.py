@@ -1,14 +1,21 @@
 """What several commands do alike: their common options, and finding a run by its path or id."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.errors import SettingsError, install_command
 from sparring.pipeline.files import Json
 from sparring.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from sparring.services.cluster.host import Cluster
 
 RESULTS: Final = Path("results")
 
@@ -37,6 +44,44 @@ def add_in_process(parser: argparse.ArgumentParser) -> None:
 def add_insecure(parser: argparse.ArgumentParser) -> None:
     """Adds --insecure."""
     parser.add_argument("--insecure", action="store_true", help="listen without keys where others can connect")
+
+
+def add_ray(parser: argparse.ArgumentParser) -> None:
+    """Adds --ray."""
+    which = "on a Ray cluster: the one at ADDRESS, or that which RAY_ADDRESS names, else one of this machine alone"
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=which)
+
+
+def connect(address: str, settings: Settings) -> AbstractContextManager[Cluster]:
+    """Connects to a Ray cluster, as `services/cluster/host.py` describes.
+
+    Raises:
+        SettingsError: Ray is not installed.
+    """
+    try:
+        from sparring.services.cluster.host import connected
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise SettingsError(
+            f"got --ray without Ray; expected its package; install it with `{install_command('ray')}`"
+        ) from None
+    return connected(address, settings)
+
+
+def not_on_a_cluster(settings: Settings, *, in_process: bool) -> Iterator[str]:
+    """Yields what a cluster cannot run, a line for each."""
+    if in_process:
+        yield "got --in-process with --ray; expected one of the two; leave one out"
+    if settings.checkpoint_settings.inference:
+        yield "got --inference with --ray; expected training; play the checkpoints on one machine"
+    if settings.unnamed is not None:
+        yield (
+            "got default_settings with --ray; expected behaviors alone, because each learner needs a place before a "
+            "simulator names its behavior; write `behaviors: {NAME: {}}` for each"
+        )
+    if settings.pipeline.transport == "ipc" or settings.pipeline.address.startswith("unix:"):
+        yield "got Unix sockets with --ray; expected TCP between nodes; leave transport and a unix: address out"
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

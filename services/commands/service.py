@@ -13,11 +13,13 @@ from pathlib import Path
 import anyio
 
 from sparring.pipeline.errors import DISK_FULL, FAILED, UNUSABLE, DiskFull, SparringError, described, first_failure
+from sparring.pipeline.messages.channels import ENDPOINTS
 from sparring.pipeline.monitoring import logs
+from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.queues.zmq import ZmqTransport
 from sparring.services.process.encryption import service_key
 from sparring.services.process.hosting import LOOP_OPTIONS, follow_signals
-from sparring.services.process.runtime import METRICS_INTERVAL_S, Context, Run
+from sparring.services.process.runtime import METRICS_INTERVAL_S, SUPERVISOR, Context, Run, follow
 from sparring.services.supervision.topology import ServicePlan, load_run, plan_of
 
 
@@ -89,6 +91,8 @@ async def _serve(plan: ServicePlan, prepared: Run, connected: ZmqTransport, *, f
                 reload=partial(_reload, prepared.directory, transport),
             )
             tasks.start_soon(_count_refusals, context, transport)
+            if prepared.clustered:
+                tasks.start_soon(follow, await transport.subscribe(SUPERVISOR, ENDPOINTS), partial(_move, transport))
             serve = plan.load()
             gc.collect()
             gc.freeze()  # imported modules stay, so that a full collection need not visit them again
@@ -102,6 +106,13 @@ def _reload(directory: Path, transport: ZmqTransport) -> Run:
     run, endpoints = load_run(directory)
     transport.endpoints.update(endpoints)
     return run
+
+
+def _move(transport: ZmqTransport, topics: Subscription) -> None:
+    """Connects to where the other services listen now."""
+    moved = topics.latest(ENDPOINTS)
+    if moved is not None:
+        transport.move(moved.addresses)
 
 
 async def _count_refusals(context: Context, transport: ZmqTransport) -> None:

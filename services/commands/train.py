@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from sparring.pipeline.settings import Settings, no_device, not_here, read, with
 from sparring.pipeline.settings.load import option
 from sparring.services.commands.check import unreadable
 from sparring.services.commands.players import check_networks, copy_initial, write_opponents
-from sparring.services.commands.runs import add_in_process, add_insecure, finished
+from sparring.services.commands.runs import add_in_process, add_insecure, add_ray, connect, finished, not_on_a_cluster
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths
 from sparring.services.process.runtime import Playback, Run
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
@@ -31,8 +32,15 @@ from sparring.services.supervision.topology import build, load_run
 
 
 def whole_number(text: str) -> int:
-    """Reads a whole number, which may be written as 5e6."""
-    return int(float(text))
+    """Reads a whole number, which may be written as 5e6.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = float(text)
+    if not number.is_integer():  # nor are infinity and what is no number
+        raise ValueError(f"got {text}; expected a whole number")
+    return int(number)
 
 
 _LOCK_FILE: Final = "lock"
@@ -82,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="without effect: logs/ hold everything anyway")
     add_in_process(parser)
     add_insecure(parser)
+    add_ray(parser)
     _add_overrides(parser.add_mutually_exclusive_group(), _AGAIN)
     players = parser.add_argument_group("Unity players", "with the names that mlagents-learn uses")
     _add_overrides(players, _PLAYERS)
@@ -106,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     """
     loaded = read(args.config, _overrides(args))
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
-    _refuse(settings, insecure=args.insecure, in_process=args.in_process)
+    _refuse(settings, insecure=args.insecure, in_process=args.in_process, clustered=args.ray is not None)
     notes = [*loaded.notices, *without_effect(settings)]
     if kept.inference:
         return STATUSES[_infer(args, settings, notes)]
@@ -150,7 +159,12 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
         return initial
 
     notes += prepare(settings, settings.behaviors)
-    with open_ports(settings, in_process=args.in_process) as ports:
+    with ExitStack() as stack:
+        cluster = None if args.ray is None else stack.enter_context(connect(args.ray, settings))
+        if cluster is None:
+            ports = stack.enter_context(open_ports(settings, in_process=args.in_process))
+        else:
+            settings, ports = cluster.settings, stack.enter_context(cluster.place_all())
         topology = build(
             *(settings, ports),
             run_id=run_id,
@@ -159,8 +173,9 @@ def _train(args: argparse.Namespace, settings: Settings, notes: list[str], run_i
             resumed=kept.resume,
             insecure=args.insecure,
             added=added,
+            clustered=cluster is not None,
         )
-        return launch(topology, ports, notes, in_process=args.in_process, prepare=prepare)
+        return launch(topology, ports, notes, in_process=args.in_process, prepare=prepare, cluster=cluster)
 
 
 def _former(directory: Path) -> Run | None:
@@ -209,12 +224,15 @@ def _overrides(args: argparse.Namespace) -> dict[str, Json]:
     return {path: value for path, value in vars(args).items() if "." in path}
 
 
-def _refuse(settings: Settings, *, insecure: bool, in_process: bool) -> None:
-    """Refuses settings that cannot run, before any process starts."""
-    lines = [*not_here(settings), *unreadable(settings), *exposed(settings, insecure=insecure)]
-    lines += [*keys_missing(settings), *keys_unusable(settings), *long_paths(settings, in_process=in_process)]
-    if not settings.checkpoint_settings.inference and (refused := no_device(settings)):
-        lines.append(str(refused))
+def _refuse(settings: Settings, *, insecure: bool, in_process: bool, clustered: bool) -> None:
+    """Refuses settings that cannot run, before any process starts; what nodes of a cluster lack shows there."""
+    lines = [*exposed(settings, insecure=insecure), *keys_missing(settings), *keys_unusable(settings)]
+    if clustered:
+        lines += not_on_a_cluster(settings, in_process=in_process)
+    else:
+        lines += [*not_here(settings), *unreadable(settings), *long_paths(settings, in_process=in_process)]
+        if not settings.checkpoint_settings.inference and (refused := no_device(settings)):
+            lines.append(str(refused))
     if lines:
         listed = "\n  ".join(lines)
         raise SettingsError(f"got settings that cannot be run here:\n  {listed}\nexpected none; mend each")

@@ -18,7 +18,6 @@ from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringErro
 from sparring.pipeline.games.registry import NAMES, make, parse_options
 from sparring.pipeline.messages.simulator import BehaviorReport, Step
 from sparring.pipeline.settings import Settings, read
-from sparring.pipeline.settings.hosts import main as main_host
 from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_behaviors, check_network, unknown_behavior
@@ -212,8 +211,7 @@ def described(config: str, settings: Settings) -> Iterator[str]:
     An environment is code of others, so it is made in a process of its own; a game of another engine is not started.
     """
     for number, simulator in enumerate(settings.launched):
-        elsewhere = simulator.host not in (None, main_host(settings.pipeline.hosts))
-        if simulator.name in (None, "unity", "godot") or elsewhere:
+        if simulator.name in (None, "unity", "godot"):
             continue
         command = [sys.executable, "-P", "-m", "sparring", "try", config, "--simulator", str(number), "--steps", "0"]
         try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -14,7 +13,6 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.queues.endpoints import LONGEST_PATH, is_loopback, is_open
 from sparring.pipeline.security import KEY_FILE, allowed, secret_key, server_tls, token
 from sparring.pipeline.settings import Settings
-from sparring.pipeline.settings.hosts import main, place
 
 if TYPE_CHECKING:  # `sparring check` needs no event loop
     from sparring.services.process.runtime import Run
@@ -38,16 +36,10 @@ def exposed(settings: Settings, *, insecure: bool) -> list[str]:
         settings: of the run.
         insecure: the user allows that simulators connect without keys.
     """
-    lines = [
+    return [
         f"got {what}, which other machines can reach{remedy}, or pass --insecure where any peer may take part"
         for what, remedy, _ in ([] if insecure else _open_addresses(settings))
     ]
-    if settings.pipeline.hosts and keys_folder(settings) is None:
-        lines.append(
-            "got pipeline.hosts without keys; expected keys, as whoever reaches a service could start programs on each "
-            "machine; make them with `sparring keys DIR` and set pipeline.keys: DIR"
-        )
-    return lines
 
 
 def unprotected(settings: Settings, *, insecure: bool) -> list[str]:
@@ -84,7 +76,7 @@ def socket_paths(settings: Settings, *, in_process: bool = False) -> Iterator[tu
     address = urlsplit(pipeline.address)
     for number in range(pipeline.stepping_processes if address.scheme == "unix" else 0):
         yield "pipeline.address", Path(address.path + (f".{number}" if number else ""))
-    if not (in_process or pipeline.hosts or pipeline.transport == "tcp"):
+    if not in_process and pipeline.transport != "tcp":
         yield "TMPDIR", Path(tempfile.gettempdir(), "sparring-12345678.999")
 
 
@@ -107,20 +99,14 @@ def keys_missing(settings: Settings) -> list[str]:
 
 
 def keys_unusable(settings: Settings) -> list[str]:
-    """Returns the errors of keys that this machine, where the run is started, has and needs, one line for each."""
-    folder, hosts = keys_folder(settings), settings.pipeline.hosts
+    """Returns the errors of keys that this machine has, one line for each."""
+    folder = keys_folder(settings)
     if folder is None or not folder.is_dir():
         return []
-    here = main(hosts)
-    reads: list[Callable[[], object]] = []
-    if any(place(hosts, f"stepping-{index}") == here for index in range(settings.pipeline.stepping_processes)):
-        reads += [partial(server_tls, folder), partial(token, folder), partial(allowed, folder)]
-    if hosts:
-        reads.append(partial(secret_key, folder))
     errors = []
-    for read in reads:
+    for read in (server_tls, token, allowed):
         try:
-            read()
+            read(folder)
         except SettingsError as error:
             errors.append(str(error))
     return list(dict.fromkeys(errors))
@@ -132,6 +118,4 @@ def service_key(run: Run) -> str | None:
     Raises:
         SettingsError: it is missing, or others can read it.
     """
-    if run.hosts:
-        return None if run.keys is None else secret_key(run.keys)
     return secret_key(run.directory) if (run.directory / KEY_FILE).exists() else None

@@ -23,7 +23,6 @@ from sparring.pipeline.monitoring.metrics import Registry
 from sparring.pipeline.monitoring.progress import ALL, ProgressTracker
 from sparring.pipeline.monitoring.writing import Writing
 from sparring.pipeline.queues.interface import Capacity, Publisher, Receiver, Sender, Subscription, Transport
-from sparring.pipeline.settings.hosts import HostSettings
 from sparring.pipeline.settings.model import BehaviorSettings, Settings
 from sparring.pipeline.specs import BehaviorSpec
 from sparring.pipeline.stepping.settings import GATHERED_STEPS
@@ -34,7 +33,7 @@ Clock = Callable[[], float]
 
 METRICS_INTERVAL_S = 1.0
 SUPERVISOR: Final = "supervisor"
-"""Service name under which the supervisor publishes, in runs that may get behaviors or other machines."""
+"""Service name under which the supervisor publishes, in runs that may get behaviors, or on a cluster."""
 MATCHES = RESULTS.name
 """Queue of the results of matches, from stepping to coordination."""
 
@@ -83,6 +82,7 @@ class Run:
         keys: folder of keys on this machine.
         insecure: other machines may connect without keys.
         added: behaviors that simulators have named and the configuration lacks.
+        clustered: a cluster runs it.
     """
 
     id: str
@@ -96,11 +96,7 @@ class Run:
     keys: Path | None = None
     insecure: bool = False
     added: tuple[str, ...] = ()
-
-    @property
-    def hosts(self) -> Mapping[str, HostSettings]:
-        """Returns the machines by name; none where there is only one."""
-        return self.settings.pipeline.hosts
+    clustered: bool = False
 
     @property
     def stepping(self) -> tuple[str, ...]:
@@ -110,7 +106,7 @@ class Run:
     @property
     def grows(self) -> bool:
         """Returns whether simulators may add behaviors to the run."""
-        return self.playing is None and self.settings.unnamed is not None
+        return self.playing is None and not self.clustered and self.settings.unnamed is not None
 
     def behavior(self, name: str) -> BehaviorSettings:
         """Returns the settings of a behavior, which the run has or may get."""

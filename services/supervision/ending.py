@@ -121,22 +121,18 @@ def write_summary(active: ActiveRun, wall_s: float) -> None:
 
 def _with_checkpoint(active: ActiveRun, name: str, counted: BehaviorSummary) -> BehaviorSummary:
     """Adds what a resumed run continues from; it logs the steps whose training is not in it."""
-    topology, run = active.topology, active.latest("coordination", RUN)
+    run = active.latest("coordination", RUN)
     rated = {} if run is None else run.ratings
     state = active.latest(f"learning-{name}", LEARNER_STATE)
-    named, host = "" if state is None else state.checkpoint, topology.place(f"learning-{name}")
-    if host == topology.host:
-        directory = topology.run.directory
-        newest = next(iter(CheckpointFolder(directory, name).newest_first()), None)
-        trained = 0 if newest is None else age(newest)[0]
-        saved = bool(named) and age(directory / named)[0] == trained  # not so where a learner died or hangs at the end
-        newest = directory / named if saved else newest
-        checkpoint = None if newest is None else str(newest)
-        if state is not None and state.trained > trained:
-            lost = state.trained - trained
-            active.log.warning("training_lost", behavior=name, steps=lost, newest=checkpoint, notice=True)
-    else:
-        checkpoint, saved = f"{host}:{topology.run.id}/{named}" if named else None, bool(named)
+    named, directory = "" if state is None else state.checkpoint, active.topology.run.directory
+    newest = next(iter(CheckpointFolder(directory, name).newest_first()), None)
+    trained = 0 if newest is None else age(newest)[0]
+    saved = bool(named) and age(directory / named)[0] == trained  # not so where a learner died or hangs at the end
+    newest = directory / named if saved else newest
+    checkpoint = None if newest is None else str(newest)
+    if state is not None and state.trained > trained:
+        lost = state.trained - trained
+        active.log.warning("training_lost", behavior=name, steps=lost, newest=checkpoint, notice=True)
     return dataclasses.replace(
         counted,
         checkpoint=checkpoint,

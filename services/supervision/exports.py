@@ -30,7 +30,7 @@ LOOK_S: Final = 0.5
 
 
 class Exports:
-    """The exports of the checkpoints that a run saves on this machine; none where it only plays or is to export none.
+    """The exports of the checkpoints that a run saves; none where it only plays or is to export none.
 
     Args:
         topology: of the run.
@@ -95,11 +95,11 @@ class Exports:
             await anyio.sleep(LOOK_S)
 
     def _look(self) -> None:
-        """Schedules the checkpoints that the states of the learners on this machine name."""
+        """Schedules the checkpoints that the states of the learners name; one of another node may not be here yet."""
         for service, topic in self._topics.items():
-            if service.startswith("learning-") and self._topology.place(service) == self._topology.host:
+            if service.startswith("learning-"):
                 state = topic.latest(LEARNER_STATE)
-                if state is not None:
+                if state is not None and (self._directory / state.checkpoint).exists():
                     self.on_checkpoint(state.behavior, state.checkpoint)
 
     async def finish(self, timeout_s: float) -> None:

@@ -6,7 +6,8 @@ import random
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -22,7 +23,7 @@ from sparring.services.process import forking
 from sparring.services.process.encryption import exposed, service_key, unprotected
 from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost
 from sparring.services.process.runtime import Playback
-from sparring.services.supervision.hosts import Processes, Tasks, machines
+from sparring.services.supervision.hosts import Host, HostElsewhere, Processes, Tasks
 from sparring.services.supervision.ports import Ports, open_ports
 from sparring.services.supervision.supervisor import Grow, Supervisor
 from sparring.services.supervision.topology import Topology, build, load_run
@@ -40,6 +41,7 @@ def launch(
     *,
     in_process: bool,
     prepare: Callable[[Settings, Sequence[str]], Sequence[str]] = lambda *_: (),
+    cluster: HostElsewhere | None = None,
 ) -> Status:
     """Runs a run to its end.
 
@@ -50,13 +52,9 @@ def launch(
         in_process: all services run as tasks of this process.
         prepare: puts into the run's folder what further behaviors need, given the settings with them, and their names;
             returns notes for the user.
-
-    Raises:
-        SettingsError: one process is to run what is placed on several machines.
+        cluster: where it runs; None for this machine.
     """
     run, settings = topology.run, topology.run.settings
-    if in_process and run.hosts:
-        raise SettingsError("got --in-process with pipeline.hosts; expected one machine; leave one of the two out")
     topology.save()
     bounds = settings.pipeline.logs
     logs.configure(run.directory, run.id, "supervisor", console=True, most_bytes=bounds.most_bytes, kept=bounds.kept)
@@ -69,7 +67,8 @@ def launch(
         after.save()
         return after
 
-    return anyio.run(_supervise, topology, grow, in_process, backend_options=LOOP_OPTIONS)
+    serve = _as_tasks if in_process else partial(_as_processes, cluster=cluster)
+    return anyio.run(_supervise, topology, grow, serve, backend_options=LOOP_OPTIONS)
 
 
 def _show(notes: Sequence[str]) -> None:
@@ -110,7 +109,7 @@ def play(
     Raises:
         SettingsError: an address or port is not free, or a checkpoint is damaged.
     """
-    trained, settings, seed = trained.absolute(), settings.alone, new_seed() if seed is None else seed
+    trained, seed = trained.absolute(), new_seed() if seed is None else seed
     directory = trained / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     copies = {name: f"{directory}/checkpoints/{name}/{Path(path).name}" for name, path in playing.checkpoints.items()}
     own, run_id = dataclasses.replace(playing, checkpoints=copies), f"{trained.name}-{directory.name}"
@@ -152,7 +151,7 @@ def trained_settings(directory: Path, *, deterministic: bool, insecure: bool) ->
     if missing := not_here(settings):
         raise SettingsError("got " + "; ".join(missing))
     pipeline = settings.pipeline.model_copy(update={"stepping_processes": 1})  # it numbers episodes in their order
-    played = settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline}).alone
+    played = settings.model_copy(update={"behaviors": behaviors, "pipeline": pipeline})
     if lines := exposed(played, insecure=insecure):
         raise SettingsError("\n".join(lines))
     return played
@@ -221,35 +220,45 @@ def load_player(path: Path) -> Checkpoint:
         raise SettingsError(f"got the checkpoint {path}, which cannot be played: {error}") from error
 
 
-async def _supervise(topology: Topology, grow: Grow, in_process: bool) -> Status:
+async def _supervise(
+    topology: Topology, grow: Grow, serve: Callable[[Topology, Grow, ProcessHost], Awaitable[Status]]
+) -> Status:
     processes = ProcessHost(topology.run.directory / "logs")
     try:
-        return await (_as_tasks if in_process else _as_processes)(topology, grow, processes)
+        return await serve(topology, grow, processes)
     finally:
         processes.close()
         forking.end()
 
 
-async def _as_processes(topology: Topology, grow: Grow, processes: ProcessHost) -> Status:
+async def _as_processes(
+    topology: Topology, grow: Grow, processes: ProcessHost, *, cluster: HostElsewhere | None = None
+) -> Status:
     from sparring.pipeline.queues.zmq import ZmqTransport, new_secret
 
     incarnation, key = f"supervisor.{secrets.token_hex(3)}", topology.run.directory / KEY_FILE
-    if not topology.run.hosts and any(endpoint.startswith("tcp:") for endpoint in topology.endpoints.values()):
+    if any(endpoint.startswith("tcp:") for endpoint in topology.endpoints.values()):
         write_atomically(key, new_secret().encode(), mode=0o600)
     try:
         async with (
             ZmqTransport(topology.endpoints, incarnation, secret=service_key(topology.run)) as transport,
-            machines(topology, processes, transport) as host,
+            anyio.create_task_group() as tasks,
         ):
+            host: Host = Processes(topology, processes)
+            if cluster is not None:
+                host = await cluster.host(topology, Processes(topology, processes), transport, tasks)
 
             def grow_and_connect(before: Topology, names: Sequence[str]) -> Topology:
                 after = grow(before, names)
                 transport.endpoints.update(after.endpoints)
                 return after
 
-            status = await Supervisor(host, transport, grow_and_connect).supervise()
-            await host.release(status)
-            return status
+            supervisor = Supervisor(host, transport, grow_and_connect)
+            if cluster is not None:
+                tasks.start_soon(cluster.watch, supervisor.active.fail)
+            status = await supervisor.supervise()
+            tasks.cancel_scope.cancel()
+        return status
     finally:
         key.unlink(missing_ok=True)
 

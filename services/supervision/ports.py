@@ -1,4 +1,4 @@
-"""Addresses at which the services of a run listen for each other and for simulators."""
+"""Addresses at which the services of a run listen for each other and for simulators, on one machine."""
 
 import socket
 import sys
@@ -10,9 +10,7 @@ from urllib.parse import urlsplit
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.queues.endpoints import refuse_used_path, socket_folder
 from sparring.pipeline.settings import Settings
-from sparring.pipeline.settings.hosts import main, place
 from sparring.services.process.encryption import long_paths, socket_paths
-from sparring.services.process.runtime import SUPERVISOR
 
 
 class Ports(ExitStack):
@@ -49,6 +47,30 @@ class Ports(ExitStack):
                 self.push(stack.pop_all())
             return int(probe.getsockname()[1])
 
+    def endpoint(self, service: str, number: int) -> str:
+        """Returns an endpoint at which a service can listen for others.
+
+        Args:
+            service: name.
+            number: of the endpoint among those of the run.
+
+        Raises:
+            SettingsError: there is no free port.
+        """
+        del service
+        if self.sockets is not None:
+            return f"ipc://{self.sockets}/{number}"
+        return endpoint("127.0.0.1", self.find("127.0.0.1"))
+
+    def address(self, service: str, host: str, port: int) -> str:
+        """Returns the address at which a stepping service can listen for simulators: a given port, or any for 0.
+
+        Raises:
+            SettingsError: it is not free.
+        """
+        del service
+        return endpoint(host, self.find(host, port))
+
 
 def open_ports(settings: Settings, *, in_process: bool) -> Ports:
     """Returns the ports of a run, with a private folder for Unix sockets where these are used.
@@ -76,12 +98,9 @@ def addresses_of(settings: Settings, stepping: list[str], ports: Ports) -> dict[
         for path in paths:
             _refuse_path(path)
         return {name: f"unix://{path}" for name, path in zip(stepping, paths, strict=True)}
-    if hosts := settings.pipeline.hosts:
-        first = parts.port or settings.pipeline.port - len(stepping)  # below those between the services
-        return {name: _at(hosts[place(hosts, name)].address, first + index) for index, name in enumerate(stepping)}
     host = parts.hostname or "127.0.0.1"
     first = parts.port or 0
-    return {name: _at(host, ports.find(host, first and first + index)) for index, name in enumerate(stepping)}
+    return {name: ports.address(name, host, first and first + index) for index, name in enumerate(stepping)}
 
 
 def _refuse_path(path: Path) -> None:
@@ -95,15 +114,15 @@ def _refuse_path(path: Path) -> None:
         ) from error
 
 
-def _at(host: str, port: int) -> str:
+def endpoint(host: str, port: int) -> str:
+    """Returns the endpoint of an IP address and a port."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def endpoints_of(settings: Settings, listeners: Mapping[str, str], ports: Ports, first: int = 0) -> dict[str, str]:
+def endpoints_of(listeners: Mapping[str, str], ports: Ports, first: int = 0) -> dict[str, str]:
     """Returns the addresses of queues and topics.
 
     Args:
-        settings: of the run.
         listeners: by queue, and by topic as "topic:NAME", the service that listens there.
         ports: finds free ports.
         first: number of the first socket.
@@ -111,21 +130,4 @@ def endpoints_of(settings: Settings, listeners: Mapping[str, str], ports: Ports,
     Raises:
         SettingsError: a port is not free.
     """
-    if settings.pipeline.hosts:
-        return _between_machines(settings, listeners, ports)
-    if ports.sockets is not None:
-        return {name: f"ipc://{ports.sockets}/{index}" for index, name in enumerate(listeners, first)}
-    return {name: f"tcp://127.0.0.1:{ports.find('127.0.0.1')}" for name in listeners}
-
-
-def _between_machines(settings: Settings, listeners: Mapping[str, str], ports: Ports) -> dict[str, str]:
-    """Returns endpoints at numbered ports, the supervisor's first: a machine that joins knows only that one."""
-    hosts = settings.pipeline.hosts
-    places = {name: place(hosts, service) for name, service in listeners.items()}
-    places = {f"topic:{SUPERVISOR}": main(hosts), **places, **{f"topic:host-{host}": host for host in hosts}}
-    found = {}
-    for port, (name, host) in enumerate(places.items(), settings.pipeline.port):
-        found[name] = _at(hosts[host].address, port)
-        if host == main(hosts):
-            ports.find(hosts[host].address, port)
-    return found
+    return {name: ports.endpoint(service, number) for number, (name, service) in enumerate(listeners.items(), first)}

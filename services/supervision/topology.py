@@ -26,7 +26,6 @@ from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
 from sparring.pipeline.security import token
 from sparring.pipeline.settings import Settings
-from sparring.pipeline.settings.hosts import main, place
 from sparring.services.process.encryption import keys_folder
 from sparring.services.process.hosting import SPARRING
 from sparring.services.process.runtime import MATCHES, SUPERVISOR, Context, Playback, Run
@@ -80,14 +79,12 @@ class SimulatorPlan:
         command: program and arguments.
         environment: variables beside those of this process.
         restarts: how often it may fail; None: as often as a service.
-        host: machine that it runs on; "" where there is one machine only.
     """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     restarts: Restarts | None = None
-    host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,26 +96,26 @@ class Topology:
         endpoints: of queues ("segments:Ball") and topics ("topic:stepping-0").
         services: in the order of the flow.
         simulators: launched after the services.
-        host: this machine; "" where there is no other.
-        origin: random text that identifies the run over all its sessions and machines.
+        origin: random text that identifies the run over all its sessions.
     """
 
     run: Run
     endpoints: Mapping[str, str]
     services: tuple[ServicePlan, ...]
     simulators: tuple[SimulatorPlan, ...]
-    host: str = ""
     origin: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def place(self, service: str) -> str:
-        """Returns the host of a service."""
-        return place(self.run.hosts, service)
+    @property
+    def listeners(self) -> dict[str, str]:
+        """Returns the service that listens at each queue, and at each topic as "topic:NAME"."""
+        return _listeners(self.run, self.services)
 
     @property
     def cores(self) -> dict[str, tuple[int, ...]]:
         """Returns the CPU cores of this machine that a part may run on, by its name; others may run on all."""
-        services = [plan.name for plan in self.services if self.place(plan.name) == self.host]
-        simulators = [plan.name for plan in self.simulators if plan.host == self.host]
+        if self.run.clustered:  # the learners are elsewhere
+            return {}
+        services, simulators = ([plan.name for plan in plans] for plans in (self.services, self.simulators))
         return cores_beside_learners(self.run.settings, services, simulators, usable_cores())
 
     def with_behaviors(self, names: Sequence[str], ports: Ports) -> Topology:
@@ -131,7 +128,7 @@ class Topology:
         run = dataclasses.replace(self.run, settings=settings, added=(*self.run.added, *names))
         plans = service_plans(run)
         further = {name: one for name, one in _listeners(run, plans).items() if name not in self.endpoints}
-        endpoints = {**self.endpoints, **endpoints_of(settings, further, ports, len(self.endpoints))}
+        endpoints = {**self.endpoints, **endpoints_of(further, ports, len(self.endpoints))}
         return dataclasses.replace(self, run=run, endpoints=endpoints, services=plans)
 
     def save(self) -> None:
@@ -146,7 +143,7 @@ class Topology:
         write_atomically(run.directory / RUN_FILE, json.dumps(plain, indent=2).encode())
 
 
-_PLAIN: Final = ("id", "seed", "resumed", "addresses", "simulators", "insecure", "added")
+_PLAIN: Final = ("id", "seed", "resumed", "addresses", "simulators", "insecure", "added", "clustered")
 """Fields of a run that its file holds as they are; those of older versions lack some that have a default."""
 
 
@@ -165,6 +162,7 @@ def build(
     playing: Playback | None = None,
     insecure: bool = False,
     added: Sequence[str] = (),
+    clustered: bool = False,
 ) -> Topology:
     """Builds the graph that `settings` describe.
 
@@ -175,15 +173,15 @@ def build(
         directory: run folder.
         seed: of the run.
         resumed: continue from what is in the folder.
-        playing: what to play instead of learning, on this machine.
+        playing: what to play instead of learning.
         insecure: other machines may reach it without keys.
         added: behaviors of the settings that only simulators have named.
+        clustered: a cluster runs it.
 
     Raises:
         SettingsError: an address or port is not free.
     """
     with nullcontext(ports) if ports else Ports() as ports:
-        settings = settings if playing is None else settings.alone
         stepping = [f"stepping-{index}" for index in range(settings.pipeline.stepping_processes)]
         addresses = addresses_of(settings, stepping, ports)
         simulators = simulator_plans(settings, seed, addresses, directory, learns=playing is None)
@@ -200,32 +198,16 @@ def build(
             keys=keys_folder(settings),
             insecure=insecure,
             added=tuple(added),
+            clustered=clustered,
         )
         plans = service_plans(run)
         return Topology(
             run=run,
-            endpoints=endpoints_of(settings, _listeners(run, plans), ports),
+            endpoints=endpoints_of(_listeners(run, plans), ports),
             services=plans,
             simulators=tuple(simulators),
-            host=main(run.hosts),
             origin=(origin_of(directory) if resumed else "") or secrets.token_hex(8),
         )
-
-
-def load_topology(directory: Path, host: str) -> Topology:
-    """Loads the topology of a run that another machine has started.
-
-    Args:
-        directory: of the run on this machine, with the file that the other machine has written.
-        host: this machine.
-
-    Raises:
-        SettingsError: as in `load_run`.
-    """
-    run, endpoints = load_run(directory)
-    simulators = simulator_plans(run.settings, run.seed, run.addresses, directory, learns=run.playing is None)
-    plans = service_plans(run)
-    return Topology(run=run, endpoints=endpoints, services=plans, simulators=tuple(simulators), host=host)
 
 
 def load_run(directory: Path) -> tuple[Run, dict[str, str]]:
@@ -283,7 +265,7 @@ def _listeners(run: Run, plans: Sequence[ServicePlan]) -> dict[str, str]:
     queues |= {f"segments:{name}": learner for name, learner in learners.items()}
     topics = {plan.name: plan.name for plan in plans}
     topics |= {f"policy-{name}": learner for name, learner in learners.items()} | {"ghosts": "coordination"}
-    if run.grows:
+    if run.grows or run.clustered:
         topics[SUPERVISOR] = SUPERVISOR
     return queues | {f"topic:{topic}": service for topic, service in topics.items()}
 
@@ -301,20 +283,18 @@ def service_plans(run: Run) -> tuple[ServicePlan, ...]:
 def simulator_plans(
     settings: Settings, seed: int, addresses: Mapping[str, str], directory: Path, *, learns: bool = True
 ) -> list[SimulatorPlan]:
-    """Returns all simulators of a run, on all machines, in the order of their numbers.
+    """Returns all simulators of a run in the order of their numbers.
 
     Raises:
         SettingsError: `pipeline.training_analytics` is on, and a library for it is missing.
     """
-    hosts = settings.pipeline.hosts
     of_players = _player_options(settings, learns=learns)
     plans: list[SimulatorPlan] = []
+    listening = list(addresses.values())
     for entry in settings.launched:
-        host = entry.host or main(hosts)
-        near = [one for name, one in addresses.items() if place(hosts, name) == host] or list(addresses.values())
         for copy in range(entry.count):
             number = len(plans)
-            address = near[sum(plan.host == host for plan in plans) % len(near)]
+            address = listening[number % len(listening)]
             own = (entry.seed + copy if entry.seed is not None else seed + number) % 2**31
             command = entry.arguments(address=address, number=number, seed=own)
             if entry.name is not None:
@@ -335,7 +315,6 @@ def simulator_plans(
                     command=tuple(command),
                     environment=environment,
                     restarts=_restarts(settings) if entry.name == "unity" else None,
-                    host=host,
                 )
             )
     return plans

@@ -26,7 +26,6 @@ from sparring.pipeline.monitoring.stalls import Stall, StallHistory, Stalls
 from sparring.pipeline.monitoring.writing import COUNTER
 from sparring.pipeline.queues.interface import Subscription
 from sparring.pipeline.settings import started_by_hand
-from sparring.services.process.machines import RemotePart
 from sparring.services.supervision.active_run import ActiveRun, Part
 
 HANG_S = 9.0
@@ -114,9 +113,6 @@ class Watchdog:
                     self._active.log.warning("log_rotation_failed", file=str(path), error=str(error))
 
     def _check_answers(self, part: Part, topic: Subscription, now: float, awake: float) -> None:
-        if isinstance(part.hosted, RemotePart) and not part.hosted.ordered:
-            part.started_at = now  # its machine has not joined yet, which has a deadline of its own
-            return
         if part.hosted is None or part.stopping or part.down:
             return
         if topic.heartbeat_age >= now - part.started_at:

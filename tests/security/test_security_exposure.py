@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from sparring.pipeline.errors import SettingsError
-from sparring.pipeline.security import KEY_FILE
 from sparring.pipeline.settings import Settings
 from sparring.pipeline.settings.load import parse_settings
 from sparring.services.commands import check
@@ -22,9 +21,6 @@ from sparring.services.supervision.topology import Topology
 
 def settings(address: str = "tcp://127.0.0.1:0", **pipeline: object) -> Settings:
     return Settings.model_validate({"behaviors": {"Ball": {}}, "pipeline": {"address": address, **pipeline}})
-
-
-HOSTS = {"desk": {"address": "127.0.0.1"}, "rack": {"address": "10.0.0.2", "services": ("stepping",)}}
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://[::1]:1", "tcp://localhost:0", "unix:///tmp/s"])
@@ -66,16 +62,6 @@ def test_numbers_beyond_loopback_need_insecure(made: Path, monkeypatch: pytest.M
     assert exposed(configured, insecure=True) == []
     (warning,) = unprotected(configured, insecure=True)
     assert warning.endswith("any peer that reaches it can read all numbers of the run")
-
-
-@pytest.mark.parametrize("insecure", [False, True])
-def test_several_machines_always_need_keys(insecure: bool, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reaches a service there could start programs."""
-    monkeypatch.delenv("SPARRING_KEYS", raising=False)
-    (line,) = exposed(settings(hosts=HOSTS), insecure=insecure)
-    assert line.startswith("got pipeline.hosts without keys; expected keys")
-    assert exposed(settings(hosts=HOSTS, keys=str(made)), insecure=insecure) == []
-    assert exposed(settings(transport="tcp"), insecure=insecure) == []
 
 
 def test_paths_that_are_too_long_for_sockets_are_refused_before_a_run_begins(
@@ -132,17 +118,6 @@ def test_unusable_keys_are_refused_at_once(folder: Path, monkeypatch: pytest.Mon
     assert keys_folder(settings(keys="a")) == Path("/b")
 
 
-def test_a_machine_needs_only_the_keys_of_its_own_services(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SPARRING_KEYS", raising=False)
-    own = settings(keys=str(folder), hosts=HOSTS)
-    for path in ("token", "tls/server.key", "tls/authority.key"):
-        (folder / path).unlink()
-    assert keys_unusable(own) == []
-    (folder / KEY_FILE).unlink()
-    (line,) = keys_unusable(own)
-    assert f"{KEY_FILE}, which cannot be read (No such file" in line
-
-
 def test_check_and_train_refuse_an_exposed_address_and_accept_only_the_full_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +133,7 @@ def test_check_and_train_refuse_an_exposed_address_and_accept_only_the_full_opti
         main(["check", str(config), "--insec"])
     assert main(["check", str(config), "--insecure"]) == 0
     assert "warning: --insecure: pipeline.address" in capsys.readouterr().out
-    assert check.run(argparse.Namespace(config=str(config), insecure=True)) == 0
+    assert check.run(argparse.Namespace(config=str(config), insecure=True, ray=None)) == 0
 
 
 @pytest.mark.parametrize("command", ["evaluate", "tournament"])

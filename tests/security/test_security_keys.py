@@ -80,7 +80,7 @@ def test_the_keys_command_makes_and_adds_keys(tmp_path: Path, capsys: pytest.Cap
     output = capsys.readouterr()
     assert "simulator-1, simulator-2" in output.out
     assert "never overwritten" in output.err
-    assert secret_key(tmp_path / "keys") not in output.out + output.err
+    assert token(tmp_path / "keys") not in output.out + output.err
     assert keys.run.__doc__
 
 
@@ -90,7 +90,6 @@ def test_the_keys_command_makes_and_adds_keys(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("file", "read"),
     [
-        (KEY_FILE, secret_key),
         ("tls/server.key", server_tls),
         ("tls/arcade.key", lambda folder: client_tls(folder, "arcade")),
         ("tls/authority.key", lambda folder: add(folder, numbered(1, folder))),

@@ -107,13 +107,12 @@ def test_keys_that_others_can_read_are_bad_with_a_remedy_each(tmp_path: Path) ->
 
 
 _TLS = ("tls/authority.pem", "tls/server.pem", "tls/server.key")
-SOME = ("allowed.yaml", "token", keys.KEY_FILE, *_TLS)
+SOME = ("allowed.yaml", "token", *_TLS)
 
 
 def rejected(folder: Path) -> bool:
     """Returns whether a run would reject the keys."""
     try:
-        keys.secret_key(folder)
         keys.allowed(folder)
         keys.token(folder)
         keys.server_tls(folder)
@@ -133,7 +132,7 @@ def test_doctor_rejects_exactly_the_keys_that_a_run_rejects(tmp_path: Path) -> N
             assert bad == rejected(folder), f"{name} with mode {mode:o}"
             verdicts.append(bad)
         (folder / name).chmod(0o600)
-    assert sum(verdicts) == 3 * 2 + 3 * 1, "secrets that others can read, and any file that others can write"
+    assert sum(verdicts) == 2 * 2 + 3 * 1, "secrets that others can read, and any file that others can write"
 
 
 def test_worst_row_decides() -> None:
@@ -151,22 +150,6 @@ def taken() -> Iterator[int]:
 def endpoints(text: str) -> list[Row]:
     """Returns the findings about the ports of a configuration."""
     return list(doctor._endpoints(parse_settings("behaviors: {Goal: {}}\n" + text, "test").settings))
-
-
-def test_ports_between_machines_are_checked_at_addresses_of_this_machine_only(taken: int) -> None:
-    hosts = "hosts: {here: {address: 127.0.0.1}, there: {address: 240.0.0.1, services: [learning]}}"
-    rows = endpoints(f"pipeline: {{port: {taken - 1}, {hosts}}}\n")
-    (row,) = [row for row in rows if f"127.0.0.1:{taken} is not free" in row.got]
-    assert (row.what, row.state) == ("ports between machines", "bad")
-    assert "set pipeline.port" in row.remedy
-    assert not any("240.0.0.1" in row.got for row in rows), "ports of another machine are checked there"
-
-
-def test_machine_outside_the_run_is_warned() -> None:
-    hosts = "{one: {address: 240.0.0.1}, other: {address: 240.0.0.2}}"
-    (row,) = endpoints(f"simulators: [{{name: goal}}]\npipeline: {{hosts: {hosts}}}\n")
-    assert (row.what, row.state) == ("ports between machines", "warn")
-    assert "none of 240.0.0.1, 240.0.0.2 is an address of this machine" in row.got
 
 
 @pytest.mark.parametrize(

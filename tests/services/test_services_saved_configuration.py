@@ -21,9 +21,7 @@ EDITOR = "behaviors: {Ball: {max_steps: 5e5, reward_signals: {gail: {demo_path: 
 BUILD = EDITOR + f"env_settings: {{env_path: {sys.executable}, num_envs: 2}}\n"
 LIMITED = EDITOR + f"env_settings: {{env_path: {sys.executable}, restarts_rate_limit_n: 3}}\n"
 DIALS_IN = EDITOR + "pipeline: {address: 'tcp://127.0.0.1:0'}\n"
-MACHINES = (
-    EDITOR + "pipeline: {hosts: {desk: {address: 127.0.0.1}, rack: {address: 127.0.0.2, services: [learning]}}}\n"
-)
+PLACED = EDITOR + "pipeline: {placement: {learning: {num_gpus: 1}, stepping: {per: node}}}\n"
 CURRICULUM = """
 behaviors: {Goal: {self_play: {}}}
 simulators: [{name: goal, count: 2, options: {discrete: true}}]
@@ -35,7 +33,7 @@ TEXTS = {
     "build": BUILD,
     "limited": LIMITED,
     "dials in": DIALS_IN,
-    "machines": MACHINES,
+    "placed": PLACED,
     "curriculum": CURRICULUM,
 }
 
@@ -78,7 +76,7 @@ def test_used_configuration_runs_the_same_and_shows_defaults_of_behaviors(text: 
     assert ours | {"behaviors": None} == theirs | {"behaviors": None}
 
 
-@pytest.mark.parametrize("text", [EDITOR, MACHINES], ids=["editor", "machines"])
+@pytest.mark.parametrize("text", [EDITOR, PLACED], ids=["editor", "placed"])
 def test_evaluation_of_a_run_with_the_editor_waits_for_the_editor(text: str, tmp_path: Path) -> None:
     saved(text, tmp_path)
     settings = trained_settings(tmp_path, deterministic=True, insecure=False)

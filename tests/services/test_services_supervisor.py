@@ -418,6 +418,7 @@ async def test_every_checkpoint_is_exported_and_the_last_before_the_end(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(supervisor.supervise)
             for checkpoint in ("", "Goal/first", "Goal/second"):
+                (tmp_path / checkpoint).mkdir(parents=True, exist_ok=True)
                 topic.publish(LEARNER_STATE, state_of(checkpoint))
                 await anyio.sleep(2)
                 assert calls[-1] == checkpoint

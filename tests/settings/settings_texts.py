@@ -204,7 +204,6 @@ simulators:
     options:
       discrete: true
     seed: 3
-    host: rack
   - command:
       - ./game
       - "{address}"
@@ -263,14 +262,32 @@ pipeline:
   export: false
   metrics_address: tcp://127.0.0.1:9400
   training_analytics: true
-  hosts:
-    desk:
-      address: 10.0.0.1
-    rack:
-      address: 10.0.0.2
-      services: [stepping, learning-Ball]
-  port: 6100
-  host_timeout_s: 60.0
+  placement:
+    stepping:
+      num_cpus: 2.0
+      num_gpus: 0.25
+      resources:
+        near: 1.0
+      per: node
+    assembly:
+      num_cpus: 1.5
+      num_gpus: 0.125
+      resources:
+        wide: 1.0
+    learning:
+      num_cpus: 4.0
+      num_gpus: 1.0
+      resources:
+        fast: 1.0
+    simulators:
+      num_cpus: 0.5
+      num_gpus: 0.5
+      resources:
+        unity: 1.0
+    strategy: SPREAD
+    wait_s: 30.0
+    timeout_s: 90.0
+  interface: eth1
   keys: keys
   python_path: [environments]
 """

@@ -124,11 +124,6 @@ def test_missing_demonstrations_are_reported_before_a_run_needs_them(
 
 # ---------------------------------------------------------------- training device
 
-TWO_HOSTS = """
-behaviors: {Ball: , Goal: }
-torch_settings: {device: cuda:77}
-pipeline: {port: 5100, hosts: {desk: {address: 10.0.0.1}, rack: {address: 10.0.0.2, services: [learning-Ball]}}}
-"""
 ONE_HOST = "behaviors: {Ball: }\ntorch_settings: {device: cuda:77}\n"
 
 
@@ -147,25 +142,18 @@ class FakeProbe:
         return self.ended
 
 
-def test_a_device_is_tested_only_on_hosts_with_a_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_tested_only_where_it_is_not_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = FakeProbe(monkeypatch)
     for text in ("behaviors: {A: }", "behaviors: {A: }\ntorch_settings: {device: cpu}"):
         assert no_device(parse_settings(text, "test").settings) is None
     assert probe.devices == []
     assert no_device(parse_settings(ONE_HOST, "test").settings) is None
     assert probe.devices == ["cuda:77"]
-    both = parse_settings(TWO_HOSTS, "test").settings
-    moved = parse_settings(TWO_HOSTS.replace("learning-Ball", "learning"), "test").settings
-    for settings, host, tried in ((both, None, 1), (both, "rack", 1), (moved, None, 0), (moved, "rack", 1)):
-        probe.devices.clear()
-        assert no_device(settings, host) is None
-        assert len(probe.devices) == tried
 
 
 SEVERAL = """
 behaviors: {Ball: , Goal: , Keeper: }
 torch_settings: {device: {Ball: "cuda:1", Goal: "cuda:2"}, acting_device: cuda}
-pipeline: {port: 5100, hosts: {desk: {address: 10.0.0.1}, rack: {address: 10.0.0.2, services: [learning-Ball]}}}
 """
 
 
@@ -173,10 +161,8 @@ def test_learners_have_devices_by_name_and_stepping_has_one_of_its_own(monkeypat
     probe = FakeProbe(monkeypatch)
     settings = parse_settings(SEVERAL, "test").settings
     assert [settings.torch_settings.of_learner(name) for name in settings.behaviors] == ["cuda:1", "cuda:2", None]
-    for host, tried in ((None, ["cuda:2", "cuda"]), ("rack", ["cuda:1"])):
-        probe.devices.clear()
-        assert no_device(settings, host) is None
-        assert probe.devices == tried
+    assert no_device(settings) is None
+    assert probe.devices == ["cuda:1", "cuda:2", "cuda"]
     with pytest.raises(SettingsError, match=r"got behavior 'Bal'; expected one of Ball, Goal, Keeper; did you mean"):
         parse_settings(SEVERAL.replace('{Ball: "', '{Bal: "'), "test")
 

@@ -39,7 +39,6 @@ def test_each_demo_and_benchmark_has_a_configuration() -> None:
     assert {path.stem for path in CONFIGS} == {
         *("balance", "cartpole", "connect-four", "crowd", "goal", "goals-mixed", "minigrid-empty", "minigrid-memory"),
         "balance-curriculum",
-        "two-machines",
         *("rooms", "scramble", "soccer-scripted", "soccer", "spread-groups", "spread", "tag"),
         *("balance-gail", "goal-gail", "key-door-curiosity", "key-door-demonstrations", "key-door-rnd"),
     }

@@ -284,11 +284,6 @@ def test_resume_and_force_exclude_each_other() -> None:
         ("behaviors:\n  A: {max_steps: 99999999999999999999}\n", 2, "whole numbers up to 2^53"),
         ("default_settings: 5\nbehaviors: {A: }\n", 1, "default_settings: got 5; expected a mapping"),
         (
-            "pipeline:\n  hosts: {a: {address: 10.0.0.1}}\ndefault_settings: {}\n",
-            3,
-            "got default_settings without behaviors on several machines; expected the name of each behavior",
-        ),
-        (
             "default_settings:\n  reward_signals: {gail: {strength: 0.5}}\n",
             2,
             "default_settings.reward_signals.gail.demo_path: got nothing; expected demo_path",

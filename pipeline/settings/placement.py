@@ -1,0 +1,63 @@
+"""Defines what each part of a run needs of a machine, where a cluster runs it (`sparring train CONFIG --ray`)."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sparring.pipeline.coordination.settings import SettingsModel
+
+Amount = Annotated[float, Field(ge=0)]
+
+
+class PartResources(SettingsModel):
+    """Configures the resources that Ray reserves for one process; they bound nothing by themselves.
+
+    Attributes:
+        num_cpus: CPU cores.
+        num_gpus: GPUs; a part sees only those that are reserved for it.
+        resources: further ones by the names that the nodes were started with.
+    """
+
+    num_cpus: Amount = 1.0
+    num_gpus: Amount = 0.0
+    resources: dict[str, Amount] = Field(default={})
+
+    @property
+    def bundle(self) -> Mapping[str, float]:
+        """Returns the amounts above 0 by Ray's names of the resources."""
+        amounts = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
+        return {name: amount for name, amount in amounts.items() if amount}
+
+
+class SteppingResources(PartResources):
+    """Configures the resources of a stepping process.
+
+    Attributes:
+        per: `node` runs one stepping process on each node that has room for it and its share of the simulators, in
+            place of `pipeline.stepping_processes`.
+    """
+
+    per: Literal["node"] | None = None
+
+
+class PlacementSettings(SettingsModel):
+    """Configures where a cluster runs the parts of a run. Coordination and monitor stay where the run was started.
+
+    Attributes:
+        stepping: of each stepping process. Its simulators run on the same node.
+        assembly: of assembly.
+        learning: of each learner.
+        simulators: of each simulator.
+        strategy: PACK places parts on few nodes, SPREAD on many.
+        wait_s: seconds for which the start waits for nodes that the cluster lacks, as an autoscaler adds them.
+        timeout_s: seconds for which a part that lost its node may wait for another before the run ends.
+    """
+
+    stepping: SteppingResources = SteppingResources()
+    assembly: PartResources = PartResources()
+    learning: PartResources = PartResources()
+    simulators: PartResources = PartResources()
+    strategy: Literal["PACK", "SPREAD"] = "PACK"
+    wait_s: Amount = 0.0
+    timeout_s: float = Field(default=60.0, gt=0)

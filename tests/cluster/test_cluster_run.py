@@ -1,0 +1,73 @@
+"""Whole runs on a cluster of this machine with three nodes, whose raylets are killed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from sparring.pipeline.errors import BAD_INPUT, FAILED
+from sparring.pipeline.security import secret_key
+from tests.cluster.cluster_runs import ClusterRun, check_balance, nodes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def test_a_run_survives_the_death_of_each_node_in_turn(tmp_path: Path) -> None:
+    """Parts are placed again, the learner continues from its newest checkpoint, and losses are counted."""
+    with nodes() as cluster:
+        run = ClusterRun(tmp_path, cluster.address, steps=16000)
+        for _ in range(3):
+            before = run.trained()
+            run.until(lambda before=before: run.trained() > before + 1000)  # type: ignore[misc]
+            cluster.add()
+            cluster.kill(0)
+        key = secret_key(run.folder)
+        assert run.end() == 0, run.text()
+    found = run.summary()["behaviors"]["Balance"]
+    assert "placed" in run.text()
+    check_balance(found["step_counts"])
+    assert found["step_counts"]["lost"] > 0
+    assert found["unaccounted"] in (None, 0)
+    assert Path(found["checkpoint"]).is_dir()
+    assert not run.orphans()
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        assert key.encode() not in path.read_bytes(), path
+
+
+def test_a_run_ends_with_its_head_keeps_a_checkpoint_and_is_resumed_in_another_cluster(tmp_path: Path) -> None:
+    with nodes(workers=2) as cluster:
+        run = ClusterRun(tmp_path, cluster.address, steps=1_000_000)
+        run.until(lambda: run.trained() > 3000)
+        killed_at = time.monotonic()
+        cluster.kill_head()
+        assert run.end(limit_s=90.0) == FAILED, run.text()
+        assert time.monotonic() - killed_at < 90.0
+    assert "head of the cluster has not answered" in run.text()
+    assert "Traceback" not in run.text()
+    assert not run.orphans()
+    checkpoint = Path(run.summary()["behaviors"]["Balance"]["checkpoint"])
+    assert checkpoint.is_dir()
+    with nodes(workers=2) as cluster:
+        steps = int(checkpoint.name.split("-")[1])
+        resumed = ClusterRun(tmp_path, cluster.address, steps=steps + 1000, resume=True)
+        assert resumed.end() == 0, resumed.text()
+    assert "restored" in (run.folder / "logs" / "learning-Balance.jsonl").read_text()
+    check_balance(resumed.summary()["behaviors"]["Balance"]["step_counts"])
+    assert not resumed.orphans()
+
+
+def test_what_cannot_run_there_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with nodes(workers=1) as cluster:
+        run = ClusterRun(tmp_path, cluster.address, steps=1000, placement="learning: {num_gpus: 1}")
+        assert run.end() == BAD_INPUT
+        (line,) = [line for line in run.text().splitlines() if "without room" in line]
+        assert "learning-Balance needs 1 CPU, 1 GPU" in line
+        assert "2 CPU; expected" not in line
+        assert "Traceback" not in run.text()
+    assert not run.folder.joinpath("run.json").exists()
+    run = ClusterRun(tmp_path, "127.0.0.1:1", steps=1000)
+    assert run.end() == BAD_INPUT
+    assert "where no cluster answers" in run.text()
+    assert "Traceback" not in run.text()
