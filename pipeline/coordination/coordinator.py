@@ -97,7 +97,7 @@ class Coordinator:
                 self.ledgers[behavior].on_produced(state.source, produced)
         for behavior, steps in self._simulators.on_stepping_state(state).items():
             if behavior in self.ledgers:
-                self.ledgers[behavior].recovered += steps
+                self.ledgers[behavior].recover(steps)
         for ledger in self.ledgers.values():
             ledger.replace(state.source)
         if self.ghosts is not None:

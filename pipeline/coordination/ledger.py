@@ -29,7 +29,7 @@ from sparring.pipeline.messages.incarnations import is_restart, precedes, servic
 
 LAST_EPISODES: Final = 100
 _NO_LEARNER: Final = records.LearnerState(behavior="", start="", version=0, updates=0, trained=0)
-_SETTINGS: Final = ("buffer_size", "overlap", "processes", "max_steps", "added")
+_SETTINGS: Final = ("buffer_size", "overlap", "processes", "max_steps", "added", "most_agents")
 
 
 @dataclass(slots=True)
@@ -112,6 +112,7 @@ class StepLedger:
         processes: stepping processes that share the budget.
         max_steps: where the learner ends.
         added: only simulators have named the behavior; the run does not wait for it where it never steps.
+        most_agents: of a stepping process.
 
     Attributes:
         sources: by incarnation of stepping.
@@ -129,6 +130,7 @@ class StepLedger:
     processes: int = 1
     max_steps: int = 2**62
     added: bool = False
+    most_agents: int = 2**16
     sources: dict[str, SteppingSource] = field(default_factory=dict)
     learner: records.LearnerState = _NO_LEARNER
     version: int = 0
@@ -216,6 +218,14 @@ class StepLedger:
         source.produced, source.ghosts, source.agents = produced.steps, produced.ghosts, produced.agents
         if produced.serial >= source.serial:
             source.serial, source.allowance = produced.serial, produced.allowance
+
+    def recover(self, steps: int) -> None:
+        """Adds steps that simulators had reported to stepping services that died, and that these had not published.
+
+        More than two deaths can lose is no count but a mistake of a simulator, which `unaccounted` shows.
+        """
+        if steps <= 2 * (self.budget + self.most_agents):
+            self.recovered += steps
 
     def replace(self, present: str) -> None:
         """Retires all other incarnations of a stepping service."""

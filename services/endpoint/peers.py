@@ -25,6 +25,7 @@ from sparring.services.endpoint.throttling import ReadThrottle
 FAULT_TIMEOUT_S: Final = 1.0
 """Seconds within which a final Fault must be sent."""
 _HEX: Final = re.compile("(?:[0-9a-fA-F]{2})*")
+_MOST_STEPS: Final = 2**53
 OWN_NUMBERS: Final = 2**20
 """First number of simulators whose Hello gives none."""
 
@@ -263,3 +264,15 @@ def check_hello(hello: Hello) -> None:
     ):
         if not is_sound:
             raise RemoteProtocolError(code, got=got, expected=expected, remedy=remedy)
+
+
+def check_counts(steps: Mapping[str, int]) -> None:
+    """Rejects step counts that no simulator can have.
+
+    Raises:
+        RemoteProtocolError: one is below 0, or above all whole numbers that every language reads from JSON.
+    """
+    for name, count in steps.items():
+        if not 0 <= count <= _MOST_STEPS:
+            got, expected = f"{count} steps of {name!r}", f"a count from 0 to {_MOST_STEPS}"
+            raise RemoteProtocolError("malformed", got=got, expected=expected, remedy="count the reported steps")

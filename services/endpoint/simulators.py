@@ -24,7 +24,7 @@ from sparring.pipeline.stepping.limits import check_behaviors
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.pipeline.stepping.validation import describe_report, image_out_of_range
 from sparring.services.endpoint.admission import DISCONNECTED, fault_of
-from sparring.services.endpoint.peers import OWN_NUMBERS, ServerContext, SimulatorPeer, check_hello
+from sparring.services.endpoint.peers import OWN_NUMBERS, ServerContext, SimulatorPeer, check_counts, check_hello
 from sparring.services.endpoint.sockets import Outgoing, SocketBytes
 from sparring.services.endpoint.throttling import Pool, ReadThrottle
 
@@ -273,6 +273,7 @@ class Simulators:
         elif isinstance(message, messages.Ping):
             peer.send(messages.Pong(number=message.number))
         elif isinstance(message, messages.Bye):
+            check_counts(message.steps)
             self._compare_counts(peer, message.steps)
             return False
         elif isinstance(message, messages.Fault):
@@ -283,6 +284,7 @@ class Simulators:
     def _on_hello(self, peer: SimulatorPeer, hello: messages.Hello) -> None:
         check_hello(hello)
         check_behaviors(hello.behaviors, 0, self._limits)
+        check_counts(hello.steps)
         new = self._context.check_known(hello.behaviors, hello.scripts)
         peer.name, peer.reported_steps, peer.scripts = clip(hello.name, 100), dict(hello.steps), hello.scripts
         # A simulator that the supervisor did not start comes after the supervisor's.

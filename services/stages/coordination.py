@@ -274,6 +274,7 @@ def add_behaviors(coordinator: Coordinator, context: Context, names: Iterable[st
             processes=len(run.stepping),
             max_steps=behavior.max_steps,
             added=name in run.added,
+            most_agents=run.settings.pipeline.max_agents,
         )
         ghosts, external = coordinator.ghosts, opponents_of(run.directory).get(name, ())
         if behavior.self_play is not None and ghosts is not None and isinstance(ghosts.rules, SelfPlay):

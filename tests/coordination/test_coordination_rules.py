@@ -115,6 +115,15 @@ def test_recovered_steps_are_lost_at_both_ends_until_the_learner_receives_them()
     assert (terms(ledger), ledger.losses) == ((30, 0, 0, 0, 5, 25), {"both_ends": 5})
 
 
+def test_more_steps_than_deaths_can_lose_are_no_count() -> None:
+    """A simulator that miscounts changes no term; the comparison with its totals shows it."""
+    ledger = new_ledger(buffer_size=100, overlap=1)
+    ledger.recover(10**15)
+    assert (ledger.produced, ledger.losses) == (0, {})
+    ledger.recover(2 * (200 + ledger.most_agents))
+    assert ledger.losses["both_ends"] == 2 * (200 + ledger.most_agents)
+
+
 @pytest.mark.parametrize("final", [True, False], ids=["ended in order", "died"])
 def test_at_the_end_what_assembly_holds_stays_open(final: bool) -> None:
     """Of 100 steps the learner has 60 of 70 sent, assembly holds 20, and 10 had not left stepping."""

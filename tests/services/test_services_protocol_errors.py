@@ -61,6 +61,11 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes, str]] = {
     ),
     "another spec": (to_bytes(Hello(version=1, name="x", behaviors=other_spec())), b"", "specs"),
     "an image that is too small": (to_bytes(Hello(version=1, name="x", behaviors=small_image())), b"", "specs"),
+    "more steps than there can be": (
+        to_bytes(Hello(version=1, name="x", behaviors=SPECS, process="p", steps={"Goal": 2**63 - 1})),
+        b"",
+        "malformed",
+    ),
     "a step before hello": (step(), b"", "unexpected_message"),
     "an act of its own": (HELLO, to_bytes(Act(sequence=0, actions=())), "unexpected_message"),
     "duplicate agents": (HELLO, step(agents=np.array([1, 1])), "duplicate_agent"),
