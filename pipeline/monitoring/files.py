@@ -8,7 +8,6 @@ can continue to write to it.
 import json
 import os
 import platform
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -134,22 +133,30 @@ def full(path: Path, most_bytes: int) -> bool:
     return min(found.st_size, getattr(found, "st_blocks", found.st_size) * _BLOCK) > most_bytes
 
 
-def trim(path: Path, kept: int) -> int:
-    """Copies the content of a file that another process has open to FILE.1, and empties the file.
+def trim(path: Path, most_bytes: int, kept: int) -> int:
+    """Copies the end of a file that another process has open to FILE.1, and empties the file.
+
+    Args:
+        path: of the file.
+        most_bytes: copied at most, so that a process which writes without end cannot fill the disk.
+        kept: number of rotated files to keep.
 
     Returns:
-        The bytes that were written in between and are lost.
+        The bytes that are lost: before those that are copied, or written since.
 
     Raises:
         OSError: the copy cannot be written; the file is as it was.
     """
     new = path.with_name(f"{path.name}.new")
     with path.open("rb+") as file:
-        if hasattr(os, "SEEK_DATA"):  # a process that does not append keeps its position: an earlier `trim` left a hole
-            os.lseek(file.fileno(), 0, os.SEEK_DATA)
+        # A process that does not append keeps its position: an earlier `trim` left a hole.
+        begin = os.lseek(file.fileno(), 0, os.SEEK_DATA) if hasattr(os, "SEEK_DATA") else 0
+        end = os.fstat(file.fileno()).st_size
+        first = max(begin, end - most_bytes)
+        file.seek(first)
         with new.open("wb") as copy:
-            shutil.copyfileobj(file, copy)
-        lost = os.fstat(file.fileno()).st_size - file.tell()
+            copy.write(file.read(end - first))
+        lost = first - begin + os.fstat(file.fileno()).st_size - end
         file.truncate(0)
     _shift(path, kept)
     new.replace(_rotated(path, 1))

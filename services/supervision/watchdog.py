@@ -107,7 +107,7 @@ class Watchdog:
                 if not full(path, bounds.most_bytes):
                     continue
                 try:
-                    lost = await anyio.to_thread.run_sync(trim, path, bounds.kept)
+                    lost = await anyio.to_thread.run_sync(trim, path, bounds.most_bytes, bounds.kept)
                     self._active.log.info("log_rotated", file=str(path), lost_bytes=lost)
                 except OSError as error:
                     self._active.log.warning("log_rotation_failed", file=str(path), error=str(error))

@@ -97,7 +97,7 @@ def test_log_of_another_process_is_rotated_while_it_writes(tmp_path: Path, how: 
         for round_ in range(5):
             write(str(round_) * 40_000)
             assert full(path, MOST)
-            assert trim(path, KEPT) == 0
+            assert trim(path, 50_000, KEPT) == 0
             assert not full(path, MOST)
         write("the end")
         process.stdin.close()
@@ -108,12 +108,19 @@ def test_log_of_another_process_is_rotated_while_it_writes(tmp_path: Path, how: 
     assert path.stat().st_blocks * 512 <= 2 * MOST
 
 
+def test_of_a_file_that_grows_faster_than_its_bound_only_the_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("0" * 5 * MOST + "1" * MOST)
+    assert trim(path, MOST, KEPT) == 5 * MOST
+    assert (path.stat().st_size, (tmp_path / "log.1").read_text()) == (0, "1" * MOST)
+
+
 def test_failed_copy_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("kept")
     (tmp_path / "log.new").mkdir()
     with pytest.raises(OSError, match=r"log\.new"):
-        trim(path, KEPT)
+        trim(path, MOST, KEPT)
     assert path.read_text() == "kept"
 
 
