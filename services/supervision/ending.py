@@ -34,8 +34,11 @@ async def stop_in_order(active: ActiveRun) -> None:
     reported_by = active.clock() + limit_s
     services = [plan.name for plan in topology.services]
     stepping = [name for name in services if name in topology.run.stepping]
+    states = [active.latest(name, STEPPING_STATE) for name in stepping]
+    connected = any(state is not None and state.simulators for state in states)  # these end at the Bye of stepping
     await _stop(active, stepping, limit_s, reported_by)
-    await _stop(active, [plan.name for plan in topology.simulators], _SIMULATORS_S, reported_by, ask=False)
+    simulators = [plan.name for plan in topology.simulators]
+    await _stop(active, simulators, _SIMULATORS_S, reported_by, ask=not connected)
     late = {"coordination": 1, "monitor": 2}
     for name in sorted((name for name in services if name not in stepping), key=lambda name: late.get(name, 0)):
         await _stop(active, [name], limit_s * (_MONITOR_LIMITS if name == "monitor" else 1), reported_by)
