@@ -45,7 +45,7 @@ class SteppingSettings(StrictSettings):
     player_host: str = "127.0.0.1"
     stepping_processes: int = Field(default=1, ge=1)
     max_agents: int = Field(default=65_536, ge=1)
-    heartbeat_s: float = Field(default=5.0, gt=0)
+    heartbeat_s: float = Field(default=5.0, ge=0.001)
     simulator_timeout_s: float = Field(default=60.0, gt=0)
     credentials: Accepted = "either"
     encrypt: bool = True

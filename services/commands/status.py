@@ -103,6 +103,8 @@ def _load(path: Path) -> tuple[Json, int]:
         content, changed_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
     except FileNotFoundError:
         return None, 0
+    except OSError as error:
+        raise SettingsError(f"got {path}, which cannot be read ({error.strerror}); expected a file") from error
     except ValueError as error:
         raise SettingsError(f"got {path}, which is damaged ({error}); expected JSON; remove it") from error
     if not isinstance(content, dict):

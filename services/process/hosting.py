@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Protocol
@@ -40,6 +40,17 @@ async def follow_signals(react: Callable[[], None]) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
             react()
+
+
+@contextlib.contextmanager
+def ignored_signals() -> Iterator[None]:
+    """Ignores signals that would end this process, while it ends in order anyway."""
+    former = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for one, handler in former.items():
+            signal.signal(one, handler)
 
 
 class HostedService(Protocol):
@@ -116,7 +127,7 @@ class Process:
         if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it handled signals
             return ""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        how += ", no room on the disk" if status == DISK_FULL else ""
+        how += ", could not write its files" if status == DISK_FULL else ""
         return ": ".join(filter(None, (how, self.last_lines().strip())))
 
     def stop(self) -> None:

@@ -123,7 +123,13 @@ class Assembly:
         self._learner_started.set()
 
     async def settle(self) -> None:
-        """Waits until no batch is partly handled, and learners have received all that was sent."""
+        """Waits until no batch is partly handled, and learners have received all that was sent.
+
+        It waits for no learner that has yet to start where nothing but announcements is on the way.
+        """
+        unreceived = sum(sender.statistics().unacknowledged_steps for sender in self._senders.values())
+        if not unreceived and not any(len(message.log_probs) for message in self._outbox):
+            return
         async with self._turn:
             self._context.progress.waits(ALL, "the end")
         for sender in self._senders.values():

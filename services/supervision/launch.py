@@ -21,7 +21,7 @@ from sparring.pipeline.security import KEY_FILE
 from sparring.pipeline.settings import Settings, not_here, started_by_hand
 from sparring.services.process import forking
 from sparring.services.process.encryption import exposed, service_key, unprotected
-from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost
+from sparring.services.process.hosting import LOOP_OPTIONS, ProcessHost, ignored_signals
 from sparring.services.process.runtime import Playback
 from sparring.services.supervision.hosts import Host, HostElsewhere, Processes, Tasks
 from sparring.services.supervision.ports import Ports, open_ports
@@ -227,8 +227,9 @@ async def _supervise(
     try:
         return await serve(topology, grow, processes)
     finally:
-        processes.close()
-        forking.end()
+        with ignored_signals():  # the run has its status by now
+            processes.close()
+            forking.end()
 
 
 async def _as_processes(
