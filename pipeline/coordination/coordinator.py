@@ -116,11 +116,11 @@ class Coordinator:
         update = WeightsUpdate(version=state.version, progress=progress, rating=rating, done=ledger.done)
         return self.lessons.updated(name, update, {one: ledger.produced for one, ledger in self.ledgers.items()})
 
-    def close(self, assembly: records.AssemblyState | None) -> None:
-        """Writes off what no learner can receive any more; what assembly held when it ended in order stays open."""
-        held = assembly.held if assembly is not None and assembly.final else {}
+    def close(self, assemblies: Iterable[records.AssemblyState | None]) -> None:
+        """Writes off what no learner can receive any more; what assemblies held that ended in order stays open."""
+        final = [one.held for one in assemblies if one is not None and one.final]
         for name, ledger in self.ledgers.items():
-            ledger.close(held.get(name, {}))
+            ledger.close({source: steps for held in final for source, steps in held.get(name, {}).items()})
         self._is_closed = True
 
     # ---------------------------------------------------------------- what follows

@@ -153,6 +153,11 @@ class StepLedger:
         return sum(source.ghosts for source in self.sources.values())
 
     @property
+    def agents(self) -> int:
+        """Agents that are alive."""
+        return sum(source.agents for source in self.sources.values() if source.alive)
+
+    @property
     def produced(self) -> int:
         """Steps of learning agents so far."""
         return self.both_ends + sum(source.total for source in self.sources.values())

@@ -29,8 +29,13 @@ class Topic(NamedTuple, Generic[T]):
     record: type[T]
 
 
-STEPS: Final = Queue("steps", StepBatch)
 RESULTS: Final = Queue("matches", Results)
+
+
+def steps_queue(assembly: str) -> Queue[StepBatch]:
+    """Returns the queue from stepping to an assembly."""
+    _, _, number = assembly.partition("-")
+    return Queue(f"steps:{number}" if number else "steps", StepBatch)
 
 
 def segments_queue(behavior: str) -> Queue[Segments]:

@@ -230,6 +230,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         stalls: limits of stalls.
         logs: limits of logs, of simulators' output, of `services.jsonl` and `metrics.jsonl`.
         restarts: limits of restarts of failed services.
+        assembly: one process for all stepping processes, or one for each.
         torch_threads: torch threads of each process.
         leave_cores_to_learners: services other than learners leave as many CPU cores free as the learners have threads,
             if any remain (Linux); so do launched simulators, if each has a core then. Learners may run on all.
@@ -253,6 +254,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     stalls: StallSettings = StallSettings()
     logs: LogSettings = LogSettings()
     restarts: RestartSettings = RestartSettings()
+    assembly: Literal["one", "per stepping"] = "one"
     torch_threads: ThreadSettings = ThreadSettings()
     leave_cores_to_learners: bool = True
     stop_timeout_s: float = Field(default=20.0, gt=0)

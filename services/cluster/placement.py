@@ -33,19 +33,22 @@ class Unit:
 
 
 def units_of(settings: Settings, stepping: int) -> list[Unit]:
-    """Returns the units of a run: each stepping process with its simulators, assembly, and each learner.
+    """Returns the units of a run: each stepping process with its simulators (and assembly), assembly, and each learner.
 
     Args:
         settings: of the run.
         stepping: number of stepping processes.
     """
     placement, count = settings.pipeline.placement, sum(one.count for one in settings.launched)
-    units = []
+    several, units = settings.pipeline.assembly == "per stepping" and stepping > 1, []
     for index in range(stepping):  # in turn, as `simulator_plans` shares them out
         simulators = {f"simulator-{number}": placement.simulators.bundle for number in range(index, count, stepping)}
         parts = {f"stepping-{index}": placement.stepping.bundle, **simulators}
+        if several:
+            parts[f"assembly-{index}"] = placement.assembly.bundle
         units.append(Unit(parts=parts, apart=placement.stepping.per == "node"))
-    units.append(Unit(parts={"assembly": placement.assembly.bundle}))
+    if not several:
+        units.append(Unit(parts={"assembly": placement.assembly.bundle}))
     return units + [Unit(parts={f"learning-{name}": placement.learning.bundle}) for name in settings.behaviors]
 
 

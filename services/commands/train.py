@@ -57,6 +57,7 @@ _RUN: Final[Sequence[Option]] = (
     ("checkpoint_settings.initialize_from", str, "start with the weights of another run"),
     ("torch_settings.device", str, "what learners train on: cpu, cuda, cuda:N, mps (default: cpu)"),
     ("pipeline.export", False, "write no ONNX beside the checkpoints"),
+    ("pipeline.metrics_address", str, "answer Prometheus there: tcp://127.0.0.1:9400"),
 )
 _AGAIN: Final[Sequence[Option]] = (
     ("checkpoint_settings.resume", True, "continue the run in its folder"),

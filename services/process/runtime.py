@@ -104,6 +104,20 @@ class Run:
         return tuple(self.addresses)
 
     @property
+    def assemblies(self) -> tuple[str, ...]:
+        """Returns the names of the assembly services: one, or one for each stepping service."""
+        several = self.settings.pipeline.assembly == "per stepping" and len(self.addresses) > 1
+        return tuple(f"assembly-{index}" for index in range(len(self.addresses))) if several else ("assembly",)
+
+    def assembly_of(self, stepping: str) -> str:
+        """Returns the assembly to which a stepping service sends its steps."""
+        return self.assemblies[self.stepping.index(stepping) % len(self.assemblies)]
+
+    def sources_of(self, assembly: str) -> tuple[str, ...]:
+        """Returns the stepping services that send their steps to an assembly."""
+        return tuple(name for name in self.stepping if self.assembly_of(name) == assembly)
+
+    @property
     def grows(self) -> bool:
         """Returns whether simulators may add behaviors to the run."""
         return self.playing is None and not self.clustered and self.settings.unnamed is not None
@@ -120,14 +134,15 @@ class Run:
         if kind != "segments":  # at most as many matches end in a tick as there are agents
             further = settings.pipeline.limits.unnamed_behaviors if self.grows else 0
             agents = settings.pipeline.max_agents * (len(settings.behaviors) + further) + GATHERED_STEPS
-            processes = len(self.stepping)
+            processes = 1 if name else len(self.stepping)  # steps:1 is of one of them
             return Capacity(messages=limits.step_batches, steps=_SHARES * agents * processes, senders=processes)
         behavior = self.behavior(name)
         budget = (1 + settings.overlap) * behavior.hyperparameters.buffer_size
         most = max(2 * budget, _SHARES * behavior.time_horizon)
         if behavior.trainer_type == "poca":  # a message holds at least one timestep of a whole group
             most = max(most, _SHARES * _LARGEST_GROUP)
-        return Capacity(messages=limits.segments, steps=most)
+        senders = len(self.assemblies)
+        return Capacity(messages=limits.segments, steps=most * senders, senders=senders)
 
     @property
     def self_play(self) -> tuple[str, ...]:
@@ -139,7 +154,7 @@ class Run:
     @property
     def services(self) -> tuple[str, ...]:
         """Returns all services that have a topic, in the order of the data flow."""
-        return (*self.stepping, "assembly", "coordination", *(f"learning-{name}" for name in self.learners))
+        return (*self.stepping, *self.assemblies, "coordination", *(f"learning-{name}" for name in self.learners))
 
     @property
     def sinks(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Runs assembly as a process.
 
-consumes       StepBatch from "steps" (all stepping services); FlushRequests from coordination's topic
+consumes       StepBatch from "steps" (all stepping services, or one); FlushRequests from coordination's topic
 produces       Segments on "segments:NAME", one queue for each behavior name
 waits for      steps; credit for segments while a learner is busy and its queue is full
 unblocked by   the next StepBatch or flush; a learner's acknowledgement
@@ -21,7 +21,7 @@ import numpy as np
 from sparring.pipeline.assembly.assembler import Assembler
 from sparring.pipeline.assembly.members import Members, Sizes
 from sparring.pipeline.errors import QueueClosed
-from sparring.pipeline.messages.channels import ASSEMBLY_STATE, FLUSHES, METRICS, STEPS, segments_queue
+from sparring.pipeline.messages.channels import ASSEMBLY_STATE, FLUSHES, METRICS, segments_queue, steps_queue
 from sparring.pipeline.messages.incarnations import service_of
 from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.messages.state import AssembledSteps, AssemblyState, FlushRequests
@@ -239,7 +239,8 @@ async def run(context: Context) -> None:
     refuse_restart(context)
     transport = context.transport
     topic = await transport.publisher(context.service)
-    receiver = await transport.receiver(STEPS, context.run.capacity(STEPS.name))
+    queue, sources = steps_queue(context.service), context.run.sources_of(context.service)
+    receiver = await transport.receiver(queue, context.run.capacity(queue.name))
     coordination = await transport.subscribe("coordination", FLUSHES)
     assembly = Assembly(context, topic)
     for name in context.run.learners:
@@ -252,7 +253,7 @@ async def run(context: Context) -> None:
     async def consume() -> None:
         with suppress(QueueClosed):
             while True:
-                context.progress.waits("segments", "steps", *context.run.stepping)
+                context.progress.waits("segments", "steps", *sources)
                 batch = await receiver.get()
                 context.progress.works("segments")
                 await assembly.take(batch)

@@ -37,6 +37,8 @@ from sparring.pipeline.queues.interface import Delivery, Publisher, Receiver, Su
 from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import MATCHES, Context, follow, follow_growth, publish_metrics, refuse_restart
 
+_FEW_STEPS: Final = 4
+"""Fewer steps of an agent in a buffer are reported."""
 _SAVE_INTERVAL_S: Final = 0.2
 _IDLE_TURNS: Final = 5
 _LEAST_PLACES: Final = 4
@@ -61,6 +63,7 @@ class Coordination:
         self._unfinished: set[str] = set()  # stepping services whose final report is missing
         self._final_reports = anyio.Event()
         self._published: dict[str, object] = {}
+        self._warned: set[str] = set()  # behaviors with short segments
         self._path = context.run.directory / STATE_FILE
 
     # ---------------------------------------------------------------- what arrives
@@ -174,8 +177,20 @@ class Coordination:
             self._context.registry.gauge(gauge, value)
         for name, ledger in self.coordinator.ledgers.items():
             self._note_waits(name, ledger)
+            self._warn_of_short_segments(name, ledger)
         if not self.coordinator.ledgers:
             self._context.progress.waits(ALL, "the first simulator", SIMULATORS, who="outside")
+
+    def _warn_of_short_segments(self, name: str, ledger: StepLedger) -> None:
+        """Warns once where a buffer holds so few steps of each agent that hardly a reward is seen in a segment."""
+        horizon, agents = self._context.run.behavior(name).time_horizon, ledger.agents
+        steps = ledger.buffer_size / max(1, agents)
+        if name in self._warned or steps >= min(_FEW_STEPS, horizon) or not agents:
+            return
+        self._warned.add(name)
+        cause = f"{agents} agents share a buffer of {ledger.buffer_size}: about {steps:.2g} steps of each"
+        remedy = f"raise buffer_size (to {agents * horizon} for whole segments), or lower the number of agents"
+        self._context.log.warning("short_segments", behavior=name, cause=cause, remedy=remedy, notice=True)
 
     def _note_waits(self, name: str, ledger: StepLedger) -> None:
         """Notes which stage stepping waits for where the budget is used up, and which one a learner without a spec."""
@@ -219,13 +234,13 @@ class Coordination:
                 self._final_reports = anyio.Event()
                 await self._final_reports.wait()
 
-    async def end(self, assembly: AssemblyState | None) -> None:
+    async def end(self, assemblies: Iterable[AssemblyState | None]) -> None:
         """Writes off what no learner received, saves the step counts a last time, and publishes the final state.
 
         Raises:
             DiskFull: the step counts could not be written.
         """
-        self.coordinator.close(assembly)
+        self.coordinator.close(assemblies)
         self.log_losses()
         limit_s = self._context.run.settings.pipeline.stop_timeout_s / 2
         try:
@@ -328,7 +343,7 @@ async def run(context: Context) -> None:
     transport = context.transport
     states = (channels.SPECS, channels.STEPPING_STATE)
     stepping = [await transport.subscribe(name, *states) for name in context.run.stepping]
-    assembly = await transport.subscribe("assembly", channels.ASSEMBLY_STATE)
+    assemblies = [await transport.subscribe(name, channels.ASSEMBLY_STATE) for name in context.run.assemblies]
     results = await transport.receiver(channels.RESULTS, context.run.capacity(channels.RESULTS.name))
 
     def refresh() -> None:
@@ -362,6 +377,6 @@ async def run(context: Context) -> None:
         await coordination.wait_for_final_reports()
         tasks.cancel_scope.cancel()
     try:
-        await coordination.end(assembly.latest(channels.ASSEMBLY_STATE))
+        await coordination.end([one.latest(channels.ASSEMBLY_STATE) for one in assemblies])
     finally:
         topic.publish(channels.METRICS, context.numbers())

@@ -211,7 +211,7 @@ class Learning:
                     break
                 self.publish()
                 continue
-            progress.waits(ALL, f"segments/{name}", "assembly")
+            progress.waits(ALL, f"segments/{name}", *self._context.run.assemblies)
             segments = await self._links.receiver.get()
             progress.works()
             for other in self._learner.unknown_behaviors(segments):  # of the same groups: the critic sees them too

@@ -97,12 +97,12 @@ class StepOutbox:
             await self._send()
 
     async def _send(self) -> None:
-        self.is_full = True
+        run, self.is_full = self._context.run, True
         while self._stepper.has_steps:
             introduces, rows = self._stepper.introduced, self.rows
             parts = self._stepper.take_steps()
             self.rows = self._bytes = 0
-            self._context.progress.waits(ALL, "credit.steps", "assembly")
+            self._context.progress.waits(ALL, "credit.steps", run.assembly_of(self._context.service))
             await self._sender.put(StepBatch(source=self._context.start, parts=parts, introduces=introduces), rows)
             self._context.progress.works()
         self.is_full = False

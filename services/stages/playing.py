@@ -99,7 +99,7 @@ class CheckpointPlayer:
         while True:
             missing = self._playing.episodes and not self._episodes.complete
             text = self._episodes.waiting_for if missing else ""
-            progress.waits(ALL, f"segments/{name}", "assembly", text=text)
+            progress.waits(ALL, f"segments/{name}", *self._context.run.assemblies, text=text)
             segments = await self._links.receiver.get()
             progress.works()
             self._count(segments)

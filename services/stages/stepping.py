@@ -3,7 +3,8 @@
 consumes       Step and others from simulators, over stream sockets; PolicyWeights from the policy topics, and of ghosts
                from the topic "ghosts"; step allowances, the assignment and the lessons of environment parameters from
                coordination's topic
-produces       Act and Reset to simulators; StepBatch on "steps"; Results on "matches"; its state on its topic
+produces       Act and Reset to simulators; StepBatch on the queue "steps" of its assembly; Results on "matches"; its
+               state on its topic
 waits for      frames; step allowances and weights for those it has; credit for steps
 unblocked by   a frame, a step allowance, new weights, assembly's acknowledgement
 """
@@ -329,7 +330,8 @@ async def run(context: Context) -> None:
     transport = context.transport
     settings = context.run.settings
     topic = await transport.publisher(context.service)
-    sender, results = await transport.sender(channels.STEPS), await transport.sender(channels.RESULTS)
+    steps = channels.steps_queue(context.run.assembly_of(context.service))
+    sender, results = await transport.sender(steps), await transport.sender(channels.RESULTS)
     acting = settings.torch_settings.acting_device
     device = await context.compute(partial(usable, acting, "torch_settings.acting_device"))
     stepping = Stepping(context, topic, sender, results, device)

@@ -24,6 +24,7 @@ from typing import Final
 
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
+from sparring.pipeline.messages.channels import steps_queue
 from sparring.pipeline.security import token
 from sparring.pipeline.settings import Settings
 from sparring.services.process.encryption import keys_folder
@@ -261,7 +262,7 @@ def plan_of(run: Run, name: str) -> ServicePlan:
 def _listeners(run: Run, plans: Sequence[ServicePlan]) -> dict[str, str]:
     """Returns the service that listens at each queue, and at each topic as "topic:NAME"."""
     learners = {name: f"learning-{name}" for name in run.settings.behaviors}
-    queues = {"steps": "assembly", MATCHES: "coordination"}
+    queues = {steps_queue(name).name: name for name in run.assemblies} | {MATCHES: "coordination"}
     queues |= {f"segments:{name}": learner for name, learner in learners.items()}
     topics = {plan.name: plan.name for plan in plans}
     topics |= {f"policy-{name}": learner for name, learner in learners.items()} | {"ghosts": "coordination"}

@@ -32,6 +32,15 @@ def test_simulators_share_the_node_of_the_stepping_process_that_they_connect_to(
     assert units[3].bundle == {"CPU": 1.0}
 
 
+def test_an_assembly_of_its_own_is_beside_its_stepping_process() -> None:
+    text = TEXT.format(placement="{}").replace(
+        "stepping_processes: 2", "stepping_processes: 2\n  assembly: per stepping"
+    )
+    units = units_of(parse_settings(text, "test").settings, 2)
+    assert [unit.name for unit in units] == ["stepping-0", "stepping-1", "learning-A", "learning-B"]
+    assert list(units[1].parts) == ["stepping-1", "simulator-1", "simulator-3", "assembly-1"]
+
+
 @pytest.mark.parametrize(
     ("nodes", "left"),
     [

@@ -16,6 +16,7 @@ from sparring.pipeline.coordination.ledger import StepLedger
 from sparring.pipeline.errors import ServiceError
 from sparring.pipeline.messages.state import BehaviorSpecs, SimulatorSteps, SteppingState
 from sparring.services.stages.coordination import Coordination
+from tests.coordination.ledger_parts import produced
 
 
 def coordination_in(folder: Path) -> Coordination:
@@ -48,7 +49,7 @@ def test_a_resumed_run_compares_with_simulators_only_what_it_knows_of_them(missi
     former = Coordinator("coordination.1")
     former.on_stepping_state(BehaviorSpecs(behaviors={}), stepping_state("stepping-0.a-1"))
     if missing == "nothing":
-        former.close(None)
+        former.close([None])
     resumed = Coordinator("coordination.2")
     resumed.ledgers["B"] = StepLedger(buffer_size=64, overlap=1)
     saved = None if missing == "the file" else SAVED.validate_json(former.saved())
@@ -101,3 +102,20 @@ def test_a_run_without_a_state_file_begins_with_empty_counts(tmp_path: Path) -> 
         "simulators": {"known": {}, "first": {}, "unnamed": {}, "unheard": []},
         "final": False,
     }
+
+
+@pytest.mark.parametrize(("agents", "warned"), [(16, False), (17, True)])
+def test_agents_that_share_too_small_a_buffer_are_reported_once(tmp_path: Path, agents: int, warned: bool) -> None:
+    """64 steps are four of each of 16 agents, and fewer of each of 17."""
+    coordination = coordination_in(tmp_path)
+    written: list[dict[str, Any]] = []
+    coordination._context.log = SimpleNamespace(
+        warning=lambda event, **facts: written.append({"event": event, **facts})
+    )
+    coordination._context.run = SimpleNamespace(behavior=lambda _: SimpleNamespace(time_horizon=8))
+    ledger = StepLedger(buffer_size=64, overlap=1)
+    ledger.on_produced("stepping-0.a-1", produced(0, agents=agents))
+    for _ in range(2):
+        coordination._warn_of_short_segments("B", ledger)
+    assert [one["event"] for one in written] == ["short_segments"] * warned
+    assert not warned or "raise buffer_size (to 136 for whole segments)" in written[0]["remedy"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from sparring.pipeline.learning.checkpoints import CheckpointFolder
 from tests.services.curriculum_runs import lesson, lessons, with_curriculum
@@ -140,6 +141,20 @@ def test_steps_that_died_with_all_who_counted_them_are_lost_at_both_ends(tmp_pat
     assert (result["step_counts"]["produced"], result["unaccounted"]) == (training.simulator_steps(), 0)
     assert sum(result["losses"].values()) == result["step_counts"]["lost"] > 0
     assert result["losses"].keys() <= {"stepping", "assembly", "both_ends"}
+
+
+def test_with_an_assembly_for_each_stepping_process_any_of_them_may_die(tmp_path: Path) -> None:
+    file = config(tmp_path, max_steps=10_000_000)
+    settings = yaml.safe_load(file.read_text())
+    settings["pipeline"] |= {"stepping_processes": 2, "assembly": "per stepping"}
+    file.write_text(yaml.safe_dump(settings))
+    training = Training(tmp_path, str(file))
+    result = kill_in_turn(training, "assembly-1", "stepping-0", "assembly-0")
+    assert result["losses"].keys() <= {"stepping", "assembly", "both_ends"}
+    numbers = json_lines(training.directory / "services.jsonl")
+    for name in ("assembly-0", "assembly-1"):
+        sent = [one["queues"]["segments:Balance.out"]["put_steps"] for one in numbers if one["service"] == name]
+        assert max(sent) > 0
 
 
 def test_no_process_outlives_a_killed_supervisor_and_the_run_resumes_in_its_lesson(tmp_path: Path) -> None:

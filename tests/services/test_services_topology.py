@@ -41,6 +41,28 @@ def topology(settings: Settings, folder: Path) -> Topology:
     return build(settings, run_id="r", directory=folder, seed=1)
 
 
+def test_each_stepping_process_may_have_an_assembly_of_its_own(tmp_path: Path) -> None:
+    text = "behaviors: {A: {}}\npipeline: {stepping_processes: 2, assembly: per stepping}\n"
+    made = topology(parse_settings(text, "test.yaml").settings, tmp_path)
+    run = made.run
+    assert run.assemblies == ("assembly-0", "assembly-1")
+    assert [(run.assembly_of(name), run.sources_of(run.assembly_of(name))) for name in run.stepping] == [
+        ("assembly-0", ("stepping-0",)),
+        ("assembly-1", ("stepping-1",)),
+    ]
+    assert {name: made.listeners[name] for name in ("steps:0", "steps:1")} == {
+        "steps:0": "assembly-0",
+        "steps:1": "assembly-1",
+    }
+    assert (run.capacity("steps:0").senders, run.capacity("segments:A").senders) == (1, 2)
+    alone = topology(parse_settings(text.replace(": 2", ": 1"), "test.yaml").settings, tmp_path).run
+    assert (alone.assemblies, alone.capacity("steps").senders, alone.capacity("segments:A").senders) == (
+        ("assembly",),
+        1,
+        1,
+    )
+
+
 @given(
     learning=st.integers(1, 8),
     processes=st.integers(1, 3),

@@ -254,6 +254,7 @@ pipeline:
     period_s: 60.0
     backoff_s: 0.25
     backoff_max_s: 5.0
+  assembly: per stepping
   torch_threads:
     learning: 2
     stepping: 3
