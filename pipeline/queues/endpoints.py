@@ -9,8 +9,8 @@ import ipaddress
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -114,17 +114,27 @@ def refuse_used_path(path: Path) -> None:
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
 
 
-@contextmanager
-def socket_folder() -> Iterator[Path]:
+def socket_folder() -> AbstractContextManager[Path]:
     """Makes a private folder of a short path for Unix sockets, and removes those that killed processes have left."""
+    return private_folder("sparring-", _remove)
+
+
+@contextmanager
+def private_folder(prefix: str, remove: Callable[[Path], None]) -> Iterator[Path]:
+    """Makes a temporary folder for this process alone, and removes those that killed processes have left.
+
+    Args:
+        prefix: of its name; one prefix does not begin with another.
+        remove: removes such a folder.
+    """
     import fcntl  # not on Windows
 
-    for lock in Path(tempfile.gettempdir()).glob(f"sparring-*/{_LOCK}"):
+    for lock in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_LOCK}"):
         with suppress(OSError), lock.open("rb+") as file:
             if lock.lstat().st_uid == os.geteuid():
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
-                _remove(lock.parent)
-    folder = Path(tempfile.mkdtemp(prefix="sparring-"))
+                remove(lock.parent)
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     unlocked = folder / "unlocked"
     with unlocked.open("xb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -133,7 +143,7 @@ def socket_folder() -> Iterator[Path]:
             yield folder
         finally:
             with suppress(OSError):
-                _remove(folder)
+                remove(folder)
 
 
 def _remove(folder: Path) -> None:

@@ -177,9 +177,9 @@ def main() -> None:
             shell("ip", "link", "set", "sparringv2", "up")
         else:
             words = ("raylet", "gcs_server")
-            for one in raylet_processes(2 if args.case == "node" else 0):
-                if any(word in " ".join(one.cmdline()[:1]) for word in words):
-                    one.kill()
+            for found_process in raylet_processes(2 if args.case == "node" else 0):
+                if any(word in " ".join(found_process.cmdline()[:1]) for word in words):
+                    found_process.kill()
         status = process.wait()
         print((folder / "run.txt").read_text()[-3000:])
         summary = json.loads((folder / "run" / "summary.json").read_text())

@@ -8,9 +8,9 @@ run for `SILENT_S`, it ends the part: the run has most likely started another in
 import os
 import shutil
 import sys
-import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import psutil
 import sparring
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
+from sparring.pipeline.queues.endpoints import private_folder
 from sparring.pipeline.security import KEY_FILE
 from sparring.services.process.hosting import SPARRING, Process, ProcessHost
 from sparring.services.supervision.ports import Ports
@@ -64,7 +65,8 @@ class Agent:
 
     def __init__(self, part: str, node_address: str = "", interface: str | None = None) -> None:
         self._part = part
-        self._folder = Path(tempfile.mkdtemp(prefix="sparring-"))
+        self._kept = ExitStack()
+        self._folder = self._kept.enter_context(private_folder("sparring_part-", shutil.rmtree))
         self._address = address_of(interface, node_address or _own_address())
         self._ports = Ports()
         self._processes = ProcessHost(self._folder / "logs")
@@ -165,7 +167,7 @@ class Agent:
         self.kill()
         self._processes.close()
         self._ports.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._kept.close()
 
     # ---------------------------------------------------------------- inside
 

@@ -248,6 +248,10 @@ class Cluster:
 
     def close(self) -> None:
         """Ends all agents and frees their places."""
+        ended = [agent.actor.close.remote() for agent in self.agents.values()]  # which removes its folder
+        if ended:
+            with suppress(RayError):
+                ray.wait(ended, num_returns=len(ended), timeout=_CLOSE_S / 2)
         for agent in self.agents.values():
             with suppress(RayError):
                 ray.kill(agent.actor)
