@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from sparring.pipeline.coordination.settings import SettingsModel
 
@@ -22,6 +22,20 @@ class PartResources(SettingsModel):
     num_cpus: Amount = 1.0
     num_gpus: Amount = 0.0
     resources: dict[str, Amount] = Field(default={})
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _whole_above_one(cls, num_gpus: float) -> float:
+        if num_gpus > 1 and not num_gpus.is_integer():
+            raise ValueError(f"got {num_gpus:g} GPUs; expected a part of one, or a whole number; write such a number")
+        return num_gpus
+
+    @field_validator("resources")
+    @classmethod
+    def _others(cls, resources: dict[str, float]) -> dict[str, float]:
+        if own := {"CPU", "GPU", "memory", "object_store_memory"} & resources.keys():
+            raise ValueError(f"got {', '.join(sorted(own))} among resources; expected others; use num_cpus, num_gpus")
+        return resources
 
     @property
     def bundle(self) -> Mapping[str, float]:

@@ -10,7 +10,7 @@ import shutil
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import psutil
 import sparring
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import write_atomically
+from sparring.pipeline.monitoring.files import full, trim
 from sparring.pipeline.queues.endpoints import private_folder
 from sparring.pipeline.security import KEY_FILE
 from sparring.services.process.hosting import SPARRING, Process, ProcessHost
@@ -71,6 +72,8 @@ class Agent:
         self._ports = Ports()
         self._processes = ProcessHost(self._folder / "logs")
         self._process: Process | None = None
+        self._bounds = 16_000_000, 3
+        self._is_closing = False
         self._heard_at = time.monotonic()
         threading.Thread(target=self._watch, name="run", daemon=True).start()
 
@@ -93,21 +96,30 @@ class Agent:
             port: the wanted one; 0, or one that is not free, for any.
             here: at the loopback address, for simulators on this node.
         """
+        self._heard_at = time.monotonic()
         address = "127.0.0.1" if here else self._address
         try:
             return self._ports.find(address, port)
         except SettingsError:
             return self._ports.find(address)
 
+    def write(self, name: str, content: bytes, *, more: bool) -> None:
+        """Begins a file in the folder of the part, or continues it where there is `more`."""
+        self._heard_at = time.monotonic()
+        path = self._within(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab" if more else "wb") as file:
+            file.write(content)
+
     def start(
-        self, command: list[str], environment: dict[str, str], files: dict[str, bytes], *, watched: bool, key: str
+        self, command: list[str], environment: dict[str, str], bounds: tuple[int, int], *, watched: bool, key: str
     ) -> int:
         """Starts an incarnation of the part, and returns its process id.
 
         Args:
             command: program and arguments; `sparring` is that of this node.
             environment: variables in addition to those of this process.
-            files: contents by path within the folder of the part.
+            bounds: bytes of a file of output, and number of rotated ones.
             watched: a watcher ends it with this process, because it is a simulator.
             key: CURVE key of the run; "" for none.
 
@@ -118,10 +130,7 @@ class Agent:
         if self._process is not None:
             self._process.kill()
             self._process.join()
-        for name, content in files.items():
-            path = self._within(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content, durable=False)
+        self._bounds = bounds
         if key:
             write_atomically(self._folder / KEY_FILE, key.encode(), mode=0o600)
         start = self._processes.watched if watched else self._processes.start
@@ -134,13 +143,16 @@ class Agent:
         self._heard_at = time.monotonic()
         assert self._process is not None, "the part was started"
         failure = self._process.join(wait_s)
-        return {
+        state = {
             "ended": failure is not None,
             "failure": failure or "",
             "hopeless": self._process.hopeless,
             "cpu_s": self._process.cpu_s or 0.0,
             "files": self._listing(),
         }
+        if self._is_closing:  # some files may be gone already
+            raise ChildProcessError(f"{self._part} was ended, because nothing was heard of its run")
+        return state
 
     def read(self, name: str, offset: int) -> bytes:
         """Returns up to `CHUNK` bytes of a file from an offset on; none where the file is gone."""
@@ -164,7 +176,10 @@ class Agent:
 
     def close(self) -> None:
         """Ends the part and removes its folder."""
+        self._is_closing = True
         self.kill()
+        if self._process is not None:
+            self._process.join(POLL_S)
         self._processes.close()
         self._ports.close()
         self._kept.close()
@@ -193,9 +208,15 @@ class Agent:
     def _watch(self) -> None:
         while True:
             time.sleep(1.0)
+            if self._process is None or self._process.process.returncode is not None:
+                continue  # an agent without a part ends with its run
             if time.monotonic() - self._heard_at > SILENT_S:
                 self.close()
                 os._exit(1)
+            for path in (*self._folder.glob("logs/*.stderr"), *self._folder.glob("run_logs/*.log")):
+                if full(path, self._bounds[0]):
+                    with suppress(OSError):
+                        trim(path, *self._bounds)
 
 
 def _own_address() -> str:

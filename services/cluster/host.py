@@ -10,6 +10,7 @@ unblocked by   these, or a deadline of its own: calls into Ray may hang (`CALL_S
               ClusterHost: the supervisor starts parts here, as it does on one machine
 """
 
+import asyncio
 import logging
 import math
 import os
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -33,16 +35,17 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import sparring
 from sparring.pipeline.coordination.opponents import OPPONENTS_FILE
 from sparring.pipeline.errors import SettingsError
+from sparring.pipeline.learning.checkpoints import CheckpointFolder, initial_folder
 from sparring.pipeline.messages.channels import ENDPOINTS
 from sparring.pipeline.messages.state import Endpoints
 from sparring.pipeline.monitoring import logs
 from sparring.pipeline.queues.interface import Publisher
 from sparring.pipeline.queues.zmq import ZmqTransport
 from sparring.pipeline.settings import Settings
-from sparring.services.cluster.agent import Agent, address_of
+from sparring.services.cluster.agent import CHUNK, Agent, address_of
 from sparring.services.cluster.mirror import Mirror
 from sparring.services.cluster.placement import Unit, described, lacking, stepping_processes, total, units_of
-from sparring.services.process.encryption import service_key
+from sparring.services.process.encryption import KEYS_VARIABLE, service_key
 from sparring.services.process.hosting import SPARRING, HostedService
 from sparring.services.process.runtime import SUPERVISOR
 from sparring.services.supervision.hosts import Host, Plan, Processes
@@ -59,6 +62,8 @@ TRY_S: Final = 20.0
 """Seconds for the start of an agent, before another is tried: the node may be dying."""
 _LOOK_S: Final = 0.5
 _CLOSE_S: Final = 10.0
+LAST_COPY_S: Final = 60.0
+"""Seconds for copying what a part wrote last, once it has ended."""
 _SMALLEST: Final = {"CPU": 0.001}
 """A bundle needs some resource."""
 
@@ -145,12 +150,16 @@ class Cluster:
         stepping = [unit for unit in self.units if unit.name.startswith("stepping-")]
         others = [unit for unit in self.units if unit not in stepping]
         for units, strategy in ((stepping, spread), (others, placement.strategy)):
-            group = placement_group([dict(unit.bundle) or _SMALLEST for unit in units], strategy=strategy)
+            try:
+                group = placement_group([dict(unit.bundle) or _SMALLEST for unit in units], strategy=strategy)
+            except ValueError as error:
+                raise SettingsError(f"got pipeline.placement, which Ray refuses: {_first_line(error)}") from error
             self._places |= {part: (group, index) for index, unit in enumerate(units) for part in unit.parts}
         groups = list({id(group): group for group, _ in self._places.values()}.values())
         with anyio.move_on_after(placement.timeout_s) as scope:
-            while any(placement_group_table(group)["state"] != "CREATED" for group in groups):  # noqa: ASYNC110
-                await anyio.sleep(0.1)
+            for group in groups:
+                while (await _ask(partial(placement_group_table, group)))["state"] != "CREATED":  # noqa: ASYNC110
+                    await anyio.sleep(0.1)
         if scope.cancelled_caught:
             raise SettingsError(
                 f"got no places for the run in {placement.timeout_s:g} s; expected "
@@ -182,16 +191,19 @@ class Cluster:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
             "max_concurrency": 4,
         }
+        make = ray.remote(Agent).options(**options).remote
         limit_s, cause = self.settings.pipeline.placement.timeout_s, "nothing answered"
         with anyio.move_on_after(limit_s):
             while True:
-                actor = ray.remote(Agent).options(**options).remote(part, interface=self.settings.pipeline.interface)
+                actor = None
                 try:
                     with anyio.fail_after(TRY_S):
+                        actor = await _ask(partial(make, part, interface=self.settings.pipeline.interface))
                         found = await actor.describe.remote()
                 except (RayError, TimeoutError) as error:
-                    with suppress(RayError):
-                        ray.kill(actor)
+                    if actor is not None:
+                        with suppress(RayError):
+                            ray.kill(actor)
                     _refuse(str(error))
                     cause = _first_line(error) or cause
                     await anyio.sleep(1.0)
@@ -235,7 +247,7 @@ class Cluster:
         while True:
             with anyio.move_on_after(CALL_S / 2) as scope:
                 try:
-                    await anyio.to_thread.run_sync(ray.nodes, abandon_on_cancel=True)
+                    await _ask(ray.nodes)
                 except Exception:
                     await anyio.sleep(_LOOK_S)
                 else:
@@ -287,6 +299,7 @@ def connected(address: str | None, settings: Settings) -> Iterator[Cluster]:
     if address == "local":
         wanted = total(unit.bundle for unit in units_of(settings, settings.pipeline.stepping_processes))
         options |= {"num_cpus": max(os.cpu_count() or 1, math.ceil(wanted.get("CPU", 0))), "include_dashboard": False}
+        options["_node_ip_address"] = "127.0.0.1"
     try:
         ray.init(address, **options)
     except Exception as error:
@@ -301,6 +314,8 @@ def connected(address: str | None, settings: Settings) -> Iterator[Cluster]:
     finally:
         if cluster is not None:
             _bounded(cluster.close)
+        if settings.pipeline.placement.wait_s:
+            _bounded(lambda: ray.autoscaler.sdk.request_resources(bundles=[]))
         _bounded(ray.shutdown)
 
 
@@ -316,10 +331,11 @@ def _refuse_silence(address: str) -> None:
         if not port.isdecimal():
             raise OSError("no port")
         socket.create_connection((host.strip("[]"), int(port)), timeout=CALL_S).close()
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
         raise SettingsError(
-            f"got --ray {address}, where no cluster answers ({error.strerror or error}); expected HOST:PORT of a head; "
-            "start it with `ray start --head`, or correct the address"
+            f"got --ray {address}, where no cluster answers ({why}); expected HOST:PORT of a head; start it with "
+            "`ray start --head`, or correct the address"
         ) from error
 
 
@@ -341,6 +357,7 @@ def _planned(settings: Settings) -> Cluster:
                 f"with it beside all else; it has {has}; add nodes, lower pipeline.placement, or let "
                 "pipeline.placement.wait_s give an autoscaler time"
             )
+        # It counts until another request, which `connected` makes at the end.
         ray.autoscaler.sdk.request_resources(bundles=[dict(unit.bundle) or _SMALLEST for unit in units])
         time.sleep(1.0)
     pipeline = settings.pipeline.model_copy(update={"stepping_processes": count})
@@ -372,14 +389,23 @@ class ClusterPorts(Ports):
         agent = self._cluster.agents.get(service)
         if agent is None:
             return endpoint(self._cluster.address, self.find(self._cluster.address))
-        return endpoint(agent.address, ray.get(agent.actor.reserve.remote(0, here=False), timeout=CALL_S))
+        return endpoint(agent.address, _reserved(agent, here=False))
 
     def address(self, service: str, host: str, port: int) -> str:
         """Returns the address at which a stepping process listens for simulators: those of its node by default."""
         agent = self._cluster.agents.get(service)
-        if agent is None or port:
+        if agent is None or "address" in self._cluster.settings.pipeline.model_fields_set:
             return endpoint(host, port)
-        return endpoint("127.0.0.1", ray.get(agent.actor.reserve.remote(0, here=True), timeout=CALL_S))
+        return endpoint("127.0.0.1", _reserved(agent, here=True))
+
+
+def _reserved(agent: RemoteAgent, *, here: bool) -> int:
+    try:
+        return int(ray.get(agent.actor.reserve.remote(0, here=here), timeout=CALL_S))
+    except RayError as error:
+        raise SettingsError(
+            f"got no answer of the node {agent.address} for {agent.part} ({_first_line(error)}); start the run again"
+        ) from error
 
 
 # ---------------------------------------------------------------- the host
@@ -393,6 +419,7 @@ class RemotePart:
         agent: that owns it.
         mirror: copies its files.
         pid: process id on its node.
+        copying: it has ended, and what it wrote last is being copied.
     """
 
     agent: RemoteAgent
@@ -400,7 +427,9 @@ class RemotePart:
     pid: int
     cpu_s: float | None = field(default=None, init=False)
     hopeless: bool = field(default=False, init=False)
+    copying: bool = field(default=False, init=False)
     _failure: str = field(default="", init=False)
+    _heard: float = field(default=0.0, init=False)
     _ended: anyio.Event = field(default_factory=anyio.Event, init=False)
 
     async def wait(self) -> str:
@@ -418,19 +447,22 @@ class RemotePart:
 
     async def follow(self, lost: Callable[[RemoteAgent], None]) -> None:
         """Follows the part to its end; calls `lost` where its node is gone."""
-        heard, log = time.monotonic(), logs.get()
+        ended, log = 0.0, logs.get()
+        self._heard = time.monotonic()
         try:
             while True:
                 try:
                     state = await self.agent.call("poll")
-                    heard, self.cpu_s, self.hopeless = time.monotonic(), state["cpu_s"], state["hopeless"]
-                    await self._copy(state["files"])
+                    self._heard, self.cpu_s, self.hopeless = time.monotonic(), state["cpu_s"], state["hopeless"]
+                    copied = await self._copy(state["files"])
                     if state["ended"]:
-                        self._failure = state["failure"]
-                        return
+                        self.copying, ended = True, ended or time.monotonic()
+                        if copied or time.monotonic() - ended > LAST_COPY_S:
+                            self._failure = state["failure"] or ("" if copied else "what it wrote last was not copied")
+                            return
                 except (RayError, TimeoutError) as error:
                     gone = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
-                    if gone or time.monotonic() - heard > LOST_S:
+                    if gone or time.monotonic() - self._heard > LOST_S:
                         self._failure = f"its node {self.agent.address} was lost: {_first_line(error)}"
                         lost(self.agent)
                         return
@@ -439,14 +471,22 @@ class RemotePart:
         finally:
             self._ended.set()
 
-    async def _copy(self, files: Mapping[str, Sequence[int]]) -> None:
+    async def _copy(self, files: Mapping[str, Sequence[int]]) -> bool:
+        """Copies what is new; returns whether it is here now."""
+
         async def read(name: str, offset: int) -> bytes:
-            return bytes(await self.agent.call("read", name, offset))
+            content = bytes(await self.agent.call("read", name, offset))
+            self._heard = time.monotonic()
+            return content
 
         try:
             await self.mirror.update(files, read)
+        except TimeoutError:  # of a call, which `follow` judges
+            raise
         except OSError as error:  # the disk here is full: what is missing is copied later
             logs.get().warning("not_copied", part=self.agent.part, error=str(error), notice=True)
+            return False
+        return True
 
 
 @dataclass
@@ -476,6 +516,7 @@ class ClusterHost:
         """Starts a part; raises as `Host.start`."""
         if plan.name not in self.cluster.parts:
             return await self.here.start(plan, incarnation, first=first)
+        began = time.monotonic()
         while True:
             agent = self.cluster.agents.get(plan.name)
             try:
@@ -484,24 +525,24 @@ class ClusterHost:
                 return await self._start(agent, plan, incarnation, first=first)
             except SettingsError as error:
                 raise OSError(str(error)) from error
-            except (RayActorError, TimeoutError):
-                if agent is not None:
-                    self.cluster.forget(agent)
+            except (RayError, TimeoutError) as error:
+                if (placed := self.cluster.agents.get(plan.name)) is not None:
+                    self.cluster.forget(placed)
+                if time.monotonic() - began > 2 * self.cluster.settings.pipeline.placement.timeout_s:
+                    raise OSError(f"{plan.name} was started on no node: {_first_line(error)}") from error
 
     async def _place_again(self, part: str) -> RemoteAgent:
         """Places a part anew, and publishes the endpoints that change by this."""
         agent = await self.cluster.place(part)
-        topology, changed = self.topology, {}
+        topology, changed, moved = self.topology, {}, {}
         for name in [name for name, service in topology.listeners.items() if service == part]:
             port = int(topology.endpoints[name].rpartition(":")[2])
             changed[name] = endpoint(agent.address, await agent.call("reserve", port, here=False))
-        addresses = dict(topology.run.addresses)
-        if part in addresses:
-            here = "address" not in topology.run.settings.pipeline.model_fields_set
-            host, _, text = addresses[part].rpartition(":")
-            port = await agent.call("reserve", int(text), here=True) if here else int(text)
-            addresses[part] = f"{host}:{port}"
-        run = replace(topology.run, addresses=addresses)
+        if part in topology.run.addresses and "address" not in topology.run.settings.pipeline.model_fields_set:
+            host, _, text = topology.run.addresses[part].rpartition(":")
+            moved[part] = f"{host}:{await agent.call('reserve', int(text), here=True)}"
+        topology = self.topology  # others may have moved meanwhile; from here on nothing waits
+        run = replace(topology.run, addresses={**topology.run.addresses, **moved})
         self.topology = self.here.topology = replace(topology, run=run, endpoints={**topology.endpoints, **changed})
         self.topology.save()
         self.transport.move(changed)
@@ -517,34 +558,42 @@ class ClusterHost:
             own = plan.command[: len(SPARRING)] == SPARRING
             command = ["sparring", *plan.command[len(SPARRING) :]] if own else list(plan.command)
             environment = {**plan.environment, "SPARRING_LOGS": f"{agent.folder}/run_logs"}
-            files = {}
         else:
             command = ["sparring", "service", plan.name, "--run", agent.folder, "--start", incarnation]
             command += ["--first"] if first else []
             environment = {"OMP_NUM_THREADS": str(plan.threads or 1)}
-            files = self._files(plan.name, agent)
-        behavior = plan.name.removeprefix("learning-") if plan.name.startswith("learning-") else ""
+            if run.keys is not None:  # an endpoint without them would be open
+                environment[KEYS_VARIABLE] = str(run.keys)
+        bounds, watched = run.settings.pipeline.logs, isinstance(plan, SimulatorPlan)
+        sent = [] if watched else await self._send(plan.name, agent)
         if agent.fresh:
+            behavior = plan.name.removeprefix("learning-") if plan.name.startswith("learning-") else ""
+            limits = {"most_bytes": bounds.most_bytes, "kept": bounds.kept}
+            self._mirrors[id(agent)] = Mirror(run.directory, behavior, sent, **limits)
             agent.fresh = False
-            self._mirrors[id(agent)] = Mirror(run.directory, behavior, list(files))
-        key = "" if isinstance(plan, SimulatorPlan) else self.key
-        watched = isinstance(plan, SimulatorPlan)
-        pid = await agent.call("start", command, environment, files, watched=watched, key=key)
+        rotation, key = (bounds.most_bytes, bounds.kept), "" if watched else self.key
+        pid = await agent.call("start", command, environment, rotation, watched=watched, key=key)
         part = RemotePart(agent, self._mirrors[id(agent)], pid)
         self.tasks.start_soon(part.follow, self.cluster.forget)
         return part
 
-    def _files(self, service: str, agent: RemoteAgent) -> dict[str, bytes]:
-        """Returns the files that a service needs; a learner needs its checkpoints where its agent has none yet."""
+    async def _send(self, service: str, agent: RemoteAgent) -> list[str]:
+        """Sends the files that a service needs, and returns their names; a learner needs weights where it has none."""
         folder = self.topology.run.directory
         paths = [folder / RUN_FILE, folder / OPPONENTS_FILE]
         if agent.fresh and service.startswith("learning-"):
-            paths += sorted((folder / service.removeprefix("learning-")).rglob("*"))
-        return {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in paths
-            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        }
+            behavior = service.removeprefix("learning-")
+            weights = [initial_folder(folder, behavior), *CheckpointFolder(folder, behavior).newest_first()[:1]]
+            paths += [path for one in weights for path in sorted(one.rglob("*"))]
+            paths.append(folder / behavior / "version")
+        names = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+        for name in names:
+            with (folder / name).open("rb") as file:
+                more = False
+                while (content := await anyio.to_thread.run_sync(file.read, CHUNK)) or not more:
+                    await agent.call("write", name, content, more=more)
+                    more = True
+        return names
 
 
 # ---------------------------------------------------------------- small helpers
@@ -563,6 +612,27 @@ def _refuse(text: str) -> None:
         line = next((line.strip() for line in text.splitlines() if sign in line), None)
         if line is not None:
             raise SettingsError(f"{line}; {remedy}" if remedy else line[line.index(sign) :])
+
+
+async def _ask(work: Callable[[], Any]) -> Any:
+    """Calls into Ray in a thread of its own, which may hang without holding up anything, the end included."""
+    done, loop = anyio.Event(), asyncio.get_running_loop()
+    answers: list[tuple[Any, Exception | None]] = []
+
+    def call() -> None:
+        try:
+            answers.append((work(), None))
+        except Exception as error:
+            answers.append((None, error))
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=call, daemon=True).start()
+    await done.wait()
+    answer, failure = answers[0]
+    if failure is not None:
+        raise failure
+    return answer
 
 
 def _bounded(work: Callable[[], None]) -> None:

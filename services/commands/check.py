@@ -71,6 +71,8 @@ def _check_cluster(args: argparse.Namespace, settings: Settings) -> int:
     if lines := [*not_on_a_cluster(settings, in_process=False)]:
         sys.stderr.writelines(f"{args.config}: {line}\n" for line in lines)
         return FAILED
+    placement = settings.pipeline.placement.model_copy(update={"wait_s": 0.0})  # a check asks for no new nodes
+    settings = settings.model_copy(update={"pipeline": settings.pipeline.model_copy(update={"placement": placement})})
     with connect(args.ray, settings) as cluster:
         sys.stdout.write("\n".join([f"{args.config}: valid", *cluster.described()]) + "\n")
     return 0

@@ -80,6 +80,8 @@ def not_on_a_cluster(settings: Settings, *, in_process: bool) -> Iterator[str]:
             "got default_settings with --ray; expected behaviors alone, because each learner needs a place before a "
             "simulator names its behavior; write `behaviors: {NAME: {}}` for each"
         )
+    if settings.pipeline.placement.stepping.per == "node" and settings.overlap == 0:
+        yield "got placement.stepping.per: node in lockstep, which has one stepping process; leave one of the two out"
     if settings.pipeline.transport == "ipc" or settings.pipeline.address.startswith("unix:"):
         yield "got Unix sockets with --ray; expected TCP between nodes; leave transport and a unix: address out"
 

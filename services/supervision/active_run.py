@@ -167,7 +167,7 @@ class ActiveRun:
                 except OSError as error:
                     self.fail(f"{part.name} cannot be started: {error}")
                     return
-                part.down = False
+                part.down, part.started_at = False, self.clock()  # a place on a cluster may have taken its time
                 if part.stopping:
                     part.hosted.stop()
                 self.log.info("started", part=part.name, start=part.starts, pid=part.hosted.pid)

@@ -19,6 +19,7 @@ from sparring.pipeline.monitoring.summary import BehaviorSummary, from_status, s
 from sparring.services.supervision.active_run import ActiveRun, Part
 
 TURN_S: Final = 0.05
+_COPYING_S: Final = 60.0
 _SIMULATORS_S: Final = 5.0
 _MONITOR_LIMITS: Final = 3
 """The monitor draws curves at the lowest priority, which takes long on a busy machine."""
@@ -56,6 +57,8 @@ async def _stop(active: ActiveRun, names: list[str], limit_s: float, reported_by
         if part.hosted is not None and ask:
             part.hosted.stop()
     await _wait_until_ended(parts, limit_s)
+    copied = [part for part in parts if getattr(part.hosted, "copying", False)]  # from another machine
+    await _wait_until_ended(copied, _COPYING_S)
     late = [part for part in parts if not part.ended.is_set()]
     for part in late:
         # Where the run has failed, its cause is on the console.

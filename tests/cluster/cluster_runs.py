@@ -33,7 +33,8 @@ pipeline:
   recovery_interval: 1.0
   placement:
     timeout_s: 90
-    assembly: {{num_cpus: 0.5}}
+    assembly: {{num_cpus: 1.5}}
+    learning: {{num_cpus: 1.5}}
     simulators: {{num_cpus: 0.25}}
     {placement}
 """
@@ -44,14 +45,15 @@ class Nodes:
     """The nodes of a cluster on this machine; the head has no CPU for a part of a run."""
 
     cluster: Any
+    cpus: int
     workers: list[Any] = field(default_factory=list)
 
     @property
     def address(self) -> str:
         return str(self.cluster.address)
 
-    def add(self, **resources: float) -> None:
-        self.workers.append(self.cluster.add_node(num_cpus=2, resources=resources, object_store_memory=80 * 2**20))
+    def add(self) -> None:
+        self.workers.append(self.cluster.add_node(num_cpus=self.cpus, object_store_memory=80 * 2**20))
 
     def kill(self, index: int) -> None:
         """Kills the raylet of a worker."""
@@ -66,15 +68,15 @@ class Nodes:
 
 
 @contextmanager
-def nodes(workers: int = 3) -> Iterator[Nodes]:
-    """Starts a head and some workers."""
+def nodes(workers: int = 3, cpus: int = 2) -> Iterator[Nodes]:
+    """Starts a head and some workers with so many CPUs each."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False},
     )
-    made = Nodes(cluster)
+    made = Nodes(cluster, cpus)
     try:
         for _ in range(workers):
             made.add()

@@ -27,8 +27,11 @@ def agent() -> Iterator[Agent]:
     made.close()
 
 
-def start(agent: Agent, *command: str, key: str = "", watched: bool = True, **files: bytes) -> int:
-    return agent.start(list(command), {"GREETING": "hello"}, files, watched=watched, key=key)
+BOUNDS = (1_000_000, 2)
+
+
+def start(agent: Agent, *command: str, key: str = "", watched: bool = True) -> int:
+    return agent.start(list(command), {"GREETING": "hello"}, BOUNDS, watched=watched, key=key)
 
 
 def end(agent: Agent) -> dict[str, Any]:
@@ -61,14 +64,17 @@ def test_a_missing_program_is_named_and_a_restart_is_hopeless(agent: Agent) -> N
 
 
 def test_files_stay_within_its_folder_and_the_key_is_for_its_owner_alone(agent: Agent) -> None:
-    start(agent, sys.executable, "-c", "pass", key="k" * 40, **{"A/checkpoint-1/weights": b"w"})
+    agent.write("A/checkpoint-1/weights", b"former", more=False)
+    agent.write("A/checkpoint-1/weights", b"we", more=False)
+    agent.write("A/checkpoint-1/weights", b"ights", more=True)
+    start(agent, sys.executable, "-c", "pass", key="k" * 40)
     folder = Path(agent.describe()["folder"])
-    assert (folder / "A/checkpoint-1/weights").read_bytes() == b"w"
+    assert (folder / "A/checkpoint-1/weights").read_bytes() == b"weights"
     assert (folder / KEY_FILE).stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
     assert KEY_FILE not in agent.poll()["files"]
     with pytest.raises(AssertionError, match="outside"):
-        start(agent, sys.executable, **{"../escaped": b""})
+        agent.write("../escaped", b"", more=False)
     with pytest.raises(AssertionError, match="outside"):
         agent.read("/etc/hostname", 0)
 
@@ -102,7 +108,7 @@ from pathlib import Path
 from sparring.services.cluster import agent
 agent.SILENT_S = 1.0
 made = agent.Agent("part", node_address="127.0.0.1")
-pid = made.start(["{sys.executable}", "-c", "import time; time.sleep(1000)"], {{}}, {{}}, watched=True, key="")
+pid = made.start(["{sys.executable}", "-c", "import time; time.sleep(1000)"], {{}}, (1000, 1), watched=True, key="")
 Path("{tmp_path}/pid").write_text(f"{{pid}} {{made.describe()['folder']}}")
 time.sleep(1000)
 """
@@ -111,6 +117,14 @@ time.sleep(1000)
     assert done.returncode == 1
     assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
     assert not Path(folder).exists()
+
+
+def test_an_agent_that_is_closing_lists_no_files(agent: Agent) -> None:
+    """A listing that lacks a checkpoint would remove its copy."""
+    start(agent, sys.executable, "-c", "pass")
+    agent._is_closing = True
+    with pytest.raises(ChildProcessError, match="nothing was heard of its run"):
+        agent.poll()
 
 
 def test_an_interface_has_an_address_or_is_named_with_those_that_exist() -> None:

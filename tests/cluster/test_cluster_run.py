@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -14,16 +15,20 @@ from tests.cluster.cluster_runs import ClusterRun, check_balance, nodes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def test_a_run_survives_the_death_of_each_node_in_turn(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "cpus", "parts"), [(3, 2, 1), (1, 8, 3)], ids=["a part each", "all on one"])
+def test_a_run_survives_the_death_of_each_node_in_turn(tmp_path: Path, workers: int, cpus: int, parts: int) -> None:
     """Parts are placed again, the learner continues from its newest checkpoint, and losses are counted."""
-    with nodes() as cluster:
-        run = ClusterRun(tmp_path, cluster.address, steps=16000)
-        for _ in range(3):
-            before = run.trained()
-            run.until(lambda before=before: run.trained() > before + 1000)  # type: ignore[misc]
+    with nodes(workers, cpus) as cluster:
+        run = ClusterRun(tmp_path, cluster.address, steps=10_000_000)
+        run.until(lambda: run.trained() > 1000)
+        for killed in range(1, workers + 1):
             cluster.add()
             cluster.kill(0)
+            run.until(lambda least=killed * parts: run.text().count(" placed ") >= least)  # type: ignore[misc]
+            before = run.trained()
+            run.until(lambda before=before: run.trained() > before + 1000)  # type: ignore[misc]
         key = secret_key(run.folder)
+        run.process.send_signal(signal.SIGINT)
         assert run.end() == 0, run.text()
     found = run.summary()["behaviors"]["Balance"]
     assert "placed" in run.text()
@@ -37,7 +42,7 @@ def test_a_run_survives_the_death_of_each_node_in_turn(tmp_path: Path) -> None:
 
 
 def test_a_run_ends_with_its_head_keeps_a_checkpoint_and_is_resumed_in_another_cluster(tmp_path: Path) -> None:
-    with nodes(workers=2) as cluster:
+    with nodes() as cluster:
         run = ClusterRun(tmp_path, cluster.address, steps=1_000_000)
         run.until(lambda: run.trained() > 3000)
         killed_at = time.monotonic()
@@ -49,7 +54,7 @@ def test_a_run_ends_with_its_head_keeps_a_checkpoint_and_is_resumed_in_another_c
     assert not run.orphans()
     checkpoint = Path(run.summary()["behaviors"]["Balance"]["checkpoint"])
     assert checkpoint.is_dir()
-    with nodes(workers=2) as cluster:
+    with nodes() as cluster:
         steps = int(checkpoint.name.split("-")[1])
         resumed = ClusterRun(tmp_path, cluster.address, steps=steps + 1000, resume=True)
         assert resumed.end() == 0, resumed.text()
@@ -60,10 +65,10 @@ def test_a_run_ends_with_its_head_keeps_a_checkpoint_and_is_resumed_in_another_c
 
 def test_what_cannot_run_there_is_named_before_anything_starts(tmp_path: Path) -> None:
     with nodes(workers=1) as cluster:
-        run = ClusterRun(tmp_path, cluster.address, steps=1000, placement="learning: {num_gpus: 1}")
+        run = ClusterRun(tmp_path, cluster.address, steps=1000, placement="stepping: {num_gpus: 1}")
         assert run.end() == BAD_INPUT
         (line,) = [line for line in run.text().splitlines() if "without room" in line]
-        assert "learning-Balance needs 1 CPU, 1 GPU" in line
+        assert "stepping-0 needs 1.5 CPU, 1 GPU" in line
         assert "2 CPU; expected" not in line
         assert "Traceback" not in run.text()
     assert not run.folder.joinpath("run.json").exists()
