@@ -1,0 +1,58 @@
+"""What `--ray` refuses before it connects to anything."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparring.services.main import main
+
+PLAIN = "behaviors: {A: }\nsimulators: [{name: goal}]\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "config.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (PLAIN, ["--in-process"], "got --in-process with --ray"),
+        ("default_settings: {}\n" + PLAIN, [], "got default_settings with --ray"),
+        (PLAIN + "pipeline: {transport: ipc}\n", [], "got Unix sockets with --ray"),
+        (PLAIN + "pipeline: {address: 'unix:///tmp/x'}\n", [], "got Unix sockets with --ray"),
+        (PLAIN + "pipeline: {mode: lockstep, placement: {stepping: {per: node}}}\n", [], "per: node in lockstep"),
+        (PLAIN, ["--ray", "ray://10.0.0.1:10001"], "expected an address of the cluster itself"),
+        (PLAIN, ["--ray", "127.0.0.1"], "where no cluster answers (no port)"),
+        (PLAIN, ["--ray", "127.0.0.1:99999"], "where no cluster answers"),
+        (PLAIN, ["--ray", "127.0.0.1:1"], "where no cluster answers (Connection refused)"),
+    ],
+)
+def test_what_a_cluster_cannot_run_is_named(
+    config: Path, text: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(text)
+    results = config.parent / "results"
+    given = words if "--ray" in words else [*words, "--ray"]
+    assert main(["train", str(config), "--results-dir", str(results), *given]) == 2
+    assert message in capsys.readouterr().err
+    assert not [*results.rglob("run.json")]
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_a_machine_without_ray_is_told_how_to_install_it(
+    command: str, config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] == "ray" or name.startswith("sparring.services.cluster")
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    config.write_text(PLAIN)
+    where = ["--results-dir", str(config.parent)] if command == "train" else []
+    assert main([command, str(config), *where, "--ray"]) == 2
+    error = capsys.readouterr().err
+    assert "got --ray without Ray; expected its package; install it with `pip install 'ray" in error
