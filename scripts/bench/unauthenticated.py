@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from attacks import ATTACKS, SIMULATOR_TIMEOUT_S, Target, record_conversation
 from live_run import LiveRun
 
-from sparring.pipeline.security import KEY_FILE, making
+from sparring.pipeline.security import making
 from sparring.services.endpoint.sockets import allow_descriptors
 
 STEPPING = "stepping-0"
@@ -99,7 +99,7 @@ def _one(attack: Callable[[Target], str], target: Target, run: LiveRun) -> None:
 def _secrets_found(keys: Path, directory: Path) -> list[str]:
     """Returns the files of the run that contain a secret."""
     private = [path.read_text().splitlines()[1] for path in (keys / "tls").glob("*.key")]
-    secrets = [(keys / "token").read_text().strip(), *private, (keys / KEY_FILE).read_text().strip()]
+    secrets = [(keys / "token").read_text().strip(), *private]
     files = [path for path in directory.rglob("*") if path.is_file()]
     return [path.name for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)]
 

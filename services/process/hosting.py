@@ -127,7 +127,7 @@ class Process:
         if status == 0 or (self._asked and status == -signal.SIGTERM):  # asked before it handled signals
             return ""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        how += ", could not write its files" if status == DISK_FULL else ""
+        how += ", could not write its files (no room on the disk?)" if status == DISK_FULL else ""
         return ": ".join(filter(None, (how, self.last_lines().strip())))
 
     def stop(self) -> None:

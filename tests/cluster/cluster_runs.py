@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+MARK = "SPARRING_TEST_CLUSTER"
+PARTS = ("sparring service", "sparring simulator", "sparring.services.process.watcher")
 TEXT = """
 behaviors:
   Balance:
@@ -72,6 +74,8 @@ def nodes(workers: int = 3, cpus: int = 2) -> Iterator[Nodes]:
     """Starts a head and some workers with so many CPUs each."""
     from ray.cluster_utils import Cluster
 
+    former = os.environ.get(MARK)
+    os.environ[MARK] = f"{os.getpid()}-{time.monotonic_ns()}"  # all that the cluster starts inherits it
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False},
@@ -83,6 +87,7 @@ def nodes(workers: int = 3, cpus: int = 2) -> Iterator[Nodes]:
         yield made
     finally:
         cluster.shutdown()
+        os.environ.pop(MARK) if former is None else os.environ.update({MARK: former})
 
 
 class ClusterRun:
@@ -90,6 +95,7 @@ class ClusterRun:
 
     def __init__(self, folder: Path, address: str, *, steps: int, placement: str = "", resume: bool = False) -> None:
         self.folder = folder / "results" / "run"
+        self.mark = os.environ.get(MARK)
         config = folder / "config.yaml"
         config.write_text(TEXT.format(steps=steps, placement=placement))
         command = [sys.executable, "-P", "-m", "sparring", "train", str(config), "--run-id", "run", f"--ray={address}"]
@@ -130,12 +136,13 @@ class ClusterRun:
         return found
 
     def orphans(self) -> list[str]:
-        """Returns the command lines of processes that still run a part of a run."""
+        """Returns the command lines of processes that still run a part of the run."""
         found = []
         for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or ()
-            if "sparring" in words and ("service" in words or "simulator" in words):
-                found.append(" ".join(words))
+            line = " ".join(process.info["cmdline"] or ())
+            with suppress(psutil.Error):
+                if any(part in line for part in PARTS) and process.environ().get(MARK) == self.mark:
+                    found.append(line)
         return found
 
 

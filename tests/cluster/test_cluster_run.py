@@ -28,6 +28,7 @@ def test_a_run_survives_the_death_of_each_node_in_turn(tmp_path: Path, workers: 
             before = run.trained()
             run.until(lambda before=before: run.trained() > before + 1000)  # type: ignore[misc]
         key = secret_key(run.folder)
+        assert run.orphans(), "the parts are found as long as they run"
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 0, run.text()
     found = run.summary()["behaviors"]["Balance"]

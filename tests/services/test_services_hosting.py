@@ -76,5 +76,5 @@ async def test_process_stopped_before_it_handles_signals_has_not_failed(host: Pr
 
 async def test_process_without_disk_space_is_reported_and_not_restarted(host: ProcessHost) -> None:
     process = start(host, f"raise SystemExit({DISK_FULL})")
-    assert await process.wait() == "exit status 28, could not write its files"
+    assert await process.wait() == "exit status 28, could not write its files (no room on the disk?)"
     assert process.hopeless

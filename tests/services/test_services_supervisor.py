@@ -235,7 +235,7 @@ async def test_hangup_that_was_ignored_at_the_start_ends_no_run(tmp_path: Path) 
     assert statuses == ["stopped"]
 
 
-DISK_FULL = "exit status 28, could not write its files"
+DISK_FULL = "exit status 28, could not write its files (no room on the disk?)"
 
 
 @pytest.mark.anyio
