@@ -111,7 +111,6 @@ class Cluster:
         address: IP address at which the nodes reach this machine.
         units: of the run.
         agents: by part; without those whose node was lost.
-        log: called with what the user is to know.
     """
 
     settings: Settings
@@ -230,14 +229,7 @@ class Cluster:
             ray.kill(agent.actor)
 
     async def host(self, topology: Topology, here: Processes, transport: ZmqTransport, tasks: TaskGroup) -> Host:
-        """Returns what starts the parts of a run.
-
-        Args:
-            topology: of the run.
-            here: starts what runs on this machine.
-            transport: of the supervisor.
-            tasks: follow the parts.
-        """
+        """Returns what starts the parts of a run, as `HostElsewhere` describes."""
         topic, key = await transport.publisher(SUPERVISOR), service_key(topology.run)
         return ClusterHost(topology, self, here, transport, topic, tasks, key or "")
 
@@ -393,9 +385,9 @@ class ClusterPorts(Ports):
 
     def address(self, service: str, host: str, port: int) -> str:
         """Returns the address at which a stepping process listens for simulators: those of its node by default."""
-        agent = self._cluster.agents.get(service)
-        if agent is None or "address" in self._cluster.settings.pipeline.model_fields_set:
-            return endpoint(host, port)
+        agent = self._cluster.agents[service]
+        if "address" in self._cluster.settings.pipeline.model_fields_set:
+            return endpoint(host, port or _reserved(agent, here=False))
         return endpoint("127.0.0.1", _reserved(agent, here=True))
 
 

@@ -43,6 +43,7 @@ class Watch:
         latest: latest record of each topic and key.
         progress_at: time of the last step or update.
         finished: set once coordination reports the end of the run.
+        assembly_heard: the last state of assembly that coordination has received.
         damage: whether links damage messages, so that simulators send invalid ones.
     """
 
@@ -59,6 +60,7 @@ class Watch:
         self.finished = trio.Event()
         self._digest = hashlib.blake2b(digest_size=16)
         self._versions: dict[tuple[str, str], int] = {}
+        self.assembly_heard: Any = None
         self._published: dict[str, int] = {}
         self._contents: dict[tuple[str, int], int] = {}
         self._matchups: dict[int, Matchup] = {}
@@ -159,6 +161,8 @@ class Watch:
 
     def received(self, part: str, topic: str, latest: dict[str, Any]) -> None:
         """Checks what a subscriber has received of a topic."""
+        if (part, topic) == ("coordination", "topic:assembly"):
+            self.assembly_heard = latest.get("state")
         record = latest.get("weights")
         if isinstance(record, PolicyWeights):
             known = self._versions.get((part, record.behavior), 0)

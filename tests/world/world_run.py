@@ -26,7 +26,7 @@ import sparring.pipeline.files
 import sparring.pipeline.monitoring.metrics
 import sparring.services.stages.learning
 from sparring.pipeline.errors import CodecError, RemoteProtocolError, first_failure
-from sparring.pipeline.messages.state import RunState
+from sparring.pipeline.messages.state import AssemblyState, RunState
 from sparring.pipeline.queues.interface import Publisher, Receiver, Sender, Subscription
 from sparring.pipeline.settings import parse_settings
 from sparring.pipeline.simulation.counting import StepCounter
@@ -270,9 +270,12 @@ class World:
             most = max(map(self.run.settings.budget, plan.setting.names)) + 2 * rows
             run: RunState = watch.latest_records["coordination", "run"]
             links = sum(fault.kind in ("link", "reset", "hang", "slow", "crash") for fault in plan.faults)
-            # Where a link loses the last report of assembly, what that held counts as lost with it.
-            ends = {"assembly", "coordination"}
-            unheard = sum(fault.kind == "link" and (not fault.parts or ends == {*fault.parts}) for fault in plan.faults)
+            # Where a link has lost the last report of assembly, what that held counts as lost with it.
+            ends, heard = {"assembly", "coordination"}, watch.assembly_heard
+            impaired = any(
+                fault.kind == "link" and (not fault.parts or ends == {*fault.parts}) for fault in plan.faults
+            )
+            unheard = int(impaired and not (isinstance(heard, AssemblyState) and heard.final))
             failed = self.failed_stages + Counter(link=links, assembly=unheard)
             for name in plan.setting.names:
                 watch.check_losses(name, run.losses[name], failed, most)
