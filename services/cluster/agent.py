@@ -60,7 +60,7 @@ class Agent:
 
     Args:
         part: name, as "learning-Ball".
-        node_address: IP address at which the other nodes reach this one.
+        node_address: IP address at which the other nodes reach this one; "" for that which Ray uses.
         interface: network interface whose address counts instead; None for none.
     """
 

@@ -110,12 +110,14 @@ class Cluster:
         settings: of the run, with the number of stepping processes that the cluster has room for.
         address: IP address at which the nodes reach this machine.
         units: of the run.
+        node_address: IP address of all nodes, where they are this machine alone; "" for their own.
         agents: by part; without those whose node was lost.
     """
 
     settings: Settings
     address: str
     units: list[Unit]
+    node_address: str = ""
     agents: dict[str, RemoteAgent] = field(default_factory=dict)
     _places: dict[str, tuple[Any, int]] = field(default_factory=dict)  # by part, placement group and bundle
 
@@ -197,7 +199,7 @@ class Cluster:
                 actor = None
                 try:
                     with anyio.fail_after(TRY_S):
-                        actor = await _ask(partial(make, part, interface=self.settings.pipeline.interface))
+                        actor = await _ask(partial(make, part, self.node_address, self.settings.pipeline.interface))
                         found = await actor.describe.remote()
                 except (RayError, TimeoutError) as error:
                     if actor is not None:
@@ -291,7 +293,6 @@ def connected(address: str | None, settings: Settings) -> Iterator[Cluster]:
     if address == "local":
         wanted = total(unit.bundle for unit in units_of(settings, settings.pipeline.stepping_processes))
         options |= {"num_cpus": max(os.cpu_count() or 1, math.ceil(wanted.get("CPU", 0))), "include_dashboard": False}
-        options["_node_ip_address"] = "127.0.0.1"
     try:
         ray.init(address, **options)
     except Exception as error:
@@ -301,7 +302,7 @@ def connected(address: str | None, settings: Settings) -> Iterator[Cluster]:
         ) from error
     cluster = None
     try:
-        cluster = _planned(settings)
+        cluster = _planned(settings, "127.0.0.1" if address == "local" else "")
         yield cluster
     finally:
         if cluster is not None:
@@ -331,7 +332,7 @@ def _refuse_silence(address: str) -> None:
         ) from error
 
 
-def _planned(settings: Settings) -> Cluster:
+def _planned(settings: Settings, node_address: str) -> Cluster:
     """Plans the run on the cluster, for whose growth it waits up to `pipeline.placement.wait_s`."""
     placement = settings.pipeline.placement
     deadline = time.monotonic() + placement.wait_s
@@ -353,8 +354,8 @@ def _planned(settings: Settings) -> Cluster:
         ray.autoscaler.sdk.request_resources(bundles=[dict(unit.bundle) or _SMALLEST for unit in units])
         time.sleep(1.0)
     pipeline = settings.pipeline.model_copy(update={"stepping_processes": count})
-    address = address_of(settings.pipeline.interface, str(ray.util.get_node_ip_address()))
-    return Cluster(settings.model_copy(update={"pipeline": pipeline}), address, units)
+    address = address_of(settings.pipeline.interface, node_address or str(ray.util.get_node_ip_address()))
+    return Cluster(settings.model_copy(update={"pipeline": pipeline}), address, units, node_address)
 
 
 def _alive() -> list[dict[str, Any]]:
