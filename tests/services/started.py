@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import signal
@@ -50,7 +51,8 @@ class Started:
     def send_signal(self, number: signal.Signals) -> None:
         """Sends a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # the fork server reaps it, between the two lines as well
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Ends it at once."""
