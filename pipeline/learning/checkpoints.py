@@ -183,7 +183,7 @@ class CheckpointFolder:
         partial = self.path / f".partial-{name}"
         partial.mkdir()
         try:
-            for file, content in _files(checkpoint).items():
+            for file, content in packed(checkpoint).items():
                 write_atomically(partial / file, content)
             partial.rename(final)
         except OSError:  # if the disk is full, a partial checkpoint takes the space of a whole one
@@ -214,10 +214,15 @@ def load(path: Path) -> Checkpoint:
         DamagedCheckpoint: a file is missing or differs from what was written.
         CheckpointError: the checkpoint has another format.
     """
-    state = _state(path)
+    return unpacked({name: _read(path / name) for name in (_STATE, *_TENSORS)}, path)
+
+
+def unpacked(files: Mapping[str, bytes], path: Path) -> Checkpoint:
+    """Reads and verifies what `packed` returned; `path` is named in errors, which are those of `load`."""
+    state = _state(files[_STATE], path)
     tensors: list[Arrays] = []
     for name in _TENSORS:
-        content = _read(path / name)
+        content = files[name]
         if _sha256(content) != state["files"].get(name):
             raise _damaged(path / name, "content with the hash in state.json")
         try:
@@ -227,9 +232,9 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(**{name: state[name] for name in _FIELDS}, weights=tensors[0], optimizer=tensors[1])
 
 
-def _state(path: Path) -> dict[str, Json]:
+def _state(content: bytes, path: Path) -> dict[str, Json]:
     try:
-        state = json.loads(_read(path / _STATE))
+        state = json.loads(content)
         claimed = state.pop("sha256")
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path / _STATE, "a JSON object with its own hash") from error
@@ -246,7 +251,8 @@ def _state(path: Path) -> dict[str, Json]:
     return dict(state)
 
 
-def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
+def packed(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Returns the files of a checkpoint, by name."""
     files = {
         name: save_tensors({key: np.asarray(array, order="C") for key, array in arrays.items()})
         for name, arrays in zip(_TENSORS, (checkpoint.weights, checkpoint.optimizer), strict=True)

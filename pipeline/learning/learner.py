@@ -29,6 +29,7 @@ from sparring.pipeline.learning.losses import UpdateReport
 from sparring.pipeline.learning.optimizer import Adam
 from sparring.pipeline.learning.poca import POCA
 from sparring.pipeline.learning.ppo import PPO, PolicyGradient
+from sparring.pipeline.learning.ranks import Ranks
 from sparring.pipeline.learning.settings import DemonstrationSettings, SignalSettings, TrainerSettings
 from sparring.pipeline.learning.signals import EXTRINSIC, RewardNetwork, Signals
 from sparring.pipeline.learning.signals.gail import Gail
@@ -72,6 +73,7 @@ class Learner:
         learns: False loads no demonstrations, for a learner that only holds weights to play with.
         device: device of the networks (`networks.device`); all inputs and outputs are on the CPU.
         is_stopping: returns whether an update is to end after its present minibatch.
+        ranks: of the processes that share its minibatches; one that stops goes on alone.
         version: version of the current weights; starts at 1 and only rises.
         updates: number of updates in the lineage of the current weights.
         trained: steps in that lineage.
@@ -90,6 +92,7 @@ class Learner:
     learns: bool = field(default=True, kw_only=True)
     device: torch.device = field(default=CPU, kw_only=True)
     is_stopping: Callable[[], bool] = field(default=lambda: False, kw_only=True)
+    ranks: Ranks = field(default_factory=Ranks, kw_only=True)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -98,7 +101,7 @@ class Learner:
         digest = hashlib.sha256(f"{self.seed}/{self.behavior}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         to_build = self.behavior, self.spec, settings, self._generator
-        self._build = partial(build, *to_build, learns=self.learns, device=self.device)
+        self._build = partial(build, *to_build, learns=self.learns, device=self.device, ranks=self.ranks)
         self._algorithm, self.demo_files = self._build()
         self._buffer = SegmentBuffer(settings.network_settings.sequence_length, groups=settings.trainer_type == "poca")
         self._episode_returns: list[Floats] = []
@@ -196,11 +199,16 @@ class Learner:
 
         Raises:
             ValueError: the buffer holds fewer steps, or none.
+            RankLost: another rank has ended.
         """
         batch = self._buffer.take(None if everything else self.settings.hyperparameters.buffer_size)
         if isinstance(self._algorithm, PolicyGradient):
             self._algorithm.is_stopping = self.is_stopping
         report = self._algorithm.update(batch, self.version, self.trained)
+        if self.is_stopping():
+            self.ranks.leave()
+        reward_networks = self._algorithm.signals.sources.values()
+        self.ranks.follow([self._algorithm.optimizer.flat, *(one.optimizer.flat for one in reward_networks)])
         self.version += 1
         self.updates += 1
         self.trained += report.steps
@@ -294,6 +302,7 @@ def build(
     *,
     learns: bool = True,
     device: torch.device = CPU,
+    ranks: Ranks | None = None,
 ) -> tuple[Algorithm, tuple[DemonstrationFile, ...]]:
     """Builds the algorithm that `trainer_type` names; returns it and the demonstration files that it read, each once.
 
@@ -304,6 +313,7 @@ def build(
         generator: random source of the initial weights and of shuffling.
         learns: False loads no demonstrations, for networks that only receive weights.
         device: device of the networks.
+        ranks: of the processes that share minibatches.
 
     Raises:
         Unsupported: no network can be built for the spec or the settings.
@@ -317,7 +327,8 @@ def build(
     else:
         networks = AgentNetworks(spec, settings, generator)
     hyper = settings.hyperparameters
-    optimizer = Adam(networks.modules, hyper.learning_rate, device, hyper.adam_epsilon, hyper.max_grad_norm)
+    of_adam = hyper.learning_rate, device, hyper.adam_epsilon, hyper.max_grad_norm
+    optimizer = Adam(networks.modules, *of_adam, ranks or Ranks())
     sources: dict[str, RewardNetwork] = {}
     files: list[DemonstrationFile] = []
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparring.pipeline.assembly import sequences
+from sparring.pipeline.learning.ranks import Ranks
 from sparring.pipeline.networks.device import CPU, over
 from sparring.pipeline.networks.encoders import Inputs
 from sparring.pipeline.networks.layers import Layout
@@ -97,26 +98,43 @@ class Recurrence(NamedTuple):
         return torch.from_numpy(sequences.rows_of(self.first[which_q], lengths)), state
 
 
-def minibatches(
-    rows: Minibatch, size: int, generator: torch.Generator
-) -> Iterator[tuple[Minibatch, RecurrentState, Tensor]]:
-    """Yields minibatches of `size` shuffled rows, or one of all, with row numbers; incomplete ones are left out."""
+class Part(NamedTuple):
+    """Holds the part of a minibatch that one rank differentiates.
+
+    Attributes:
+        rows: our rows.
+        state: memories of the actor at the start of our sequences.
+        at: [B] numbers of the rows of the whole minibatch.
+        weight: factor of the mean over our rows in that over the whole minibatch.
+        windows: of group time, for the critic, of the whole minibatch; empty in PPO.
+    """
+
+    rows: Minibatch
+    state: RecurrentState
+    at: Tensor
+    weight: float
+    windows: Numbers = np.empty(0, np.int64)
+
+
+def minibatches(rows: Minibatch, size: int, generator: torch.Generator, ranks: Ranks) -> Iterator[Part]:
+    """Yields minibatches of `size` shuffled rows, or one of all; incomplete ones are left out."""
     which = over(torch.from_numpy(shuffled_parts(len(rows.log_prob), size, generator)), rows.log_prob.device)
-    inputs = zip(*(_shuffled(column, which) for column in rows.inputs), strict=True)
-    others = ([None] * len(which) if column is None else _shuffled(column, which) for column in rows[1:])
-    return ((Minibatch(*parts), RecurrentState(), at_B) for at_B, *parts in zip(which, inputs, *others, strict=True))
+    ours = which[:, ranks.part(which.shape[1])]
+    inputs = zip(*(_shuffled(column, ours) for column in rows.inputs), strict=True)
+    others = ([None] * len(ours) if column is None else _shuffled(column, ours) for column in rows[1:])
+    weight, state = ranks.weight(which.shape[1], ours.shape[1], which.shape[1]), RecurrentState()
+    return (Part(Minibatch(*one), state, at_B, weight) for at_B, *one in zip(which, inputs, *others, strict=True))
 
 
 def recurrent_minibatches(
-    rows: Minibatch, recurrence: Recurrence, size: int, generator: torch.Generator
-) -> Iterator[tuple[Minibatch, RecurrentState, Tensor]]:
-    """Yields minibatches of `size` (at least one) shuffled sequences, or one of all, with their row numbers.
-
-    Incomplete ones are left out.
-    """
+    rows: Minibatch, recurrence: Recurrence, size: int, generator: torch.Generator, ranks: Ranks
+) -> Iterator[Part]:
+    """Yields minibatches of `size` (at least one) shuffled sequences, or one of all; incomplete ones are left out."""
     for which_q in shuffled_parts(len(recurrence.lengths), size, generator):
-        at_B, state = over(recurrence.select(which_q), rows.log_prob.device)
-        yield rows.at(at_B), state, at_B
+        ours_q = which_q[ranks.part(len(which_q))]
+        whole_B = torch.from_numpy(sequences.rows_of(recurrence.first[which_q], recurrence.lengths[which_q]))
+        whole_B, (at_B, state) = over((whole_B, recurrence.select(ours_q)), rows.log_prob.device)
+        yield Part(rows.at(at_B), state, whole_B, ranks.weight(len(which_q), len(at_B), len(whole_B)))
 
 
 def shuffled_parts(count: int, size: int, generator: torch.Generator) -> Numbers:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from sparring.pipeline.learning.ranks import Ranks
 from sparring.pipeline.networks.device import CPU, back, constant, place
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class Adam:
         device: device that the parameters, their gradients and the state move to.
         epsilon: added to the denominator.
         max_norm: the gradient is scaled down to this norm if its own is larger; None for no limit.
+        ranks: whose gradients are summed.
         flat: [P] all values.
         gradient: [P] their gradient.
         moments: the state by PyTorch's names, to be saved and restored in place.
@@ -67,6 +69,7 @@ class Adam:
     device: torch.device = CPU
     epsilon: float = 1e-8
     max_norm: float | None = None
+    ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
         self.tried = 0
@@ -103,6 +106,7 @@ class Adam:
         gradient = self.gradient
         gradient.zero_()
         backward_fn()
+        self.ranks.sum(gradient)
         # A NaN or an infinity in any row of the loss also reaches the gradient and its norm.
         square = gradient.dot(gradient)
         skipped = square.sub(square).ne_(0)

@@ -41,8 +41,8 @@ from torch import Tensor
 
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.group_networks import GroupEstimates, GroupNetworks, PreparedGroups
-from sparring.pipeline.learning.minibatches import Recurrence
-from sparring.pipeline.learning.ppo import VALUE_WEIGHT, Estimated, ForwardPass, Part, PolicyGradient, Targets
+from sparring.pipeline.learning.minibatches import Part, Recurrence
+from sparring.pipeline.learning.ppo import VALUE_WEIGHT, Estimated, ForwardPass, PolicyGradient, Targets
 from sparring.pipeline.learning.signals import EXTRINSIC, by_series
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.specs import BehaviorSpec, Numbers
@@ -122,18 +122,23 @@ class POCA(PolicyGradient[GroupNetworks, GroupTargets]):
         of_actor = self._of_actor(targets)
         of_critic = shuffled(targets.prepared.windows.weights, units // min(size, units), self.generator)
         for at, part in enumerate(of_actor):
-            yield *part, of_critic[at % len(of_critic)]
+            yield part._replace(windows=of_critic[at % len(of_critic)])
 
     def _forward(self, targets: GroupTargets, part: Part) -> ForwardPass:
         """Evaluates the actor on its rows, and the critic on its timesteps and the decisions there (7)."""
-        rows, state, _, windows = part
-        critic = self.networks.inputs(targets.prepared, windows, targets.estimates)
-        head_BH, values_mS, baselines_nS, backward_fn = self.networks.run(rows.inputs, state, critic)
+        ranks, windows, units = self.optimizer.ranks, targets.prepared.windows, len(part.windows)
+        critic = self.networks.inputs(targets.prepared, part.windows[ranks.part(units)], targets.estimates)
+        head_BH, values_mS, baselines_nS, backward_fn = self.networks.run(part.rows.inputs, part.state, critic)
+        share_m = share_n = 1.0
+        if ranks.count > 1:
+            share_m = ranks.weight(units, len(critic.timesteps), int(windows.lengths[part.windows].sum()))
+            of_whole_q = windows.lengths_q[windows.of_windows(part.windows)]
+            share_n = ranks.weight(units, len(critic.rows), int(of_whole_q.sum()))
         at_m, at_n = over((torch.from_numpy(critic.timesteps), torch.from_numpy(critic.rows)), self.optimizer.device)
         of_values = (column.index_select(0, at_m) for column in targets.of_timesteps)
         of_baselines = (column.index_select(0, at_n) for column in (targets.rows.returns, targets.rows.values))
-        value = Estimated(values_mS, VALUE_WEIGHT, *of_values)
-        baseline = Estimated(baselines_nS, BASELINE_WEIGHT, *of_baselines)
+        value = Estimated(values_mS, VALUE_WEIGHT * share_m, *of_values)
+        baseline = Estimated(baselines_nS, BASELINE_WEIGHT * share_n, *of_baselines)
         return ForwardPass(head_BH, {"Value": value, "Baseline": baseline}, backward_fn)
 
 

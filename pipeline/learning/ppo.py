@@ -43,14 +43,14 @@ from sparring.pipeline.learning import losses, minibatches
 from sparring.pipeline.learning.actor_critic import ActorCritic, AgentNetworks
 from sparring.pipeline.learning.buffer import Batch, Series
 from sparring.pipeline.learning.cloning import Cloning
-from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, RecurrentState
+from sparring.pipeline.learning.minibatches import Minibatch, Part, Recurrence
 from sparring.pipeline.learning.optimizer import Adam, of_finite
 from sparring.pipeline.learning.settings import Coefficients, TrainerSettings
 from sparring.pipeline.learning.signals import EpisodeStarts, Signals, Steps
 from sparring.pipeline.networks.device import over
 from sparring.pipeline.networks.encoders import Encoder, Inputs
 from sparring.pipeline.networks.perceptron import accumulate
-from sparring.pipeline.specs import Array, Floats, Numbers
+from sparring.pipeline.specs import Array, Floats
 
 VALUE_WEIGHT: Final = 0.5
 
@@ -109,9 +109,6 @@ class ForwardPass(NamedTuple):
 NetworksT = TypeVar("NetworksT", bound=ActorCritic)
 TargetsT = TypeVar("TargetsT", bound=Targets)
 
-Part = tuple[Minibatch, RecurrentState, Tensor, Numbers]
-"""A minibatch: rows, the actor's memories, row numbers, and windows of group time for the critic (empty in PPO)."""
-
 
 @dataclass(eq=False)
 class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
@@ -158,7 +155,7 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
         passes = (self._minibatches(targets) for _ in range(hyper.num_epoch))
         for part in chain.from_iterable(passes):
             done.append(self._step(targets, part, coefficients))
-            self.signals.learn(part[2])
+            self.signals.learn(part.at)
             if self.is_stopping():
                 break
         cloned = {} if self.cloning is None else self.cloning.update(trained)
@@ -256,20 +253,22 @@ class PolicyGradient(ABC, Generic[NetworksT, TargetsT]):
         """Returns our own decisions as reward networks read them."""
         return Steps(batch, self.actor.actions, self.actor.action_limit)
 
-    def _of_actor(self, targets: Targets) -> Iterator[tuple[Minibatch, RecurrentState, Tensor]]:
-        """Yields shuffled minibatches of rows, or of whole sequences, with their row numbers."""
-        size = self.settings.hyperparameters.batch_size
+    def _of_actor(self, targets: Targets) -> Iterator[Part]:
+        """Yields shuffled minibatches of rows, or of whole sequences."""
+        size, ranks = self.settings.hyperparameters.batch_size, self.optimizer.ranks
         if targets.recurrence is None:
-            return minibatches.minibatches(targets.rows, size, self.generator)
+            return minibatches.minibatches(targets.rows, size, self.generator, ranks)
         size //= self.settings.network_settings.sequence_length
-        return minibatches.recurrent_minibatches(targets.rows, targets.recurrence, size, self.generator)
+        return minibatches.recurrent_minibatches(targets.rows, targets.recurrence, size, self.generator, ranks)
 
     @torch.no_grad()
     def _step(self, targets: TargetsT, part: Part, coefficients: Coefficients) -> losses.Losses:
         """Takes one step of Adam on a minibatch, and returns its losses."""
         head_BH, estimates, backward_fn = self._forward(targets, part)
         clipped = self.settings.hyperparameters.clip_value_loss
-        terms, to_head_BH, to_log_sigma_C = losses.policy_loss(self.actor, head_BH, part[0], coefficients.beta)
+        terms, to_head_BH, to_log_sigma_C = losses.policy_loss(self.actor, head_BH, part.rows, coefficients.beta)
+        if part.weight != 1.0:
+            to_head_BH, to_log_sigma_C = to_head_BH * part.weight, to_log_sigma_C * part.weight
         squares, gradients = {}, [to_head_BH]
         for kind, (found, weight, aims, before) in estimates.items():
             old = before if clipped else None
@@ -303,10 +302,10 @@ class PPO(PolicyGradient[AgentNetworks, Targets]):
         )
 
     def _minibatches(self, targets: Targets) -> Iterator[Part]:
-        return ((*part, np.empty(0, np.int64)) for part in self._of_actor(targets))
+        return self._of_actor(targets)
 
     def _forward(self, targets: Targets, part: Part) -> ForwardPass:
-        rows, state, _, _ = part
-        head_BH, values_BS, backward_fn = self.networks.run(rows.inputs, state)
-        values = Estimated(values_BS, VALUE_WEIGHT, rows.returns, rows.values)
+        rows = part.rows
+        head_BH, values_BS, backward_fn = self.networks.run(rows.inputs, part.state)
+        values = Estimated(values_BS, VALUE_WEIGHT * part.weight, rows.returns, rows.values)
         return ForwardPass(head_BH, {"Value": values}, backward_fn)

@@ -37,7 +37,7 @@ def conflicts(settings: Settings) -> Iterator[Conflict]:
     """Yields all contradictions in `settings`."""
     sizes = list(_sizes(settings))
     yield from sizes
-    rules = (_any_behavior, _names, _mode, _sequences, _lessons, _opponents, _players, _devices)
+    rules = (_any_behavior, _names, _mode, _sequences, _lessons, _opponents, _players, _devices, _ranks)
     for rule in () if sizes else rules:
         yield from rule(settings)
 
@@ -82,6 +82,7 @@ def _limits(settings: Settings) -> Iterator[tuple[Path, int, int, str]]:
     process, pipeline = "each is a process of its own", settings.pipeline
     yield ("env_settings", "num_envs"), settings.env_settings.num_envs, _MOST_PROCESSES, process
     yield ("pipeline", "stepping_processes"), pipeline.stepping_processes, _MOST_THREADS, process
+    yield ("pipeline", "ranks"), pipeline.ranks, _MOST_THREADS, process
     for name in ("learning", "stepping"):
         threads = getattr(pipeline.torch_threads, name)
         yield ("pipeline", "torch_threads", name), threads, _MOST_THREADS, "each is a thread of its own"
@@ -173,6 +174,25 @@ def _devices(settings: Settings) -> Iterator[Conflict]:
             remedy = did_you_mean(name, settings.behaviors) or "name a behavior of this file"
             text = f"got behavior {name!r}; expected one of {', '.join(settings.behaviors)}; {remedy}"
             yield Conflict((("torch_settings", "device", name),), text)
+
+
+def _ranks(settings: Settings) -> Iterator[Conflict]:
+    """Finds learners whose updates their ranks cannot share."""
+    ranks, of_torch = settings.pipeline.ranks, settings.torch_settings
+    for place, behavior in _behaviors(settings).items() if ranks > 1 else ():
+        device, path = of_torch.of_learner(str(place[-1])), ("pipeline", "ranks")
+        per_unit = behavior.network_settings.sequence_length or 1
+        size: Path = (*place, "hyperparameters", "batch_size")
+        if behavior.trainer_type == "bc":
+            text = f"got {ranks} ranks for a trainer of type bc; expected 1, because no simulator's steps train it"
+            yield Conflict((path,), f"{text}; remove ranks")
+        elif device not in (None, "cpu", "cuda"):
+            text = f"got {ranks} ranks on device {device!r}; expected cpu, or cuda, which is a GPU for each"
+            yield Conflict((path, ("torch_settings", "device")), f"{text}; correct the device")
+        elif (units := behavior.hyperparameters.batch_size // per_unit) < ranks:
+            what = "rows" if per_unit == 1 else f"sequences of {per_unit} rows"
+            text = f"got {ranks} ranks with minibatches of {units} {what}; expected at least one for each rank"
+            yield Conflict((path, size), f"{text}; raise batch_size or lower ranks")
 
 
 def _opponents(settings: Settings) -> Iterator[Conflict]:

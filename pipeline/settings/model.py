@@ -231,6 +231,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
         logs: limits of logs, of simulators' output, of `services.jsonl` and `metrics.jsonl`.
         restarts: limits of restarts of failed services.
         assembly: one process for all stepping processes, or one for each.
+        ranks: processes of each learner, which share the rows of its minibatches.
         torch_threads: torch threads of each process.
         leave_cores_to_learners: services other than learners leave as many CPU cores free as the learners have threads,
             if any remain (Linux); so do launched simulators, if each has a core then. Learners may run on all.
@@ -255,6 +256,7 @@ class PipelineSettings(SteppingSettings, CoordinationSettings):
     logs: LogSettings = LogSettings()
     restarts: RestartSettings = RestartSettings()
     assembly: Literal["one", "per stepping"] = "one"
+    ranks: int = Field(default=1, ge=1)
     torch_threads: ThreadSettings = ThreadSettings()
     leave_cores_to_learners: bool = True
     stop_timeout_s: float = Field(default=20.0, gt=0)

@@ -200,9 +200,10 @@ def numbers(version: str) -> tuple[int, ...]:
 def _machine(settings: Settings | None) -> Iterator[Row]:
     behaviors, stepping, threads, simulators, results = 1, 1, 2, 1, "results"
     if settings is not None:
-        each, results = settings.pipeline.torch_threads, settings.checkpoint_settings.results_dir
+        each, ranks = settings.pipeline.torch_threads, settings.pipeline.ranks
+        results = settings.checkpoint_settings.results_dir
         behaviors, stepping = len(settings.behaviors), settings.pipeline.stepping_processes
-        threads = each.learning * behaviors + each.stepping * stepping
+        threads = each.learning * ranks * behaviors + each.stepping * stepping
         simulators = sum(one.count for one in settings.launched)
     cpu, left = quota_of(_cgroup())
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -345,7 +346,7 @@ def cores(usable: int, busy: int, quota: float | None) -> Row:
     got = f"{usable} cores" + ("" if quota is None else f", of which the control group allows {quota:g}")
     expected = f"{busy}: one for each torch thread of learners and stepping, better one more for the rest"
     few = (usable if quota is None else min(usable, quota)) < busy
-    remedy = "a run is possible, but slower; lower pipeline.torch_threads, or run on more cores" if few else ""
+    remedy = "a run is possible, but slower; lower pipeline.ranks or torch_threads, or run on more cores" if few else ""
     return finding("cores", got, expected, remedy, "warn")
 
 

@@ -228,6 +228,9 @@ def _overrides(args: argparse.Namespace) -> dict[str, Json]:
 def _refuse(settings: Settings, *, insecure: bool, in_process: bool, clustered: bool) -> None:
     """Refuses settings that cannot run, before any process starts; what nodes of a cluster lack shows there."""
     lines = [*exposed(settings, insecure=insecure), *keys_missing(settings), *keys_unusable(settings)]
+    if in_process and settings.pipeline.ranks > 1:
+        what = "got --in-process with pipeline.ranks; expected ranks 1, because a learner's ranks are processes"
+        lines.append(f"{what}; leave one of the two out")
     if clustered:
         lines += not_on_a_cluster(settings, in_process=in_process)
     else:

@@ -76,23 +76,26 @@ class ForkServer:
             OSError: the server has died, or does not answer.
         """
         reader, writer = os.pipe()
+        held, release = os.pipe()
         try:
             request = json.dumps({"arguments": arguments, "environment": environment}).encode()
             if len(request) > _LARGEST:
                 raise OSError(f"got {len(request)} bytes of arguments and variables; expected at most {_LARGEST}")
             with self._lock:
-                socket.send_fds(self._socket, [request], [*descriptors, writer])
+                socket.send_fds(self._socket, [request], [*descriptors, held, writer])
                 answer = self._socket.recv(_LARGEST)
                 self._socket.settimeout(_ANSWER_S)
                 self._has_forked = True
             if not answer:
                 raise ConnectionResetError("the fork server has ended")
+            os.write(release, b"1")
             return ForkedProcess(int(answer), reader, self._server)
         except OSError:
             os.close(reader)
             raise
         finally:
-            os.close(writer)
+            for one in (writer, held, release):
+                os.close(one)
 
     def close(self) -> None:
         """Ends the server, and with it all its children."""
@@ -219,10 +222,10 @@ def serve(requests: socket.socket) -> list[str]:
             text, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 8)
         if not text:
             _end(writers)
-        *streams, lifeline, writer = descriptors
+        *streams, lifeline, held, writer = descriptors
         if child := os.fork():
             writers[child] = writer
-            for one in (*streams, lifeline):
+            for one in (*streams, lifeline, held):
                 os.close(one)
             with suppress(OSError):  # the supervisor has ended, which the next round notices
                 requests.send(b"%d" % child)
@@ -239,6 +242,9 @@ def serve(requests: socket.socket) -> list[str]:
         request = json.loads(text)
         os.environ.update(request["environment"])
         end_at_close(lifeline)
+        if not os.read(held, 1):  # the supervisor does not know of this process, because the server died too early
+            os._exit(0)
+        os.close(held)
         setproctitle(" ".join(["sparring", *request["arguments"]]))
         return [str(one) for one in request["arguments"]]
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 
-from sparring.services.process.lifeline import CORES_VARIABLE, PIPE_VARIABLE, end_with_parent
+from sparring.services.process.lifeline import CORES_VARIABLE, PIPE_VARIABLE, end_with_parent, resume_with_parent
 
 _GRACE_S = 3.0
 
@@ -28,6 +28,7 @@ def main(command: list[str]) -> int:
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resume_with_parent()
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
     except OSError as error:

@@ -9,6 +9,7 @@ Updates run in a worker thread, so that the event loop stays responsive. Segment
 until then they wait in the queue, which is how a busy learner slows the stages before it.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -34,6 +35,7 @@ from sparring.pipeline.networks.device import Device, usable
 from sparring.pipeline.settings.parameters import curricula
 from sparring.services.process.runtime import Context, cancel_at_stop, publish_metrics, refuse_restart, spec_of
 from sparring.services.stages.playing import CheckpointPlayer, LearnerLinks, open_player
+from sparring.services.stages.ranks import LeadingLearner, lead
 
 LEAST_SAMPLE_SIZE: Final = 0.1
 """Effective share of an update's steps below which their correction for staleness counts as weak."""
@@ -159,6 +161,11 @@ class Learning:
             await self._context.writing.until_done(self._save, "the last checkpoint", limit_s)
         finally:
             self.publish()
+
+    def close(self) -> None:
+        """Ends the other ranks, if there are any."""
+        if isinstance(self._learner, LeadingLearner):
+            self._learner.end()
 
     async def _publish_weights(self) -> None:
         """Publishes the weights before the state, so that no step allowance names unpublished weights."""
@@ -352,7 +359,12 @@ async def open_learning(context: Context, links: LearnerLinks, device: Device) -
     name, run = links.behavior, context.run
     context.registry.histogram(f"lag/{name}", LAG_BOUNDS)
     spec, versions = await spec_of(context, links.coordination, name)
-    learner = await context.compute(partial(Learner, name, spec, run.settings.behaviors[name], run.seed, device=device))
+    settings, pipeline = run.settings.behaviors[name], run.settings.pipeline
+    make: Callable[[], Learner] = partial(Learner, name, spec, settings, run.seed, device=device)
+    if pipeline.ranks > 1:
+        how = partial(lead, count=pipeline.ranks, timeout_s=pipeline.stall_timeout_s, device=device)
+        make = partial(how, name, spec, settings, run.seed)
+    learner = await context.compute(make)
     context.log.info("networks", **learner.sizes)
     learning = Learning(context, learner, links)
     await learning.begin(versions)
@@ -383,17 +395,21 @@ async def run(context: Context) -> None:
         if stage is not None:
             stage.refresh()
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(publish_metrics, context, topic, refresh)
-        tasks.start_soon(cancel_at_stop, context, tasks)
-        stage = await (
-            open_learning(context, links, device) if playing is None else open_player(context, playing, links)
-        )
-        await stage.loop()
-        context.progress.waits(ALL, "the end")
-        await context.stop.wait()
-    if stage is not None:
-        with anyio.CancelScope(shield=True):
-            await stage.finish()
-            refresh()
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publish_metrics, context, topic, refresh)
+            tasks.start_soon(cancel_at_stop, context, tasks)
+            stage = await (
+                open_learning(context, links, device) if playing is None else open_player(context, playing, links)
+            )
+            await stage.loop()
+            context.progress.waits(ALL, "the end")
+            await context.stop.wait()
+        if stage is not None:
+            with anyio.CancelScope(shield=True):
+                await stage.finish()
+                refresh()
+    finally:
+        if isinstance(stage, Learning):
+            stage.close()
     topic.publish(channels.METRICS, context.numbers())

@@ -371,8 +371,9 @@ def cores_beside_learners(
     may run on all cores, because they compute side by side.
     """
     learners = {name for name in services if name.startswith("learning-")}
-    rest = tuple(usable[settings.pipeline.torch_threads.learning * len(learners) :])
-    if not settings.pipeline.leave_cores_to_learners or not rest:
+    pipeline = settings.pipeline
+    rest = tuple(usable[pipeline.torch_threads.learning * pipeline.ranks * len(learners) :])
+    if not pipeline.leave_cores_to_learners or not rest:
         return {}
     placed = [*services, *simulators] if len(simulators) <= len(rest) else services
     return {name: rest for name in placed if name not in learners}

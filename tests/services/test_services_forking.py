@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -157,3 +159,31 @@ def test_nothing_outlives_the_supervisor_though_it_be_stopped(commands: None, ki
         _, alive = psutil.wait_procs(processes, LIMIT_S)
     assert len(processes) == 3
     assert not alive
+
+
+class Unheard:
+    """The socket of a server that dies after it has forked, and before anybody hears its answer."""
+
+    def __init__(self, real: socket.socket, server: int) -> None:
+        self._real, self._server = real, server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def recv(self, most: int) -> bytes:
+        assert self._real.recv(most)
+        os.kill(self._server, signal.SIGKILL)
+        return self._real.recv(most)
+
+
+def test_process_that_its_supervisor_does_not_know_does_nothing(
+    server: ForkServer, tmp_path: Path, lifeline: tuple[int, int]
+) -> None:
+    """Another server starts the same service: the two would listen at the same addresses."""
+    server._socket = Unheard(server._socket, server._server.pid)  # type: ignore[assignment]
+    with pytest.raises(OSError, match="the fork server has ended"):
+        start(server, "print('here')", tmp_path, lifeline)
+    server.kill()
+    (adopted,) = psutil.Process().children()
+    assert os.waitstatus_to_exitcode(os.waitpid(adopted.pid, 0)[1]) == 0
+    assert (tmp_path / "out").read_text() == ""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sparring import __main__
@@ -46,3 +47,26 @@ def test_process_without_a_supervisor_ends_at_once(tmp_path: Path) -> None:
     )
     os.close(reader)
     assert process.returncode == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux wakes a process when its parent ends")
+def test_stopped_watcher_ends_with_its_supervisor_and_takes_its_program_along(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, time
+from pathlib import Path
+from sparring.services.process.hosting import ProcessHost
+host = ProcessHost(Path(sys.argv[1]))
+program = "import os, time; print(os.getpid(), flush=True); time.sleep(500)"
+watcher = host.watched("one", [sys.executable, "-c", program], {})
+while not watcher.last_lines():
+    time.sleep(0.01)
+print(watcher.pid, watcher.last_lines(), flush=True)
+os.kill(watcher.pid, signal.SIGSTOP)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=50)
+    left = [psutil.Process(int(pid)) for pid in ended.stdout.split() if psutil.pid_exists(int(pid))]
+    _, alive = psutil.wait_procs(left, timeout=20.0)
+    for one in alive:
+        one.kill()
+    assert not alive

@@ -255,6 +255,7 @@ pipeline:
     backoff_s: 0.25
     backoff_max_s: 5.0
   assembly: per stepping
+  ranks: 2
   torch_threads:
     learning: 2
     stepping: 3

@@ -71,6 +71,7 @@ def test_an_invalid_file_gives_status_1_and_all_problems_on_stderr(
         ("behaviors: {A: {}}\nsimulators: [{name: goal, count: 1e9}]", "simulators[0].count", "4,096"),
         ("behaviors: {A: {}}\nsimulators: [{name: goal, areas: 1e9}]", "simulators[0].areas", "65,536"),
         ("behaviors: {A: {}}\npipeline: {stepping_processes: 1e9}", "pipeline.stepping_processes", "1,024"),
+        ("behaviors: {A: {}}\npipeline: {ranks: 1e9}", "pipeline.ranks", "1,024"),
         ("behaviors: {A: {}}\npipeline: {torch_threads: {learning: 1e9}}", "pipeline.torch_threads.learning", "1,024"),
         ("behaviors: {A: {}}\nenv_settings: {env_path: game, num_envs: 1e9}", "env_settings.num_envs", "4,096"),
         ("behaviors: {A: {hyperparameters: {buffer_size: 1e9}}}", "behaviors.A.hyperparameters.buffer_size", "100,000"),

@@ -1,0 +1,194 @@
+"""Divides the updates of one learner among processes of this machine (`pipeline.ranks`).
+
+Rank 0 is the learner that other services know. It starts the others, and tells them through their standard input what
+it does itself: its state before the first update, then its segments and updates. They read that, and end with the pipe.
+
+    python -m sparring.services.stages.ranks    # a rank above 0
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgpack
+import torch
+
+from sparring.pipeline.learning.checkpoints import packed, unpacked
+from sparring.pipeline.learning.learner import Learner
+from sparring.pipeline.learning.losses import UpdateReport
+from sparring.pipeline.learning.ranks import RankLost, device_of, join
+from sparring.pipeline.learning.settings import TrainerSettings
+from sparring.pipeline.messages.codec import decode, encode
+from sparring.pipeline.messages.segments import Segments
+from sparring.pipeline.networks.device import configure_torch, usable
+from sparring.pipeline.specs import BehaviorSpec, read_spec
+from sparring.services.process.hosting import PYTHON
+
+
+@dataclass(eq=False)
+class LeadingLearner(Learner):
+    """A LeadingLearner is rank 0 of a learner of several processes.
+
+    Attributes:
+        processes: the other ranks, which have joined.
+    """
+
+    processes: list["subprocess.Popen[bytes]"] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._untold: list[tuple[object, ...]] = []
+        self._has_begun = False
+
+    def register(self, specs: Mapping[str, BehaviorSpec]) -> None:
+        """Registers other behavior names, as `Learner.register`."""
+        super().register(specs)
+        self._untold.append(("register", {name: asdict(spec) for name, spec in specs.items()}))
+
+    def add(self, record: Segments) -> None:
+        """Adds finished segments, as `Learner.add`."""
+        super().add(record)
+        self._untold.append(("add", record))
+
+    def drop_stale(self, max_lag: int) -> int:
+        """Drops old segments, as `Learner.drop_stale`."""
+        dropped = super().drop_stale(max_lag)
+        if dropped:
+            self._untold.append(("drop_stale", max_lag))
+        return dropped
+
+    def update(self, everything: bool = False) -> UpdateReport:
+        """Trains together with the other ranks, as `Learner.update`.
+
+        Raises:
+            RankLost: another rank has ended.
+        """
+        try:
+            if self.ranks.count > 1:
+                self._tell(everything)
+            return super().update(everything)
+        except RankLost as lost:
+            ended = {rank: process.poll() for rank, process in enumerate(self.processes, start=1)}
+            statuses = ", ".join(f"rank {rank} ended by status {one}" for rank, one in ended.items() if one is not None)
+            raise RankLost(f"a rank of the learner of {self.behavior} is lost: {statuses or lost}") from lost
+
+    def end(self) -> None:
+        """Ends the other ranks."""
+        self.ranks.leave()
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+    def _tell(self, everything: bool) -> None:
+        """Tells the other ranks all that has happened since the last update."""
+        untold, self._untold = self._untold, []
+        if not self._has_begun:
+            untold.insert(0, ("restore", packed(self.checkpoint())))
+            self._has_begun = True
+        for kind, what in [*untold, ("update", everything)]:
+            plain = encode(what) if isinstance(what, Segments) else what
+            message = msgpack.packb((kind, plain))
+            for process in self.processes:
+                assert process.stdin is not None
+                try:
+                    process.stdin.write(message)
+                    process.stdin.flush()
+                except OSError as error:
+                    raise RankLost(str(error)) from error
+
+
+def lead(
+    behavior: str,
+    spec: BehaviorSpec,
+    settings: TrainerSettings,
+    seed: int,
+    *,
+    count: int,
+    timeout_s: float,
+    device: torch.device,
+) -> LeadingLearner:
+    """Starts the other ranks of a learner, and waits until they have joined.
+
+    Args:
+        behavior: name of the behavior.
+        spec: observations and actions of the behavior.
+        settings: the learner's settings.
+        seed: seed of the run.
+        count: number of ranks.
+        timeout_s: seconds that a rank waits for another.
+        device: device of the networks; `cuda` is a GPU for each rank.
+
+    Raises:
+        Unsupported: the machine has fewer GPUs.
+        RankLost: not all of them have joined in time.
+    """
+    usable(str(device_of(device, count - 1, count)), "torch_settings.device of the last rank")
+    shared = {
+        "behavior": behavior,
+        "spec": asdict(spec),
+        "settings": settings.model_dump(mode="json", exclude_unset=True, include=set(TrainerSettings.model_fields)),
+        "seed": seed,
+        "count": count,
+        "timeout_s": timeout_s,
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "precision": torch.get_float32_matmul_precision(),
+    }
+    with tempfile.TemporaryDirectory(prefix="sparring-") as folder:
+        meeting, own = Path(folder, "ranks"), device_of(device, 0, count)
+        processes = [_start(shared | {"rank": rank, "meeting": str(meeting)}) for rank in range(1, count)]
+        ranks = join(0, count, meeting, own, timeout_s)
+    return LeadingLearner(behavior, spec, settings, seed, device=own, ranks=ranks, processes=processes)
+
+
+def _start(begun: Mapping[str, object]) -> "subprocess.Popen[bytes]":
+    # In the learner's process group, which the supervisor ends with the learner.
+    process = subprocess.Popen([*PYTHON, __name__], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(msgpack.packb(json.dumps(begun)))
+    process.stdin.flush()
+    return process
+
+
+def follow() -> None:
+    """Does what rank 0 tells, until its pipe is closed.
+
+    Raises:
+        RankLost: another rank has ended.
+    """
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as told:  # a buffered file would wait for a full buffer
+        messages = msgpack.Unpacker(told, max_buffer_size=0, use_list=False, strict_map_key=False)
+        begun = json.loads(next(messages))
+        configure_torch(begun["threads"], begun["precision"])
+        rank, count, device = begun["rank"], begun["count"], torch.device(begun["device"])
+        device = device_of(device, rank, count)
+        ranks = join(rank, count, Path(begun["meeting"]), device, begun["timeout_s"])
+        settings = TrainerSettings.model_validate_json(json.dumps(begun["settings"]))
+        identity = begun["behavior"], read_spec(begun["spec"]), settings, begun["seed"]
+        learner = Learner(*identity, device=device, ranks=ranks)
+        for kind, what in messages:
+            if kind == "restore":
+                learner.restore(unpacked(what, Path("rank 0")))
+            elif kind == "register":
+                learner.register({name: read_spec(plain) for name, plain in what.items()})
+            elif kind == "add":
+                learner.add(decode(what))
+            elif kind == "drop_stale":
+                learner.drop_stale(what)
+            else:
+                learner.update(what)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # the learner decides when to end
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        follow()
+    except RankLost:  # the learner says so
+        sys.exit(1)
