@@ -37,6 +37,7 @@ _UNWRITABLE: Final = (
     errno.EDQUOT,
     errno.EROFS,
     errno.EACCES,
+    errno.EEXIST,
     errno.EISDIR,
     errno.ENOTDIR,
     errno.ENAMETOOLONG,

@@ -377,7 +377,8 @@ class SimulatorTotals:
     def replace(self, present: str) -> None:
         """Notes that processes which were connected to an earlier incarnation of stepping may have died with it."""
         for process, (source, steps) in self.known.items():
-            if steps.connected and source != present and service_of(source) == service_of(present):
+            is_open = steps.connected and not steps.total
+            if is_open and source != present and service_of(source) == service_of(present):
                 self.unheard.add(process)
 
     def on_stepping_state(self, state: records.SteppingState) -> Counter[str]:

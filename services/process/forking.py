@@ -233,6 +233,7 @@ def serve(requests: socket.socket) -> list[str]:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         requests.close()
         for one in (wake, waker, writer, *writers.values()):
             os.close(one)
@@ -276,6 +277,7 @@ def _ignore(_signal: int, _frame: object) -> None:
 
 def main(arguments: Sequence[str]) -> list[str]:
     """Runs the server; returns only in a child, with the arguments of its command."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when it ends
     resume_with_parent()
     for module in arguments[1:]:
         importlib.import_module(module)

@@ -240,7 +240,7 @@ def origin_of(directory: Path) -> str:
     """Returns the random text that identifies the run in a folder over all its sessions and machines; "" for none."""
     try:
         return str(json.loads((directory / RUN_FILE).read_text())["origin"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 

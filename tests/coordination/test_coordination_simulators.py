@@ -84,6 +84,17 @@ def test_missing_last_counts_are_known_once_every_process_has_connected_again() 
     assert not totals.unheard
 
 
+def test_a_process_that_said_goodbye_is_not_missed_with_its_stepping_process() -> None:
+    """One was connected when its stepping process ended, the other had reported its total."""
+    totals = SimulatorTotals()
+    connected = report(FIRST, p=(0, 10), left=(0, 7, 7))
+    for steps in connected.processes.values():
+        object.__setattr__(steps, "connected", True)
+    totals.on_stepping_state(connected)
+    totals.replace(SECOND)
+    assert totals.unheard == {"p"}
+
+
 def test_processes_without_a_name_leave_missing_last_counts_unknown() -> None:
     totals = SimulatorTotals()
     totals.on_stepping_state(report(FIRST, _=(0, 10)))

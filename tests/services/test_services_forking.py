@@ -187,3 +187,14 @@ def test_process_that_its_supervisor_does_not_know_does_nothing(
     (adopted,) = psutil.Process().children()
     assert os.waitstatus_to_exitcode(os.waitpid(adopted.pid, 0)[1]) == 0
     assert (tmp_path / "out").read_text() == ""
+
+
+def test_interrupted_server_goes_on_and_its_processes_can_be_interrupted(
+    server: ForkServer, tmp_path: Path, lifeline: tuple[int, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """SIGINT to the server alone, from a tool that signals every process of a run."""
+    assert start(server, "pass", tmp_path, lifeline).wait(LIMIT_S) == 0
+    os.kill(server._server.pid, signal.SIGINT)
+    process = start(server, "os.kill(os.getpid(), 2); time.sleep(60)", tmp_path, lifeline)
+    assert process.wait(LIMIT_S) == 130
+    assert capfd.readouterr().err == ""

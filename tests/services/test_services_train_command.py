@@ -16,6 +16,7 @@ from sparring.pipeline.settings import Settings, read
 from sparring.services.commands import train
 from sparring.services.main import main
 from sparring.services.supervision.launch import checkpoints
+from sparring.services.supervision.topology import origin_of
 from sparring.services.supervision.watchdog import relay, written_since
 
 
@@ -137,6 +138,26 @@ def test_incomplete_line_waits_and_a_truncated_file_is_read_from_its_start(tmp_p
     assert written_since(path, 0) == (b"one\n", 4)
     path.write_bytes(b"x\n")
     assert written_since(path, 4) == (b"x\n", 2)
+
+
+def test_folder_of_a_run_without_a_place_for_logs_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("behaviors: {Goal: {}}\nsimulators: [{name: goal}]\n")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "logs").write_text("not a folder")
+    words = ["train", str(tmp_path / "config.yaml"), "--results-dir", str(tmp_path), "--run-id", "run", "--resume"]
+    assert main(words) != 0
+    shown = capsys.readouterr()
+    assert str(folder / "logs") in shown.err
+    assert "Traceback" not in shown.out + shown.err
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "{}", "3"])
+def test_damaged_description_of_a_run_names_no_origin(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert origin_of(tmp_path) == ""
 
 
 def test_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
