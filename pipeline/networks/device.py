@@ -44,6 +44,11 @@ def configure_torch(threads: int, precision: str) -> None:
     torch.set_float32_matmul_precision(precision)
 
 
+def torch_configuration() -> tuple[int, str]:
+    """Returns the arguments of `configure_torch` that are in force."""
+    return torch.get_num_threads(), torch.get_float32_matmul_precision()
+
+
 def usable(name: str | None, key: str = "torch_settings.device") -> torch.device:
     """Returns the device of a name, from the setting `key`, after a test computation on it; the CPU for None.
 

@@ -1,5 +1,6 @@
 """Reads a configuration file, with the overrides of the command line, as one `Settings`."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
@@ -8,7 +9,7 @@ from typing import Final
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.files import Json
 from sparring.pipeline.settings.conflicts import ignored
-from sparring.pipeline.settings.document import MOST_BYTES, Entry, Place, Problem, implied, parse, refuse
+from sparring.pipeline.settings.document import MOST_BYTES, Entry, Place, Problem, did_you_mean, implied, parse, refuse
 from sparring.pipeline.settings.explain import located, validate
 from sparring.pipeline.settings.model import Settings
 
@@ -40,32 +41,38 @@ class LoadedSettings:
     notices: tuple[str, ...] = ()
 
 
-def read(path: FilePath | str, overrides: Overrides | None = None) -> LoadedSettings:
+def read(path: FilePath | str, overrides: Overrides | None = None, assigned: Sequence[str] = ()) -> LoadedSettings:
     """Reads the settings in a YAML file, with notices of accepted old names and ignored keys.
 
     Args:
         path: the file.
         overrides: values of the command line, which replace those of the file.
+        assigned: further values of the command line, each as `behaviors.Ball.max_steps=5e5`, as if the file had them.
 
     Raises:
         SettingsError: lists every problem with line, key and remedy.
     """
-    loaded = parse_settings(_text(FilePath(path)), str(path), overrides)
+    loaded = parse_settings(_text(FilePath(path)), str(path), overrides, assigned)
     folder, pipeline = FilePath(path).absolute().parent, loaded.settings.pipeline
     python_path = tuple(dict.fromkeys(str(folder / one) for one in (".", *pipeline.python_path)))
     pipeline = pipeline.model_copy(update={"python_path": python_path})
     return LoadedSettings(settings=loaded.settings.model_copy(update={"pipeline": pipeline}), notices=loaded.notices)
 
 
-def parse_settings(text: str, file: str, overrides: Overrides | None = None) -> LoadedSettings:
+def parse_settings(
+    text: str, file: str, overrides: Overrides | None = None, assigned: Sequence[str] = ()
+) -> LoadedSettings:
     """Does as `read`, from a text.
 
     Args:
         text: the YAML.
         file: name for messages.
         overrides: values of the command line, which replace those of the file.
+        assigned: further ones, as in `read`.
     """
     root = parse(text, file)
+    for one in assigned:
+        _assign(root, one)
     if unnested := _unnested(root):
         raise refuse(file, unnested)
     defaults, notices = normalise(root, overrides or {})
@@ -108,6 +115,61 @@ def _unnested(root: Entry) -> list[Problem]:
         for name, entry in top.items()
         if "behaviors" not in top and name != "default_settings" and _TRAINER_KEYS & entry.mapping.keys()
     ]
+
+
+_STEP: Final = re.compile(r'\.?(?:"([^"]+)"|([^.\[\]"=]+)|\[(\d+)\])')
+"""One step of a dotted key: "a name with dots", a name, or [a number]."""
+
+
+def _assign(root: Entry, text: str) -> None:
+    """Writes KEY=VALUE into a document.
+
+    Raises:
+        SettingsError: there is no such place, or the value is no YAML.
+    """
+    path: list[str | int] = []
+    at = 0
+    while step := _STEP.match(text, at):
+        path.append(int(step[3]) if step[3] else step[1] or step[2])
+        at = step.end()
+    place, entry, last = Place(COMMAND_LINE, None, tuple(path)), root, path[-1] if path else 0
+    if not isinstance(last, str) or text[at : at + 1] != "=":
+        how = "KEY=VALUE, such as behaviors.Ball.max_steps=5e5 or simulators[0].count=2"
+        raise SettingsError(f"got --set {text!r}; expected {how}; correct it")
+    behaviors = _section(root.mapping, "behaviors")
+    if path[0] == "behaviors" and len(path) > 1 and behaviors and path[1] not in behaviors:
+        remedy = did_you_mean(str(path[1]), behaviors) or "name one of them"
+        raise refuse(
+            COMMAND_LINE, [Problem(place, f"got {path[1]!r}; expected one of {', '.join(behaviors)}; {remedy}")]
+        )
+    for step_to in path[:-1]:
+        if isinstance(step_to, int):
+            if step_to >= len(entry.items):
+                what = f"got entry {step_to} of a list of {len(entry.items)}; expected one that is there; correct it"
+                raise refuse(COMMAND_LINE, [Problem(place, what)])
+            entry = entry.items[step_to]
+            continue
+        inner = entry.mapping.get(step_to)
+        if inner is None or inner.value is None:
+            inner = entry.mapping[step_to] = implied({}, place)
+        entry = inner
+    if not isinstance(entry.value, dict):
+        what = f"got {entry.text} above {last!r}; expected a section; correct the key"
+        raise refuse(COMMAND_LINE, [Problem(place, what)])
+    value = parse(f"value: {text[at + 1 :]}", COMMAND_LINE).mapping
+    if value.keys() != {"value"}:
+        raise refuse(COMMAND_LINE, [Problem(place, "got several lines; expected one value; write [a, b] or {a: b}")])
+    entry.mapping[last] = _placed(value["value"], place)
+
+
+def _placed(entry: Entry, place: Place) -> Entry:
+    """Returns an entry whose parts are all at one place."""
+    value = entry.value
+    if isinstance(value, dict):
+        value = {key: _placed(inner, place) for key, inner in value.items()}
+    elif isinstance(value, list):
+        value = [_placed(inner, place) for inner in value]
+    return replace(entry, value=value, place=place)
 
 
 # ---------------------------------------------------------------- the one form that the models know

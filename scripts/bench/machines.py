@@ -3,8 +3,10 @@
     speed          agent-steps/s of a run over two namespaces with CURVE, over those on one machine (needs root)
     cut SECONDS    the network of the node with the learner is cut for that long; then how the run ended
     node, head     SIGKILL of all Ray processes of a node, or of the head; then how the run ended
+    soccer         configs/soccer.yaml on three nodes, of which one is killed every SECONDS and starts again; the run
+                   is kept in --results, for a tournament with undisturbed ones
 
-Ray's head and the driver are in the first namespace, the parts of the run in two others. Linux with iproute2.
+Ray's head and the driver are in the first namespace, the parts of the run in others. Linux with iproute2, as root.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 SHORT_S = 20.0
 """Ray gives up a node that is away for longer."""
+SOCCER = Path(__file__).parents[2] / "configs" / "soccer.yaml"
 RAY = str(Path(sys.executable).parent / "ray")
 CONFIG = """
 behaviors:
@@ -92,19 +95,23 @@ def remove(count: int) -> None:
     shell("ip", "link", "delete", "sparringbr", check=False)
 
 
-def node(number: int, resources: dict[str, float], folder: Path) -> None:
+def node(number: int, resources: dict[str, float], folder: Path, cores: int = 2) -> None:
     """Starts Ray in a namespace; the first is the head."""
     own = ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={folder}/ray"]
     command = [*inside(number), RAY, "start", f"--node-ip-address={address(number)}", "--disable-usage-stats"]
     command += own if number == 0 else [f"--address={address(0)}:6379"]
-    command += ["--num-cpus=" + ("0" if number == 0 else "2"), f"--resources={json.dumps(resources)}"]
+    command += ["--num-cpus=" + str(0 if number == 0 else cores), f"--resources={json.dumps(resources)}"]
     shell(*command, "--object-store-memory=80000000")
 
 
 def train(folder: Path, name: str, *, ray: bool, steps: int, batch: int, buffer: int) -> subprocess.Popen[bytes]:
     config = folder / f"{name}.yaml"
     config.write_text(CONFIG.format(steps=steps, batch=batch, buffer=buffer))
-    command = [sys.executable, "-P", "-m", "sparring", "train", str(config), "--run-id", name]
+    return start(folder, name, config, ray=ray)
+
+
+def start(folder: Path, name: str, config: Path, *more: str, ray: bool = True) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "sparring", "train", str(config), "--run-id", name, *more]
     command += ["--results-dir", str(folder)]
     command = [*inside(0), *command, f"--ray={address(0)}:6379"] if ray else command
     with (folder / f"{name}.txt").open("wb") as output:
@@ -144,15 +151,42 @@ def raylet_processes(number: int) -> list[psutil.Process]:
     return [psutil.Process(int(pid)) for pid in found.stdout.split()]
 
 
+def soccer(folder: Path, results: Path, seed: int, seconds: float) -> None:
+    """Trains while the nodes are killed in turn; prints how the run ended."""
+    for number in (1, 2, 3):
+        node(number, {}, folder, cores=4)
+    name, kills = f"killed{seed}", 0
+    process, began = start(results, name, SOCCER, "--seed", str(seed), "--no-export"), time.monotonic()
+    while process.poll() is None:
+        time.sleep(0.1)
+        if time.monotonic() - began > seconds * (kills + 1):
+            number = 1 + kills % 3
+            for one in raylet_processes(number):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            time.sleep(5.0)
+            node(number, {}, folder, cores=4)
+            kills += 1
+    found = json.loads((results / name / "summary.json").read_text())["behaviors"]["Soccer"]
+    took = time.monotonic() - began
+    print(f"seed {seed}: status {process.returncode} after {took:.0f} s and {kills} kills; {found['step_counts']}")
+    print(f"losses {found['losses']}, unaccounted {found['unaccounted']}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("case", choices=("speed", "cut", "node", "head"))
+    parser.add_argument("case", choices=("speed", "cut", "node", "head", "soccer"))
     parser.add_argument("seconds", nargs="?", type=float, default=30.0)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     os.environ["RAY_AUTH_MODE"] = "token"  # as `ray start` wants it beyond loopback
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="sp-") as name, machines(4):
         folder = Path(name)
         node(0, {}, folder)
+        if args.case == "soccer":
+            soccer(folder, args.results.absolute(), args.seed, args.seconds)
+            return
         node(1, {"near": 1.0}, folder)
         node(2, {"far": 1.0}, folder)
         if args.case == "speed":

@@ -17,7 +17,7 @@ from sparring.pipeline.errors import FAILED, SettingsError
 from sparring.pipeline.settings import Settings, SimulatorSettings, no_device, not_here, read, without_effect
 from sparring.pipeline.settings.model import BehaviorSettings
 from sparring.services.commands import tryout
-from sparring.services.commands.runs import add_insecure, add_ray, connect, not_on_a_cluster
+from sparring.services.commands.runs import add_config, add_insecure, add_ray, connect, not_on_a_cluster
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths, unprotected
 
 _MISSING = ("not found: ", "not usable: ")
@@ -29,7 +29,7 @@ _MODES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command line of `sparring check`."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+    add_config(parser)
     add_insecure(parser)
     add_ray(parser)
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         0 if the file is valid and this machine has all that it names, else 1.
     """
     try:
-        loaded = read(args.config)
+        loaded = read(args.config, assigned=args.assigned)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return FAILED

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from sparring.pipeline.errors import FAILED, install_command
 from sparring.pipeline.queues.endpoints import LONGEST_PATH, refuse_used_path
-from sparring.services.commands.runs import add_json, print_json
+from sparring.services.commands.runs import add_assigned, add_json, print_json
 
 if TYPE_CHECKING:
     from sparring.pipeline.settings import Settings
@@ -84,6 +84,7 @@ def worst(rows: Sequence[Row]) -> State:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
     parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help="configuration to be run (default: any)")
+    add_assigned(parser)
     add_json(parser)
 
 
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: the configuration is invalid; `sparring check` prints the same error.
     """
-    rows = list(_rows(args.config))
+    rows = list(_rows(args.config, args.assigned))
     if args.json:
         print_json([asdict(row) for row in rows])
     else:
@@ -110,7 +111,7 @@ def _lines(rows: list[Row]) -> Iterator[str]:
     yield ", ".join(f"{sum(row.state == state for row in rows)} {state}" for state in _MARKS)
 
 
-def _rows(config: Path | None) -> Iterator[Row]:
+def _rows(config: Path | None, assigned: Sequence[str]) -> Iterator[Row]:
     version, settings = platform.python_version(), None
     remedy = "install a newer one" if numbers(version) < (3, 11) else ""
     yield finding("python", f"{version}, {platform.platform()}", ">=3.11", remedy)
@@ -118,7 +119,7 @@ def _rows(config: Path | None) -> Iterator[Row]:
         try:
             from sparring.pipeline.settings import read
 
-            settings = read(config).settings
+            settings = read(config, assigned=assigned).settings
         except ImportError as error:
             yield finding("configuration", str(error), "all libraries of the extra train", install_command("train"))
     yield from _libraries(settings)

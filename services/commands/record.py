@@ -53,7 +53,7 @@ from sparring.pipeline.stepping.policies import Policies, ScriptedPolicy
 from sparring.pipeline.stepping.stepper import Stepper
 from sparring.services.commands.compliance import simulator_process
 from sparring.services.commands.players import actor_of
-from sparring.services.commands.runs import check_positive, spread
+from sparring.services.commands.runs import add_config, check_positive, spread
 from sparring.services.endpoint.admission import fault_of
 from sparring.services.endpoint.peers import check_hello
 from sparring.services.process.encryption import exposed
@@ -72,7 +72,7 @@ _NO_LIMIT: Final = 2**62
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("config", type=Path, help="configuration file (YAML); of its simulators the first is started")
+    add_config(parser)
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--policy", type=Path, metavar="CHECKPOINT", help="act with a checkpoint, or those of a run")
     how.add_argument("--script", metavar="NAME", help="let the simulator play by its own script of this name")
@@ -123,7 +123,7 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, int]:
         raise SettingsError("got --deterministic without --policy; expected both or neither; leave it out")
     if args.policy is not None and not args.policy.exists():
         raise SettingsError(f"got --policy {args.policy}, which is not there; expected a checkpoint or run; correct it")
-    loaded = read(args.config, {"env_settings.seed": args.seed})
+    loaded = read(args.config, {"env_settings.seed": args.seed}, args.assigned)
     sys.stderr.writelines(f"sparring: {notice}\n" for notice in loaded.notices)
     if missing := not_here(loaded.settings):
         raise SettingsError("got " + "; ".join(missing))

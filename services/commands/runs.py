@@ -36,6 +36,18 @@ def add_playing(parser: argparse.ArgumentParser) -> None:
     add_insecure(parser)
 
 
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Adds CONFIG and --set."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="configuration file (YAML)")
+    add_assigned(parser)
+
+
+def add_assigned(parser: argparse.ArgumentParser) -> None:
+    """Adds --set."""
+    meaning = "in place of what the file says, such as behaviors.Ball.hyperparameters.beta=0.01; repeat"
+    parser.add_argument("--set", dest="assigned", action="append", default=[], metavar="KEY=VALUE", help=meaning)
+
+
 def add_in_process(parser: argparse.ArgumentParser) -> None:
     """Adds --in-process."""
     parser.add_argument("--in-process", action="store_true", help="all services in one process, over memory queues")

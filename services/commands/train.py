@@ -23,7 +23,15 @@ from sparring.pipeline.settings import Settings, no_device, not_here, read, with
 from sparring.pipeline.settings.load import option
 from sparring.services.commands.check import unreadable
 from sparring.services.commands.players import check_networks, copy_initial, write_opponents
-from sparring.services.commands.runs import add_in_process, add_insecure, add_ray, connect, finished, not_on_a_cluster
+from sparring.services.commands.runs import (
+    add_config,
+    add_in_process,
+    add_insecure,
+    add_ray,
+    connect,
+    finished,
+    not_on_a_cluster,
+)
 from sparring.services.process.encryption import exposed, keys_missing, keys_unusable, long_paths
 from sparring.services.process.runtime import Playback, Run
 from sparring.services.supervision.launch import checkpoints, launch, new_seed, no_behavior_trained, play
@@ -86,7 +94,7 @@ _PLAYERS: Final[Sequence[Option]] = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("config", type=Path, help="configuration file (YAML)")
+    add_config(parser)
     _add_overrides(parser, _RUN)
     parser.add_argument("--debug", action="store_true", help="without effect: logs/ hold everything anyway")
     add_in_process(parser)
@@ -114,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: the configuration or an argument cannot be run.
     """
-    loaded = read(args.config, _overrides(args))
+    loaded = read(args.config, _overrides(args), args.assigned)
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings, insecure=args.insecure, in_process=args.in_process, clustered=args.ray is not None)
     notes = [*loaded.notices, *without_effect(settings)]
@@ -307,6 +315,9 @@ def going_on(args: argparse.Namespace, run_id: str) -> str:
     words = ["sparring", "train", str(args.config), "--run-id", run_id, "--resume"]
     for path, value in vars(args).items():
         if path in _NOT_AGAIN or value is None or (value is False and path != "pipeline.export"):
+            continue
+        if path == "assigned":
+            words += [word for one in value for word in ("--set", one)]
             continue
         words.append(option(path.rpartition(".")[2]))
         if isinstance(value, list):  # --env-args, which is the last option

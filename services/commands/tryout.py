@@ -22,6 +22,7 @@ from sparring.pipeline.simulation.game import Game
 from sparring.pipeline.specs import BehaviorId, BehaviorSpec
 from sparring.pipeline.stepping.limits import check_behaviors, check_network, unknown_behavior
 from sparring.pipeline.stepping.validation import describe_report
+from sparring.services.commands.runs import add_assigned
 
 REFUSED = "not usable: simulators: "
 """Beginning of a line about a simulator that cannot be made."""
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--areas", type=int, default=1, metavar="N", help="copies of the environment (1)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of environment and actions (0)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the simulator; repeat")
+    add_assigned(parser)
     parser.add_argument("--simulator", type=int, metavar="N", help="of a configuration only this one, counted from 0")
     parser.add_argument(
         "--python-path", action="append", default=[], metavar="DIR", help="where environments are imported from; repeat"
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: the environment, the configuration or an option is invalid.
     """
     if args.env.endswith((".yaml", ".yml")):
-        settings = read(args.env).settings
+        settings = read(args.env, assigned=args.assigned).settings
         sys.path.extend(settings.pipeline.python_path)
         launched = settings.launched if args.simulator is None else settings.launched[args.simulator :][:1]
         named = [Trial(one.name, one.areas, one.options, args.seed, settings) for one in launched if one.name]

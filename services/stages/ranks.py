@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgpack
-import torch
 
 from sparring.pipeline.learning.checkpoints import packed, unpacked
 from sparring.pipeline.learning.learner import Learner
@@ -26,7 +25,7 @@ from sparring.pipeline.learning.ranks import RankLost, device_of, join
 from sparring.pipeline.learning.settings import TrainerSettings
 from sparring.pipeline.messages.codec import decode, encode
 from sparring.pipeline.messages.segments import Segments
-from sparring.pipeline.networks.device import configure_torch, usable
+from sparring.pipeline.networks.device import Device, configure_torch, torch_configuration, usable
 from sparring.pipeline.specs import BehaviorSpec, read_spec
 from sparring.services.process.hosting import PYTHON
 
@@ -111,7 +110,7 @@ def lead(
     *,
     count: int,
     timeout_s: float,
-    device: torch.device,
+    device: Device,
 ) -> LeadingLearner:
     """Starts the other ranks of a learner, and waits until they have joined.
 
@@ -137,8 +136,7 @@ def lead(
         "count": count,
         "timeout_s": timeout_s,
         "device": str(device),
-        "threads": torch.get_num_threads(),
-        "precision": torch.get_float32_matmul_precision(),
+        "torch": torch_configuration(),
     }
     with tempfile.TemporaryDirectory(prefix="sparring-") as folder:
         meeting, own = Path(folder, "ranks"), device_of(device, 0, count)
@@ -165,8 +163,8 @@ def follow() -> None:
     with os.fdopen(0, "rb", buffering=0, closefd=False) as told:  # a buffered file would wait for a full buffer
         messages = msgpack.Unpacker(told, max_buffer_size=0, use_list=False, strict_map_key=False)
         begun = json.loads(next(messages))
-        configure_torch(begun["threads"], begun["precision"])
-        rank, count, device = begun["rank"], begun["count"], torch.device(begun["device"])
+        configure_torch(*begun["torch"])
+        rank, count, device = begun["rank"], begun["count"], Device(begun["device"])
         device = device_of(device, rank, count)
         ranks = join(rank, count, Path(begun["meeting"]), device, begun["timeout_s"])
         settings = TrainerSettings.model_validate_json(json.dumps(begun["settings"]))

@@ -29,6 +29,7 @@ def parsed(*words: str) -> argparse.Namespace:
 def test_resume_command_repeats_the_options_of_the_first_one() -> None:
     first = parsed(
         *("ball.yaml", "--env", "my builds/Ball", "--num-envs", "4", "--no-graphics", "--max-steps", "5e6"),
+        *("--set", "behaviors.Ball.max_steps=1", "--set", "debug=true"),
         *("--run-id", "a", "--force", "--initialize-from", "b", "--env-args", "--level", "3"),
     )
     again = shlex.split(train.going_on(first, "a"))
