@@ -12,8 +12,10 @@ B rows, F features, N most entities, E features of an entity, U units, C x H x W
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Final
 
 import numpy as np
@@ -81,7 +83,8 @@ def _content(graph: Graph, policy: TrainedPolicy, inputs: Shapes, outputs: Seque
     made = helper.make_graph(graph.nodes, policy.behavior, given, outputs, graph.constants)
     opsets = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(made, opset_imports=opsets, ir_version=_IR, producer_name="sparring")
-    helper.set_model_props(model, {"behavior": policy.behavior, "steps": str(policy.steps)})
+    described = json.dumps({"behavior": policy.behavior, "spec": asdict(policy.spec)})
+    helper.set_model_props(model, {"behavior": policy.behavior, "steps": str(policy.steps), "sparring": described})
     onnx.checker.check_model(model, full_check=True)
     return bytes(model.SerializeToString())
 

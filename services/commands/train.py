@@ -6,7 +6,9 @@ import fcntl
 import os
 import shlex
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -100,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_in_process(parser)
     add_insecure(parser)
     add_ray(parser)
+    parser.add_argument("--until-eof", action="store_true", help="stop in order when the standard input ends")
     _add_overrides(parser.add_mutually_exclusive_group(), _AGAIN)
     players = parser.add_argument_group("Unity players", "with the names that mlagents-learn uses")
     _add_overrides(players, _PLAYERS)
@@ -122,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: the configuration or an argument cannot be run.
     """
+    if args.until_eof:
+        threading.Thread(target=_stop_at_eof, name="standard input", daemon=True).start()
     loaded = read(args.config, _overrides(args), args.assigned)
     settings, kept = loaded.settings, loaded.settings.checkpoint_settings
     _refuse(settings, insecure=args.insecure, in_process=args.in_process, clustered=args.ray is not None)
@@ -229,6 +234,13 @@ def _infer(args: argparse.Namespace, settings: Settings, notes: list[str]) -> St
     )[0]
 
 
+def _stop_at_eof() -> None:
+    """Stops this process in order when whoever started it has ended, or has closed its standard input."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _overrides(args: argparse.Namespace) -> dict[str, Json]:
     return {path: value for path, value in vars(args).items() if "." in path}
 
@@ -328,6 +340,6 @@ def going_on(args: argparse.Namespace, run_id: str) -> str:
 
 
 _NOT_AGAIN: Final = {
-    *("command", "handler", "config"),
+    *("command", "handler", "config", "until_eof"),
     *(f"checkpoint_settings.{key}" for key in ("run_id", "resume", "force", "initialize_from")),
 }

@@ -1,0 +1,363 @@
+"""Starts runs from Python and follows them.
+
+A run is a `sparring train` command of its own: it needs no event loop, signal or thread of the caller, so that it works
+in a script, a notebook and a test alike. It stops in order when the caller's process ends. What it tells is read from
+the files in its folder, which are the queue of a caller that reads slowly: it misses lines only if a file is rotated
+twice before it reads on (`pipeline.logs`).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final, Literal, TypedDict, Unpack
+
+from sparring.pipeline.errors import BAD_INPUT, SettingsError, SparringError
+from sparring.pipeline.files import Json
+from sparring.services.process.hosting import SPARRING
+
+EventKind = Literal["interval", "checkpoint", "lesson", "match", "end"]
+Callback = Callable[["Event"], object]
+Config = str | Path | Mapping[str, Json]
+
+_POLL_S: Final = 0.1
+_CALLBACKS_S: Final = 30.0
+"""Seconds that the end of a run waits for callbacks."""
+_ENDED: Final = "", "completed", "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Tells of something that happened in a run.
+
+    Attributes:
+        kind: `interval`: a behavior has trained `summary_freq` more steps; `checkpoint`: one was saved; `lesson`: an
+            environment parameter has got another; `match`: one of self-play has a result; `end`: the run has ended.
+        values: the line of the run's file: of `metrics.jsonl` for an interval, `matches.jsonl` for a match, a log for
+            a checkpoint or a lesson; of an end `status` and `error`.
+    """
+
+    kind: EventKind
+    values: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Describes how a run ended.
+
+    Attributes:
+        folder: of the run.
+        status: `completed`, `stopped`, or what went wrong: `failed`, `stalled` and so on, as in `summary.json`.
+        error: what went wrong; "" for nothing.
+        behaviors: by name, what `summary.json` says: `steps`, `reward_mean_last100`, `checkpoint`, `step_counts`, ...
+    """
+
+    folder: Path
+    status: str
+    error: str
+    behaviors: Mapping[str, Mapping[str, Json]]
+
+
+class RunFailed(SparringError):
+    """A run has neither completed nor been stopped.
+
+    Attributes:
+        result: how it ended.
+    """
+
+    def __init__(self, result: RunResult, console: str) -> None:
+        super().__init__(f"the run in {result.folder} ended as {result.status}: {result.error}\n{console}".rstrip())
+        self.result = result
+
+
+class Run:
+    """A Run is a run that `start` has started.
+
+    Iterate over it, with `for` or `async for`, for its events from the beginning to the end; several loops may do so.
+
+    Attributes:
+        folder: of the run.
+        callback_errors: what callbacks have raised, by the kind of the event; the run goes on.
+
+    Args:
+        folder: of the run.
+        process: the command.
+        output: file with what it prints.
+        callbacks: called with each event, in a thread of the run.
+        held: closed when the run and this object have ended.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        process: "subprocess.Popen[bytes]",
+        output: IO[bytes],
+        callbacks: Sequence[Callback],
+        held: ExitStack,
+    ) -> None:
+        self.folder = folder
+        self.callback_errors: list[tuple[EventKind, Exception]] = []
+        self._process = process
+        self._output = output
+        self._callbacks = callbacks
+        weakref.finalize(self, held.close)
+        # The thread keeps a run that the caller does not, and calls back at its own pace: the files are its queue.
+        self._watcher = threading.Thread(target=self._watch, name=f"run {folder.name}", daemon=True)
+        self._watcher.start()
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yields each event, and waits for the next one."""
+        with closing(_Files(self.folder)) as files:
+            while (ended := self._process.poll()) is None:
+                yield from files.events()
+                time.sleep(_POLL_S)
+            yield from files.events()
+        yield self._end(ended)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Does the same without blocking the event loop, asyncio's or trio's."""
+        import anyio
+
+        with closing(_Files(self.folder)) as files:
+            while (ended := self._process.poll()) is None:
+                for event in files.events():
+                    yield event
+                await anyio.sleep(_POLL_S)
+            for event in files.events():
+                yield event
+        yield self._end(ended)
+
+    def wait(self, timeout_s: float | None = None) -> RunResult:
+        """Waits for the end of the run, and of its callbacks.
+
+        Raises:
+            TimeoutError: it still runs.
+            SettingsError: the configuration or an argument cannot be run.
+            RunFailed: it has neither completed nor been stopped.
+        """
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the run in {self.folder} still runs after {timeout_s:g} s") from None
+        self._watcher.join(_CALLBACKS_S)
+        result = self._result(status)
+        if status == BAD_INPUT and result.status not in _ENDED:
+            raise SettingsError(result.error)
+        if result.status not in _ENDED:
+            raise RunFailed(result, self.console())
+        return result
+
+    def stop(self) -> None:
+        """Asks the run to stop in order: the weights are saved. Returns at once; `wait` waits for the end."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def status(self) -> dict[str, Json]:
+        """Returns the present numbers, the content of `status.json`; nothing before the first ones."""
+        try:
+            return dict(json.loads((self.folder / "status.json").read_bytes()))
+        except (OSError, ValueError):
+            return {}
+
+    def console(self) -> str:
+        """Returns what the command has printed so far."""
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
+
+    def _watch(self) -> None:
+        for event in self if self._callbacks else ():
+            for call in self._callbacks:
+                try:
+                    call(event)
+                except Exception as error:
+                    self.callback_errors.append((event.kind, error))
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def _end(self, status: int) -> Event:
+        result = self._result(status)
+        return Event("end", {"status": result.status, "error": result.error})
+
+    def _result(self, status: int) -> RunResult:
+        try:
+            summary = json.loads((self.folder / "summary.json").read_bytes())
+        except (OSError, ValueError):  # it has not begun
+            lines = [line for line in self.console().splitlines() if line]
+            error = "\n".join(lines[-20:]).removeprefix("sparring: ")
+            return RunResult(self.folder, "failed" if status else "completed", error if status else "", {})
+        return RunResult(self.folder, summary["status"], summary.get("error") or "", summary["behaviors"])
+
+
+class RunOptions(TypedDict, total=False):
+    """Further arguments of `start` and `train`, which are options of `sparring train`.
+
+    Attributes:
+        run_id: name of the run's folder; None for the time.
+        results_dir: where runs are kept (`results`).
+        seed: of the run; None for that of the configuration.
+        resume: go on with the run in its folder.
+        force: replace the run in its folder.
+        in_process: all services in one process.
+        insecure: listen without keys where others can connect.
+        ray: address of a Ray cluster; "" for the one that the environment names, None for this machine alone.
+    """
+
+    run_id: str | None
+    results_dir: str | Path
+    seed: int | None
+    resume: bool
+    force: bool
+    in_process: bool
+    insecure: bool
+    ray: str | None
+
+
+def start(
+    config: Config,
+    overrides: Mapping[str, Json] | None = None,
+    callbacks: Sequence[Callback] = (),
+    **options: Unpack[RunOptions],
+) -> Run:
+    """Starts a run, and returns at once.
+
+    Args:
+        config: a configuration file, or its content.
+        overrides: in place of what it says, by dotted key: `{"behaviors.Ball.hyperparameters.beta": 0.01}`.
+        callbacks: called with each event, in a thread; an exception is kept in `callback_errors`.
+        options: those of `RunOptions`.
+    """
+    folder = Path(options.get("results_dir") or "results")
+    name = options.get("run_id") or f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    words: list[str] = ["--run-id", name, "--results-dir", str(folder), "--until-eof"]
+    seed, ray = options.get("seed"), options.get("ray")
+    words += [] if seed is None else ["--seed", str(seed)]
+    words += [] if ray is None else [f"--ray={ray}"]
+    flags = ("resume", "force", "in_process", "insecure")
+    words += [f"--{flag.replace('_', '-')}" for flag in flags if options.get(flag)]
+    for key, value in (overrides or {}).items():
+        words += ["--set", f"{key}={json.dumps(value)}"]
+    held = ExitStack()
+    output = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (as long as the run)
+    if isinstance(config, Mapping):
+        path = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="sparring-")), "config.yaml")
+        path.write_text(json.dumps(_beside(config)))  # JSON is YAML
+    else:
+        path = Path(config)
+    process = subprocess.Popen(
+        [*SPARRING, "train", str(path), *words],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        process_group=0,  # Ctrl-C is for the caller, who decides whether the run stops
+    )
+    return Run((folder / name).absolute(), process, output, callbacks, held)
+
+
+def train(
+    config: Config,
+    overrides: Mapping[str, Json] | None = None,
+    callbacks: Sequence[Callback] = (),
+    **options: Unpack[RunOptions],
+) -> RunResult:
+    """Trains, and returns when the run has ended; Ctrl-C stops it in order. Arguments are those of `start`.
+
+    Raises:
+        SettingsError: the configuration or an argument cannot be run.
+        RunFailed: the run has neither completed nor been stopped.
+    """
+    run = start(config, overrides, callbacks, **options)
+    try:
+        return run.wait()
+    except KeyboardInterrupt:
+        run.stop()
+        run.wait()
+        raise
+
+
+def _beside(config: Mapping[str, Json]) -> dict[str, Json]:
+    """Returns a configuration whose environments are imported from the working directory too."""
+    pipeline = dict(config.get("pipeline") or {})
+    pipeline["python_path"] = [*pipeline.get("python_path", ()), str(Path.cwd())]
+    return {**config, "pipeline": pipeline}
+
+
+# ---------------------------------------------------------------- the files of a run
+
+
+@dataclass
+class _Lines:
+    """Reads the lines of a file that grows, and is rotated meanwhile.
+
+    Attributes:
+        path: of the file, which may not exist yet.
+    """
+
+    path: Path
+    _file: IO[bytes] | None = field(default=None, init=False)
+    _rest: bytes = field(default=b"", init=False)
+
+    def new(self) -> Iterator[dict[str, Json]]:
+        """Yields the lines since the last call."""
+        while True:
+            if self._file is None:
+                try:
+                    self._file = self.path.open("rb")
+                except OSError:
+                    return
+            *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+            yield from map(json.loads, lines)
+            if not self._is_replaced():
+                return
+            self.close()
+
+    def close(self) -> None:
+        """Closes the file, whose path is opened anew for the next lines."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._rest = None, b""
+
+    def _is_replaced(self) -> bool:
+        """Returns whether another file has this path now, and all of ours is read."""
+        assert self._file is not None
+        own = os.fstat(self._file.fileno())
+        try:
+            there = self.path.stat()
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino) and self._file.tell() == own.st_size
+
+
+_LOGGED: Final[Mapping[str, EventKind]] = {"checkpoint_saved": "checkpoint", "lesson": "lesson"}
+
+
+class _Files:
+    """Reads the events of a run from its files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._intervals, self._matches = _Lines(folder / "metrics.jsonl"), _Lines(folder / "matches.jsonl")
+        self._logs: dict[Path, _Lines] = {}
+
+    def events(self) -> list[Event]:
+        """Returns the events since the last call: those of one file in their order."""
+        for path in self._folder.glob("logs/*.jsonl"):
+            if path.name.startswith(("learning-", "coordination")):
+                self._logs.setdefault(path, _Lines(path))
+        found = [Event("interval", line) for line in self._intervals.new() if line["type"] == "interval"]
+        found += [Event("match", line) for line in self._matches.new()]
+        logged = (line for lines in self._logs.values() for line in lines.new())
+        return found + [Event(_LOGGED[line["event"]], line) for line in logged if line["event"] in _LOGGED]
+
+    def close(self) -> None:
+        """Closes all files."""
+        for lines in (self._intervals, self._matches, *self._logs.values()):
+            lines.close()

@@ -1,0 +1,30 @@
+"""What `import sparring` offers, and how little it loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import sparring
+
+
+def test_every_name_of_the_interface_is_there() -> None:
+    assert set(sparring.__all__) == {name for names in sparring._MODULES.values() for name in names}
+    for name in sparring.__all__:
+        assert getattr(sparring, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'tain'"):
+        sparring.tain  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_import_loads_no_more_than_numpy_and_msgpack() -> None:
+    code = "import sys; before = set(sys.modules); import sparring; print(*sorted(set(sys.modules) - before))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    others = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+    assert others <= {"sparring", "numpy", "msgpack"}
+
+
+def test_torch_is_loaded_only_with_a_checkpoint() -> None:
+    code = "import sys, sparring; sparring.load; sparring.start; print(*({'torch', 'zmq'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []

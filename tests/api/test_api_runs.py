@@ -1,0 +1,141 @@
+"""Runs that are started from Python: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+
+import sparring
+from sparring.services.api.runs import _Lines
+
+GOAL: dict[str, Any] = {
+    "behaviors": {
+        "Goal": {
+            "hyperparameters": {"batch_size": 16, "buffer_size": 64, "learning_rate": 5e-3},
+            "network_settings": {"hidden_units": 32, "num_layers": 1},
+            "summary_freq": 500,
+            "max_steps": 3000,
+        }
+    },
+    "simulators": [{"name": "goal"}],
+    "pipeline": {"mode": "lockstep", "export": False},
+}
+ENDLESS = {"behaviors.Goal.max_steps": 10**9}
+
+
+def test_lines_of_a_file_that_grows_and_is_rotated_are_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = _Lines(path)
+
+    def write(*numbers: int, rest: str = "") -> None:
+        with path.open("a") as file:
+            file.writelines(f"{json.dumps({'n': number})}\n" for number in numbers)
+            file.write(rest)
+
+    def read() -> list[int]:
+        return [one["n"] for one in lines.new()]
+
+    assert read() == []
+    write(1, 2, rest='{"n"')
+    assert read() == [1, 2]
+    write(rest=": 3}\n")
+    path.rename(tmp_path / "metrics.jsonl.1")
+    assert read() == [3]
+    write(4, 5)
+    assert read() == [4, 5]
+    write(6)
+    path.rename(tmp_path / "metrics.jsonl.1")
+    write(7)
+    assert read() == [6, 7]
+    assert read() == []
+    lines.close()
+
+
+@pytest.mark.slow
+def test_run_tells_what_its_files_hold_and_its_policy_acts(tmp_path: Path) -> None:
+    heard: list[sparring.Event] = []
+
+    def fail(event: sparring.Event) -> None:
+        if event.kind == "checkpoint":
+            raise ValueError("of the caller")
+
+    run = sparring.start(
+        GOAL, {"behaviors.Goal.max_steps": 3200}, [heard.append, fail], run_id="goal", results_dir=tmp_path, seed=1
+    )
+    events = list(run)
+    result = run.wait(60.0)
+    assert (result.status, result.folder, result.error) == ("completed", tmp_path / "goal", "")
+    assert result.behaviors["Goal"]["steps"] >= 3200
+    assert [one.kind for one in events] == [one.kind for one in heard]
+    assert [one.values for one in events if one.kind == "interval"] == [
+        json.loads(line) for line in (tmp_path / "goal" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [one.kind for one in events].count("checkpoint") == len(run.callback_errors) >= 1
+    assert events[-1] == sparring.Event("end", {"status": "completed", "error": ""})
+    assert run.status()["behaviors"]["Goal"]["step"] >= 3200
+    policy = sparring.load(result.folder)
+    goals = [[-1.0], [1.0]]
+    assert (policy.act(goals, deterministic=True).actions.continuous * goals > 0).all(), "it goes to the goal"
+
+
+@pytest.mark.slow
+def test_several_tasks_follow_a_run_that_one_of_them_stops(tmp_path: Path) -> None:
+    run = sparring.start(GOAL, ENDLESS, results_dir=tmp_path)
+    kinds: dict[str, list[str]] = {"first": [], "second": []}
+
+    async def follow(name: str) -> None:
+        async for event in run:
+            kinds[name].append(event.kind)
+            if name == "first" and event.kind == "interval":
+                run.stop()
+
+    async def both() -> None:
+        async with anyio.create_task_group() as tasks:
+            for name in kinds:
+                tasks.start_soon(follow, name)
+
+    anyio.run(both)
+    assert kinds["first"] == kinds["second"]
+    assert kinds["first"][-1] == "end"
+    assert run.wait().status == "stopped"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_run_is_refused_as_by_the_command(tmp_path: Path) -> None:
+    with pytest.raises(sparring.SettingsError, match=r"behaviors.Goal.max_stepz: .*did you mean max_steps"):
+        sparring.train(GOAL, {"behaviors.Goal.max_stepz": 1}, results_dir=tmp_path)
+    with pytest.raises(sparring.SettingsError, match=r"got .*nothing.yaml: No such file"):
+        sparring.train(tmp_path / "nothing.yaml", results_dir=tmp_path)
+    failing = {**GOAL, "simulators": [{"command": [sys.executable, "-c", "raise SystemExit('no game')"]}]}
+    with pytest.raises(sparring.RunFailed, match="no game") as failed:
+        sparring.train(failing, results_dir=tmp_path)
+    assert failed.value.result.status == "failed"
+
+
+@pytest.mark.slow
+def test_run_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    code = """
+import json, os, signal, sys, sparring
+run = sparring.start(json.loads(sys.argv[1]), json.loads(sys.argv[2]), results_dir=sys.argv[3], run_id="run")
+next(event for event in run if event.kind == "interval")
+print(run._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    words = [json.dumps(GOAL), json.dumps(ENDLESS), str(tmp_path)]
+    ended = subprocess.run([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True, timeout=120)
+    command = psutil.Process(int(ended.stdout)) if psutil.pid_exists(int(ended.stdout)) else None
+    if command is not None:
+        _, alive = psutil.wait_procs([command, *command.children(recursive=True)], timeout=40)
+        for one in alive:
+            os.kill(one.pid, signal.SIGKILL)
+        assert not alive
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "stopped"
