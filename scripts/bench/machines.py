@@ -6,7 +6,9 @@
     soccer         configs/soccer.yaml on three nodes, of which one is killed every SECONDS and starts again; the run
                    is kept in --results, for a tournament with undisturbed ones
 
-Ray's head and the driver are in the first namespace, the parts of the run in others. Linux with iproute2, as root.
+All namespaces share the cores of this machine, which nobody divides among them; so a run on one machine does not divide
+them either (`leave_cores_to_learners: false`). Ray's head and the driver are in the first namespace, the parts of the
+run in others. Linux with iproute2, as root.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -42,6 +45,7 @@ simulators: [{{name: balance, areas: 64}}]
 pipeline:
   export: false
   recovery_interval: 2
+  leave_cores_to_learners: false
   placement:
     stepping: {{num_cpus: 0.5, resources: {{near: 1}}}}
     simulators: {{num_cpus: 0.25}}
@@ -180,7 +184,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    os.environ["RAY_AUTH_MODE"] = "token"  # as `ray start` wants it beyond loopback
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # required beyond loopback
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="sp-") as name, machines(4):
         folder = Path(name)
         node(0, {}, folder)

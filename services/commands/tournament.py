@@ -68,12 +68,17 @@ def run(args: argparse.Namespace) -> int:
     matches = directory / MATCHES_FILE
     lines = counted([json.loads(line) for line in matches.read_text().splitlines()] if matches.exists() else [])
     found = standings(playing.players, lines)
-    content = {"status": status, "matches": len(lines), "seed": seed, **found.plain()}
+    count = len(playing.players)
+    wanted = (count * (count - 1) // 2 + args.mirror * count) * args.matches
+    complete = status == "completed" and len(lines) >= wanted
+    content = {"status": status, "complete": complete, "matches": len(lines), "seed": seed, **found.plain()}
     write_atomically(directory / FILE, json.dumps(content, indent=2).encode())
     write_atomically(directory / "tournament.png", heat_map(found, f"{runs[0].name}: {len(lines)} matches"))
     _show(found)
+    if not complete:
+        sys.stdout.write(f"{len(lines)} of {wanted} matches\n")
     sys.stdout.write(f"{directory / FILE}\n")
-    return 0 if status == "completed" else STATUSES[status] or FAILED  # a run that the user stopped is not complete
+    return 0 if complete else STATUSES[status] or FAILED  # a run that the user stopped is not complete
 
 
 # ---------------------------------------------------------------- players

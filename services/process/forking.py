@@ -231,6 +231,7 @@ def serve(requests: socket.socket) -> list[str]:
                 requests.send(b"%d" % child)
             continue
         os.setpgid(0, 0)
+        resume_with_parent()  # that of the server, and then that of the supervisor, which adopts this process
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

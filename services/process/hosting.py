@@ -153,7 +153,7 @@ class Process:
                 size = os.fstat(file.fileno()).st_size
                 begin = self.offset if size >= self.offset else 0  # it was rotated meanwhile
                 file.seek(max(begin, size - _TAIL))
-                text = file.read().decode(errors="replace")
+                text = file.read(_TAIL).decode(errors="replace")
         except OSError:
             return ""
         return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-most:])

@@ -70,3 +70,28 @@ os.kill(os.getpid(), signal.SIGKILL)
     for one in alive:
         one.kill()
     assert not alive
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is a fork server on Linux only")
+def test_stopped_service_whose_fork_server_died_ends_with_the_supervisor() -> None:
+    """The supervisor has adopted it: the death of each of its parents wakes it, and then it reads its pipe."""
+    code = """
+import os, signal, time
+import psutil
+from sparring.services.process.forking import ForkServer
+server = ForkServer(["sparring.services.main"])
+reader, writer = os.pipe()
+child = server.fork(["simulator", "goal", "--connect", "tcp://127.0.0.1:9"], {}, [1, 2, reader])
+print(child.pid, flush=True)
+server.kill()
+while psutil.Process(child.pid).ppid() != os.getpid():
+    time.sleep(0.01)
+os.kill(child.pid, signal.SIGSTOP)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=50)
+    pid = int(ended.stdout.split()[0])
+    _, alive = psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=20.0)
+    for one in alive:
+        one.kill()
+    assert not alive

@@ -141,6 +141,7 @@ def test_tournament_between_checkpoints_prints_and_saves_its_result(tmp_path: Pa
     players = {"untrained", "duel@100", "duel@200"}
     output, own, content = played(folder, str(folder), "--checkpoints", "2", "--untrained")
     assert content["status"] == "completed"
+    assert content["complete"]
     check_standings(content, players)
     for word in ("player", "rating", *players, str(own / "tournament.json")):
         assert word in output
@@ -165,6 +166,19 @@ def test_killed_coordination_ends_a_tournament_whose_results_it_held(tmp_path: P
         output = stream.read()
     assert command.wait(HANG_S) == 1, output
     assert "got coordination, which was restarted during a tournament" in output
+
+
+@pytest.mark.slow
+def test_tournament_that_runs_out_of_time_is_not_complete(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path / "duel")
+    command = start(["tournament", str(folder), "--untrained", "--matches", "100000", "--timeout", "2", "--in-process"])
+    with command.stdout as stream:
+        output = stream.read()
+    assert command.wait(HANG_S) == 1, output
+    (file,) = folder.glob("tournament-*/tournament.json")
+    content = json.loads(file.read_text())
+    assert not content["complete"]
+    assert f"{content['matches']} of 100000 matches" in output
 
 
 @pytest.mark.slow
