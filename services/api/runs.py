@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, Literal, TypedDict, Unpack
@@ -237,23 +237,12 @@ def start(
     """
     folder = Path(options.get("results_dir") or "results")
     name = options.get("run_id") or f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-    words: list[str] = ["--run-id", name, "--results-dir", str(folder), "--until-eof"]
-    seed, ray = options.get("seed"), options.get("ray")
-    words += [] if seed is None else ["--seed", str(seed)]
-    words += [] if ray is None else [f"--ray={ray}"]
-    flags = ("resume", "force", "in_process", "insecure")
-    words += [f"--{flag.replace('_', '-')}" for flag in flags if options.get(flag)]
-    for key, value in (overrides or {}).items():
-        words += ["--set", f"{key}={json.dumps(value)}"]
+    words = ["--run-id", name, "--results-dir", str(folder), "--until-eof"]
+    words += options_of({key: value for key, value in options.items() if key not in ("run_id", "results_dir")})
     held = ExitStack()
     output = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (as long as the run)
-    if isinstance(config, Mapping):
-        path = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="sparring-")), "config.yaml")
-        path.write_text(json.dumps(_beside(config)))  # JSON is YAML
-    else:
-        path = Path(config)
     process = subprocess.Popen(
-        [*SPARRING, "train", str(path), *words],
+        [*SPARRING, "train", *held.enter_context(written(config, overrides)), *words],
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,
@@ -283,11 +272,29 @@ def train(
         raise
 
 
-def _beside(config: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns a configuration whose environments are imported from the working directory too."""
+def options_of(values: Mapping[str, object]) -> list[str]:
+    """Returns the words of a command line for options by name: none for None and False, a flag for True."""
+    words = []
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is not None and value is not False:
+            words.append(option if value is True else f"{option}={value}")
+    return words
+
+
+@contextmanager
+def written(config: Config, overrides: Mapping[str, Json] | None) -> Iterator[list[str]]:
+    """Writes the content of a configuration to a file meanwhile; yields the words of a command line."""
+    assigned = [word for key, value in (overrides or {}).items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    if not isinstance(config, Mapping):
+        yield [str(config), *assigned]
+        return
     pipeline = dict(config.get("pipeline") or {})
     pipeline["python_path"] = [*pipeline.get("python_path", ()), str(Path.cwd())]
-    return {**config, "pipeline": pipeline}
+    with tempfile.TemporaryDirectory(prefix="sparring-") as folder:
+        path = Path(folder, "config.yaml")
+        path.write_text(json.dumps({**config, "pipeline": pipeline}))  # JSON is YAML
+        yield [str(path), *assigned]
 
 
 # ---------------------------------------------------------------- the files of a run

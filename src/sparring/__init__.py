@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring.pipeline.errors import SettingsError, SparringError
+    from sparring.services.api.measuring import evaluate, record, tournament
     from sparring.services.api.policies import Acted, Chosen, Policy, load
     from sparring.services.api.runs import Event, Run, RunFailed, RunResult, start, train
 
@@ -31,13 +32,17 @@ __all__ = [
     "RunResult",
     "SettingsError",
     "SparringError",
+    "evaluate",
     "load",
+    "record",
     "start",
+    "tournament",
     "train",
 ]
 
 _MODULES = {
     "sparring.pipeline.errors": ("SettingsError", "SparringError"),
+    "sparring.services.api.measuring": ("evaluate", "record", "tournament"),
     "sparring.services.api.policies": ("Acted", "Chosen", "Policy", "load"),
     "sparring.services.api.runs": ("Event", "Run", "RunFailed", "RunResult", "start", "train"),
 }

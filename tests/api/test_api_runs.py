@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 import sparring
+from sparring.pipeline.demonstrations.library import describe, read_any
+from sparring.pipeline.errors import ServiceError
 from sparring.services.api.runs import _Lines
 
 GOAL: dict[str, Any] = {
@@ -85,6 +87,16 @@ def test_run_tells_what_its_files_hold_and_its_policy_acts(tmp_path: Path) -> No
     policy = sparring.load(result.folder)
     goals = [[-1.0], [1.0]]
     assert (policy.act(goals, deterministic=True).actions.continuous * goals > 0).all(), "it goes to the goal"
+    found = sparring.evaluate(result.folder, episodes=5, deterministic=True, seed=1, in_process=True)
+    assert found["behaviors"]["Goal"]["reward"]["mean"] > 0.9
+    (file,) = sparring.record(GOAL, policy=result.folder, episodes=3, out=tmp_path / "demos", seed=1)
+    assert describe(read_any(file))["episodes"] == 3
+    with pytest.raises(sparring.SettingsError, match="which exist; expected none"):
+        sparring.record(GOAL, policy=result.folder, out=tmp_path / "demos")
+    with pytest.raises(sparring.SettingsError, match="got a single player"):
+        sparring.tournament("goal", results_dir=tmp_path)
+    with pytest.raises(ServiceError, match="evaluate ended with status 1"):
+        sparring.evaluate(result.folder, episodes=10**6, timeout_s=1.0, in_process=True)
 
 
 @pytest.mark.slow

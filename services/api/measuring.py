@@ -1,0 +1,152 @@
+"""Measures and records from Python what policies do: `sparring evaluate`, `tournament` and `record`, as functions."""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sparring.pipeline.errors import BAD_INPUT, ServiceError, SettingsError
+from sparring.pipeline.files import Json
+from sparring.services.api.runs import Config, options_of, written
+from sparring.services.process.hosting import SPARRING
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    episodes: int = 100,
+    checkpoints: Mapping[str, str] | None = None,
+    deterministic: bool = False,
+    seed: int | None = None,
+    timeout_s: float = 3600.0,
+    results_dir: str | Path = "results",
+    in_process: bool = False,
+) -> dict[str, Json]:
+    """Plays episodes with the checkpoints of a run, and returns the content of `evaluation.json`.
+
+    Args:
+        run: folder of the run, or its id.
+        episodes: of each behavior.
+        checkpoints: name of a checkpoint's folder by behavior; the newest of the others.
+        deterministic: act with the most likely actions.
+        seed: of simulators and sampling; None for a random one.
+        timeout_s: seconds after which it gives up.
+        results_dir: where a run is found by its id.
+        in_process: all services in one process.
+
+    Raises:
+        SettingsError: the run, a checkpoint or an argument is invalid.
+        ServiceError: not all episodes were played.
+    """
+    words = ["evaluate", str(run), "--episodes", str(episodes)]
+    words += [word for name, one in (checkpoints or {}).items() for word in ("--checkpoint", f"{name}={one}")]
+    return _measured(words, deterministic, seed, timeout_s, results_dir, in_process)
+
+
+def tournament(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    matches: int = 100,
+    checkpoints: int = 1,
+    untrained: bool = False,
+    mirror: bool = False,
+    deterministic: bool = False,
+    seed: int | None = None,
+    timeout_s: float = 3600.0,
+    results_dir: str | Path = "results",
+    in_process: bool = False,
+) -> dict[str, Json]:
+    """Lets trained policies play against each other, and returns the content of `tournament.json`.
+
+    Args:
+        runs: folder of a run, or its id; or several.
+        matches: of each pair.
+        checkpoints: of each run, evenly spread; 1 is the newest.
+        untrained: a player has the first run's initial weights.
+        mirror: each player also plays against itself.
+        deterministic: act with the most likely actions.
+        seed: of simulators and sampling; None for a random one.
+        timeout_s: seconds after which it gives up.
+        results_dir: where a run is found by its id.
+        in_process: all services in one process.
+
+    Raises:
+        SettingsError: a run or an argument is invalid.
+        ServiceError: not all matches were played.
+    """
+    named = [runs] if isinstance(runs, str | Path) else runs
+    words = ["tournament", *map(str, named), "--matches", str(matches), "--checkpoints", str(checkpoints)]
+    words += options_of({"untrained": untrained, "mirror": mirror})
+    return _measured(words, deterministic, seed, timeout_s, results_dir, in_process)
+
+
+def record(
+    config: Config,
+    overrides: Mapping[str, Json] | None = None,
+    *,
+    policy: str | Path | None = None,
+    script: str | None = None,
+    episodes: int = 20,
+    out: str | Path = "demos",
+    seed: int | None = None,
+    deterministic: bool = False,
+    force: bool = False,
+) -> list[Path]:
+    """Records episodes of a simulator as demonstrations, and returns the files.
+
+    Args:
+        config: a configuration file, or its content; of its simulators the first is started.
+        overrides: in place of what it says, by dotted key.
+        policy: checkpoint or run that acts.
+        script: name of the simulator's own script that acts; one of the two is needed.
+        episodes: of each behavior.
+        out: folder for the files.
+        seed: of simulator and sampling; None for a random one.
+        deterministic: act with the most likely actions.
+        force: replace files that exist.
+
+    Raises:
+        SettingsError: the configuration or an argument is invalid.
+        ServiceError: not all episodes were recorded.
+    """
+    words = ["--episodes", str(episodes), "--out", str(out)]
+    words += options_of({"policy": policy, "script": script, "seed": seed})
+    words += options_of({"deterministic": deterministic, "force": force})
+    with written(config, overrides) as given:
+        text = _output(["record", *given, *words])
+    ends = (line.rpartition("; ")[2] for line in text.splitlines() if "; " in line)
+    return [Path(end) for end in ends if Path(end).is_file()]
+
+
+def _measured(
+    words: list[str],
+    deterministic: bool,
+    seed: int | None,
+    timeout_s: float,
+    results_dir: str | Path,
+    in_process: bool,
+) -> dict[str, Json]:
+    """Runs a command whose last line names a file of JSON, and returns its content."""
+    common = {"deterministic": deterministic, "seed": seed, "timeout": timeout_s, "in_process": in_process}
+    text = _output([*words, "--results-dir", str(results_dir), *options_of(common)])
+    return dict(json.loads(Path(text.splitlines()[-1]).read_bytes()))
+
+
+def _output(words: Sequence[str]) -> str:
+    """Returns what a command prints.
+
+    Raises:
+        SettingsError: it refuses its arguments.
+        ServiceError: it fails.
+    """
+    with tempfile.TemporaryFile("w+") as told:
+        command = [*SPARRING, *words]
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=told, text=True)
+        told.seek(0)
+        text = told.read().strip()
+    if ended.returncode == BAD_INPUT:
+        raise SettingsError(text.removeprefix("sparring: "))
+    if ended.returncode:
+        raise ServiceError(f"{words[0]} ended with status {ended.returncode}:\n{text}\n{ended.stdout}".rstrip())
+    return ended.stdout
