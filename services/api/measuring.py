@@ -140,11 +140,11 @@ def _output(words: Sequence[str]) -> str:
         SettingsError: it refuses its arguments.
         ServiceError: it fails.
     """
-    with tempfile.TemporaryFile("w+") as told:
+    with tempfile.TemporaryFile("w+") as errors:
         command = [*SPARRING, *words]
-        ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=told, text=True)
-        told.seek(0)
-        text = told.read().strip()
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True)
+        errors.seek(0)
+        text = errors.read().strip()
     if ended.returncode == BAD_INPUT:
         raise SettingsError(text.removeprefix("sparring: "))
     if ended.returncode:

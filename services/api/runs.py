@@ -1,7 +1,7 @@
 """Starts runs from Python and follows them.
 
 A run is a `sparring train` command of its own: it needs no event loop, signal or thread of the caller, so that it works
-in a script, a notebook and a test alike. It stops in order when the caller's process ends. What it tells is read from
+in a script, a notebook and a test alike. It stops in order when the caller's process ends. Events are read from
 the files in its folder, which are the queue of a caller that reads slowly: it misses lines only if a file is rotated
 twice before it reads on (`pipeline.logs`).
 """

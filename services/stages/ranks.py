@@ -1,7 +1,7 @@
 """Divides the updates of one learner among processes of this machine (`pipeline.ranks`).
 
-Rank 0 is the learner that other services know. It starts the others, and tells them through their standard input what
-it does itself: its state before the first update, then its segments and updates. They read that, and end with the pipe.
+Rank 0 is the learner that other services know. It starts the others, and sends them through their standard input what
+they need to do the same: its state before the first update, then its segments and updates. They end with this pipe.
 
     python -m sparring.services.stages.ranks    # a rank above 0
 """
@@ -42,24 +42,24 @@ class LeadingLearner(Learner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._untold: list[tuple[object, ...]] = []
+        self._unsent: list[tuple[object, ...]] = []
         self._has_begun = False
 
     def register(self, specs: Mapping[str, BehaviorSpec]) -> None:
         """Registers other behavior names, as `Learner.register`."""
         super().register(specs)
-        self._untold.append(("register", {name: asdict(spec) for name, spec in specs.items()}))
+        self._unsent.append(("register", {name: asdict(spec) for name, spec in specs.items()}))
 
     def add(self, record: Segments) -> None:
         """Adds finished segments, as `Learner.add`."""
         super().add(record)
-        self._untold.append(("add", record))
+        self._unsent.append(("add", record))
 
     def drop_stale(self, max_lag: int) -> int:
         """Drops old segments, as `Learner.drop_stale`."""
         dropped = super().drop_stale(max_lag)
         if dropped:
-            self._untold.append(("drop_stale", max_lag))
+            self._unsent.append(("drop_stale", max_lag))
         return dropped
 
     def update(self, everything: bool = False) -> UpdateReport:
@@ -70,7 +70,7 @@ class LeadingLearner(Learner):
         """
         try:
             if self.ranks.count > 1:
-                self._tell(everything)
+                self._send(everything)
             return super().update(everything)
         except RankLost as lost:
             ended = {rank: process.poll() for rank, process in enumerate(self.processes, start=1)}
@@ -84,13 +84,13 @@ class LeadingLearner(Learner):
             process.kill()
             process.communicate()
 
-    def _tell(self, everything: bool) -> None:
+    def _send(self, everything: bool) -> None:
         """Tells the other ranks all that has happened since the last update."""
-        untold, self._untold = self._untold, []
+        unsent, self._unsent = self._unsent, []
         if not self._has_begun:
-            untold.insert(0, ("restore", packed(self.checkpoint())))
+            unsent.insert(0, ("restore", packed(self.checkpoint())))
             self._has_begun = True
-        for kind, what in [*untold, ("update", everything)]:
+        for kind, what in [*unsent, ("update", everything)]:
             plain = encode(what) if isinstance(what, Segments) else what
             message = msgpack.packb((kind, plain))
             for process in self.processes:
@@ -155,13 +155,13 @@ def _start(begun: Mapping[str, object]) -> "subprocess.Popen[bytes]":
 
 
 def follow() -> None:
-    """Does what rank 0 tells, until its pipe is closed.
+    """Does what rank 0 does, until its pipe is closed.
 
     Raises:
         RankLost: another rank has ended.
     """
-    with os.fdopen(0, "rb", buffering=0, closefd=False) as told:  # a buffered file would wait for a full buffer
-        messages = msgpack.Unpacker(told, max_buffer_size=0, use_list=False, strict_map_key=False)
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as stream:  # a buffered file would wait for a full buffer
+        messages = msgpack.Unpacker(stream, max_buffer_size=0, use_list=False, strict_map_key=False)
         begun = json.loads(next(messages))
         configure_torch(*begun["torch"])
         rank, count, device = begun["rank"], begun["count"], Device(begun["device"])
