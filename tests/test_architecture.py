@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 TABLE = (
-    "errors specs files",
+    "errors specs files plugins",
     "messages networks",
     "queues security monitoring",
     "simulation bridges games",

@@ -1,33 +1,15 @@
-"""Finds the built-in simulators and bridges by name, and parses their options from a command line."""
+"""Finds simulators and bridges by name, built in or of a plug-in, and parses their options from a command line."""
 
 import contextlib
 import difflib
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from sparring.pipeline import plugins
 from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.errors import SettingsError
 from sparring.pipeline.simulation.game import Game
-
-_MAKERS: Final[Mapping[str, str]] = {
-    "balance": "games.balance:Balance",
-    "crowd": "games.crowd:Crowd",
-    "goal": "games.goal:Goal",
-    "goals": "games.goals:Goals",
-    "key-door": "games.key_door:KeyDoor",
-    "rooms": "games.rooms:Rooms",
-    "scramble": "games.scramble:Scramble",
-    "soccer": "games.soccer:Soccer",
-    "tag": "games.tag:Tag",
-    "gymnasium": "bridges.gymnasium:make_gymnasium",
-    "unity": "bridges.unity.game:make_unity",
-    "pettingzoo": "bridges.pettingzoo:make_pettingzoo",
-    "godot": "bridges.godot.game:make_godot",
-}
-"""Module of `sparring.pipeline` and function or class that makes each simulator."""
-NAMES: Final = tuple(_MAKERS)
 
 _TYPES: Final[Mapping[str, type[Option]]] = {"bool": bool, "int": int, "float": float, "str": str}
 _SWITCHES: Final = {"true": True, "false": False}
@@ -35,11 +17,16 @@ _SWITCHES: Final = {"true": True, "false": False}
 MOST_AREAS: Final = 1_000_000
 
 
+def names() -> tuple[str, ...]:
+    """Returns the names of all simulators and bridges."""
+    return plugins.names(plugins.SIMULATORS)
+
+
 def make(name: str, areas: int, /, **options: Option) -> Game:
     """Returns the simulator `name` with `areas` copies of its environment.
 
     Args:
-        name: one of `NAMES`.
+        name: one of `names()`.
         areas: number of copies, from 1 to `MOST_AREAS`.
         options: options from `option_types`.
 
@@ -62,7 +49,7 @@ def parse_options(name: str, texts: Iterable[str]) -> dict[str, Option]:
     """Returns options from `key=value` texts, each in the type that the simulator expects.
 
     Args:
-        name: one of `NAMES`.
+        name: one of `names()`.
         texts: texts of the command line; a bridge passes unknown keys to the environment, as true or false, whole
             number, number or text, the first that fits.
 
@@ -108,10 +95,9 @@ def required_options(name: str) -> list[str]:
 
 
 def _maker(name: str) -> Callable[..., Game]:
-    if name not in _MAKERS:
-        raise _unknown(f"simulator {name!r}", name, NAMES)
-    maker: Callable[..., Game] = pkgutil.resolve_name(f"sparring.pipeline.{_MAKERS[name]}")
-    return maker
+    if name not in names():
+        raise _unknown(f"simulator {name!r}", name, names())
+    return plugins.load(plugins.SIMULATORS, name)
 
 
 def _convert(key: str, value: str, wanted: tuple[type[Option], ...]) -> Option:

@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sparring.pipeline.coordination.settings import SettingsModel
-from sparring.pipeline.games.registry import NAMES, option_types, required_options
+from sparring.pipeline.games.registry import names, option_types, required_options
 from sparring.pipeline.settings.document import did_you_mean
 
 Option = bool | int | float | str
@@ -42,9 +42,9 @@ class SimulatorSettings(SettingsModel):
     @field_validator("name")
     @classmethod
     def _built_in(cls, name: str | None) -> str | None:
-        if name is not None and name not in NAMES:
-            remedy = did_you_mean(name, NAMES) or "give the command of a simulator that is not built in"
-            raise ValueError(f"got {name!r}; expected one of {', '.join(NAMES)}; {remedy}")
+        if name is not None and name not in names():
+            remedy = did_you_mean(name, names()) or "give the command of a simulator that is not built in"
+            raise ValueError(f"got {name!r}; expected one of {', '.join(names())}; {remedy}")
         return name
 
     @field_validator("options", mode="before")

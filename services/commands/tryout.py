@@ -15,7 +15,7 @@ from sparring.pipeline.bridges.spaces import Option
 from sparring.pipeline.compliance.steps import StepWatch
 from sparring.pipeline.compliance.trial import random_actions
 from sparring.pipeline.errors import FAILED, NOTICE, SettingsError, SparringError
-from sparring.pipeline.games.registry import NAMES, make, parse_options
+from sparring.pipeline.games.registry import make, names, parse_options
 from sparring.pipeline.messages.simulator import BehaviorReport, Step
 from sparring.pipeline.settings import Settings, read
 from sparring.pipeline.simulation.game import Game
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.path.extend(args.python_path)
         name, texts = args.env, args.option
-        if name not in NAMES:  # an id of Gymnasium has a version, or the module that registers it
+        if name not in names():  # an id of Gymnasium has a version, or the module that registers it
             name = "pettingzoo" if re.fullmatch(r"[A-Za-z_][\w.]*", args.env) else "gymnasium"
             texts = [f"env_id={args.env}", *texts]
         named = [Trial(name, args.areas, parse_options(name, texts), args.seed)]

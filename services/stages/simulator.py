@@ -22,7 +22,7 @@ import numpy as np
 
 from sparring.pipeline.bridges.explain import traceback_of
 from sparring.pipeline.errors import FAILED, UNUSABLE, RemoteProtocolError, SettingsError, SparringError
-from sparring.pipeline.games.registry import NAMES, make, parse_options
+from sparring.pipeline.games.registry import make, names, parse_options
 from sparring.pipeline.messages.simulator import BehaviorActions, BehaviorReport
 from sparring.pipeline.simulation.client import number_from
 from sparring.pipeline.simulation.client import run as play
@@ -55,7 +55,7 @@ def slow_down(game: Game, longest_s: float, seed: int | None, sleep: Callable[[f
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command line of `sparring simulator`."""
-    parser.add_argument("name", choices=NAMES, help="built-in simulator or bridge")
+    parser.add_argument("name", choices=names(), help="simulator or bridge, built in or of a plug-in")
     parser.add_argument("--connect", metavar="ADDRESS", help="tcp://HOST:PORT or unix:///PATH ($SPARRING_ADDRESS)")
     parser.add_argument("--areas", type=int, default=1, metavar="N", help="copies of the environment (1)")
     parser.add_argument("--number", type=int, metavar="K", help="number of this simulator ($SPARRING_NUMBER)")

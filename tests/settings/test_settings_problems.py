@@ -200,8 +200,8 @@ def test_an_invalid_environment_parameter_is_refused(value: str, text: str) -> N
         ("{name: goal, command: [x]}", "got name and command together"),
         (
             "{name: gaol}",
-            "got 'gaol'; expected one of balance, crowd, goal, goals, key-door, rooms, scramble, soccer, tag, "
-            "gymnasium, unity, pettingzoo, godot; did you mean goal?",
+            "got 'gaol'; expected one of balance, crowd, goal, goals, godot, gymnasium, key-door, pettingzoo, rooms, "
+            "scramble, soccer, tag, unity; did you mean goal?",
         ),
         ("{name: goal, options: {descrete: true}}", "got the unknown option 'descrete' of goal"),
         ("{name: goal, options: {discrete: 1}}", "got 1 for the option discrete of goal; expected true or false"),
