@@ -1,7 +1,10 @@
-"""The examples of docs/environments.md train as they stand."""
+"""The examples of docs/environments.md and docs/python.md run as they stand."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +36,17 @@ def test_every_example_is_documented() -> None:
     text = (Path(__file__).parent.parent / "docs" / "environments.md").read_text()
     assert EXAMPLES
     assert not [file.stem for file in EXAMPLES if f"| `{file.stem}` |" not in text]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_example_in_python_trains_and_plays(tmp_path: Path) -> None:
+    """It needs no more than the installed package, in an empty folder."""
+    script = EXAMPLES[0].with_name("from_python.py")
+    command = [sys.executable, "-W", "error", str(script)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    *intervals, last = ended.stdout.splitlines()
+    assert len(intervals) > 3
+    assert float(re.fullmatch(r"the pole stands for (\d+) of 500 steps", last)[1]) > 195, ended.stdout
+    assert script.name in (script.parents[1] / "python.md").read_text()

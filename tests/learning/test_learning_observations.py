@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import Minibatch, RecurrentState, minibatches
+from sparring.pipeline.learning.ranks import Ranks
 from sparring.pipeline.learning.settings import Hyperparameters, TrainerSettings
 from sparring.pipeline.networks import distributions
 from sparring.pipeline.networks.actor import Actor
@@ -145,10 +146,10 @@ def test_wide_and_narrow_columns_are_shuffled_in_the_same_order(steps, size, see
         returns=number.unsqueeze(1),
         values=number.unsqueeze(1),
     )
-    pairs = list(minibatches(rows, size, torch.Generator().manual_seed(seed)))
-    assert all(recalled == RecurrentState() for _, recalled, _ in pairs)
-    assert all(at.tolist() == part.log_prob.tolist() for part, _, at in pairs)
-    parts = [part for part, _, _ in pairs]
+    found = list(minibatches(rows, size, torch.Generator().manual_seed(seed), Ranks()))
+    assert all((one.state, one.weight) == (RecurrentState(), 1.0) for one in found)
+    assert all(one.at.tolist() == one.rows.log_prob.tolist() for one in found)
+    parts = [one.rows for one in found]
     assert [len(part.log_prob) for part in parts] == [size] * (steps // size)
     for part in parts:
         assert part.masks is None

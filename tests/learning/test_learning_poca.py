@@ -232,7 +232,7 @@ def test_every_step_follows_the_gradient_of_the_loss(variant, clip):
 
     def compared(targets, part, *others):
         gradient.zero_()
-        rows, critic_rows = part[0], poca.networks.inputs(targets.prepared, part[3], targets.estimates)
+        rows, critic_rows = part.rows, poca.networks.inputs(targets.prepared, part.windows, targets.estimates)
         steps = [named[one] for one in rows.log_prob.tolist()]
         chosen = [timesteps[at] for at in critic_rows.timesteps.tolist()]
         surrogate, entropy = policy_part(poca, steps, of_step, coefficients.epsilon)
@@ -320,7 +320,7 @@ def test_epoch_has_decisions_for_the_actor_and_whole_timesteps_for_the_critic(va
     for row, (group, _, step) in enumerate(decisions_of(groups)):
         decided.setdefault((group, step.time), set()).add(row)
     acted, evaluated, valued = [], [], set()
-    for rows, recalled, _, windows in poca._minibatches(numbers):
+    for rows, recalled, _, _, windows in poca._minibatches(numbers):
         critic_rows = poca.networks.inputs(prepared, windows, targets.estimates)
         acted.append([int(one) for one in rows.log_prob.tolist()])
         evaluated.append(critic_rows.rows.tolist())

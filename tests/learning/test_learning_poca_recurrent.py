@@ -110,7 +110,7 @@ def test_replay_from_stored_memories_gives_the_same_values_and_log_probabilities
     poca.networks.critic.largest.clamp_(min=4)
     batch, actions, later = batch_for(poca, groups[half:]), poca.actor.actions, groups[half:]
     targets, timesteps, rows_seen = poca._targets(batch, 0.2), timesteps_of(later), set()
-    for rows, recurrent_state, _, windows in poca._minibatches(targets):
+    for rows, recurrent_state, _, _, windows in poca._minibatches(targets):
         part = poca.networks.inputs(targets.prepared, windows, targets.estimates)
         with torch.no_grad():
             values, baselines, _ = poca.networks.critic.remember(part.members, part.state)

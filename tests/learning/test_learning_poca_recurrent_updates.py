@@ -94,7 +94,7 @@ def test_every_step_follows_the_gradient_within_each_window(variant):
 
     def compared(targets, part, *others):
         gradient.zero_()
-        rows, inputs = part[0], poca.networks.inputs(targets.prepared, part[3], targets.estimates)
+        rows, inputs = part.rows, poca.networks.inputs(targets.prepared, part.windows, targets.estimates)
         log_probs = rows.log_prob.tolist()
         sequences = [named[one] for one in log_probs if one in named]
         assert sum(len(steps) for _, steps in sequences) == len(log_probs)

@@ -12,6 +12,7 @@ from sparring.pipeline.assembly import sequences
 from sparring.pipeline.learning import minibatches
 from sparring.pipeline.learning.buffer import Batch
 from sparring.pipeline.learning.minibatches import Minibatch, Recurrence, recurrent_minibatches
+from sparring.pipeline.learning.ranks import Ranks
 from sparring.pipeline.networks.layers import Layout
 from tests.learning.recurrent_helpers import ALL, FIRST, SECOND, Walk, estimated, learning, played
 
@@ -126,10 +127,11 @@ def test_minibatches_have_complete_sequences_and_none_twice(lengths, length, siz
     starts = np.stack([first, first + 0.5], 1).astype(np.float32)
     recurrence = Recurrence(first=first, lengths=counts, actor=starts, critic=None if shared else -starts)
     sequences_seen = []
-    parts = list(recurrent_minibatches(rows, recurrence, size, torch.Generator().manual_seed(seed)))
+    parts = list(recurrent_minibatches(rows, recurrence, size, torch.Generator().manual_seed(seed), Ranks()))
     size = min(max(1, size), count)
     assert len(parts) == count // size
-    for part, recalled, at in parts:
+    for part, recalled, at, weight, _ in parts:
+        assert weight == 1.0
         assert at.tolist() == part.log_prob.tolist()
         assert part.masks is None
         for column in (*part.inputs, *(column for column in part[1:] if column is not None)):
