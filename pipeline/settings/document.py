@@ -255,8 +255,13 @@ def _whole(text: str) -> int:
     return value
 
 
+def _text(text: str) -> str:
+    text.encode()  # an escape of half a character, such as "\\ud83d", has no form in a file
+    return text
+
+
 _READ: Final[Mapping[str, Callable[[str], str | bool | float | None]]] = {
-    "str": str,
+    "str": _text,
     "null": lambda _: None,
     "bool": lambda text: text.lower() in ("yes", "true", "on"),
     "int": _whole,

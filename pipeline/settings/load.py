@@ -129,6 +129,10 @@ def _assign(root: Entry, text: str) -> None:
     """
     path: list[str | int] = []
     at = 0
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise SettingsError(f"got --set {text!r}; expected text in UTF-8; correct it") from None
     while step := _STEP.match(text, at):
         path.append(int(step[3]) if step[3] else step[1] or step[2])
         at = step.end()

@@ -39,7 +39,7 @@ def evaluate(
         SettingsError: the run, a checkpoint or an argument is invalid.
         ServiceError: not all episodes were played.
     """
-    words = ["evaluate", str(run), "--episodes", str(episodes)]
+    words = ["evaluate", _name(run), "--episodes", str(episodes)]
     words += [word for name, one in (checkpoints or {}).items() for word in ("--checkpoint", f"{name}={one}")]
     return _measured(words, deterministic, seed, timeout_s, results_dir, in_process)
 
@@ -76,7 +76,7 @@ def tournament(
         ServiceError: not all matches were played.
     """
     named = [runs] if isinstance(runs, str | Path) else runs
-    words = ["tournament", *map(str, named), "--matches", str(matches), "--checkpoints", str(checkpoints)]
+    words = ["tournament", *map(_name, named), "--matches", str(matches), "--checkpoints", str(checkpoints)]
     words += options_of({"untrained": untrained, "mirror": mirror})
     return _measured(words, deterministic, seed, timeout_s, results_dir, in_process)
 
@@ -117,6 +117,11 @@ def record(
         text = _output(["record", *given, *words])
     ends = (line.rpartition("; ")[2] for line in text.splitlines() if "; " in line)
     return [Path(end) for end in ends if Path(end).is_file()]
+
+
+def _name(run: str | Path) -> str:
+    """Returns a run as a command line has it; a name that begins with - would be an option."""
+    return str(Path(run).absolute()) if Path(run).exists() else f"./{run}" if str(run).startswith("-") else str(run)
 
 
 def _measured(

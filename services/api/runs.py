@@ -2,8 +2,7 @@
 
 A run is a `sparring train` command of its own: it needs no event loop, signal or thread of the caller, so that it works
 in a script, a notebook and a test alike. It stops in order when the caller's process ends. Events are read from
-the files in its folder, which are the queue of a caller that reads slowly: it misses lines only if a file is rotated
-twice before it reads on (`pipeline.logs`).
+the files in its folder, which are the queue of a caller that reads slowly.
 """
 
 import json
@@ -16,9 +15,9 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Literal, TypedDict, Unpack
+from typing import IO, Any, Final, Literal, TypedDict, Unpack
 
 from sparring.pipeline.errors import BAD_INPUT, SettingsError, SparringError
 from sparring.pipeline.files import Json
@@ -31,7 +30,10 @@ Config = str | Path | Mapping[str, Json]
 _POLL_S: Final = 0.1
 _CALLBACKS_S: Final = 30.0
 """Seconds that the end of a run waits for callbacks."""
-_ENDED: Final = "", "completed", "stopped"
+_ENDED: Final = "completed", "stopped"
+
+_Identity = tuple[int, int, int]
+"""Device, number and last change of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class RunFailed(SparringError):
 class Run:
     """A Run is a run that `start` has started.
 
-    Iterate over it, with `for` or `async for`, for its events from the beginning to the end; several loops may do so.
+    Iterate over it, with `for` or `async for`, for its events from `start` to the end; several loops may do so. A
+    loop that begins late, or reads slowly, misses what the run has removed meanwhile (`pipeline.logs`).
 
     Attributes:
         folder: of the run.
@@ -93,6 +96,7 @@ class Run:
         output: file with what it prints.
         callbacks: called with each event, in a thread of the run.
         held: closed when the run and this object have ended.
+        former: what the folder held before (`_present`).
     """
 
     def __init__(
@@ -102,12 +106,16 @@ class Run:
         output: IO[bytes],
         callbacks: Sequence[Callback],
         held: ExitStack,
+        former: Mapping[_Identity, int],
     ) -> None:
         self.folder = folder
         self.callback_errors: list[tuple[EventKind, Exception]] = []
         self._process = process
         self._output = output
         self._callbacks = callbacks
+        self._former = former
+        self._is_stopping = False
+        _RUNNING.add(self)
         weakref.finalize(self, held.close)
         # The thread keeps a run that the caller does not, and calls back at its own pace: the files are its queue.
         self._watcher = threading.Thread(target=self._watch, name=f"run {folder.name}", daemon=True)
@@ -115,7 +123,7 @@ class Run:
 
     def __iter__(self) -> Iterator[Event]:
         """Yields each event, and waits for the next one."""
-        with closing(_Files(self.folder)) as files:
+        with closing(_Files(self.folder, self._former)) as files:
             while (ended := self._process.poll()) is None:
                 yield from files.events()
                 time.sleep(_POLL_S)
@@ -126,7 +134,7 @@ class Run:
         """Does the same without blocking the event loop, asyncio's or trio's."""
         import anyio
 
-        with closing(_Files(self.folder)) as files:
+        with closing(_Files(self.folder, self._former)) as files:
             while (ended := self._process.poll()) is None:
                 for event in files.events():
                     yield event
@@ -149,15 +157,16 @@ class Run:
             raise TimeoutError(f"the run in {self.folder} still runs after {timeout_s:g} s") from None
         self._watcher.join(_CALLBACKS_S)
         result = self._result(status)
-        if status == BAD_INPUT and result.status not in _ENDED:
+        if status == BAD_INPUT and result.status == "refused":
             raise SettingsError(result.error)
         if result.status not in _ENDED:
             raise RunFailed(result, self.console())
         return result
 
     def stop(self) -> None:
-        """Asks the run to stop in order: the weights are saved. Returns at once; `wait` waits for the end."""
-        if self._process.poll() is None:
+        """Asks the run, once, to stop in order: the weights are saved. Returns at once; `wait` waits for the end."""
+        if not self._is_stopping and self._process.poll() is None:
+            self._is_stopping = True
             self._process.send_signal(signal.SIGINT)
 
     def status(self) -> dict[str, Json]:
@@ -180,6 +189,10 @@ class Run:
                 except Exception as error:
                     self.callback_errors.append((event.kind, error))
         self._process.wait()
+        self.release()
+
+    def release(self) -> None:
+        """Closes this process's end of the pipe with which the run ends."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -188,13 +201,32 @@ class Run:
         return Event("end", {"status": result.status, "error": result.error})
 
     def _result(self, status: int) -> RunResult:
+        path = self.folder / "summary.json"
         try:
-            summary = json.loads((self.folder / "summary.json").read_bytes())
+            if status and _identity(path.stat()) in self._former:
+                raise FileNotFoundError(path)  # it is of an earlier session
+            summary = json.loads(path.read_bytes())
         except (OSError, ValueError):  # it has not begun
+            if self._is_stopping:
+                return RunResult(self.folder, "stopped", "", {})
             lines = [line for line in self.console().splitlines() if line]
-            error = "\n".join(lines[-20:]).removeprefix("sparring: ")
-            return RunResult(self.folder, "failed" if status else "completed", error if status else "", {})
+            error = "\n".join(lines[-20:]).removeprefix("sparring: ") or f"exit status {status}"
+            return RunResult(self.folder, "refused" if status == BAD_INPUT else "failed", error, {})
         return RunResult(self.folder, summary["status"], summary.get("error") or "", summary["behaviors"])
+
+
+_RUNNING: Final[weakref.WeakSet[Run]] = weakref.WeakSet()
+"""Runs of this process."""
+
+
+def _release_all() -> None:
+    """A process that is forked from this one, by multiprocessing for example, must not keep its runs."""
+    for run in _RUNNING:
+        run.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_all)
 
 
 class RunOptions(TypedDict, total=False):
@@ -239,7 +271,7 @@ def start(
     name = options.get("run_id") or f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
     words = ["--run-id", name, "--results-dir", str(folder), "--until-eof"]
     words += options_of({key: value for key, value in options.items() if key not in ("run_id", "results_dir")})
-    held = ExitStack()
+    held, former = ExitStack(), _present(folder / name)
     output = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (as long as the run)
     process = subprocess.Popen(
         [*SPARRING, "train", *held.enter_context(written(config, overrides)), *words],
@@ -248,7 +280,7 @@ def start(
         stderr=output,
         process_group=0,  # Ctrl-C is for the caller, who decides whether the run stops
     )
-    return Run((folder / name).absolute(), process, output, callbacks, held)
+    return Run((folder / name).absolute(), process, output, callbacks, held, former)
 
 
 def train(
@@ -284,44 +316,77 @@ def options_of(values: Mapping[str, object]) -> list[str]:
 
 @contextmanager
 def written(config: Config, overrides: Mapping[str, Json] | None) -> Iterator[list[str]]:
-    """Writes the content of a configuration to a file meanwhile; yields the words of a command line."""
-    assigned = [word for key, value in (overrides or {}).items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    """Writes the content of a configuration to a file meanwhile; yields the words of a command line.
+
+    Raises:
+        SettingsError: something is no data of JSON.
+    """
+    assigned = [word for key, value in (overrides or {}).items() for word in ("--set", f"{key}={_json(value)}")]
+    if any("\0" in word for word in assigned):
+        raise SettingsError("got a key with the character NUL; expected one of the configuration; correct it")
     if not isinstance(config, Mapping):
-        yield [str(config), *assigned]
+        yield [str(Path(config).absolute()), *assigned]  # it might begin with -
         return
-    pipeline = dict(config.get("pipeline") or {})
-    pipeline["python_path"] = [*pipeline.get("python_path", ()), str(Path.cwd())]
+    content, pipeline = dict(config), config.get("pipeline") or {}
+    if isinstance(pipeline, Mapping) and isinstance(own := pipeline.get("python_path", ()), list | tuple):
+        content["pipeline"] = {**pipeline, "python_path": [*own, str(Path.cwd())]}
     with tempfile.TemporaryDirectory(prefix="sparring-") as folder:
         path = Path(folder, "config.yaml")
-        path.write_text(json.dumps({**config, "pipeline": pipeline}))  # JSON is YAML
+        path.write_text(_json(content), encoding="utf-8", errors="surrogatepass")  # JSON is YAML
         yield [str(path), *assigned]
+
+
+def _json(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"got {value!r:.200} ({error}); expected data as in a configuration; correct it") from error
+
+
+def _plain(value: Any) -> Json:
+    """Returns a number or an array of numpy, or a path, as JSON data."""
+    return str(value) if isinstance(value, Path) else value.tolist() if hasattr(value, "tolist") else list(value)
 
 
 # ---------------------------------------------------------------- the files of a run
 
 
-@dataclass
+def _identity(found: os.stat_result) -> _Identity:
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _present(folder: Path) -> dict[_Identity, int]:
+    """Returns the sizes of the files with the events of a run, and of its summary, as they are now."""
+    found = [path for pattern in ("*.json", "*.jsonl*", "logs/*.jsonl*") for path in folder.glob(pattern)]
+    return {_identity(one): one.st_size for one in (path.stat() for path in found)}
+
+
 class _Lines:
     """Reads the lines of a file that grows, and is rotated meanwhile.
 
-    Attributes:
+    Args:
         path: of the file, which may not exist yet.
+        former: files that existed before, with their sizes, whose lines until there are left out.
     """
 
-    path: Path
-    _file: IO[bytes] | None = field(default=None, init=False)
-    _rest: bytes = field(default=b"", init=False)
+    def __init__(self, path: Path, former: Mapping[_Identity, int]) -> None:
+        self._path = path
+        self._former = {identity[:2]: size for identity, size in former.items()}
+        self._file: IO[bytes] | None = None
+        self._rest = b""
+        self._has_begun = False
 
     def new(self) -> Iterator[dict[str, Json]]:
-        """Yields the lines since the last call."""
-        while True:
-            if self._file is None:
-                try:
-                    self._file = self.path.open("rb")
-                except OSError:
-                    return
-            *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-            yield from map(json.loads, lines)
+        """Yields the lines since the last call, at first those of the rotated files too."""
+        if not self._has_begun and self._path.exists():
+            self._has_begun = True
+            rotated = sorted(self._path.parent.glob(f"{self._path.name}.*"), key=lambda one: -int(one.suffix[1:]))
+            for one in [*rotated, self._path.with_suffix(".old.jsonl")]:
+                if self._open(one):
+                    yield from self._read()
+                    self.close()
+        while self._file is not None or self._open(self._path):
+            yield from self._read()
             if not self._is_replaced():
                 return
             self.close()
@@ -332,12 +397,27 @@ class _Lines:
             self._file.close()
         self._file, self._rest = None, b""
 
+    def _open(self, path: Path) -> bool:
+        try:
+            self._file = path.open("rb")
+        except OSError:
+            return False
+        own = os.fstat(self._file.fileno())
+        known = self._former.get((own.st_dev, own.st_ino), 0)
+        self._file.seek(known if known <= own.st_size else 0)  # else the number of a removed file was given anew
+        return True
+
+    def _read(self) -> Iterator[dict[str, Json]]:
+        assert self._file is not None
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        return map(json.loads, lines)
+
     def _is_replaced(self) -> bool:
         """Returns whether another file has this path now, and all of ours is read."""
         assert self._file is not None
         own = os.fstat(self._file.fileno())
         try:
-            there = self.path.stat()
+            there = self._path.stat()
         except OSError:
             return False
         return (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino) and self._file.tell() == own.st_size
@@ -349,16 +429,16 @@ _LOGGED: Final[Mapping[str, EventKind]] = {"checkpoint_saved": "checkpoint", "le
 class _Files:
     """Reads the events of a run from its files."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._intervals, self._matches = _Lines(folder / "metrics.jsonl"), _Lines(folder / "matches.jsonl")
+    def __init__(self, folder: Path, former: Mapping[_Identity, int]) -> None:
+        self._folder, self._former = folder, former
+        self._intervals, self._matches = (_Lines(folder / f"{one}.jsonl", former) for one in ("metrics", "matches"))
         self._logs: dict[Path, _Lines] = {}
 
     def events(self) -> list[Event]:
         """Returns the events since the last call: those of one file in their order."""
         for path in self._folder.glob("logs/*.jsonl"):
             if path.name.startswith(("learning-", "coordination")):
-                self._logs.setdefault(path, _Lines(path))
+                self._logs.setdefault(path, _Lines(path, self._former))
         found = [Event("interval", line) for line in self._intervals.new() if line["type"] == "interval"]
         found += [Event("match", line) for line in self._matches.new()]
         logged = (line for lines in self._logs.values() for line in lines.new())

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import psutil
 import pytest
+import yaml
 
 import sparring
 from sparring.pipeline.demonstrations.library import describe, read_any
 from sparring.pipeline.errors import ServiceError
-from sparring.services.api.runs import _Lines
+from sparring.services.api.runs import _Lines, _present, written
 
 GOAL: dict[str, Any] = {
     "behaviors": {
@@ -34,32 +38,83 @@ GOAL: dict[str, Any] = {
 ENDLESS = {"behaviors.Goal.max_steps": 10**9}
 
 
-def test_lines_of_a_file_that_grows_and_is_rotated_are_read_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    lines = _Lines(path)
+class File:
+    """A file of a run that is written and rotated."""
 
-    def write(*numbers: int, rest: str = "") -> None:
-        with path.open("a") as file:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, *numbers: int, rest: str = "") -> None:
+        with self.path.open("a") as file:
             file.writelines(f"{json.dumps({'n': number})}\n" for number in numbers)
             file.write(rest)
 
-    def read() -> list[int]:
-        return [one["n"] for one in lines.new()]
+    def rotate(self) -> None:
+        for number in (2, 1):
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{self.path}.{number}").rename(f"{self.path}.{number + 1}")
+        self.path.rename(f"{self.path}.1")
 
-    assert read() == []
-    write(1, 2, rest='{"n"')
-    assert read() == [1, 2]
-    write(rest=": 3}\n")
-    path.rename(tmp_path / "metrics.jsonl.1")
-    assert read() == [3]
-    write(4, 5)
-    assert read() == [4, 5]
-    write(6)
-    path.rename(tmp_path / "metrics.jsonl.1")
-    write(7)
-    assert read() == [6, 7]
-    assert read() == []
-    lines.close()
+
+def numbers(lines: _Lines) -> list[int]:
+    return [one["n"] for one in lines.new()]
+
+
+def test_lines_of_a_file_that_grows_and_is_rotated_are_read_once(tmp_path: Path) -> None:
+    file = File(tmp_path / "metrics.jsonl")
+    with closing(_Lines(file.path, {})) as lines:
+        assert numbers(lines) == []
+        file.write(1, 2, rest='{"n"')
+        assert numbers(lines) == [1, 2]
+        file.write(rest=": 3}\n")
+        file.rotate()
+        assert numbers(lines) == [3]
+        file.write(4, 5)
+        assert numbers(lines) == [4, 5]
+        file.write(6)
+        file.rotate()
+        file.write(7)
+        assert numbers(lines) == [6, 7]
+        assert numbers(lines) == []
+
+
+def test_late_reader_begins_with_rotated_files_and_a_former_session_is_left_out(tmp_path: Path) -> None:
+    file = File(tmp_path / "metrics.jsonl")
+    file.write(1)
+    file.rotate()
+    file.write(2)
+    former = _present(tmp_path)
+    file.write(3)
+    file.rotate()
+    file.write(4)
+    for known, expected in (({}, [1, 2, 3, 4]), (former, [3, 4])):
+        with closing(_Lines(file.path, known)) as lines:
+            assert numbers(lines) == expected
+            assert numbers(lines) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides"),
+    [
+        ({**GOAL, "pipeline": 5}, {}),
+        ({**GOAL, "pipeline": {"python_path": None}}, {}),
+        ({**GOAL, "pipeline": {"python_path": "here"}}, {}),
+        ({"behaviors": {"\U0001f600": {}}, "debug": np.float64(1.5)}, {"behaviors.Goal.max_steps": np.int64(5)}),
+    ],
+)
+def test_any_data_reach_the_command_for_its_own_checks(config: dict[str, Any], overrides: dict[str, Any]) -> None:
+    with written(config, overrides) as words:
+        found = yaml.safe_load(Path(words[0]).read_text(encoding="utf-8"))
+        assert found["behaviors"].keys() == config["behaviors"].keys()
+        assert [word.partition("=")[2] for word in words[2::2]] == ["5"] * len(overrides)
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides"), [({"debug": object()}, {}), (GOAL, {"a\0b": 1}), (GOAL, {"debug": {1, 2j}})]
+)
+def test_what_is_no_data_is_refused(config: dict[str, Any], overrides: dict[str, Any]) -> None:
+    with pytest.raises(sparring.SettingsError), written(config, overrides):
+        pass
 
 
 @pytest.mark.slow
@@ -127,10 +182,56 @@ def test_what_cannot_be_run_is_refused_as_by_the_command(tmp_path: Path) -> None
         sparring.train(GOAL, {"behaviors.Goal.max_stepz": 1}, results_dir=tmp_path)
     with pytest.raises(sparring.SettingsError, match=r"got .*nothing.yaml: No such file"):
         sparring.train(tmp_path / "nothing.yaml", results_dir=tmp_path)
+    (tmp_path / "goal").mkdir()
+    (tmp_path / "goal" / "summary.json").write_text('{"status": "completed", "behaviors": {}}')
+    with pytest.raises(sparring.SettingsError, match="got run id 'goal', which exists"):
+        sparring.train(GOAL, results_dir=tmp_path, run_id="goal")
     failing = {**GOAL, "simulators": [{"command": [sys.executable, "-c", "raise SystemExit('no game')"]}]}
     with pytest.raises(sparring.RunFailed, match="no game") as failed:
         sparring.train(failing, results_dir=tmp_path)
     assert failed.value.result.status == "failed"
+
+
+@pytest.mark.slow
+def test_run_that_is_stopped_at_once_is_stopped(tmp_path: Path) -> None:
+    run = sparring.start(GOAL, ENDLESS, results_dir=tmp_path)
+    run.stop()
+    run.stop()
+    assert run.wait(60.0).status == "stopped"
+
+
+@pytest.mark.slow
+def test_events_of_a_resumed_or_replaced_run_are_its_own(tmp_path: Path) -> None:
+    def steps(run: sparring.Run) -> list[int]:
+        return [event.values["step"] for event in run if event.kind == "interval"]
+
+    how: dict[str, Any] = {"results_dir": tmp_path, "run_id": "run", "seed": 1}
+    first = steps(sparring.start(GOAL, **how))
+    more = steps(sparring.start(GOAL, {"behaviors.Goal.max_steps": 5000}, resume=True, **how))
+    assert max(first) < min(more)
+    again = steps(sparring.start(GOAL, force=True, **how))
+    assert min(again) < max(first)
+    assert len(again) < len(first) + len(more)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_run_ends_although_a_process_forked_from_the_caller_lives_on(tmp_path: Path) -> None:
+    code = """
+import json, os, sys, time, sparring
+run = sparring.start(json.loads(sys.argv[1]), json.loads(sys.argv[2]), results_dir=sys.argv[3], run_id="run")
+next(event for event in run if event.kind == "interval")
+if not os.fork():
+    os.closerange(0, 3)
+    time.sleep(60)
+print(run._process.pid, flush=True)
+os._exit(0)
+"""
+    words = [json.dumps(GOAL), json.dumps(ENDLESS), str(tmp_path)]
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code, *words], stdout=subprocess.PIPE, timeout=120)
+    pid = int(ended.stdout)
+    _, alive = psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=40)
+    assert not alive
 
 
 @pytest.mark.slow

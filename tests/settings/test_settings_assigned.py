@@ -71,6 +71,8 @@ def test_a_file_without_behaviors_gets_one() -> None:
         ("simulators.count=3", "got a list above 'count'; expected a section"),
         ("debug=true\nbehaviors: {}", "command line: debug: got several lines; expected one value"),
         ("debug={", "command line"),
+        ("debug=\ud83d", "expected text in UTF-8"),
+        ('simulators[0].options.goal="\\ud83d"', "value: got '\\ud83d'"),
     ],
 )
 def test_what_has_no_place_is_refused(assigned: str, message: str) -> None:
