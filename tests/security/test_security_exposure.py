@@ -133,7 +133,7 @@ def test_check_and_train_refuse_an_exposed_address_and_accept_only_the_full_opti
         main(["check", str(config), "--insec"])
     assert main(["check", str(config), "--insecure"]) == 0
     assert "warning: --insecure: pipeline.address" in capsys.readouterr().out
-    assert check.run(argparse.Namespace(config=str(config), insecure=True, ray=None)) == 0
+    assert check.run(argparse.Namespace(config=str(config), insecure=True, ray=None, assigned=[])) == 0
 
 
 @pytest.mark.parametrize("command", ["evaluate", "tournament"])
