@@ -168,6 +168,8 @@ class Policy:
         self, columns: Sequence[Array], masks: Sequence[Value], deterministic: bool, memory: Floats | None
     ) -> tuple[Chosen, Floats | None]:
         rows, carried = len(columns[0]), self._network.carried
+        if len(masks) != rows:
+            raise self._wrong(f"masks of {len(masks)} agents", f"{rows}, or None for all")
         before = np.zeros((rows, carried), np.float32) if memory is None else np.array(memory, np.float32)
         if before.shape != (rows, carried):
             raise self._wrong(f"a memory of the shape {before.shape}", f"{(rows, carried)}")
@@ -222,7 +224,14 @@ def load(
 
 
 def _form(env: Value, agents: Sequence[str], images: str | None) -> Form:
-    """Returns the form of an environment's values."""
+    """Returns the form of an environment's values.
+
+    Raises:
+        SettingsError: it is none of Gymnasium or PettingZoo.
+        SpecError: a space is not supported.
+    """
+    if not agents and not hasattr(env, "observation_space"):
+        raise SettingsError(f"got {env!r:.100} as env; expected an environment of Gymnasium or PettingZoo; correct it")
     batched = hasattr(env, "single_observation_space")
     if agents:
         seen, chosen = env.observation_space(agents[0]), env.action_space(agents[0])

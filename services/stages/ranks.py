@@ -6,15 +6,18 @@ they need to do the same: its state before the first update, then its segments a
     python -m sparring.services.stages.ranks    # a rank above 0
 """
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Final, TypeAlias
 
 import msgpack
 
@@ -29,6 +32,10 @@ from sparring.pipeline.networks.device import Device, configure_torch, torch_con
 from sparring.pipeline.specs import BehaviorSpec, read_spec
 from sparring.services.process.hosting import PYTHON
 
+_Process: TypeAlias = "subprocess.Popen[bytes]"
+
+_POLL_S: Final = 0.02
+
 
 @dataclass(eq=False)
 class LeadingLearner(Learner):
@@ -38,7 +45,7 @@ class LeadingLearner(Learner):
         processes: the other ranks, which have joined.
     """
 
-    processes: list["subprocess.Popen[bytes]"] = field(kw_only=True)
+    processes: list[_Process] = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,19 +145,50 @@ def lead(
         "device": str(device),
         "torch": torch_configuration(),
     }
-    with tempfile.TemporaryDirectory(prefix="sparring-") as folder:
-        meeting, own = Path(folder, "ranks"), device_of(device, 0, count)
-        processes = [_start(shared | {"rank": rank, "meeting": str(meeting)}) for rank in range(1, count)]
-        ranks = join(0, count, meeting, own, timeout_s)
+    own, processes = device_of(device, 0, count), list[_Process]()
+    try:
+        with tempfile.TemporaryDirectory(prefix="sparring-") as folder:
+            meeting = Path(folder, "ranks")
+            for rank in range(1, count):
+                processes.append(_start(shared | {"rank": rank, "meeting": str(meeting)}))
+            _wait_for(processes, meeting, timeout_s)
+            ranks = join(0, count, meeting, own, timeout_s)
+    except RankLost as lost:
+        for process in processes:
+            process.kill()
+            process.communicate()
+        raise RankLost(f"the ranks of the learner of {behavior} have not met: {lost}") from lost
     return LeadingLearner(behavior, spec, settings, seed, device=own, ranks=ranks, processes=processes)
 
 
-def _start(begun: Mapping[str, object]) -> "subprocess.Popen[bytes]":
+def _ready(meeting: Path, rank: int) -> Path:
+    """Returns the file with which a rank says that it will join now: one that died before would be waited for."""
+    return meeting.with_name(f"ready-{rank}")
+
+
+def _wait_for(processes: Sequence[_Process], meeting: Path, timeout_s: float) -> None:
+    """Waits until all ranks are about to join.
+
+    Raises:
+        RankLost: one has ended, or is not ready in time.
+    """
+    limit_s = time.monotonic() + timeout_s
+    for rank, process in enumerate(processes, start=1):
+        while not _ready(meeting, rank).exists():
+            if (status := process.poll()) is not None:
+                raise RankLost(f"rank {rank} ended by status {status}")
+            if time.monotonic() > limit_s:
+                raise RankLost(f"rank {rank} was not ready within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+
+
+def _start(begun: Mapping[str, object]) -> _Process:
     # In the learner's process group, which the supervisor ends with the learner.
     process = subprocess.Popen([*PYTHON, __name__], stdin=subprocess.PIPE)
     assert process.stdin is not None
-    process.stdin.write(msgpack.packb(json.dumps(begun)))
-    process.stdin.flush()
+    with contextlib.suppress(OSError):  # it has ended, which whoever waits for it sees
+        process.stdin.write(msgpack.packb(json.dumps(begun)))
+        process.stdin.flush()
     return process
 
 
@@ -166,7 +204,9 @@ def follow() -> None:
         configure_torch(*begun["torch"])
         rank, count, device = begun["rank"], begun["count"], Device(begun["device"])
         device = device_of(device, rank, count)
-        ranks = join(rank, count, Path(begun["meeting"]), device, begun["timeout_s"])
+        meeting = Path(begun["meeting"])
+        _ready(meeting, rank).touch()
+        ranks = join(rank, count, meeting, device, begun["timeout_s"])
         settings = TrainerSettings.model_validate_json(json.dumps(begun["settings"]))
         identity = begun["behavior"], read_spec(begun["spec"]), settings, begun["seed"]
         learner = Learner(*identity, device=device, ranks=ranks)

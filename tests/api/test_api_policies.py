@@ -187,6 +187,10 @@ def test_vector_environment_is_played_at_once(tmp_path: Path) -> None:
     seen = envs.reset(seed=1)[0]
     actions, _ = policy.act(seen, deterministic=True)
     assert actions.shape == (3, 2)
+    with pytest.raises(SettingsError, match="got masks of 1 agents; expected 3"):
+        policy.act(seen, [[1, 0]])
+    with pytest.raises(SettingsError, match="got 5 as env; expected an environment"):
+        sparring.load(run, env=5)
     alone = sparring.load(run, env=Room())
     for at in range(3):
         single = {name: column[at] for name, column in seen.items()}

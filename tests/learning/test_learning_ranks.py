@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from sparring.pipeline.messages.segments import Segments
 from sparring.pipeline.networks.actor import Actor
 from sparring.pipeline.networks.device import CPU
 from sparring.pipeline.specs import BehaviorSpec
+from sparring.services.stages import ranks
 from sparring.services.stages.ranks import LeadingLearner, lead
 from tests.learning.group_helpers import LENGTH, poca_settings, record
 from tests.learning.random_groups import OWN, World, specs_of
@@ -111,6 +113,14 @@ def test_rank_that_is_killed_ends_the_update_with_its_name_and_status(tmp_path: 
         several.add(records[1])
         with pytest.raises(RankLost, match="learner of Test is lost: rank 1 ended by status -9"):
             several.update(everything=True)
+
+
+def test_rank_that_dies_before_it_joins_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    behavior, spec, settings, _, _ = case_of("memory", tmp_path)
+    monkeypatch.setattr(ranks, "PYTHON", (sys.executable, "-c", "raise SystemExit(7)"))
+    expected = "the ranks of the learner of Test have not met: rank 1 ended by status 7"
+    with pytest.raises(RankLost, match=expected), led(behavior, spec, settings):
+        pass
 
 
 def test_learner_that_stops_goes_on_alone(tmp_path: Path) -> None:
